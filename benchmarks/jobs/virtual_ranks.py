@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ import torch
 import hvdrecover.torch  # noqa: F401  (chooses Horovod's controller)
 from benchmarks.measure import by_turns, stopwatch
 from benchmarks.states import Setting
-from hvdrecover.torch.virtual.gradients import Gradients
+from hvdrecover.torch.virtual_gradients import Gradients
+from hvdrecover.virtual.shares import Counts, run_of
 
 RESULT = "virtual.json"
 _LAYERS, _WIDTH, _BATCH = 8, {"full": 1024, "small": 64}, {"full": 256, "small": 8}
@@ -30,7 +30,7 @@ class Steps:
         passes: backward passes of a step without virtual ranks.
     """
 
-    def __init__(self, size: str, shares: Sequence[int] | None, passes: int = 1) -> None:
+    def __init__(self, size: str, shares: Counts | None, passes: int = 1) -> None:
         torch.manual_seed(1)
         width = _WIDTH[size]
         self._model = torch.nn.Sequential(
@@ -57,8 +57,8 @@ class Steps:
                 self._backward(self._passes)
         else:
             self._gradients.begin(self._shares, hvd.rank())
-            for _ in range(self._shares[hvd.rank()]):
-                self._gradients.part_begins()
+            for rank in run_of(self._shares, hvd.rank()):
+                self._gradients.part_begins(rank)
                 self._backward(1)
                 self._gradients.part_ends()
             self._gradients.finish()
@@ -77,7 +77,7 @@ class Reductions:
         shares: virtual ranks of each process.
     """
 
-    def __init__(self, size: str, shares: Sequence[int]) -> None:
+    def __init__(self, size: str, shares: Counts) -> None:
         side = _SIDE[size]
         self._parameters = [torch.nn.Parameter(torch.zeros(side, side)) for _ in range(_TENSORS)]
         self._source = torch.randn(side, side)
@@ -91,11 +91,11 @@ class Reductions:
     def ours(self) -> float:
         """Seconds to reduce the gradients of the last part, and what the ones before have left."""
         self._gradients.begin(self._shares, hvd.rank())
-        own = self._shares[hvd.rank()]
-        for part in range(own):
-            self._gradients.part_begins()
+        own = run_of(self._shares, hvd.rank())
+        for rank in own:
+            self._gradients.part_begins(rank)
             self._fill()
-            if part < own - 1:
+            if rank < own[-1]:
                 self._gradients.part_ends()
         hvd.barrier()
 
@@ -121,10 +121,10 @@ class Reductions:
 def _measure(setting: Setting) -> dict[str, list[list[float]]]:
     """Seconds of both ways by turns."""
     found: dict[str, list[list[float]]] = {}
-    for shares in ([1, 1], [1, 3], [3, 3]):
+    for shares in ((1, 1), (1, 3), (3, 3)):
         both = Reductions(setting.size, shares)
         found["-".join(map(str, shares))] = by_turns(setting.rounds(15), [both.ours, both.theirs], warmups=2)
-    steps = [Steps(setting.size, shares).step for shares in ([1, 1], None)]
+    steps = [Steps(setting.size, shares).step for shares in ((1, 1), None)]
     takes = [lambda step=step: stopwatch(step) for step in steps]  # type: ignore[misc]
     found["step"] = by_turns(setting.rounds(30), takes, warmups=2)
     return found

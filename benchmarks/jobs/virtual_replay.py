@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import hvdrecover.torch as recover
 from benchmarks.measure import stopwatch
 from benchmarks.states import Setting
-from hvdrecover.elastic.virtual.plans import plan
-from hvdrecover.elastic.virtual.steps import Step
+from hvdrecover.virtual.replay import plan
+from hvdrecover.virtual.steps import Step
 
 RESULT = "replay.json"
 _VIRTUAL, _OFTEN, _SHARE = 2, 0.5, 1e-3

@@ -134,6 +134,6 @@ def _alone(setting: Setting) -> list[list[float]]:
     """Milliseconds of steps in this process, which has all virtual ranks."""
     hvd.init()
     torch.set_num_threads(1)
-    steps = [Steps(setting.size, [4]).step, Steps(setting.size, None, passes=4).step]
+    steps = [Steps(setting.size, (4,)).step, Steps(setting.size, None, passes=4).step]
     takes = [lambda step=step: 1e3 * stopwatch(step) for step in steps]  # type: ignore[misc]
     return by_turns(setting.rounds(20), takes, warmups=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.errors import ConfigError
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from hvdrecover.elastic.commits.randomness import Randomness
     from hvdrecover.elastic.context import Context
     from hvdrecover.elastic.guard.settings import Guard
-    from hvdrecover.elastic.virtual.ranks import VirtualRanks
 
 
 class Ranks:
@@ -37,7 +36,7 @@ class Ranks:
         """
         return asked or default
 
-    def join(self, context: Context, own: Own, guard: Guard | None) -> tuple[VirtualRanks, ...]:
+    def join(self, context: Context, own: Own, guard: Guard | None) -> tuple[Any, ...]:
         """Take a place in a state; called once. Return the companions that come with these ranks.
 
         Raises:
@@ -64,11 +63,3 @@ class Ranks:
     def stream_of(self, rank: int) -> int:
         """Return the rank whose random streams this process has outside of a virtual rank's part."""
         return rank
-
-    def virtual_ranks(self) -> VirtualRanks:
-        """Return the virtual ranks.
-
-        Raises:
-            ConfigError: the job has none.
-        """
-        raise ConfigError("state.steps()", "the state has no virtual ranks; make it with virtual_ranks=")

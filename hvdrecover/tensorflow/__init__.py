@@ -10,7 +10,6 @@ from hvdrecover.elastic.lifecycle.stalls import paused
 from hvdrecover.elastic.lifecycle.startup import join as _join
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.scalars.trackers import MLflow, Tracker, WandB
-from hvdrecover.elastic.virtual.ranks import virtual_rank, virtual_size
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.stand_in import standing_in as _standing_in
@@ -30,6 +29,7 @@ from hvdrecover.tensorflow.reducing import allreduce, grouped_allreduce
 from hvdrecover.tensorflow.shards import check_shards
 from hvdrecover.tensorflow.state import TensorFlowKerasState, TensorFlowState
 from hvdrecover.tensorflow.sync_batch_norm import SyncBatchNormalization
+from hvdrecover.virtual.ranks import virtual_rank, virtual_size
 
 __all__ = [
     "Best",

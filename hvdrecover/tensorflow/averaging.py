@@ -13,7 +13,6 @@ import tensorflow as tf
 from horovod.common.util import split_list
 
 from hvdrecover import config
-from hvdrecover.elastic.virtual import ranks
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow import steps, xla
 from hvdrecover.tensorflow.blank_gradients import Blank, sent
@@ -22,6 +21,7 @@ from hvdrecover.tensorflow.keywords import Layers, taking_what, weights_of
 from hvdrecover.tensorflow.missing_gradients import KEEPING_OPS, Presence
 from hvdrecover.tensorflow.own_gradients import Gradient, own
 from hvdrecover.tensorflow.variables import Variable, counter, is_variable, raw, without_numbers
+from hvdrecover.virtual import ranks
 
 Groups = int | Sequence[Sequence[Variable]] | None
 

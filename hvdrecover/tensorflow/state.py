@@ -14,10 +14,8 @@ from hvdrecover.elastic.companions import Companions
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.elastic.state import State
-from hvdrecover.elastic.virtual.ranks import VirtualRanks
-from hvdrecover.elastic.virtual.shares import Policy
-from hvdrecover.elastic.virtual.steps import steps
 from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow import virtual
 from hvdrecover.tensorflow.blank_gradients import ForgetSent
 from hvdrecover.tensorflow.building import build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.callback_list import refuse_backups
@@ -25,9 +23,11 @@ from hvdrecover.tensorflow.dataset import ElasticDataset, datasets
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.kept_callbacks import NAME, KeptCallbacks
 from hvdrecover.tensorflow.variables import Variable
-from hvdrecover.tensorflow.virtual.carrier import Step, TensorFlowCarrier
-from hvdrecover.tensorflow.virtual.feeds import feed
+from hvdrecover.tensorflow.virtual import Step
 from hvdrecover.tensorflow.world import TensorFlowWorld
+from hvdrecover.virtual.ranks import virtual_of
+from hvdrecover.virtual.shares import Policy
+from hvdrecover.virtual.steps import steps
 
 
 class TensorFlowState(State):
@@ -84,10 +84,9 @@ class TensorFlowState(State):
         self._framework, self._world = TensorFlowFramework(), TensorFlowWorld()
         self._callbacks = KeptCallbacks()
         refuse_backups()
-        virtual = None
+        ranks = None
         if virtual_ranks is not None:
-            self._carrier = TensorFlowCarrier(attributes, virtual_ranks)
-            virtual = VirtualRanks(virtual_ranks, shares, self._carrier)
+            ranks = virtual.virtual_ranks(attributes, virtual_ranks, shares)
         super().__init__(
             self._framework,
             self._world,
@@ -98,7 +97,7 @@ class TensorFlowState(State):
             tracker=tracker,
             companions=Companions(observers=(ForgetSent(),)),
             hidden={NAME: self._callbacks},
-            virtual=virtual,
+            virtual=ranks,
             attributes=attributes,
         )
 
@@ -134,7 +133,7 @@ class TensorFlowState(State):
             StepError: a step was left before its end, or passed over.
         """
         context = self._context
-        virtual = context.ranks.virtual_ranks()
+        ranks = virtual_of(context.ranks)
         if variables is None:
             model = context.attributes.get("model")
             if not isinstance(model, keras.layers.Layer):
@@ -142,9 +141,9 @@ class TensorFlowState(State):
                     "state.steps()", "there is no state.model; pass what you train as variables="
                 )
             variables = model.trainable_variables
-        source = feed(data, context.attributes, context.framework)
-        self._carrier.gradients.of(variables, op, compression)
-        return steps(virtual, source, context.clock, Step)
+        feed = virtual.feed(data, context.attributes, context.framework)
+        virtual.gradients_of(ranks).of(variables, op, compression)
+        return steps(ranks, feed, context.clock, Step)
 
     @property
     def _virtual_ranks(self) -> int | None:

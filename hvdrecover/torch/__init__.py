@@ -11,7 +11,6 @@ from hvdrecover.elastic.lifecycle.stalls import paused
 from hvdrecover.elastic.lifecycle.startup import join as _join
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.scalars.trackers import MLflow, Tracker, WandB
-from hvdrecover.elastic.virtual.ranks import virtual_rank, virtual_size
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError, StepError
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.stand_in import standing_in as _standing_in
@@ -22,6 +21,7 @@ from hvdrecover.torch.elastic.sampler import ElasticSampler
 from hvdrecover.torch.loading import load
 from hvdrecover.torch.shards import check_shards
 from hvdrecover.torch.state import TorchState
+from hvdrecover.virtual.ranks import virtual_rank, virtual_size
 
 __all__ = [
     "Best",

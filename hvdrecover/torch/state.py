@@ -10,15 +10,14 @@ from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.elastic.state import State
-from hvdrecover.elastic.virtual.ranks import VirtualRanks
-from hvdrecover.elastic.virtual.shares import Policy
-from hvdrecover.elastic.virtual.steps import Step, steps
+from hvdrecover.torch import virtual
 from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.scalars import require_tensorboard
-from hvdrecover.torch.virtual.carrier import TorchCarrier
-from hvdrecover.torch.virtual.feeds import feed
 from hvdrecover.torch.world import TorchWorld
 from hvdrecover.torch.wrapper import name_parameters
+from hvdrecover.virtual.ranks import virtual_of
+from hvdrecover.virtual.shares import Policy
+from hvdrecover.virtual.steps import Step, steps
 
 
 class TorchState(State):
@@ -71,9 +70,9 @@ class TorchState(State):
             require_tensorboard()
         attributes = {"model": model, "optimizer": optimizer, **attributes}
         name_parameters(attributes)
-        virtual = None
+        ranks = None
         if virtual_ranks is not None:
-            virtual = VirtualRanks(virtual_ranks, shares, TorchCarrier(attributes, virtual_ranks))
+            ranks = virtual.virtual_ranks(attributes, virtual_ranks, shares)
         super().__init__(
             TorchFramework(),
             TorchWorld(),
@@ -82,7 +81,7 @@ class TorchState(State):
             guard=guard,
             tensorboard=tensorboard,
             tracker=tracker,
-            virtual=virtual,
+            virtual=ranks,
             attributes=attributes,
         )
 
@@ -108,6 +107,6 @@ class TorchState(State):
             StepError: a step was left before its end, or passed over.
         """
         context = self._context
-        virtual = context.ranks.virtual_ranks()
-        data = feed(loader, context.attributes, context.framework)
-        return steps(virtual, data, context.clock, Step)
+        ranks = virtual_of(context.ranks)
+        feed = virtual.feed(loader, context.attributes, context.framework)
+        return steps(ranks, feed, context.clock, Step)

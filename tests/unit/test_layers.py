@@ -36,6 +36,7 @@ LAYERS = {
     "reporting": 1,
     "host_memory": 0,
     "elastic": 2,
+    "virtual": 2,
     "torch": 3,
     "tensorflow": 3,
     "keras": 3,
@@ -48,13 +49,14 @@ LAYERS = {
     "examples": 5,
 }
 # Within its layer, data stands above checkpoint: the version of data lists files of its storages;
-# doctor and drill above launch, as they start ranks as jobs are started; and keras above tensorflow, as
-# it is another name for a part of that.
+# doctor and drill above launch, as they start ranks as jobs are started; keras above tensorflow, as it is
+# another name for a part of that; and virtual above elastic, as virtual ranks replace a state's ranks.
 BESIDE = {
     ("data", "checkpoint"),
     ("doctor", "launch"),
     ("drill", "launch"),
     ("keras", "tensorflow"),
+    ("virtual", "elastic"),
 }
 FRAMEWORKS = {"torch", "tensorflow", "keras"}
 ADAPTERS = {"torch", "tensorflow"}

@@ -23,7 +23,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import hvdrecover.torch as recover
-from hvdrecover.elastic.virtual.plans import plan
+from hvdrecover.virtual.ranks import virtual_of
+from hvdrecover.virtual.replay import plan
 
 VIRTUAL, BATCH, SAMPLES, COMMIT_EVERY = 4, 4, 816, 5
 
@@ -68,7 +69,7 @@ class Script:
 
     def strike(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         """Flip a bit of a gradient, if it is this one's turn."""
-        ranks = self.state._context.ranks.virtual_ranks()
+        ranks = virtual_of(self.state._context.ranks)
         checked = plan(self.state._own.random.seed, self.step, ranks.counts, 1.0, calibrate=False)
         assert checked is not None
         random = np.random.default_rng(self.step)
@@ -113,7 +114,7 @@ class Script:
             tensors = each.values() if isinstance(each, dict) else [each]
             for tensor in tensors:
                 digest.update(tensor.numpy().tobytes())
-        ranks = self.state._context.ranks.virtual_ranks()
+        ranks = virtual_of(self.state._context.ranks)
         seen = {rank: self.state.seen.of(rank) for rank in ranks.carried.ranks}
         return {
             **found,

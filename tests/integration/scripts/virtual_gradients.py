@@ -17,9 +17,8 @@ import horovod.torch as hvd
 import torch
 
 import hvdrecover.torch  # noqa: F401  (chooses Horovod's controller)
-from hvdrecover.torch.virtual import gradients
-from hvdrecover.torch.virtual.gradients import Gradients
-from hvdrecover.torch.virtual.segments import cut
+from hvdrecover.torch.virtual_gradients import Gradients
+from hvdrecover.virtual import exchange
 
 SHAPES = [(40, 33), (7,), (), (3, 5, 2), (1000,), (6, 1, 1), (129,)]
 # Parameters, and the virtual ranks that lack them.
@@ -31,7 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "two_passes": {"backward_passes_per_step": 2},
     "bfloat16_and_float64": {},
 }
-NBYTES = 1024  # of segments: some parameters are cut
+NBYTES = 1024  # of buckets: there are several
 
 
 def layouts(size: int, processes: int) -> Iterator[list[int]]:
@@ -61,7 +60,7 @@ def step(case: str, sums: Gradients, parameters: list[torch.Tensor], shares: lis
     sums.begin(shares, hvd.rank())
     first = list(accumulate(shares, initial=0))[hvd.rank()]
     for virtual_rank in range(first, first + shares[hvd.rank()]):
-        sums.part_begins()
+        sums.part_begins(virtual_rank)
         for number in range(CASES[case].get("backward_passes_per_step", 1)):
             present = [
                 (place, each)
@@ -85,7 +84,7 @@ def digests(case: str, size: int) -> list[str]:
         for place, shape in enumerate(SHAPES)
     ]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters), **CASES[case])
-    with mock.patch.object(gradients, "cut", lambda entries: cut(entries, NBYTES)):
+    with mock.patch.object(exchange, "BUCKET", NBYTES):
         sums = Gradients(f"{case}.{size}", optimizer, size)
     found = []
     for shares in layouts(size, hvd.size()):

@@ -15,7 +15,7 @@ from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.interfaces import HiddenAttribute
 from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.elastic.state import State
-from hvdrecover.elastic.virtual.ranks import VirtualRanks
+from hvdrecover.virtual.ranks import VirtualRanks
 from tests.fakes.clock import SharedClock
 from tests.fakes.framework import FakeFramework
 from tests.fakes.world import FakeJob, FakeWorld, Fault

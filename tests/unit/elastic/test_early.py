@@ -13,8 +13,8 @@ import pytest
 
 from hvdrecover.config import Config
 from hvdrecover.elastic.lifecycle import early
-from hvdrecover.elastic.virtual.collectives import Watched
 from hvdrecover.errors import EarlyCollectiveError
+from hvdrecover.virtual.ranks import Watched
 from tests.unit.elastic.jobs import CONFIG
 
 Driver = Callable[[str | None], Config]

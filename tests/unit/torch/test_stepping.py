@@ -15,7 +15,7 @@ import hvdrecover.torch as recover
 from hvdrecover import heartbeat
 from hvdrecover.torch import heartbeats
 from hvdrecover.torch.stepping import stepping
-from hvdrecover.torch.virtual.gradients import Gradients
+from hvdrecover.torch.virtual_gradients import Gradients
 from tests.unit.torch.jobs import network, train_one_step
 
 KINDS = ["plain", "wrapped", "wrapped, without hooks"]
@@ -153,7 +153,7 @@ def test_virtual_ranks_average_also_what_others_were_told_of_before(make: Any) -
     log = log_of(optimizer)
     gradients = Gradients("optimizer", optimizer, 1)
     gradients.begin([1], 0)
-    gradients.part_begins()
+    gradients.part_begins(0)
     model(torch.ones(2, 3)).sum().backward()
     gradients.part_ends()
     gradients.finish()

@@ -9,7 +9,7 @@ import torch
 
 from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.errors import StepError
-from hvdrecover.torch.virtual.buffers import Buffers
+from hvdrecover.torch.virtual import Buffers
 
 ALL = Carried((0, 1), 2)
 

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import hvdrecover.torch as hvd
-from hvdrecover.elastic.virtual.steps import Step
 from hvdrecover.errors import ConfigError, StepError
+from hvdrecover.virtual.steps import Step
 from tests.unit.torch.jobs import joined, network
 
 DATA = torch.arange(12.0).view(4, 3)

@@ -19,7 +19,7 @@ from hvdrecover.elastic.commits.randomness import Generators, stream
 from hvdrecover.errors import ConfigError, StepError
 from hvdrecover.torch.elastic.sampler import ElasticSampler
 from hvdrecover.torch.framework import TorchFramework
-from hvdrecover.torch.virtual.feeds import _Seeded, feed
+from hvdrecover.torch.virtual import _Seeded, feed
 
 SIZE = 4
 
@@ -65,7 +65,7 @@ def batches(
     ranks: Any = Ranks(*carried)
     ranks.steps = skip
     found = []
-    for step in feed(loader, {"sampler": sampler}, TorchFramework()).begin(ranks):
+    for step in feed(loader, {"sampler": sampler}, TorchFramework())(ranks):
         found.append({rank: step.fetch(rank).tolist() for rank in carried})
         step.done()
         ranks.steps += 1
@@ -96,7 +96,7 @@ def test_loaders_of_the_virtual_ranks_own() -> None:
     ranks: Any = Ranks(1, 2)
     steps = [
         [int(step.fetch(rank)) for rank in (1, 2)]
-        for step in feed(loaders, {"loaders": loaders}, TorchFramework()).begin(ranks)
+        for step in feed(loaders, {"loaders": loaders}, TorchFramework())(ranks)
     ]
     assert steps == [[1, 2], [5, 6], [9, 10]]
     assert loaders.taken == 3
@@ -145,13 +145,13 @@ def test_loaders_that_know_their_place_continue_when_shares_change() -> None:
     world: Any = SimpleNamespace(size=lambda: 1)
     ranks: Any = Ranks(1, 2)
     found = []
-    for step in feed(loaders, {"loaders": loaders}, TorchFramework()).begin(ranks):
+    for step in feed(loaders, {"loaders": loaders}, TorchFramework())(ranks):
         found.append(int(step.fetch(1)))
         break
     own.gather(world, ranks.carried)
     own.move(Carried((1,), SIZE))
     ranks.carried = Carried((1,), SIZE)
-    steps = feed(loaders, {"loaders": loaders}, TorchFramework()).begin(ranks)
+    steps = feed(loaders, {"loaders": loaders}, TorchFramework())(ranks)
     assert found + [int(step.fetch(1)) for step in steps] == [0, 1, 2, 3]
 
 
@@ -173,7 +173,7 @@ def test_who_reads_does_not_matter_to_what_is_drawn_next(own: bool, carried: tup
     torch.manual_seed(1)
     expected = torch.rand(2).tolist()
     torch.manual_seed(1)
-    steps = feed(loader, {"sampler": sampler, "loaders": loaders}, TorchFramework()).begin(ranks)  # type: ignore[arg-type]
+    steps = feed(loader, {"sampler": sampler, "loaders": loaders}, TorchFramework())(ranks)  # type: ignore[arg-type]
     found = [torch.rand(()).item() for _, _ in zip(range(2), steps, strict=False)]
     assert found == expected
 
@@ -182,7 +182,7 @@ def test_a_step_is_not_counted_in_the_next_epoch() -> None:
     sampler = sampler_of(Noisy())
     ranks: Any = Ranks(0)
     loader = DataLoader(Noisy(), batch_size=2, sampler=sampler)
-    step = next(feed(loader, {"sampler": sampler}, TorchFramework()).begin(ranks))
+    step = next(feed(loader, {"sampler": sampler}, TorchFramework())(ranks))
     sampler.set_epoch(1)
     step.done()
     assert sampler.processed_num == 0

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from hvdrecover.errors import ConfigError
-from hvdrecover.torch.virtual.gradients import Gradients
-from hvdrecover.torch.virtual.segments import cut
+from hvdrecover.torch.virtual_gradients import Gradients
 from tests.unit.torch.jobs import network
 
 
@@ -37,7 +36,7 @@ def loss(model: torch.nn.Module, virtual_rank: int) -> torch.Tensor:
 def step(gradients: Gradients, model: torch.nn.Module, size: int) -> None:
     gradients.begin([size], 0)
     for virtual_rank in range(size):
-        gradients.part_begins()
+        gradients.part_begins(virtual_rank)
         loss(model, virtual_rank).backward()  # type: ignore[no-untyped-call]
         gradients.part_ends()
     gradients.finish()
@@ -101,7 +100,7 @@ def test_a_gradient_that_some_virtual_ranks_lack() -> None:
     gradients = Gradients("optimizer", hvd.DistributedOptimizer(bare), 4)
     gradients.begin([4], 0)
     for virtual_rank in range(4):
-        gradients.part_begins()
+        gradients.part_begins(virtual_rank)
         if virtual_rank == 2:
             (other * 6).sum().backward()  # type: ignore[no-untyped-call]
         gradients.part_ends()
@@ -117,10 +116,10 @@ def test_passes_within_a_virtual_rank_are_added_up_first() -> None:
     first = next(model.parameters())
     own = [each[0] for each in leaves(model, 3)]
     gradients.begin([2], 0)
-    for virtual_ranks in ([0, 1], [2]):  # the other part has but one
-        gradients.part_begins()
-        for virtual_rank in virtual_ranks:
-            loss(model, virtual_rank).backward()  # type: ignore[no-untyped-call]
+    for virtual_rank, passes in enumerate(([0, 1], [2])):  # the other part has but one
+        gradients.part_begins(virtual_rank)
+        for number in passes:
+            loss(model, number).backward()  # type: ignore[no-untyped-call]
         gradients.part_ends()
     gradients.finish()
     assert first.grad is not None
@@ -152,10 +151,10 @@ def test_a_step_after_one_that_was_cut_short_is_that_of_an_undisturbed_run() -> 
     model, undisturbed = network(), network()
     gradients = Gradients("optimizer", wrapped(model), 3)
     gradients.begin([3], 0)
-    gradients.part_begins()
+    gradients.part_begins(0)
     loss(model, 7).backward()  # type: ignore[no-untyped-call]
     gradients.part_ends()
-    gradients.part_begins()
+    gradients.part_begins(1)
     loss(model, 7).backward()  # type: ignore[no-untyped-call]
     gradients.abandon()
     step(gradients, model, 3)
@@ -169,32 +168,13 @@ def test_a_gradient_in_another_layout_gets_that_of_its_parameter() -> None:
     parameter = torch.nn.Parameter(torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
     gradients = Gradients("optimizer", hvd.DistributedOptimizer(torch.optim.SGD([parameter])), 1)
     gradients.begin([1], 0)
-    gradients.part_begins()
+    gradients.part_begins(0)
     values = torch.arange(120.0).view(2, 3, 4, 5)
     parameter.grad = values.clone()
     gradients.part_ends()
     gradients.finish()
     assert parameter.grad is not None
     assert parameter.grad.stride() == parameter.stride() and torch.equal(parameter.grad, values)
-
-
-def test_parameters_are_cut_and_brought_together() -> None:
-    shapes = [(10,), (100, 3), (), (0,), (5,)]
-    parameters = [torch.nn.Parameter(torch.zeros(each)) for each in shapes]
-    parameters.append(torch.nn.Parameter(torch.zeros(7, dtype=torch.float64)))
-    gradients = Gradients("optimizer", hvd.DistributedOptimizer(torch.optim.SGD(parameters)), 2)
-    segments = cut(gradients._entries, 512)
-    for place, parameter in enumerate(parameters):
-        spans = sorted(
-            (part.start, part.stop) for each in segments for part in each.parts if part.place == place
-        )
-        covered = [element for start, stop in spans for element in range(start, stop)]
-        assert covered == list(range(parameter.numel()))
-    for segment in segments:
-        assert len({parameters[part.place].dtype for part in segment.parts}) == 1
-        assert segment.length * parameters[segment.parts[0].place].element_size() <= 512
-        used = [part.offset + each for part in segment.parts for each in range(part.stop - part.start)]
-        assert len(set(used)) == len(used) and max(used) < segment.length
 
 
 @pytest.mark.parametrize(
@@ -217,7 +197,7 @@ def test_sparse_gradients_are_refused_unless_made_dense(dense: bool) -> None:
     layer = torch.nn.Embedding(4, 2, sparse=True)
     gradients = Gradients("optimizer", wrapped(layer, sparse_as_dense=dense), 1)
     gradients.begin([1], 0)
-    gradients.part_begins()
+    gradients.part_begins(0)
     total = layer(torch.tensor([1])).sum()
     if not dense:
         with pytest.raises(ConfigError, match="sparse_as_dense=True"):
@@ -235,7 +215,7 @@ def test_more_backward_passes_than_were_told_are_an_error(passes: int) -> None:
     model = network()
     gradients = Gradients("optimizer", wrapped(model, backward_passes_per_step=passes), 2)
     gradients.begin([2], 0)
-    gradients.part_begins()
+    gradients.part_begins(0)
     for _ in range(passes):
         loss(model, 0).backward()  # type: ignore[no-untyped-call]
     with pytest.raises(ConfigError, match=rf" {passes} backward .*backward_passes_per_step="):

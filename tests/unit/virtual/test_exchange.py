@@ -1,12 +1,16 @@
+import functools
 import itertools
 import math
+import operator
+import pickle
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrecover.elastic.virtual.tree import RunningSum, pieces, subtrees
+from hvdrecover.virtual.exchange import BUCKET, NOTHING, Done, Exchange, RunningSum, buckets, pieces
+from tests.fakes.world import FakeJob
 
 
 def bracketed(start, stop):
@@ -24,6 +28,10 @@ def nodes(start, stop):
         half = 1 << (stop - start - 1).bit_length() - 1
         found += nodes(start, start + half) + nodes(start + half, stop)
     return found
+
+
+def subtrees(start, stop, size):
+    return pieces([start, stop - start, size - stop])[1]
 
 
 def running(size, add=lambda left, right: (left, right)):
@@ -106,3 +114,90 @@ def test_no_worse_than_one_after_the_other(size):
     exact, scale = leaves.astype(np.float64).sum(0), np.abs(leaves).max(0)
     errors = [np.sqrt(np.mean(((each - exact) / scale) ** 2)) for each in (own.values[0], plain)]
     assert errors[0] <= errors[1]
+
+
+# -- between processes ---------------------------------------------------------------------------------------
+
+
+class Collectives:
+    """Horovod's collectives among threads; two float32 are added up as numpy does.
+
+    Args:
+        world: the process's place in a fake job.
+    """
+
+    exact = (np.float32,)
+
+    def __init__(self, world):
+        self._world = world
+
+    def allreduce(self, flat, name):
+        rows = self._gathered(flat, name)
+        return Done(functools.reduce(operator.add, rows))
+
+    def alltoall(self, flat, counts, name):
+        bounds = np.cumsum([0, *counts])
+        rows = self._gathered((flat, bounds), name)
+        rank = self._world.rank()
+        return Done(np.concatenate([flat[bounds[rank] : bounds[rank + 1]] for flat, bounds in rows]))
+
+    def allgather(self, flat, name):
+        return Done(np.concatenate(self._gathered(flat, name)))
+
+    def joined(self, flats):
+        return np.concatenate(flats)
+
+    def _gathered(self, value, name):
+        return [pickle.loads(bytes(row)) for row in self._world.gather(pickle.dumps(value), name)]
+
+
+LENGTHS = (5, 1, 17)
+
+
+def leaf(rank, bucket, dtype):
+    random = np.random.default_rng([rank, bucket])
+    return (random.normal(size=LENGTHS[bucket]) * 10.0 ** random.integers(-4, 4, LENGTHS[bucket])).astype(
+        dtype
+    )
+
+
+def exchanged(shares, dtype):
+    """The sums of each process."""
+
+    def process(world):
+        world.init()
+        missing = [lambda length=length: np.full(length, NOTHING, dtype) for length in LENGTHS]
+        exchange = Exchange(Collectives(world), "sums", shares, world.rank(), missing)
+        start = sum(shares[: world.rank()])
+        for rank in range(start, start + shares[world.rank()]):
+            for bucket in range(len(LENGTHS)):
+                exchange.add(bucket, rank, leaf(rank, bucket, dtype))
+        return [total.tobytes() for total in exchange.finish()]
+
+    return FakeJob(process, len(shares)).results()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_all_processes_have_the_bits_of_one_whatever_the_shares(size, dtype):
+    (expected,) = exchanged([size], dtype)
+    for shares in [*partitions(size)][:40]:
+        for also in ([*shares], [0, *shares], [*shares, 0]):
+            assert exchanged(also, dtype) == [expected] * len(also)
+
+
+def test_nothing_is_changed_by_a_missing_gradient():
+    for value in (0.0, -0.0, 1.5):
+        assert math.copysign(1, value + NOTHING) == math.copysign(1, value)
+
+
+def test_buckets_hold_tensors_of_one_kind_up_to_a_size():
+    kinds = ["a", "a", "b", "a", "a", "b", "a"]
+    nbytes = [10, BUCKET - 20, 4, 2 * BUCKET, 20, 4, 0]
+    found = buckets(kinds, nbytes)
+    assert sorted(number for bucket in found for number in bucket) == [*range(7)]
+    assert found[0] == [6, 4]  # gradients of the last tensors come first
+    for bucket in found:
+        assert len({kinds[number] for number in bucket}) == 1
+        assert sum(nbytes[number] for number in bucket) <= BUCKET or len(bucket) == 1
+    assert [2, 5] in [sorted(bucket) for bucket in found]

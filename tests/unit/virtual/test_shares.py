@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from hvdrecover.elastic.virtual.shares import by_speed, equal, reconsider, run_of, step_time
+from hvdrecover.virtual.shares import by_speed, equal, reconsider, run_of, step_time
 
 
 @pytest.mark.parametrize(

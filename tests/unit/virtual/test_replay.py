@@ -14,15 +14,15 @@ from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.run import run
-from hvdrecover.elastic.virtual.plans import Run, judged, plan
-from hvdrecover.elastic.virtual.ranks import VirtualRanks
-from hvdrecover.elastic.virtual.shares import run_of
 from hvdrecover.errors import ConfigError, DivergedError
+from hvdrecover.virtual.ranks import VirtualRanks
+from hvdrecover.virtual.replay import judge, plan
+from hvdrecover.virtual.shares import run_of
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.fakes.world import FakeJob, FakeWorld, fail_at
 from tests.unit.elastic.jobs import Process, initialised, on_ranks
-from tests.unit.elastic.virtual import test_runs
-from tests.unit.elastic.virtual.test_runs import SAMPLES, SIZE, results
+from tests.unit.virtual import test_runs
+from tests.unit.virtual.test_runs import SAMPLES, SIZE, results
 
 # -- decisions ----------------------------------------------------------------------------------------------
 
@@ -46,31 +46,22 @@ def test_processes_are_checked_by_their_last_part_and_by_others(counts: tuple[in
         (other,) = found.others
         assert other != found.owner
         assert other in spares or not spares - {found.owner}
-        assert not {found.owner, other} & set(found.judges) or len(counts) == 2
         owners[found.owner] += 1
     for process, count in enumerate(counts):  # as often as they have work to do
         assert owners[process] == pytest.approx(3000 * count / sum(counts), rel=0.15)
 
 
-def test_who_computes_it_again() -> None:
-    found = plan(1, 5, (2, 2), 1.0, calibrate=False)
-    assert found is not None
-    assert found.judges == (0, 1)
+def test_a_lone_process_checks_itself_and_all_calibrate() -> None:
     alone = plan(1, 5, (4,), 1.0, calibrate=False)
     assert alone is not None
-    assert (alone.owner, alone.others, alone.judges) == (0, (0,), (0,))
+    assert (alone.owner, alone.others) == (0, (0,))
     first = plan(1, 5, (2, 1, 1), 0.0, calibrate=True)
     assert first is not None
-    assert {first.owner, *first.others} == {0, 1, 2} == set(first.judges)
+    assert {first.owner, *first.others} == {0, 1, 2}
 
 
-def runs(*digests: tuple[int, str]) -> list[Run]:
-    numbers: Counter[int] = Counter()
-    found = []
-    for process, digest in digests:
-        found.append(Run(process, numbers[process], (digest, "same")))
-        numbers[process] += 1
-    return found
+def runs(*digests: tuple[int, str]) -> list[tuple[int, tuple[str, ...]]]:
+    return [(process, (digest, "same")) for process, digest in digests]
 
 
 @pytest.mark.parametrize(
@@ -86,40 +77,27 @@ def runs(*digests: tuple[int, str]) -> list[Run]:
 def test_computations_vote(
     ballots: list[tuple[int, str]], right: set[int], wrong: set[int], tied: bool
 ) -> None:
-    finding = judged(runs(*ballots), calibrates=False)
-    assert finding is not None
-    assert {each.process for each in finding.right} == right
-    assert {each.process for each in finding.wrong} == wrong
-    assert (finding.tied, finding.unlike) == (tied, False)
+    result, unlike = judge(runs(*ballots), calibrates=False)
+    assert {ballots[each][0] for each in result.right} == right
+    assert {ballots[each][0] for each in result.wrong} == wrong
+    assert (result.tied, unlike) == (tied, False)
 
 
 def test_no_fault() -> None:
-    assert judged(runs((0, "a"), (1, "a")), calibrates=False) is None
-    every_time_another = judged(runs((0, "a"), (1, "b"), (2, "c")), calibrates=False)
-    other_kinds = judged(runs((0, "a"), (0, "a"), (1, "b"), (1, "b")), calibrates=True)
-    once = judged(runs((0, "a"), (0, "b"), (1, "b"), (1, "b")), calibrates=True)
-    assert every_time_another is not None
-    assert every_time_another.unlike
-    assert other_kinds is not None
-    assert other_kinds.unlike
-    assert once is not None
-    assert not once.unlike
+    _, every_time_another = judge(runs((0, "a"), (1, "b"), (2, "c")), calibrates=False)
+    _, other_kinds = judge(runs((0, "a"), (0, "a"), (1, "b"), (1, "b")), calibrates=True)
+    _, once = judge(runs((0, "a"), (0, "b"), (1, "b"), (1, "b")), calibrates=True)
+    assert every_time_another
+    assert other_kinds
+    assert not once
 
 
 # -- jobs ---------------------------------------------------------------------------------------------------
 
 
-class Leaves:
-    """Gradients of one computation."""
-
-    def __init__(self, numbers: np.ndarray[Any, Any]) -> None:
-        self.numbers = numbers
-
-    def bytes_of(self, place: int) -> Any:
-        return self.numbers[place : place + 1].view(np.uint8)
-
-    def put(self, place: int, data: Any) -> None:
-        self.numbers[place : place + 1] = data.view(np.float64)
+def bytes_of(numbers: np.ndarray[Any, Any]) -> Any:
+    """The gradients of one computation."""
+    return [numbers[place : place + 1].view(np.uint8) for place in range(2)]
 
 
 Fault = Callable[[FakeWorld, VirtualRanks], bool]
@@ -134,7 +112,7 @@ class Carrier(test_runs.Carrier):
         self._fault = fault
         self.ranks: Any = None
         self._hold: int | None = None
-        self._held = Leaves(np.zeros(2))
+        self._held = np.zeros(2)
         self._aside: np.ndarray[Any, Any] | None = None
 
     def begin(self, counts: Any, process: int) -> None:
@@ -149,36 +127,33 @@ class Carrier(test_runs.Carrier):
         else:
             self._aside += gradient
 
-    def part_ends(self, rank: int) -> None:
-        if rank == self._hold:
-            self._held = Leaves(self._leaves[rank].copy())
-            self._leaves[rank] = np.nan  # nobody has it yet
+    def part_ends(self) -> None:
+        if self._rank == self._hold:
+            self._held = self._leaves[self._rank].copy()
+            self._leaves[self._rank] = np.nan  # no process has it yet
 
-    def gradients(self) -> list[TensorSpec]:
+    def specs(self) -> list[TensorSpec]:
         return [TensorSpec("x", "F64", (1,)), TensorSpec("y", "F64", (1,))]
 
     def hold(self, rank: int) -> None:
         self._hold = rank
 
-    def held(self) -> Leaves:
-        return self._held
+    def held(self) -> Any:
+        return bytes_of(self._held)
 
     def release(self) -> None:
-        self._leaves[self._hold] = self._held.numbers
+        self._leaves[self._hold] = self._held
 
     def replay_begins(self) -> None:
         self._aside = np.zeros(2)
 
-    def replay_ends(self) -> Leaves:
+    def replay_ends(self) -> Any:
         assert self._aside is not None
-        found, self._aside = Leaves(self._aside), None
-        return found
+        found, self._aside = self._aside, None
+        return bytes_of(found)
 
     def packed(self, value: Any) -> bytes:
         return pickle.dumps(value)
-
-    def unpacked(self, data: bytes) -> Any:
-        return pickle.loads(data)
 
 
 class Script(test_runs.Script):
@@ -191,7 +166,7 @@ class Script(test_runs.Script):
 
     def _script(self, process: Process) -> Any:
         carrier = Carrier(process.world, self.fault)
-        ranks = carrier.ranks = VirtualRanks(SIZE, "equal", carrier)
+        ranks = carrier.ranks = test_runs.virtual(carrier)
         state = process.state(
             virtual=ranks,
             guard=self.guard,
@@ -318,8 +293,8 @@ def test_jobs_without_virtual_ranks_are_refused() -> None:
 
 def test_frameworks_that_can_not_are_refused() -> None:
     def body(process: Process) -> None:
-        virtual = VirtualRanks(SIZE, None, test_runs.Carrier(process.world))
-        process.state(guard=Guard(replay=0.1), virtual=virtual, epoch=0)
+        ranks = test_runs.virtual(test_runs.Carrier(process.world))
+        process.state(guard=Guard(replay=0.1), virtual=ranks, epoch=0)
 
     with pytest.raises(ConfigError, match=r"^replay: .*Guard\(replay="):
         on_ranks(1, body)

@@ -12,11 +12,11 @@ import pytest
 from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
-from hvdrecover.elastic.virtual.ranks import VirtualRanks, virtual_rank, virtual_size
-from hvdrecover.elastic.virtual.shares import Counts, Policy
-from hvdrecover.elastic.virtual.steps import Batches, Step, steps
-from hvdrecover.elastic.virtual.tree import RunningSum
 from hvdrecover.errors import ConfigError, HvdrecoverError, StepError
+from hvdrecover.virtual.exchange import RunningSum
+from hvdrecover.virtual.ranks import VirtualRanks, virtual_of, virtual_rank, virtual_size
+from hvdrecover.virtual.shares import Counts, Policy
+from hvdrecover.virtual.steps import Batches, Feed, Step, steps
 from tests.fakes.framework import FakeModel, FakeSampler, FakeSchedule
 from tests.fakes.world import Action, FakeJob, FakeWorld, Fault, Replacement, change_at, fail_at
 from tests.unit.elastic.jobs import Process, initialised, on_ranks
@@ -26,12 +26,35 @@ BATCH = 2
 SAMPLES = 27  # an uneven tail
 
 
+class NoBuffers:
+    """Models without buffers; a script may pretend that it changed some."""
+
+    def __init__(self) -> None:
+        self.absorbed = 0
+
+    def names(self) -> list[str]:
+        return []
+
+    def absorb(self) -> None:
+        pass
+
+    def swap_in(self, rank: int) -> None:
+        pass
+
+    def swap_out(self, rank: int) -> None:
+        pass
+
+
+def virtual(carrier: Any, policy: Policy | None = "equal", size: int = SIZE) -> VirtualRanks:
+    """Virtual ranks with these gradients."""
+    buffers: Any = NoBuffers()
+    return VirtualRanks(size, policy, buffers, [carrier])
+
+
 class Carrier:
     """Sums what the script adds in the order of the tree."""
 
     def __init__(self, world: FakeWorld) -> None:
-        self.values: dict[str, Any] = {}
-        self.absorbed = 0
         self._world = world
         self._leaves = np.zeros((SIZE, 2))
         self._rank = 0
@@ -46,7 +69,7 @@ class Carrier:
     def add(self, gradient: np.ndarray[Any, Any]) -> None:
         self._leaves[self._rank] += gradient
 
-    def part_ends(self, rank: int) -> None:
+    def part_ends(self) -> None:
         pass
 
     def finish(self) -> None:
@@ -60,20 +83,20 @@ class Carrier:
         pass
 
 
-class Feed:
+def feed(sampler: FakeSampler) -> Feed:
     """Samples of an elastic sampler."""
 
-    def __init__(self, sampler: FakeSampler) -> None:
-        self._order = sampler.order
-
-    def begin(self, ranks: VirtualRanks) -> Iterator[Batches]:
-        self._order.begin()
-        samples = self._order.rounds
-        mine = {rank: self._order.share_of(rank) for rank in ranks.carried.ranks}
+    def begin(ranks: VirtualRanks) -> Iterator[Batches]:
+        order = sampler.order
+        order.begin()
+        samples = order.rounds
+        mine = {rank: order.share_of(rank) for rank in ranks.carried.ranks}
         for start in range(0, samples, BATCH):
             parts = {rank: share[start : start + BATCH] for rank, share in mine.items()}
             count = min(BATCH, samples - start)
-            yield Batches(parts.__getitem__, lambda count=count: self._order.record(count))  # type: ignore[misc]
+            yield Batches(parts.__getitem__, lambda count=count: order.record(count))  # type: ignore[misc]
+
+    return begin
 
 
 class Script:
@@ -88,7 +111,7 @@ class Script:
 
     def _script(self, process: Process) -> Any:
         carrier = Carrier(process.world)
-        ranks = VirtualRanks(self.size, self.policy, carrier)
+        ranks = virtual(carrier, self.policy, self.size)
         state = process.state(
             self.checkpoint,
             virtual=ranks,
@@ -105,7 +128,7 @@ class Script:
     def _train(self, process: Process, state: State, ranks: VirtualRanks, carrier: Carrier) -> None:
         while state.epoch < 2:
             state.sampler.order.set_epoch(state.epoch)
-            for step in steps(ranks, Feed(state.sampler), process.clock, Step):
+            for step in steps(ranks, feed(state.sampler), process.clock, Step):
                 for batch in step:
                     noise = process.generator.uniform()
                     process.clock.advance(0.1 * (1 + 3 * process.world.rank()))
@@ -186,8 +209,8 @@ def test_a_survivor_makes_no_values_for_ranks_that_it_never_carries_out() -> Non
             made.setdefault(before, []).append(rank)
             return FakeSchedule()
 
-        virtual = VirtualRanks(SIZE, "equal", Carrier(process.world))
-        state = process.state(virtual=virtual, schedule=PerRank(make), step=0)
+        ranks = virtual(Carrier(process.world))
+        state = process.state(virtual=ranks, schedule=PerRank(make), step=0)
 
         def train(state: State) -> None:
             if state.step == 0:
@@ -216,9 +239,9 @@ def test_a_commit_of_another_number_of_virtual_ranks_is_refused() -> None:
 def loop(process: Process, body: Any) -> None:
     """Run a body on a state with virtual ranks, and an endless loop of steps."""
     carrier = Carrier(process.world)
-    ranks = VirtualRanks(SIZE, "equal", carrier)
+    ranks = virtual(carrier)
     state = process.state(virtual=ranks, model=FakeModel(w=[0.0]), sampler=FakeSampler(SAMPLES))
-    run(lambda state: body(state, steps(ranks, Feed(state.sampler), process.clock, Step)))(state)
+    run(lambda state: body(state, steps(ranks, feed(state.sampler), process.clock, Step)))(state)
 
 
 def commits_within(state: State, steps: Iterator[Step]) -> None:
@@ -290,12 +313,12 @@ def test_loops_that_are_not_gone_through_as_they_must_be(body: Any, fact: str) -
 @pytest.mark.parametrize("committing", [True, False])
 def test_a_commit_of_buffers_that_processes_have_changed_to_others_is_refused(committing: bool) -> None:
     def body(process: Process) -> None:
-        carrier = Carrier(process.world)
-        state = process.state(virtual=VirtualRanks(SIZE, "equal", carrier), step=0)
+        buffers: Any = NoBuffers()
+        state = process.state(virtual=VirtualRanks(SIZE, "equal", buffers, []), step=0)
         state.sync()
-        carrier.absorbed = 7 + process.world.rank()
+        buffers.absorbed = 7 + process.world.rank()
         state.commit() if committing else state.check_host_updates()
-        carrier.absorbed = 7
+        buffers.absorbed = 7
         state.commit()
 
     if committing:
@@ -335,8 +358,7 @@ def test_samples_of_a_step_that_ends_in_an_error_are_not_done() -> None:
 def test_a_loop_that_is_left_counts_its_last_step_before_the_next_begins() -> None:
     def body(state: State, steps_once: Iterator[Step]) -> None:
         list(next(steps_once))
-        virtual = state._context.ranks.virtual_ranks()
-        again = steps(virtual, Feed(state.sampler), state._context.clock, Step)
+        again = steps(virtual_of(state._context.ranks), feed(state.sampler), state._context.clock, Step)
         first = next(iter(next(again)))
         order = state.sampler.order
         assert order.done == SIZE * BATCH
@@ -348,17 +370,17 @@ def test_a_loop_that_is_left_counts_its_last_step_before_the_next_begins() -> No
 @pytest.mark.parametrize("size", [0, -1, True, 1.5, "4"])
 def test_impossible_numbers(size: Any) -> None:
     with pytest.raises(ConfigError, match="virtual_ranks"):
-        VirtualRanks(size, "equal", None)  # type: ignore[arg-type]
+        virtual(None, "equal", size)
 
 
 def test_an_unknown_policy() -> None:
     with pytest.raises(ConfigError, match="shares"):
-        VirtualRanks(4, "fast", None)  # type: ignore[arg-type]
+        virtual(None, "fast")  # type: ignore[arg-type]
 
 
 def test_streams_of_a_script_are_refused() -> None:
     def body(process: Process) -> None:
-        process.state(rng="store", virtual=VirtualRanks(SIZE, None, Carrier(process.world)), epoch=0)
+        process.state(rng="store", virtual=virtual(Carrier(process.world), None), epoch=0)
 
     with pytest.raises(HvdrecoverError, match=r"^rng: .*rng='store'"):
         on_ranks(1, body)
@@ -366,8 +388,8 @@ def test_streams_of_a_script_are_refused() -> None:
 
 def test_one_loader_is_not_that_of_several_virtual_ranks() -> None:
     def body(process: Process) -> None:
-        virtual = VirtualRanks(SIZE, None, Carrier(process.world))
-        process.state(virtual=virtual, loader=PerRank(FakeModel(w=[0.0])))
+        ranks = virtual(Carrier(process.world), None)
+        process.state(virtual=ranks, loader=PerRank(FakeModel(w=[0.0])))
 
     with pytest.raises(ConfigError, match=r"^PerRank: .*FakeModel.*PerRank\(lambda rank, size"):
         on_ranks(1, body)

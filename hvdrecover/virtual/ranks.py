@@ -1,10 +1,22 @@
-"""The virtual ranks of a job: which of them this process carries out, and how far their steps are."""
+"""The virtual ranks of a job: which of them this process carries out, and how far their steps are.
+
+A step of all virtual ranks:
+
+1. `VirtualRanks.step_begins`: the adapter gets ready for the present shares.
+2. For each virtual rank of this process, `part_begins` swaps its buffers in and seeds the random streams. The
+   script computes. `part_ends` takes the gradients and the buffers.
+3. `step_ends` adds up the gradients of all processes, and seeds the stream that all processes share.
+4. The script applies the gradients. At the commit or the next step, `settle` counts the samples as done.
+
+Virtual ranks are assigned at each rendezvous, and with ``shares="by-speed"`` also at a commit.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from hvdrecover.checkpoint.values import Json
@@ -13,9 +25,11 @@ from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.elastic.commits.randomness import Randomness, stream
 from hvdrecover.elastic.companions import Kept, Moment, Table, Voter
 from hvdrecover.elastic.ranks import Ranks
-from hvdrecover.elastic.virtual import shares
-from hvdrecover.elastic.virtual.replay import Replay
+from hvdrecover.elastic.watched_library import WatchedLibrary
 from hvdrecover.errors import ConfigError, HvdrecoverError, StepError
+from hvdrecover.virtual import shares
+from hvdrecover.virtual.buffers import Buffers
+from hvdrecover.virtual.replay import Replay
 
 if TYPE_CHECKING:
     from hvdrecover.data.order import SampleOrder
@@ -24,37 +38,29 @@ if TYPE_CHECKING:
     from hvdrecover.elastic.context import Context
     from hvdrecover.elastic.guard.settings import Guard
 
+OURS = "hvdrecover"
+"""The names of our own collectives begin with this word."""
+
 _latest: deque[VirtualRanks] = deque(maxlen=1)
 _ENOUGH = 8  # measured parts
-_REMEMBERED = 32  # of the last parts' times
-_HALF_LIFE = 600.0  # seconds; of the time of a process that has nothing to do, so that it is tried again
+_REMEMBERED = 32  # times of the last parts
+_HALF_LIFE = 600.0  # seconds; the time of a process without virtual ranks decays, so that it is tried again
 
 
-class Carrier(Protocol):
-    """The framework's side of carrying virtual ranks out, one after the other.
+class Gradients(Protocol):
+    """The gradients that an adapter takes from virtual ranks and adds up, such as those of one optimizer."""
 
-    Attributes:
-        values: what each virtual rank has of its own besides the user's `PerRank`, by a name that begins
-            with an underscore.
-    """
-
-    values: Mapping[str, Value]
-
-    @property
-    def absorbed(self) -> int:
-        """A digest of the script's changes outside of parts; it must be the same on all processes."""
-
-    def begin(self, counts: shares.Counts, process: int) -> None:
-        """A step begins, with these shares."""
+    def begin(self, shares: shares.Counts, process: int) -> None:
+        """Begin a step with these shares, on this process."""
 
     def part_begins(self, rank: int) -> None:
-        """The part of a virtual rank begins."""
+        """Begin the part of a virtual rank."""
 
-    def part_ends(self, rank: int) -> None:
-        """The part of a virtual rank has ended: its gradients are there."""
+    def part_ends(self) -> None:
+        """Take the gradients of the virtual rank: its part has ended."""
 
     def finish(self) -> None:
-        """Sum the gradients of all virtual ranks, on all processes."""
+        """Add up the gradients of all virtual ranks, on all processes."""
 
     def abandon(self) -> None:
         """Forget the step that is under way, if any."""
@@ -64,28 +70,31 @@ class VirtualRanks(Ranks, Kept, Voter):
     """The virtual ranks, as one process sees them.
 
     Args:
-        size: how many there are.
-        policy: how they are dealt out.
-        carrier: what the framework does.
+        size: number of virtual ranks.
+        policy: how they are assigned.
+        buffers: of the models.
+        gradients: of the optimizers.
 
     Attributes:
-        size: how many there are.
+        size: number of virtual ranks.
         virtual: the same.
-        counts: how many each process carries out.
-        dealt: how often they were dealt out.
-        steps: how many steps the run has done.
-        current: the one that is being carried out; None between parts.
-        carrier: what the framework does.
-        replay: has parts computed by a second process; None if nobody wants that.
-        replaying: whether the current one is carried out for comparison only.
+        counts: number of virtual ranks of each process.
+        dealt: how often they were assigned.
+        steps: number of steps that the run has done.
+        current: the virtual rank that is being carried out; None between parts.
+        gradients: of the optimizers.
+        replay: has parts computed by a second process; None without ``Guard(replay=…)``.
+        replaying: whether the present part is only compared.
 
     Raises:
-        ConfigError: there is no such number, or no such policy.
+        ConfigError: an invalid number, or an unknown policy.
     """
 
     key = "virtual"
 
-    def __init__(self, size: int, policy: shares.Policy | None, carrier: Carrier) -> None:
+    def __init__(
+        self, size: int, policy: shares.Policy | None, buffers: Buffers, gradients: Sequence[Gradients]
+    ) -> None:
         policy = policy or "equal"
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ConfigError("virtual_ranks", f"{size!r} is not a number of virtual ranks; use 1 or more")
@@ -94,7 +103,7 @@ class VirtualRanks(Ranks, Kept, Voter):
                 "shares", f"{policy!r} is not a way to deal virtual ranks out; use 'equal' or 'by-speed'"
             )
         self.size = self.virtual = size
-        self.carrier = carrier
+        self.gradients = gradients
         self.counts: shares.Counts = (size,)
         self.dealt = 0
         self.steps = 0
@@ -102,22 +111,23 @@ class VirtualRanks(Ranks, Kept, Voter):
         self.replay: Replay | None = None
         self.replaying = False
         self._policy = policy
-        self._open: object = None
+        self._buffers = buffers
+        self._open: object = None  # the step that is under way
         self._done: Callable[[], None] = nothing
         self._times: deque[float] = deque(maxlen=_REMEMBERED)
-        self._seconds: float | None = None
+        self._seconds: float | None = None  # of a part
         self._measured = 0.0  # when
 
-    # -- a place in a state ------------------------------------------------------------------------------
+    # -- a place in a state; see `hvdrecover.elastic.ranks.Ranks` --------------------------------------------
 
     def rng(self, asked: Randomness | None, default: Randomness) -> Randomness:
-        """Return ``"reseed"``: each virtual rank's streams begin with each of its parts."""
+        """Return ``"reseed"``: random streams begin with each part."""
         if asked == "store":
             raise ConfigError("rng", "virtual ranks have random streams of their own; leave out rng='store'")
         return asked or "reseed"
 
     def join(self, context: Context, own: Own, guard: Guard | None) -> tuple[VirtualRanks, ...]:
-        """Take a place in a state; called once. Return the companions that come with these ranks."""
+        """Take a place in a state."""
         self._context = context
         self._own = own
         if guard is not None and guard.replay:
@@ -126,44 +136,40 @@ class VirtualRanks(Ranks, Kept, Voter):
         return (self,)
 
     def values(self) -> Mapping[str, Value]:
-        """Return what the framework has each virtual rank have of its own."""
-        return self.carrier.values
+        """Return rank-local state besides the user's `PerRank`."""
+        return {"_buffers": self._buffers} if any(True for _ in self._buffers.names()) else {}
 
     def split(self, value: PerRank) -> None:
-        """Let a value be that of the virtual rank that is being carried out."""
+        """Give each virtual rank its own value."""
         value.become_virtual(self.size, self.rank)
 
     def deal(self, order: SampleOrder) -> None:
-        """Let the samples of an order be dealt out to these ranks."""
+        """Deal samples out to these ranks."""
         order.dealt_to = lambda: (self.carried.ranks, self.carried.size)
 
     def carried_by(self, rank: int, size: int) -> Carried:
-        """Return those that a process carries out, by its rank, whatever the number of processes is."""
+        """Return the virtual ranks of a process, by its rank, whatever the number of processes is."""
         if not self._context.place.joined and not self.dealt:
             return Carried(tuple(range(self.size)), self.size)
         return Carried(tuple(shares.run_of(self.counts, rank)), self.size)
 
     def stream_of(self, rank: int) -> int:
-        """Return a number that no virtual rank has: all processes have one stream in common."""
+        """Return a number that no virtual rank has: outside of parts, all processes share a random stream."""
         return self.size
-
-    def virtual_ranks(self) -> VirtualRanks:
-        """Return these."""
-        return self
 
     @property
     def carried(self) -> Carried:
-        """Those that this process carries out."""
+        """The virtual ranks of this process."""
         world = self._context.world
         return self.carried_by(world.rank(), world.size())
 
-    # -- steps -----------------------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------------------
 
     def rank(self) -> int:
-        """The virtual rank that is being carried out.
+        """Return the virtual rank that is being carried out.
 
         Raises:
-            StepError: none is.
+            StepError: no part is under way.
         """
         if self.current is None:
             raise StepError(
@@ -172,7 +178,7 @@ class VirtualRanks(Ranks, Kept, Voter):
         return self.current
 
     def offer(self, step: object) -> None:
-        """A step is given to the script.
+        """Note that the script is given a step.
 
         Raises:
             StepError: the last one has not ended.
@@ -181,23 +187,27 @@ class VirtualRanks(Ranks, Kept, Voter):
         self._open = step
 
     def withdraw(self, step: object) -> None:
-        """The script has left a step that it had not begun."""
+        """Forget a step that the script left before it began."""
         if self._open is step:
             self._open = None
 
     def step_begins(self, step: object) -> None:
-        """A step begins, in its loop or after it."""
+        """Begin a step, in its loop or after it."""
         self._open = step
-        self.carrier.begin(self.counts, self._context.world.rank())
+        self._buffers.absorb()
+        for each in self.gradients:
+            each.begin(self.counts, self._context.world.rank())
 
     def part_begins(self, rank: int) -> None:
-        """The part of a virtual rank begins: its buffers, its random streams."""
-        self.carrier.part_begins(rank)
+        """Begin the part of a virtual rank with its buffers and its random streams."""
+        self._buffers.swap_in(rank)
+        for each in self.gradients:
+            each.part_begins(rank)
         self.current = rank
         self._context.framework.seed(self.seeds(self.steps, rank))
 
     def part_ends(self, rank: int, seconds: float) -> None:
-        """The part of a virtual rank has ended, after this time.
+        """End the part of a virtual rank, after this time.
 
         Raises:
             StepError: the state has gone to another step meanwhile.
@@ -207,46 +217,45 @@ class VirtualRanks(Ranks, Kept, Voter):
             raise StepError(
                 "state.restore()", "called in a step's inner loop. Leave the loops over steps first"
             )
-        self.carrier.part_ends(rank)
+        for each in self.gradients:
+            each.part_ends()
+        self._buffers.swap_out(rank)
         self._times.append(seconds)
 
     def step_ends(self, done: Callable[[], None]) -> None:
-        """All parts of this process have ended: sum the gradients of all.
+        """Add up the gradients: all parts of this process have ended.
 
         Args:
-            done: notes that the step's samples are done; called once the script has applied the gradients.
+            done: counts the step's samples as done; called once the script has applied the gradients.
         """
-        self.carrier.finish()
+        for each in self.gradients:
+            each.finish()
         self._context.framework.seed(self.seeds(self.steps, self.size))
         self.steps += 1
         self._open = None
         self._done = done
 
     def settle(self) -> None:
-        """The gradients of the last step are applied: a commit is made, or the next step asked for."""
+        """Count the last step as done: a commit is made, or the next step asked for."""
         done, self._done = self._done, nothing
         done()
 
     def seeds(self, step: int, rank: int) -> Callable[[str], int]:
-        """Return the seeds of a virtual rank's generators in a step; see `randomness.stream`."""
+        """Return the seeds for a part's computation; see `randomness.stream`."""
         return stream(self._own.random.seed, f"step {step}", rank)
 
     def sample_seeds(self, step: int, rank: int) -> Callable[[str], int]:
-        """Return those for its samples of a step, which must not have the very numbers that its part has."""
+        """Return the seeds for a part's samples. They differ, so dropout and augmentation are independent."""
         return stream(self._own.random.seed, f"samples {step}", rank)
 
     def any_has_more(self, mine: bool) -> bool:
-        """Return whether there is data for another step; spares, which have none, ask the others."""
+        """Return whether there is data for another step; a process without virtual ranks asks the others."""
         if 0 not in self.counts:
             return mine
         return bool(self._context.world.allgather([mine], "hvdrecover.steps.more").any())
 
     def refuse_open(self, what: str) -> None:
-        """Refuse what must not be done within a step.
-
-        Raises:
-            StepError: a step is under way.
-        """
+        """Raise a StepError if a step is under way."""
         if self._open is not None:
             raise StepError(
                 "state.steps()",
@@ -254,17 +263,17 @@ class VirtualRanks(Ranks, Kept, Voter):
                 "first, without a break",
             )
 
-    # -- a part of each commit ----------------------------------------------------------------------------
+    # -- a part of each commit -------------------------------------------------------------------------------
 
     def capture(self) -> Json:
         """Return the number of virtual ranks, and of steps that are done."""
         return {"size": self.size, "steps": self.steps}
 
     def load(self, value: Json | None) -> None:
-        """Go to the step of a commit; what was under way is over.
+        """Go to the step of a commit, and forget the step that was under way.
 
         Raises:
-            ConfigError: the commit is of another number of virtual ranks.
+            ConfigError: the commit has another number of virtual ranks.
         """
         found = value if isinstance(value, dict) else {}
         if (size := found.get("size", self.size)) != self.size:
@@ -276,33 +285,30 @@ class VirtualRanks(Ranks, Kept, Voter):
         self.steps = int(found.get("steps", 0))
         self._open, self.current, self._done = None, None, nothing
         self.replaying = False
-        self.carrier.abandon()
+        for each in self.gradients:
+            each.abandon()
 
-    # -- dealing -----------------------------------------------------------------------------------------
+    # -- votes -----------------------------------------------------------------------------------------------
 
     def objection(self, *, committing: bool) -> HvdrecoverError | None:
-        """Have no objection, but to a commit in the middle of a step.
-
-        Raises:
-            StepError: a step is under way.
-        """
+        """Refuse a commit in the middle of a step."""
         self.refuse_open("a commit was made")
         self.settle()
         return None
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        """Send the time of a part in microseconds, 0 if it is unknown; and what was absorbed."""
+        """Send the time of a part in microseconds (0: unknown), and the digest of absorbed changes."""
         if moment.kind != "rendezvous" and not moment.returned:
             self.refuse_open("hosts were looked for")
         if moment.kind == "commit":
             self._measure()
-        return [0 if self._seconds is None else max(1, round(self._seconds * 1e6)), self.carrier.absorbed]
+        return [0 if self._seconds is None else max(1, round(self._seconds * 1e6)), self._buffers.absorbed]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
         """Assign the virtual ranks: at each rendezvous, and at a commit if that makes steps faster.
 
         Returns:
-            An error if processes have changed buffers outside of parts, and not to the same.
+            An error if processes have changed buffers outside of parts to different values.
         """
         seconds = [int(each) / 1e6 or None for each in table[:, 0]]
         if moment.kind == "rendezvous":
@@ -327,7 +333,7 @@ class VirtualRanks(Ranks, Kept, Voter):
                 self._context.contents.place(self._context.world.rank(), self._context.world.size())
         return None
 
-    def _deal(self, counts: shares.Counts, seconds: Sequence[float | None]) -> None:
+    def _deal(self, counts: shares.Counts, seconds: shares.Seconds) -> None:
         before, self.counts = self.counts, counts
         self.dealt += 1
         self._times.clear()
@@ -346,9 +352,15 @@ class VirtualRanks(Ranks, Kept, Voter):
         self._measured = now
 
 
-def are_carried_out() -> bool:
-    """Return whether a virtual rank is being carried out, in the inner loop of a step."""
-    return bool(_latest) and _latest[0].current is not None
+def virtual_of(ranks: Ranks) -> VirtualRanks:
+    """Return a state's ranks as virtual ranks.
+
+    Raises:
+        ConfigError: the state has none.
+    """
+    if not isinstance(ranks, VirtualRanks):
+        raise ConfigError("state.steps()", "the state has no virtual ranks; make it with virtual_ranks=")
+    return ranks
 
 
 def virtual_size() -> int:
@@ -383,3 +395,63 @@ def _of_latest_state() -> VirtualRanks:
     if not _latest:
         raise StepError("virtual ranks", "no state with virtual_ranks= has been made yet")
     return _latest[0]
+
+
+# -- collectives in a part are refused -----------------------------------------------------------------------
+
+
+def are_carried_out() -> bool:
+    """Return whether the part of a virtual rank is under way."""
+    return bool(_latest) and _latest[0].current is not None
+
+
+def refuse(call: str) -> None:
+    """Refuse a collective, such as ``allreduce``, in the part of a virtual rank.
+
+    Raises:
+        StepError: a part is under way.
+    """
+    if are_carried_out():
+        raise StepError(
+            f"hvd.{call}()",
+            "called in a step's inner loop, in the part of a virtual rank. Processes carry out different "
+            "numbers of parts, so their collectives would not match. Collect values in the inner loop, and "
+            "call the collective after the loop. Gradients need no collective: they are averaged "
+            "anyway",
+        )
+
+
+def averages(layer: str, kind: str, instead: str, others: str) -> ConfigError:
+    """Return the error for a layer that averages its statistics: its sum has as many parts as processes.
+
+    Args:
+        layer: its name in the state.
+        kind: its class.
+        instead: the class without averages.
+        others: a class without statistics of a batch.
+    """
+    return ConfigError(
+        layer,
+        f"{kind} averages over processes, so the result would depend on their number. Use {instead}, of "
+        "which each virtual rank has its own statistics, or a norm without batch statistics, such as "
+        f"{others}",
+    )
+
+
+class Watched(WatchedLibrary):
+    """The watch of virtual ranks. It stays in place when another watch ends."""
+
+
+def watch(
+    mpi_ops: ModuleType, library: str, look: Callable[[str, Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Watch a framework's collectives; called for each state, to an effect once.
+
+    Args:
+        mpi_ops: Horovod's module for the framework.
+        library: the name of the library in it.
+        look: as for `WatchedLibrary`.
+    """
+    present = getattr(mpi_ops, library)
+    if not isinstance(present, Watched):
+        setattr(mpi_ops, library, Watched(present, look))

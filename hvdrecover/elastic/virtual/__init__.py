@@ -1,1 +1,0 @@
-"""Virtual ranks: shares of a job's work whose result does not depend on who carries them out."""

@@ -1,1 +1,0 @@
-"""Virtual ranks in loops of one's own in TensorFlow."""

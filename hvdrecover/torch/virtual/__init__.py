@@ -1,1 +1,0 @@
-"""Virtual ranks in torch."""

@@ -1,0 +1,228 @@
+"""Steps of a job of virtual ranks: a loop over steps, and in it a loop over the parts of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hvdrecover.clock import Clock
+from hvdrecover.data.order import Indices, SampleOrder
+from hvdrecover.elastic.attributes import nothing
+from hvdrecover.elastic.commits.per_rank import PerRank
+from hvdrecover.elastic.interfaces import Framework
+from hvdrecover.errors import StepError
+from hvdrecover.virtual.ranks import VirtualRanks
+
+_END = object()
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of one step.
+
+    Attributes:
+        fetch: returns the batch of a virtual rank of this process; called in their order.
+        done: counts the samples as done.
+    """
+
+    fetch: Callable[[int], Any]
+    done: Callable[[], None]
+
+
+Feed = Callable[[VirtualRanks], Iterator[Batches]]
+"""Yields the batches of each step that is left; the same number of steps on all processes."""
+
+
+class Step:
+    """One step of all virtual ranks. Iterate over it, once: over the batches of those of this process.
+
+    When its loop has ended, the gradients are those of the whole job. With ``Guard(replay=…)`` the loop of
+    some steps has one batch more, whose gradients are only compared.
+
+    Args:
+        ranks: the virtual ranks.
+        batches: of the step.
+        clock: where times come from.
+
+    Attributes:
+        begun: whether it has been iterated over.
+    """
+
+    def __init__(self, ranks: VirtualRanks, batches: Batches, clock: Clock) -> None:
+        self._ranks = ranks
+        self._batches = batches
+        self._clock = clock
+        self.begun = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.begun:
+            raise StepError("state.steps()", "a step can't be gone through twice; its samples are done")
+        self.begun = True
+        ranks, replay, fetch = self._ranks, self._ranks.replay, self._batches.fetch
+        ranks.step_begins(self)
+        if replay is not None:
+            fetch = replay.begin(fetch)
+            yield from replay.before()
+        for rank in ranks.carried.ranks:
+            started = self._clock.monotonic()
+            batch = fetch(rank)
+            ranks.part_begins(rank)
+            try:
+                yield batch
+            finally:
+                ranks.current = None  # also if the script leaves
+            ranks.part_ends(rank, self._clock.monotonic() - started)
+        if replay is not None:
+            yield from replay.after()
+            if replay.error is not None:
+                ranks.step_ends(nothing)  # the others wait for this process's sums
+                raise replay.error
+        ranks.step_ends(self._batches.done)
+
+    @property
+    def replaying(self) -> bool:
+        """Return whether the present batch is another process's, to be compared only."""
+        return self._ranks.replaying
+
+
+Made = TypeVar("Made", bound=Step)
+
+
+def steps(
+    ranks: VirtualRanks, feed: Feed, clock: Clock, kind: Callable[[VirtualRanks, Batches, Clock], Made]
+) -> Iterator[Made]:
+    """Yield steps until the data ends. When shares change, the rest of the data is dealt out again.
+
+    Args:
+        ranks: the virtual ranks.
+        feed: the source of batches.
+        clock: where times come from.
+        kind: makes a step: `Step`, or an adapter's.
+
+    Raises:
+        StepError: the script passed a step over.
+    """
+    ranks.settle()
+    dealt = -1
+    while dealt != ranks.dealt:
+        dealt = ranks.dealt
+        for batches in feed(ranks):
+            step = kind(ranks, batches, clock)
+            ranks.offer(step)
+            try:
+                yield step
+            finally:  # the script may break
+                if not step.begun:
+                    ranks.withdraw(step)
+            # Not if an error ends the script's loop: a bad step's samples are not done, but to be left out.
+            ranks.settle()
+            if not step.begun:
+                raise StepError(
+                    "state.steps()",
+                    "a step was passed over; go through it by an inner loop: for batch in step: ...",
+                )
+            if dealt != ranks.dealt:
+                break
+
+
+# -- sources of batches --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """The samples of one virtual rank in one step.
+
+    Attributes:
+        step: the step.
+        rank: the virtual rank.
+        samples: their numbers; int64.
+    """
+
+    step: int
+    rank: int
+    samples: Indices
+
+
+def deal(
+    order: SampleOrder,
+    size: int,
+    ranks: VirtualRanks,
+    read: Callable[[Iterable[Part]], Iterator[Any]],
+    *,
+    drop_last: bool = False,
+) -> Iterator[Batches]:
+    """Deal samples out to virtual ranks one each in turn; yield the batches of each step from the cursor on.
+
+    Args:
+        order: of the samples.
+        size: samples in one virtual rank's batch.
+        ranks: the virtual ranks.
+        read: begins to read the parts of this process, in their order; returns their batches.
+        drop_last: leave out batches that are not full.
+    """
+    order.begin()
+    if order.on_iterate is not None:
+        order.on_iterate()
+    samples, first, epoch = order.rounds, ranks.steps, order.epoch
+    starts = range(0, samples - (size - 1 if drop_last else 0), size)
+    mine = {rank: order.share_of(rank) for rank in ranks.carried.ranks}
+    parts = (
+        Part(step, rank, share[start : start + size])
+        for step, start in enumerate(starts, first)
+        for rank, share in mine.items()
+    )
+
+    def done(count: int) -> None:
+        if order.epoch == epoch:  # the script may have left the loop, and gone to the next one
+            order.record(count)
+
+    batches = read(parts) if mine and starts else iter(())
+    for start in starts:
+        count = min(size, samples - start)
+        yield Batches(lambda _: next(batches), functools.partial(done, count))
+
+
+@contextlib.contextmanager
+def aside(framework: Framework) -> Iterator[None]:
+    """Restore the random streams afterwards: what is drawn in between depends on the process."""
+    states = framework.generators()
+    yield
+    framework.set_generators(states)
+
+
+def streams(loaders: PerRank, ranks: VirtualRanks, framework: Framework) -> Iterator[Batches]:
+    """Yield the batches of loaders that know their place, one for each virtual rank, until they end.
+
+    Raises:
+        StepError: the loader of one virtual rank ends before that of another.
+    """
+    iterators = {}
+    with aside(framework):
+        for rank in ranks.carried.ranks:
+            framework.seed(ranks.sample_seeds(ranks.steps, rank))
+            iterators[rank] = iter(loaders.of(rank))
+    if loaders.on_iterate is not None:
+        loaders.on_iterate()
+    while True:
+        found = {}
+        with aside(framework):
+            for rank, iterator in iterators.items():
+                framework.seed(ranks.sample_seeds(ranks.steps, rank))
+                found[rank] = next(iterator, _END)
+        ended = [rank for rank, batch in found.items() if batch is _END]
+        if ranks.any_has_more(len(ended) < len(found)) and not ended:
+            loaders.taken += 1
+            yield Batches(found.__getitem__, nothing)
+        elif 0 < len(ended) < len(found):
+            raise StepError(
+                "state.steps()",
+                f"the loader of virtual rank {ended[0]} has ended, and others have not: they must have "
+                "the same number of batches",
+            )
+        else:
+            for rank in ended:
+                loaders.ended(rank)
+            return
