@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
@@ -150,7 +151,12 @@ class Gradients:
         """Begin a step."""
         self.abandon()
         name = f"{OURS}.virtual"
-        self._exchange = Exchange(_Collectives(), name, counts, process, self._layout.missing)
+        missing = self._layout.missing
+
+        def pack(bucket: int, number: int, flat: tf.Tensor | None) -> tf.Tensor:
+            return missing[bucket]() if flat is None else flat
+
+        self._exchange = Exchange(_Collectives(), name, counts, process, len(missing), operator.add, pack)
         # The variables whose gradients of this process were all finite.
         self._finite = np.ones(len(self._layout.variables), bool)
 

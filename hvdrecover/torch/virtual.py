@@ -176,7 +176,7 @@ def _dealt(loader: DataLoader[Any], ranks: VirtualRanks, framework: Framework) -
     size: int = loader.batch_size  # type: ignore[assignment]
 
     def read(parts: Iterable[Part]) -> Iterator[Any]:
-        seeded = (_Seeds(part.samples.tolist(), ranks.sample_seeds(part.step, part.rank)) for part in parts)
+        seeded = (_Seeds(each.tolist(), ranks.sample_seeds(step, rank)) for step, rank, each in parts)
         # A copy, as the constructor of the script's own class may take other arguments.
         reading = copy.copy(loader)
         dataset = _Seeded(loader.dataset, framework)

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import horovod.torch as hvd
@@ -21,9 +22,15 @@ from hvdrecover.torch.stepping import stepping
 from hvdrecover.virtual.exchange import NOTHING, Exchange, buckets
 from hvdrecover.virtual.ranks import OURS
 
-# Dtypes, and others of the same size that Horovod can send.
-_SENT = {each: each for each in (torch.float16, torch.float32, torch.float64)} | {
-    torch.bfloat16: torch.float16
+_ALIGNMENT = 64  # bytes
+_Taken = list[torch.Tensor | None]
+"""The gradients of a bucket; None for a parameter without one."""
+# Dtypes of gradients, and how alltoall and allgather send them: Horovod's lack bfloat16.
+_SENT = {
+    torch.float16: torch.float16,
+    torch.bfloat16: torch.float16,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
 }
 
 
@@ -46,8 +53,8 @@ class Gradients:
         ConfigError: sums of this optimizer's gradients would depend on the number of processes.
     """
 
-    _exchange: Exchange | None  # of the step that is under way
-    _ended: Exchange | None  # of a step whose inner loop has ended
+    _exchange: Exchange | None = None  # of the step that is under way
+    _ended: Exchange | None = None  # of a step whose inner loop has ended
     _part: _Part | None
     _held: _Part | None
 
@@ -62,16 +69,23 @@ class Gradients:
         self._divisor = size if optimizer.op == hvd.Average else 1
         halves = optimizer._compression is hvd.Compression.fp16
         self._wires = [torch.float16 if halves else each.dtype for each in self._parameters]
-        self._buckets = buckets(
-            [
-                (wire, each.device, each.dtype)
-                for wire, each in zip(self._wires, self._parameters, strict=True)
-            ],
-            [wire.itemsize * each.numel() for wire, each in zip(self._wires, self._parameters, strict=True)],
-        )
+        pairs = list(zip(self._wires, self._parameters, strict=True))
+        kinds = [(wire, each.dtype, each.device) for wire, each in pairs]
+        self._buckets = buckets(kinds, [wire.itemsize * each.numel() for wire, each in pairs])
+        # Places in flat tensors, aligned as torch's own memory: kernels may round differently elsewhere.
+        sizes = [
+            -(-each.numel() * wire.itemsize // _ALIGNMENT) * _ALIGNMENT // wire.itemsize
+            for wire, each in pairs
+        ]
+        self._offsets = [
+            [*accumulate((sizes[place] for place in places), initial=0)] for places in self._buckets
+        ]
         self._bucket_of = {place: number for number, places in enumerate(self._buckets) for place in places}
         self._watched = False
         self._collectives = _Collectives()
+        # Flat tensors by bucket and partial sum. They are kept, because new pages cost more than sending. So
+        # gradients of parameters may be overwritten in the next step.
+        self._memory: dict[tuple[int, int], torch.Tensor] = {}
         _take_over(name, optimizer)
         optimizer.virtual_gradients = self
         steps = stepping(optimizer)
@@ -98,9 +112,8 @@ class Gradients:
                 parameter.requires_grad_(not frozen)
         for parameter in self._parameters:
             parameter.grad = None
-        missing = [partial(self._flat, places, [None] * len(places)) for places in self._buckets]
-        name = f"{OURS}.virtual.{self._name}"
-        self._exchange = Exchange(self._collectives, name, shares, process, missing)
+        name, count = f"{OURS}.virtual.{self._name}", len(self._buckets)
+        self._exchange = Exchange(self._collectives, name, shares, process, count, _added, self._packed)
 
     def part_begins(self, rank: int) -> None:
         """Begin the backward passes of a virtual rank."""
@@ -130,7 +143,9 @@ class Gradients:
 
     def abandon(self) -> None:
         """Forget a step that is under way, as after a fault."""
-        self._collectives.forget()
+        if self._exchange is not None or self._ended is not None:
+            self._collectives.forget()
+            self._memory.clear()  # Horovod may still write there
         self._exchange = self._ended = self._part = self._held = None
         self._hold: int | None = None
         self._finished = False
@@ -164,10 +179,11 @@ class Gradients:
         """Add up what `held` returned, which may have been overwritten."""
         part = self._held
         assert part is not None and part.kept is not None
-        for bucket, flat in part.kept.items():
-            for place, piece in self._split(bucket, flat):
-                piece.copy_(torch.from_numpy(self._given[place]).view(piece.dtype))
-            self._add(bucket, part.rank, flat)
+        for bucket, gradients in part.kept.items():
+            for place, gradient in zip(self._buckets[bucket], gradients, strict=True):
+                assert gradient is not None
+                _flat(gradient).copy_(torch.from_numpy(self._given[place]).view(gradient.dtype))
+            self._add(bucket, part.rank, gradients)
 
     def replay_begins(self) -> None:
         """Begin backward passes whose gradients are only compared."""
@@ -185,9 +201,10 @@ class Gradients:
     def _bytes(self, part: _Part) -> list[Bytes]:
         assert part.kept is not None
         found = {
-            place: piece.view(torch.uint8).cpu().numpy()
-            for bucket, flat in part.kept.items()
-            for place, piece in self._split(bucket, flat)
+            place: _flat(gradient).view(torch.uint8).cpu().numpy()
+            for bucket, gradients in part.kept.items()
+            for place, gradient in zip(self._buckets[bucket], gradients, strict=True)
+            if gradient is not None
         }
         return [found[place] for place in range(len(self._parameters))]
 
@@ -226,59 +243,74 @@ class Gradients:
 
     def _take(self, bucket: int, part: _Part) -> None:
         """Take the gradients of a bucket away from the parameters."""
-        places = self._buckets[bucket]
-        if part.rank >= 0:
-            for place in places:
-                if self._parameters[place].grad is not None:
-                    self.looks(self._parameters[place])
-        flat = self._flat(places, [self._parameters[place].grad for place in places])
-        for place in places:
-            self._parameters[place].grad = None
+        gradients = [self._taken(place, part) for place in self._buckets[bucket]]
         if part.kept is None:
-            self._add(bucket, part.rank, flat)
+            self._add(bucket, part.rank, gradients)
         else:
-            part.kept[bucket] = flat
+            part.kept[bucket] = [
+                self._nothing(place) if each is None else each
+                for place, each in zip(self._buckets[bucket], gradients, strict=True)
+            ]
 
-    def _add(self, bucket: int, rank: int, flat: torch.Tensor) -> None:
+    def _taken(self, place: int, part: _Part) -> torch.Tensor | None:
+        """Return a gradient as it is added up, in the memory order of its parameter."""
+        parameter = self._parameters[place]
+        if parameter.grad is None:
+            return None
+        if part.rank >= 0:
+            self.looks(parameter)
+        gradient, parameter.grad = parameter.grad.detach(), None
+        if gradient.is_sparse:
+            if not self._optimizer.sparse_as_dense:
+                raise ConfigError(
+                    f"state.{self._name}",
+                    f"{self._names[place]} has a sparse gradient, which virtual ranks can't sum up; pass "
+                    "DistributedOptimizer(sparse_as_dense=True), or make its layer with sparse=False",
+                )
+            gradient = gradient.to_dense()
+        if gradient.stride() != parameter.stride():
+            gradient = torch.empty_like(parameter, dtype=gradient.dtype, requires_grad=False).copy_(gradient)
+        return gradient.to(self._wires[place])
+
+    def _nothing(self, place: int) -> torch.Tensor:
+        parameter, wire = self._parameters[place], self._wires[place]
+        return torch.full_like(parameter, NOTHING, dtype=wire, requires_grad=False)
+
+    def _add(self, bucket: int, rank: int, gradients: _Taken) -> None:
         assert self._exchange is not None
-        self._exchange.add(bucket, rank, flat)
+        self._exchange.add(bucket, rank, gradients)
 
-    def _flat(self, places: Sequence[int], gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """Return gradients one after the other, each in the memory order of its parameter."""
-        found = []
-        for place, gradient in zip(places, gradients, strict=True):
-            parameter = self._parameters[place].detach()
-            if gradient is None:
-                gradient = torch.full_like(parameter, NOTHING)
-            elif gradient.is_sparse:
-                if not self._optimizer.sparse_as_dense:
-                    raise ConfigError(
-                        f"state.{self._name}",
-                        f"{self._names[place]} has a sparse gradient, which virtual ranks can't sum up; pass "
-                        "DistributedOptimizer(sparse_as_dense=True), or make its layer with sparse=False",
-                    )
-                gradient = gradient.to_dense()
-            if gradient.stride() != parameter.stride():
-                gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
-            found.append(gradient.detach().as_strided((gradient.numel(),), (1,)))
-        return torch.cat(found).to(self._wires[places[0]])
-
-    def _split(self, bucket: int, flat: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
+    def _packed(self, bucket: int, number: int, gradients: _Taken | None) -> torch.Tensor:
+        """Return gradients one after the other; see `Exchange`."""
         places = self._buckets[bucket]
-        pieces = torch.split(flat, [self._parameters[place].numel() for place in places])
-        return list(zip(places, pieces, strict=True))
+        *offsets, length = self._offsets[bucket]
+        if (bucket, number) not in self._memory:
+            like, wire = self._parameters[places[0]], self._wires[places[0]]
+            self._memory[bucket, number] = torch.zeros(length, dtype=wire, device=like.device)
+        flat = self._memory[bucket, number]
+        for place, offset, gradient in zip(places, offsets, gradients or [None] * len(places), strict=True):
+            there = flat[offset : offset + self._parameters[place].numel()]
+            there.fill_(NOTHING) if gradient is None else there.copy_(_flat(gradient))
+        return flat
+
+    def _unpacked(self, bucket: int, total: torch.Tensor | _Taken) -> _Taken:
+        if isinstance(total, list):
+            return total  # a single process has not packed it
+        found: _Taken = []
+        for place, offset in zip(self._buckets[bucket], self._offsets[bucket], strict=False):
+            like = torch.empty_like(self._parameters[place], device="meta")
+            found.append(total[offset : offset + like.numel()].as_strided(like.shape, like.stride()))
+        return found
 
     def _average(self) -> None:
         """Replace Horovod's ``synchronize``. A script that clips gradients calls it again, to no effect."""
         if self._ended is not None:
             totals, self._ended = self._ended.finish(), None
             for bucket, places in enumerate(self._buckets):
-                total = totals[bucket].to(self._parameters[places[0]].dtype)
-                if self._divisor != 1:
-                    total.div_(self._divisor)
-                for place, piece in self._split(bucket, total):
-                    like = torch.empty_like(self._parameters[place], device="meta")
-                    self._parameters[place].grad = piece.as_strided(like.shape, like.stride())
+                for place, total in zip(places, self._unpacked(bucket, totals[bucket]), strict=True):
+                    parameter = self._parameters[place]
+                    gradient = (self._nothing(place) if total is None else total).to(parameter.dtype)
+                    parameter.grad = gradient if self._divisor == 1 else gradient.div_(self._divisor)
             self._finished = True
         self._require_finished()
         self._optimizer._synchronized = True
@@ -306,13 +338,26 @@ class _Part:
         rank: the virtual rank; -1 if its gradients are only compared.
         passes: number of passes that each parameter has had.
         missing: number of parameters that each bucket waits for.
-        kept: gradients by bucket that are not added up yet; None if they are added up at once.
+        kept: all gradients by bucket, if they are not added up yet; None if they are added up at once.
     """
 
     rank: int
     passes: list[int]
     missing: list[int]
-    kept: dict[int, torch.Tensor] | None = None
+    kept: dict[int, _Taken] | None = None
+
+
+def _added(left: _Taken, right: _Taken) -> _Taken:
+    """Return the sums of gradients, in the place of one; a missing gradient changes no number."""
+    return [
+        other if mine is None else mine if other is None else mine.add_(other)
+        for mine, other in zip(left, right, strict=True)
+    ]
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor's elements as they are in memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 class _Pickler(pickle.Pickler):
@@ -337,22 +382,31 @@ class _Collectives:
 
     def __init__(self) -> None:
         self._handles: list[int] = []
+        self._outputs: dict[str, torch.Tensor] = {}  # kept, like `Gradients._memory`
 
     def forget(self) -> None:
         """Free the tensors that Horovod keeps for operations that were not waited for."""
         for handle in self._handles:
             hvd.mpi_ops._handle_map.pop(handle, None)
         self._handles.clear()
+        self._outputs.clear()
 
     def allreduce(self, flat: torch.Tensor, name: str) -> _Pending:
         return self._begun(hvd.allreduce_async_(flat, name=name, op=hvd.Sum), flat)
 
     def alltoall(self, flat: torch.Tensor, counts: Sequence[int], name: str) -> _Pending:
-        splits = torch.tensor(counts, dtype=torch.int32)
-        return self._begun(hvd.alltoall_async(flat.view(_SENT[flat.dtype]), splits, name), flat)
+        sent, splits = flat.view(_SENT[flat.dtype]), torch.tensor(counts, dtype=torch.int32)
+        output, process_set = self._output(name, sent), hvd.global_process_set
+        handle = hvd.mpi_ops._alltoall_async(sent, splits, output, splits.new_empty(0), name, process_set)
+        return self._begun(handle, flat)
 
     def allgather(self, flat: torch.Tensor, name: str) -> _Pending:
-        return self._begun(hvd.allgather_async(flat.view(_SENT[flat.dtype]), name), flat)
+        sent = flat.view(_SENT[flat.dtype])
+        output = self._output(name, sent)
+        return self._begun(hvd.mpi_ops._allgather_async(sent, output, name, hvd.global_process_set), flat)
+
+    def _output(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        return self._outputs.setdefault(name, like.new_empty(0))  # Horovod resizes it
 
     def joined(self, flats: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat(list(flats))

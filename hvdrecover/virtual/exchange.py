@@ -168,7 +168,10 @@ class Exchange:
         name: begins the names of collectives.
         shares: number of virtual ranks of each process.
         process: this process.
-        missing: for each bucket, makes a tensor full of `NOTHING`. A process without virtual ranks sends it.
+        count: number of buckets.
+        add: returns the sum of two virtual ranks' gradients of a bucket. It may change them.
+        pack: returns such gradients, by the bucket and the number of the partial sum, as a flat tensor. None
+            stands for a process without virtual ranks, which sends a tensor full of `NOTHING`.
     """
 
     def __init__(
@@ -177,7 +180,9 @@ class Exchange:
         name: str,
         shares: Sequence[int],
         process: int,
-        missing: Sequence[Callable[[], Flat]],
+        count: int,
+        add: Callable[[Any, Any], Any],
+        pack: Callable[[int, int, Any], Flat],
     ) -> None:
         self._collectives = collectives
         self._name = name
@@ -185,22 +190,22 @@ class Exchange:
         self._size = sum(shares)
         self._nodes = [node for each in pieces(shares) for node in each]
         self._last = sum(shares[: process + 1]) - 1  # virtual rank of this process
-        self._missing = missing
-        self._sums = [RunningSum[Flat](self._size) for _ in missing]
+        self._pack = pack
+        self._sums = [RunningSum[Any](self._size, add) for _ in range(count)]
         self._scattered: deque[tuple[int, Pending]] = deque()
         self._totals: dict[int, Pending] = {}
 
-    def add(self, bucket: int, rank: int, flat: Flat) -> None:
+    def add(self, bucket: int, rank: int, gradients: Any) -> None:
         """Add the gradients of a virtual rank, which belong to this exchange from now on.
 
         The virtual ranks come in their order. With the last one, the sums of the bucket are sent.
         """
-        self._sums[bucket].push(range(rank, rank + 1), flat)
+        self._sums[bucket].push(range(rank, rank + 1), gradients)
         if rank == self._last:
             self._send(bucket)
 
-    def finish(self) -> list[Flat]:
-        """Return the sum of all virtual ranks, by bucket.
+    def finish(self) -> list[Any]:
+        """Return the sum of all virtual ranks, by bucket: flat, or with a single process not packed.
 
         Raises:
             Exception: the framework's error for a lost process.
@@ -213,17 +218,19 @@ class Exchange:
 
     def _send(self, bucket: int) -> None:
         mine, name = self._sums[bucket].values, f"{self._name}.{bucket}"
-        flat = mine[0] if mine else self._missing[bucket]()
         if self._processes == 1:
-            self._totals[bucket] = Done(flat)
-        elif len(self._nodes) <= 2 and flat.dtype in self._collectives.exact:
+            self._totals[bucket] = Done(mine[0])
+            return
+        flats = [self._pack(bucket, number, each) for number, each in enumerate(mine or [None])]
+        flat = flats[0]
+        if len(self._nodes) <= 2 and flat.dtype in self._collectives.exact:
             self._totals[bucket] = self._collectives.allreduce(flat, name)
         else:
             share = -(-len(flat) // self._processes)
             bounds = [min(len(flat), share * process) for process in range(self._processes + 1)]
             if len(mine) != 1:
-                slices = [each[start:stop] for start, stop in pairwise(bounds) for each in mine]
-                flat = self._collectives.joined(slices) if slices else flat[:0]
+                slices = [each[start:stop] for start, stop in pairwise(bounds) for each in flats]
+                flat = self._collectives.joined(slices) if mine else flat[:0]
             counts = [(stop - start) * len(mine) for start, stop in pairwise(bounds)]
             self._scattered.append((bucket, self._collectives.alltoall(flat, counts, f"{name}.scatter")))
             self._advance(wait=False)

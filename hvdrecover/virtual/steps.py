@@ -131,19 +131,8 @@ def steps(
 # -- sources of batches --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Part:
-    """The samples of one virtual rank in one step.
-
-    Attributes:
-        step: the step.
-        rank: the virtual rank.
-        samples: their numbers; int64.
-    """
-
-    step: int
-    rank: int
-    samples: Indices
+Part = tuple[int, int, Indices]
+"""A step, a virtual rank, and the numbers of its samples in the step."""
 
 
 def deal(
@@ -170,7 +159,7 @@ def deal(
     starts = range(0, samples - (size - 1 if drop_last else 0), size)
     mine = {rank: order.share_of(rank) for rank in ranks.carried.ranks}
     parts = (
-        Part(step, rank, share[start : start + size])
+        (step, rank, share[start : start + size])
         for step, start in enumerate(starts, first)
         for rank, share in mine.items()
     )

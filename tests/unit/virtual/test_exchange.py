@@ -166,8 +166,12 @@ def exchanged(shares, dtype):
 
     def process(world):
         world.init()
-        missing = [lambda length=length: np.full(length, NOTHING, dtype) for length in LENGTHS]
-        exchange = Exchange(Collectives(world), "sums", shares, world.rank(), missing)
+        collectives, rank = Collectives(world), world.rank()
+
+        def pack(bucket, number, gradients):
+            return np.full(LENGTHS[bucket], NOTHING, dtype) if gradients is None else gradients
+
+        exchange = Exchange(collectives, "sums", shares, rank, len(LENGTHS), operator.iadd, pack)
         start = sum(shares[: world.rank()])
         for rank in range(start, start + shares[world.rank()]):
             for bucket in range(len(LENGTHS)):

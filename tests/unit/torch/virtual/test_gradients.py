@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import horovod.torch as hvd
@@ -11,6 +13,7 @@ import torch
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.torch.virtual_gradients import Gradients
+from hvdrecover.virtual import exchange
 from tests.unit.torch.jobs import network
 
 
@@ -254,3 +257,73 @@ def test_parameters_that_come_later_are_refused(change: str) -> None:
         later.requires_grad_()
     with pytest.raises(ConfigError, match=r"^state\.optimizer: .*\(7,\)"):
         step(gradients, model, 2)
+
+
+# -- replays -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heals", [False, True])
+def test_gradients_on_hold_are_added_up_as_they_were_left(heals: bool) -> None:
+    model = network()
+    gradients = Gradients("optimizer", wrapped(model, op=hvd.Sum), 2)
+    own = leaves(model, 3)
+    gradients.begin([2], 0)
+    gradients.hold(1)
+    gradients.part_begins(0)
+    loss(model, 0).backward()  # type: ignore[no-untyped-call]
+    gradients.part_ends()
+    gradients.part_begins(1)
+    loss(model, 1).backward()  # type: ignore[no-untyped-call]
+    gradients.part_ends()
+    held = gradients.held()
+    assert [each.tobytes() for each in held] == [each.numpy().tobytes() for each in own[1]]
+    gradients.replay_begins()
+    loss(model, 2).backward()  # type: ignore[no-untyped-call]
+    replayed = gradients.replay_ends()
+    assert [each.tobytes() for each in replayed] == [each.numpy().tobytes() for each in own[2]]
+    if heals:
+        for mine, other in zip(held, replayed, strict=True):
+            mine[:] = other
+    gradients.release()
+    gradients.finish()
+    for parameter, first, second in zip(model.parameters(), own[0], own[2 if heals else 1], strict=True):
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, first + second)
+
+
+@dataclass
+class Batch:
+    """A class of a script's own."""
+
+    inputs: torch.Tensor
+    texts: list[str]
+
+
+def test_batches_arrive_as_they_were_without_what_they_were_cut_out_of() -> None:
+    gradients = Gradients("optimizer", wrapped(network()), 2)
+    inputs = torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)
+    arrived = pickle.loads(gradients.packed(Batch(inputs, ["a", "b"])))
+    assert torch.equal(arrived.inputs, inputs)
+    assert (arrived.inputs.stride(), arrived.texts) == (inputs.stride(), ["a", "b"])
+    data = gradients.packed({"inputs": torch.arange(1 << 20, dtype=torch.float32)[100:108]})
+    assert len(data) < 5_000
+    assert pickle.loads(data)["inputs"].tolist() == list(range(100, 108))
+
+
+def test_complex_parameters_are_refused() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    with pytest.raises(ConfigError, match=r"^state\.optimizer: .*complex64.*floating-point"):
+        Gradients("optimizer", hvd.DistributedOptimizer(torch.optim.SGD([parameter])), 2)
+
+
+@pytest.mark.usefixtures("elastic")
+def test_a_bucket_is_added_up_before_the_part_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "BUCKET", 16)  # bytes: one parameter each
+    added: list[int] = []
+    monkeypatch.setattr(exchange.Exchange, "add", lambda self, bucket, rank, flat: added.append(bucket))
+    model = network()
+    gradients = Gradients("optimizer", wrapped(model), 1)
+    gradients.begin([1], 0)
+    gradients.part_begins(0)
+    loss(model, 0).backward()  # type: ignore[no-untyped-call]
+    assert added == list(range(len(list(model.parameters()))))
