@@ -306,6 +306,7 @@ class Gradients:
         """Replace Horovod's ``synchronize``. A script that clips gradients calls it again, to no effect."""
         if self._ended is not None:
             totals, self._ended = self._ended.finish(), None
+            self._collectives.handles.clear()
             for bucket, places in enumerate(self._buckets):
                 for place, total in zip(places, self._unpacked(bucket, totals[bucket]), strict=True):
                     parameter = self._parameters[place]
@@ -381,14 +382,14 @@ class _Collectives:
     exact: Collection[Any] = (torch.float32, torch.float64)
 
     def __init__(self) -> None:
-        self._handles: list[int] = []
+        self.handles: list[int] = []  # of operations that were not waited for
         self._outputs: dict[str, torch.Tensor] = {}  # kept, like `Gradients._memory`
 
     def forget(self) -> None:
-        """Free the tensors that Horovod keeps for operations that were not waited for."""
-        for handle in self._handles:
+        """Free the tensors that Horovod keeps for operations after a fault."""
+        for handle in self.handles:
             hvd.mpi_ops._handle_map.pop(handle, None)
-        self._handles.clear()
+        self.handles.clear()
         self._outputs.clear()
 
     def allreduce(self, flat: torch.Tensor, name: str) -> _Pending:
@@ -412,7 +413,7 @@ class _Collectives:
         return torch.cat(list(flats))
 
     def _begun(self, handle: int, flat: torch.Tensor) -> _Pending:
-        self._handles.append(handle)
+        self.handles.append(handle)
         return _Pending(handle, flat.dtype)
 
 
