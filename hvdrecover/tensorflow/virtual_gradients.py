@@ -37,7 +37,7 @@ class Layout:
         missing: for each bucket, makes a tensor that stands for no gradients.
 
     Raises:
-        ConfigError: virtual ranks cannot add up a variable's dtype, or what the compression makes.
+        ConfigError: virtual ranks cannot add up a variable's dtype, or compressed gradients.
     """
 
     def __init__(self, variables: Sequence[Variable], compression: Any) -> None:

@@ -35,7 +35,7 @@ _SENT = {
 
 
 class Gradients:
-    """Takes the gradients of one optimizer from each backward pass, and gives it those of the whole job.
+    """Takes an optimizer's gradients from each backward pass, and gives it the gradients of the whole job.
 
     In a step, `begin`; for each virtual rank of this process `part_begins`, backward passes, `part_ends`;
     then `finish`. A bucket of gradients is added up as soon as a backward pass has made it. It is sent while
@@ -107,7 +107,7 @@ class Gradients:
             self._watched = True
             for place, parameter in enumerate(self._parameters):
                 frozen = not parameter.requires_grad
-                parameter.requires_grad_()  # or else there can't be a hook
+                parameter.requires_grad_()  # hooks need it
                 parameter.register_post_accumulate_grad_hook(partial(self._arrived, place))  # type: ignore[no-untyped-call]
                 parameter.requires_grad_(not frozen)
         for parameter in self._parameters:
@@ -132,7 +132,7 @@ class Gradients:
         self._part = None
 
     def finish(self) -> None:
-        """Wait for the other processes; then each parameter's gradient is that of the job.
+        """Wait for the other processes; then each parameter has the gradient of the job.
 
         Raises:
             HorovodInternalError: a process was lost.
@@ -349,7 +349,7 @@ class _Part:
 
 
 def _added(left: _Taken, right: _Taken) -> _Taken:
-    """Return the sums of gradients, in the place of one; a missing gradient changes no number."""
+    """Return the sums of gradients. They may overwrite the left ones. A missing gradient changes no number."""
     return [
         other if mine is None else mine if other is None else mine.add_(other)
         for mine, other in zip(left, right, strict=True)
@@ -362,7 +362,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Pickler(pickle.Pickler):
-    """Sends only the tensor's own memory: the storage of a slice is that of the whole tensor."""
+    """Sends only a tensor's elements: a slice has the storage of the whole tensor."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor or value.layout is not torch.strided:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hvdrecover.elastic.guard.settings import Guard
 
 OURS = "hvdrecover"
-"""The names of our own collectives begin with this word."""
+"""The names of this package's collectives begin with this word."""
 
 _latest: deque[VirtualRanks] = deque(maxlen=1)
 _ENOUGH = 8  # measured parts
@@ -48,7 +48,7 @@ _HALF_LIFE = 600.0  # seconds; the time of a process without virtual ranks decay
 
 
 class Gradients(Protocol):
-    """The gradients that an adapter takes from virtual ranks and adds up, such as those of one optimizer."""
+    """The gradients that an adapter takes from virtual ranks and adds up, such as one optimizer's."""
 
     def begin(self, shares: shares.Counts, process: int) -> None:
         """Begin a step with these shares, on this process."""

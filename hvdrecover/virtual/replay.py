@@ -113,7 +113,7 @@ class Replaying(Protocol):
     """`Gradients` that can be replayed. They are bytes, in an order that is the same on all processes."""
 
     def specs(self) -> list[TensorSpec]:
-        """Return what the gradients of a part are."""
+        """Return name, dtype and shape of each gradient."""
 
     def hold(self, rank: int) -> None:
         """Hold back the gradients of a virtual rank, the last of this process, in this step."""
@@ -178,7 +178,7 @@ class Replay:
             fetch: returns the batch of a virtual rank of this process; called in their order.
 
         Returns:
-            What to call in the place of ``fetch``.
+            The function to call instead of ``fetch``.
         """
         self._plan, self.error = None, None
         if not self.is_on:
@@ -275,7 +275,7 @@ class Replay:
         )
 
     def _found(self, runs: Runs, result: Vote) -> None:
-        """Name the wrong computations, and do what the user has decided."""
+        """Name the wrong computations, and apply the user's policy."""
         assert self._plan is not None
         policy = self._guard.on_divergence
         right, wrong = ([runs[each][0] for each in party] for party in (result.right, result.wrong))
@@ -308,7 +308,7 @@ class Replay:
             )
 
     def _differences(self, runs: Runs, chosen: int, *, heal: bool) -> list[Difference]:
-        """Return the gradients that differ from those of the chosen run; replace the former, if asked to."""
+        """Return the gradients that differ from the chosen run's; replace them if ``heal``."""
         found, world = [], self._context.world
         source, right = runs[chosen]
         for place, spec in enumerate(spec for each in self._gradients for spec in each.specs()):

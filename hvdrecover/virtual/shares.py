@@ -51,7 +51,7 @@ def reconsider(present: Counts, seconds: Seconds) -> Counts:
 
 
 def step_time(counts: Counts, seconds: Seconds) -> float:
-    """Return the seconds of a step: those of the process that needs longest."""
+    """Return the seconds of a step: the slowest process sets them."""
     return max(count * (each or 0.0) for count, each in zip(counts, seconds, strict=True))
 
 

@@ -176,7 +176,7 @@ def deal(
 
 @contextlib.contextmanager
 def aside(framework: Framework) -> Iterator[None]:
-    """Restore the random streams afterwards: what is drawn in between depends on the process."""
+    """Restore the random streams afterwards: numbers drawn in between depend on the process."""
     states = framework.generators()
     yield
     framework.set_generators(states)
