@@ -247,16 +247,13 @@ class Gradients:
         if part.kept is None:
             self._add(bucket, part.rank, gradients)
         else:
-            part.kept[bucket] = [
-                self._nothing(place) if each is None else each
-                for place, each in zip(self._buckets[bucket], gradients, strict=True)
-            ]
+            part.kept[bucket] = gradients
 
     def _taken(self, place: int, part: _Part) -> torch.Tensor | None:
         """Return a gradient as it is added up, in the memory order of its parameter."""
         parameter = self._parameters[place]
         if parameter.grad is None:
-            return None
+            return None if part.kept is None else self._nothing(place)
         if part.rank >= 0:
             self.looks(parameter)
         gradient, parameter.grad = parameter.grad.detach(), None
@@ -349,7 +346,7 @@ class _Part:
 
 
 def _added(left: _Taken, right: _Taken) -> _Taken:
-    """Return the sums of gradients. They may overwrite the left ones. A missing gradient changes no number."""
+    """Return the sums of gradients. They overwrite the left ones. A missing gradient changes no number."""
     return [
         other if mine is None else mine if other is None else mine.add_(other)
         for mine, other in zip(left, right, strict=True)
