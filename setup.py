@@ -6,11 +6,8 @@ from setuptools import Extension, setup
 def compiled(name: str) -> Extension:
     """An extension module of one file, for any later Python as well."""
     file = f"{name.replace('.', '/')}.c"
-    headers = ["hvdrecover/_finite.h"]
-    return Extension(
-        name, [file], depends=headers, extra_compile_args=["-O3"], py_limited_api=True, optional=True
-    )
+    return Extension(name, [file], extra_compile_args=["-O3"], py_limited_api=True, optional=True)
 
 
-NAMES = ("hvdrecover.checkpoint._memcpy", "hvdrecover.tensorflow._finite", "hvdrecover.torch._finite")
+NAMES = ("hvdrecover.checkpoint._memcpy", "hvdrecover.torch._finite")
 setup(ext_modules=[compiled(name) for name in NAMES])

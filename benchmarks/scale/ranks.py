@@ -17,8 +17,8 @@ from hvdrecover.elastic.agreement import exchange
 from hvdrecover.elastic.commits.own import RANDOM
 from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.elastic.commits.randomness import Randomness
-from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.state import State
+from hvdrecover.guard.settings import Guard
 from hvdrecover.torch.framework import TorchFramework
 
 _RANKS = {"full": (2, 16, 128, 1024, 4096), "small": (2, 8)}

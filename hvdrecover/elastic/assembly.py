@@ -19,16 +19,16 @@ from hvdrecover.elastic.companions import Companions
 from hvdrecover.elastic.context import Context
 from hvdrecover.elastic.durable.durable_commits import DurableSide
 from hvdrecover.elastic.durable.pacing import Pacing
-from hvdrecover.elastic.guard.judge import Judge
-from hvdrecover.elastic.guard.missing import Missing
-from hvdrecover.elastic.guard.settings import Guard
-from hvdrecover.elastic.guard.watch import Watch
 from hvdrecover.elastic.lifecycle.heartbeats import Liveness, Silences
 from hvdrecover.elastic.lifecycle.hosts import HostChanges
 from hvdrecover.elastic.lifecycle.leaving import Leaving
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.elastic.unresumed import Unresumed
+from hvdrecover.guard.guard import GuardHook
+from hvdrecover.guard.missing import Missing
+from hvdrecover.guard.numbers import Judge
+from hvdrecover.guard.settings import Guard
 from hvdrecover.version import __version__
 
 
@@ -107,7 +107,7 @@ def assemble(
             scalars,  # hooks gradients before the judge, which may skip a step
             Silences(),
             durable,
-            Watch(guard, context),
+            GuardHook(guard, context),
             Missing(context, on=guard is not None),
             judge,
             Leaving(context.config),

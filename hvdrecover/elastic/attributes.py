@@ -11,9 +11,9 @@ from typing import Any, Generic, Literal, TypeVar
 
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.commits.contents import Contents
-from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.errors import ConfigError
+from hvdrecover.guard.settings import Guard
 
 Result = TypeVar("Result")
 

@@ -138,10 +138,6 @@ class Voter:
     def resuming(self, stored: Snapshot, where: str) -> None:
         """A durable commit is about to be loaded on the elected rank. May raise an error."""
 
-    def cause(self, error: BaseException) -> BaseException | None:
-        """Return this voter's verdict, if a framework has made this error of it; else None, or the error."""
-        return None
-
 
 @dataclass
 class Companions:
@@ -232,8 +228,3 @@ class Companions:
         """Have all voters look at a durable commit that is about to be loaded."""
         for each in self.voters:
             each.resuming(stored, where)
-
-    def cause(self, error: BaseException) -> BaseException:
-        """Return the verdict that a framework has made an error of; else the error."""
-        found = [each.cause(error) for each in self.voters]
-        return next((each for each in found if each is not None and each is not error), error)

@@ -11,9 +11,9 @@ from hvdrecover import config as configs
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic import state as states
 from hvdrecover.elastic.commits.randomness import Randomness
-from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.interfaces import Framework, World
 from hvdrecover.elastic.scalars.trackers import Tracker
+from hvdrecover.guard.settings import Guard
 
 Broadcast = Callable[..., Any]
 

@@ -18,9 +18,9 @@ from hvdrecover.checkpoint.layout import TensorSpec
 
 if TYPE_CHECKING:
     from hvdrecover.elastic.commits.contents import Contents
-    from hvdrecover.elastic.guard.judge import Judge
-    from hvdrecover.elastic.guard.missing import Missing
     from hvdrecover.elastic.scalars.scalars import Scalars
+    from hvdrecover.guard.missing import Missing
+    from hvdrecover.guard.numbers import Judge
 
 Tensor = Any
 Component = Any

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hvdrecover.elastic.commits.per_rank import PerRank
     from hvdrecover.elastic.commits.randomness import Randomness
     from hvdrecover.elastic.context import Context
-    from hvdrecover.elastic.guard.settings import Guard
+    from hvdrecover.guard.settings import Guard
 
 
 class Ranks:

@@ -21,11 +21,11 @@ from hvdrecover.elastic.agreement.transfer import Agreement, Source, digests, re
 from hvdrecover.elastic.assembly import Rank
 from hvdrecover.elastic.commits.contents import Strict
 from hvdrecover.elastic.companions import Moment, Observer
-from hvdrecover.elastic.guard.judge import RolledBack
 from hvdrecover.elastic.horovod import fault_of, mistake_of
 from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.elastic.lifecycle.leaving import Departure
 from hvdrecover.errors import RecoveryError
+from hvdrecover.guard.numbers import RolledBack
 
 Hear = Callable[[], BaseException | None]
 
@@ -400,7 +400,7 @@ class Recovery:
 
     def cause(self, error: BaseException) -> BaseException:
         """Return the error that ended the training function, before a framework or Horovod changed it."""
-        error = self._context.framework.original(error) or self._companions.cause(error)
+        error = self._context.framework.original(error) or error
         return mistake_of(error) or error
 
     # -- reports ---------------------------------------------------------------------------------------

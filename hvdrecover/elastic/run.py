@@ -12,13 +12,13 @@ from hvdrecover.elastic.agreement.rollbacks import Rollbacks
 from hvdrecover.elastic.attributes import nothing
 from hvdrecover.elastic.companions import Observer
 from hvdrecover.elastic.context import Context
-from hvdrecover.elastic.guard.judge import RolledBack
 from hvdrecover.elastic.horovod import Fault, fault_of, notifications
 from hvdrecover.elastic.lifecycle import early, leaving
 from hvdrecover.elastic.recovery import Recovery
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError, RemovedError, RendezvousError
 from hvdrecover.events import show_on_terminal
+from hvdrecover.guard.numbers import RolledBack
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.companions import Companions, Moment, Observer
 from hvdrecover.elastic.context import Context, Place
 from hvdrecover.elastic.ends import Ends
-from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.horovod import rank as horovod_rank
 from hvdrecover.elastic.interfaces import Framework, HiddenAttribute, World
 from hvdrecover.elastic.lifecycle import stalls
@@ -27,6 +26,7 @@ from hvdrecover.elastic.scalars.scalars import as_numbers
 from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.events import of_training
+from hvdrecover.guard.settings import Guard
 
 
 class State(Attributes):

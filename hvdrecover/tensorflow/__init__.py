@@ -5,12 +5,12 @@ import horovod.tensorflow as _hvd
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
 from hvdrecover.data.version import DataVersion
 from hvdrecover.elastic.commits.loading import Loaded
-from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.lifecycle.stalls import paused
 from hvdrecover.elastic.lifecycle.startup import join as _join
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.scalars.trackers import MLflow, Tracker, WandB
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError
+from hvdrecover.guard.settings import Guard
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.stand_in import standing_in as _standing_in
 from hvdrecover.tensorflow import elastic as elastic
@@ -21,12 +21,12 @@ from hvdrecover.tensorflow.broadcasting import (
     broadcast_variables,
 )
 from hvdrecover.tensorflow.dataset import ElasticDataset, elastic_dataset
+from hvdrecover.tensorflow.guard import check_shards
 from hvdrecover.tensorflow.keras_callbacks import fit_callbacks
 from hvdrecover.tensorflow.loading import load
 from hvdrecover.tensorflow.optimizer import DistributedOptimizer
 from hvdrecover.tensorflow.per_rank import PerRank
 from hvdrecover.tensorflow.reducing import allreduce, grouped_allreduce
-from hvdrecover.tensorflow.shards import check_shards
 from hvdrecover.tensorflow.state import TensorFlowKerasState, TensorFlowState
 from hvdrecover.tensorflow.sync_batch_norm import SyncBatchNormalization
 from hvdrecover.virtual.ranks import virtual_rank, virtual_size

@@ -15,8 +15,6 @@ from horovod.common.util import split_list
 from hvdrecover import config
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow import steps, xla
-from hvdrecover.tensorflow.blank_gradients import Blank, sent
-from hvdrecover.tensorflow.check_numerics import stop_at
 from hvdrecover.tensorflow.keywords import Layers, taking_what, weights_of
 from hvdrecover.tensorflow.missing_gradients import KEEPING_OPS, Presence
 from hvdrecover.tensorflow.own_gradients import Gradient, own
@@ -163,14 +161,11 @@ class Reduction:
         told: tf.Tensor | None = None
         for number, places in enumerate(self._groups_of(presence.filled, variables)):
             tensors = [presence.filled[place] for place in places]
-            shapes = [raw(variables[place]).shape for place in places]
-            blanks = [Blank(each.dtype, shape) for each, shape in zip(tensors, shapes, strict=True)]
             # Always along with gradients, never alone or left out: it would change how sums are rounded.
             if carries := told is None and tensors[0].dtype.is_floating and self.op in KEEPING_OPS:
                 tensors.append(presence.told(tensors[0].dtype))
-                blanks.append(Blank(tensors[0].dtype, tensors[-1].shape, 0.0))
-            allreduce = functools.partial(
-                hvd.grouped_allreduce,
+            group = hvd.grouped_allreduce(
+                tensors,
                 op=self.op,
                 compression=self.compression,
                 prescale_factor=1 / self.gradient_predivide_factor,
@@ -179,30 +174,27 @@ class Reduction:
                 name=f"{name}_{number}",
                 ignore_name_scope=True,
             )
-            group = sent.through(f"{name}_{number}", allreduce, tensors, blanks)
             if carries:
                 told = group.pop()
             for place, gradient in zip(places, group, strict=True):
                 reduced[place] = gradient
         for place, gradient in enumerate(presence.filled):
             if isinstance(gradient, tf.IndexedSlices):
-                reduced[place] = self._gathered(gradient, raw(variables[place]).shape, f"{name}_{place}")
+                reduced[place] = self._gathered(gradient, f"{name}_{place}")
         if told is None:
-            mine = presence.told(tf.float32)
-            add_up = functools.partial(
-                hvd.grouped_allreduce, op=hvd.Sum, name=f"{name}_presence", ignore_name_scope=True
+            (told,) = hvd.grouped_allreduce(
+                [presence.told(tf.float32)], op=hvd.Sum, name=f"{name}_presence", ignore_name_scope=True
             )
-            (told,) = sent.through(f"{name}_presence", add_up, [mine], [Blank(tf.float32, mine.shape, 0.0)])
-        return stop_at(presence.checked(told, reduced))
+        return presence.checked(told, reduced)
 
-    def _gathered(self, gradient: tf.IndexedSlices, shape: tf.TensorShape, name: str) -> tf.IndexedSlices:
+    def _gathered(self, gradient: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
         """The sum of sparse gradients: the slices of all of them."""
         if self.op not in (hvd.Average, hvd.Sum):
             raise ConfigError(
                 "op", "sparse gradients can only be averaged or summed; pass sparse_as_dense=True"
             )
         with tf.device(self.device_sparse):
-            slices = _gathered(gradient, shape, name)
+            slices = _gathered(gradient, name)
         return _divided(slices) if self.op == hvd.Average else slices
 
     def _groups_of(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> list[list[int]]:
@@ -360,19 +352,11 @@ def _turns() -> tf.Variable:
     return counter()
 
 
-def _gathered(gradient: tf.IndexedSlices, shape: tf.TensorShape, name: str) -> tf.IndexedSlices:
+def _gathered(gradient: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
     """Return the slices of all ranks together."""
-    values = _gather(gradient.values, Blank(gradient.values.dtype, [1, *shape[1:]]), f"{name}_values")
-    indices = _gather(gradient.indices, Blank(gradient.indices.dtype, [1], 0), f"{name}_indices")
+    values = hvd.allgather(gradient.values, name=f"{name}_values", ignore_name_scope=True)
+    indices = hvd.allgather(gradient.indices, name=f"{name}_indices", ignore_name_scope=True)
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
-
-
-def _gather(tensor: tf.Tensor, blank: Blank, name: str) -> tf.Tensor:
-    def allgather(tensors: list[tf.Tensor]) -> tf.Tensor:
-        return hvd.allgather(tensors[0], name=name, ignore_name_scope=True)
-
-    gathered: tf.Tensor = sent.through(name, allgather, [tensor], [blank])
-    return gathered
 
 
 def _flat(structure: Any) -> list[Any]:

@@ -14,7 +14,6 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvdrecover import config
-from hvdrecover.errors import HvdrecoverError
 
 # What a failed collective, or what was cancelled because of it, can come as.
 _POSSIBLE = (
@@ -58,16 +57,16 @@ class _Probe:
 
 
 _last: _Probe | None = None
-_raised: HvdrecoverError | None = None
+_raised: Exception | None = None
 
 
-def raised(error: HvdrecoverError) -> None:
+def raised(error: Exception) -> None:
     """An error of ours is raised where it may have to pass through a graph."""
     global _raised
     _raised = error
 
 
-def original(error: BaseException) -> HvdrecoverError | None:
+def original(error: BaseException) -> Exception | None:
     """The error of ours that TensorFlow has made another one of, if any."""
     passed = isinstance(error, tf.errors.OpError) and _raised is not None and str(_raised) in str(error)
     return _raised if passed else None

@@ -21,8 +21,7 @@ from hvdrecover.elastic.commits import generator_states
 from hvdrecover.elastic.commits.fitting import fit_tensors
 from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
-from hvdrecover.tensorflow import structure
-from hvdrecover.tensorflow.finite import each_finite
+from hvdrecover.tensorflow import guard
 from hvdrecover.tensorflow.optimizer import forget_sums, passes
 from hvdrecover.tensorflow.reports import Reports
 from hvdrecover.tensorflow.scalars import TensorFlowWriter
@@ -185,7 +184,7 @@ class TensorFlowFramework(Reports):
 
     def describe(self, component: Any) -> list[Entry]:
         """The variables, and the configuration of an optimizer."""
-        return structure.of_component(component)
+        return guard.describe(component)
 
     def rank_local(self, component: Any) -> set[str]:
         """Variables that are not trained: each rank has running statistics and metrics of its own."""
@@ -197,9 +196,7 @@ class TensorFlowFramework(Reports):
 
     def not_finite(self, tensors: Mapping[str, tf.Variable]) -> list[str]:
         """Names of the variables that hold NaN or infinity."""
-        floats = {name: each for name, each in tensors.items() if each.dtype.is_floating}
-        flags = each_finite(list(floats.values())).numpy() if floats else []
-        return [name for name, finite in zip(floats, flags, strict=True) if not finite]
+        return guard.not_finite(tensors)
 
     def writer(self, folder: str, first: int) -> TensorFlowWriter:
         """Open a run of TensorBoard's."""

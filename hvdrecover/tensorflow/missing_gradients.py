@@ -12,8 +12,8 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvdrecover.elastic.agreement.exchange import gather_json
-from hvdrecover.elastic.guard.votes import named
 from hvdrecover.errors import MissingGradientError
+from hvdrecover.guard.votes import first_lines, named
 from hvdrecover.tensorflow import faults
 from hvdrecover.tensorflow.own_gradients import Gradient
 from hvdrecover.tensorflow.variables import Variable, name_of, raw
@@ -24,7 +24,6 @@ KEEPING_OPS = (hvd.Average, hvd.Sum, hvd.Max)
 
 _DTYPES = (tf.float16, tf.float32, tf.float64)  # of gradients that Horovod can reduce
 _SLICES = "_hvdrecover_slices"  # of a variable: its last sparse gradient's dtypes
-_LISTED = 10  # variables in a message
 
 
 class Presence:
@@ -106,8 +105,7 @@ def lines(absent: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
         with_it = [rank for rank, places in enumerate(absent) if place not in places]
         if without and with_it:
             found.append(f"{name}: missing on {named(without)}, there on {named(with_it)}")
-    hidden = len(found) - _LISTED
-    return [*found[:_LISTED], f"and {hidden} more"] if hidden > 0 else found
+    return first_lines(found)
 
 
 def _differ(summed: tf.Tensor) -> tf.Tensor:

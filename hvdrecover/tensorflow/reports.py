@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import horovod.tensorflow as hvd
-
 from hvdrecover.elastic.commits.contents import Contents
-from hvdrecover.elastic.guard.judge import Judge
-from hvdrecover.elastic.guard.missing import Missing
 from hvdrecover.elastic.interfaces import StepObserver
 from hvdrecover.elastic.scalars.scalars import Scalars
-from hvdrecover.tensorflow import bad_steps, check_numerics, faults
+from hvdrecover.guard.missing import Missing
+from hvdrecover.guard.numbers import Judge
+from hvdrecover.tensorflow import faults, guard
 from hvdrecover.tensorflow.steps import Steps
 
 
@@ -42,9 +40,4 @@ class Reports:
 
     def report_gradients(self, contents: Contents, judge: Judge) -> None:
         """Report steps whose gradients are not finite, before they are applied."""
-
-        def verdict_on(error: BaseException) -> BaseException:
-            return check_numerics.verdict_on(error, judge, alone=hvd.size() == 1)
-
-        bad_steps.watch(contents.components(), judge)
-        judge.verdict_on = verdict_on
+        guard.report_gradients(contents.components(), judge)

@@ -10,13 +10,11 @@ import keras
 
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.commits.randomness import Randomness
-from hvdrecover.elastic.companions import Companions
-from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError
+from hvdrecover.guard.settings import Guard
 from hvdrecover.tensorflow import virtual
-from hvdrecover.tensorflow.blank_gradients import ForgetSent
 from hvdrecover.tensorflow.building import build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.callback_list import refuse_backups
 from hvdrecover.tensorflow.dataset import ElasticDataset, datasets
@@ -95,7 +93,6 @@ class TensorFlowState(State):
             guard=guard,
             tensorboard=tensorboard,
             tracker=tracker,
-            companions=Companions(observers=(ForgetSent(),)),
             hidden={NAME: self._callbacks},
             virtual=ranks,
             attributes=attributes,

@@ -12,8 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdrecover.errors import ConfigError, StepError
-from hvdrecover.tensorflow.finite import each_finite
-from hvdrecover.tensorflow.own_gradients import Gradient, own
+from hvdrecover.tensorflow.own_gradients import Gradient, own, sums
 from hvdrecover.tensorflow.variables import Variable, name_of, raw
 from hvdrecover.virtual.exchange import NOTHING, Done, Exchange, buckets
 from hvdrecover.virtual.ranks import OURS
@@ -186,7 +185,7 @@ class Gradients:
             )
         there = [place for place, each in enumerate(given) if each is not None]
         if own.wanted and there:
-            self._finite[there] &= each_finite([given[place] for place in there]).numpy()
+            self._finite[there] &= np.isfinite(sums([given[place] for place in there]).numpy())
         flat = self._layout.packed(given)
         self._part = flat if self._part is None else self._layout.added(self._part, flat)
 

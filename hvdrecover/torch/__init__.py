@@ -6,20 +6,20 @@ from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
 from hvdrecover.data.version import DataVersion
 from hvdrecover.elastic.commits.loading import Loaded
 from hvdrecover.elastic.commits.per_rank import PerRank
-from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.lifecycle.stalls import paused
 from hvdrecover.elastic.lifecycle.startup import join as _join
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.scalars.trackers import MLflow, Tracker, WandB
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError, StepError
+from hvdrecover.guard.settings import Guard
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.stand_in import standing_in as _standing_in
 from hvdrecover.torch import elastic as elastic
 from hvdrecover.torch import heartbeats as _progress
 from hvdrecover.torch import wrapper as _wrapper
 from hvdrecover.torch.elastic.sampler import ElasticSampler
+from hvdrecover.torch.guard import check_shards
 from hvdrecover.torch.loading import load
-from hvdrecover.torch.shards import check_shards
 from hvdrecover.torch.state import TorchState
 from hvdrecover.virtual.ranks import virtual_rank, virtual_size
 

@@ -21,7 +21,7 @@ from hvdrecover.elastic.commits import generator_states
 from hvdrecover.elastic.commits.fitting import fit_tensors
 from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
-from hvdrecover.torch import finite, optimizers, pinning, structure, unkept
+from hvdrecover.torch import guard, optimizers, pinning, unkept
 from hvdrecover.torch.copying import all_equal, copy_all
 from hvdrecover.torch.names import by_name, parameters_of, renamed
 from hvdrecover.torch.reports import Reports
@@ -215,13 +215,7 @@ class TorchFramework(Reports):
 
     def describe(self, component: Any) -> list[Entry]:
         """A module's parameters and buffers, an optimizer's kind and groups; of all else its kind."""
-        if isinstance(component, torch.nn.Module):
-            return structure.of_module(component)
-        if isinstance(component, torch.optim.Optimizer):
-            return structure.of_optimizer(component)
-        if isinstance(component, torch.optim.lr_scheduler.LRScheduler):
-            return structure.of_scheduler(component)
-        return [Entry("", f"a {type(component).__name__}")]
+        return guard.describe(component)
 
     def rank_local(self, component: Any) -> set[str]:
         """All of a module but its parameters; each rank has running statistics of its own."""
@@ -236,7 +230,7 @@ class TorchFramework(Reports):
 
     def not_finite(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
         """Names of the tensors that hold NaN or infinity."""
-        return finite.not_finite(tensors)
+        return guard.not_finite(tensors)
 
     def writer(self, folder: str, first: int) -> TorchWriter:
         """Open a run of TensorBoard's."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import torch
 
 from hvdrecover.elastic.commits.contents import Contents
-from hvdrecover.elastic.guard.judge import Judge
-from hvdrecover.elastic.guard.missing import Missing
 from hvdrecover.elastic.interfaces import StepObserver
 from hvdrecover.elastic.scalars.scalars import Scalars
-from hvdrecover.torch import missing_gradients as missing_gradients
-from hvdrecover.torch.bad_steps import Gradients
-from hvdrecover.torch.names import Names
+from hvdrecover.guard.missing import Missing
+from hvdrecover.guard.numbers import Judge
+from hvdrecover.torch import guard
 from hvdrecover.torch.scalars import watch
 from hvdrecover.torch.stepping import stepping
 
@@ -35,10 +33,8 @@ class Reports:
 
     def report_missing(self, contents: Contents, missing: Missing) -> None:
         """Report parameters that had no gradient at a step."""
-        components = contents.components()
-        missing_gradients.watch(components, Names(components), missing)
+        guard.report_missing(contents.components(), missing)
 
     def report_gradients(self, contents: Contents, judge: Judge) -> None:
         """Report steps whose gradients are not finite, before they are applied."""
-        components = contents.components()
-        Gradients(components, Names(components), judge)
+        guard.report_gradients(contents.components(), judge)

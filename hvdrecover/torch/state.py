@@ -7,9 +7,9 @@ from typing import Any
 
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.commits.randomness import Randomness
-from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.elastic.state import State
+from hvdrecover.guard.settings import Guard
 from hvdrecover.torch import virtual
 from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.scalars import require_tensorboard

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hvdrecover.elastic.commits.own import Own, Value
     from hvdrecover.elastic.commits.per_rank import PerRank
     from hvdrecover.elastic.context import Context
-    from hvdrecover.elastic.guard.settings import Guard
+    from hvdrecover.guard.settings import Guard
 
 OURS = "hvdrecover"
 """The names of this package's collectives begin with this word."""

@@ -26,11 +26,10 @@ from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.commits.randomness import stream
-from hvdrecover.elastic.guard.distance import apart
-from hvdrecover.elastic.guard.parameters import PIECE, Difference, listed
-from hvdrecover.elastic.guard.settings import Guard
-from hvdrecover.elastic.guard.votes import Vote, named, vote
 from hvdrecover.errors import ConfigError, DivergedError
+from hvdrecover.guard.parameters import PIECE, Difference, apart
+from hvdrecover.guard.settings import Guard
+from hvdrecover.guard.votes import Vote, first_lines, named, vote
 from hvdrecover.virtual import shares
 
 if TYPE_CHECKING:
@@ -287,7 +286,7 @@ class Replay:
         else:
             agree = f"{len(right)} of {len(runs)} computations agree on others"
             problem = f"{what} are wrong on {named(sorted({*wrong}))}: {agree}"
-        lines = listed(differences)
+        lines = first_lines([*map(str, differences)])
         self._say(
             policy,
             f"{problem}: {'; '.join(lines)}; {_FOLLOWS[policy]}",

@@ -14,11 +14,11 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.data.order import SampleOrder, Tail
 from hvdrecover.elastic.commits.contents import Contents
-from hvdrecover.elastic.guard.judge import Judge
-from hvdrecover.elastic.guard.missing import Missing
 from hvdrecover.elastic.interfaces import Entry, StepObserver
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.errors import UnsupportedTensorError
+from hvdrecover.guard.missing import Missing
+from hvdrecover.guard.numbers import Judge
 
 Array = npt.NDArray[Any]
 Events = dict[str, list[tuple[int, float, float]]]

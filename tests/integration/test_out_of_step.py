@@ -28,7 +28,6 @@ FAULTS = {
     "nan_skip": 'nan {"numerics": "skip"}',
     "nan_rollback": 'nan {"numerics": "rollback"}',
     "nan_budget": 'nan {"numerics": "skip", "numerics_budget": 1}',
-    "infinite": "infinite",
     "poison_rollback": 'poison {"numerics": "rollback"}',
     "flip_in_many": f"flip_in_many {EVERY}}}",
     "shards": "shards",
@@ -128,13 +127,8 @@ def test_a_bad_sample_is_raised_with_its_number(of_two: dict[str, list[Outcome]]
     outcome = the_same(of_two["nan"])
     assert (outcome["error"], outcome["steps"]) == ("NumericsError", 0)
     # Of the first batch nobody has told yet how many samples it has.
-    where = "rank 1 on localhost, at samples 55 of epoch 0: first the input of model"
+    where = "rank 1 on localhost, at samples 55 of epoch 0: gradient of model.0.weight"
     assert where in outcome["text"]
-    assert "gradient of model.0.weight" in outcome["text"]
-
-
-def test_the_first_module_whose_output_is_bad_is_named(of_two: dict[str, list[Outcome]]) -> None:
-    assert "first the output of model.1 (Gate); then gradient" in the_same(of_two["infinite"])["text"]
 
 
 def test_a_bad_step_is_skipped_or_rolled_back_by_all(of_two: dict[str, list[Outcome]]) -> None:
@@ -198,20 +192,10 @@ OF_KERAS = {
 }
 
 
-OF_CHECKS = {
-    "checked_loop": "nan_checked loop {}",
-    "checked_rollback_loop": 'nan_checked loop {"numerics": "rollback"}',
-    "overflow_eager": "overflow eager {}",
-    "overflow_fit": "overflow fit {}",
-}
-
-
 @pytest.fixture(scope="module")
 def of_keras(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
-    folder = tmp_path_factory.mktemp("of_keras")
-    faults = {**OF_KERAS, **OF_CHECKS}  # in one job, whose start takes longer than most of them
-    found = outcomes(static(2), 2, list(faults.values()), folder, "tensorflow")
-    return dict(zip(faults, found, strict=True))
+    found = outcomes(static(2), 2, list(OF_KERAS.values()), tmp_path_factory.mktemp("of_keras"), "tensorflow")
+    return dict(zip(OF_KERAS, found, strict=True))
 
 
 @pytest.mark.parametrize("way", ["fit", "loop"])
@@ -276,34 +260,3 @@ def test_of_three_ranks_the_one_without_a_gradient_is_named(tmp_path: Path) -> N
     found, _ = outcomes(static(3), 3, ["missing loop {}", "none loop {}"], tmp_path, "tensorflow")
     assert [each["error"] for each in found] == ["MissingGradientError"] * 3
     assert all("shift: missing on rank 1, there on ranks 0, 2\n" in each["text"] for each in found)
-
-
-# Eagerly a rank knows from the first step on what it has to send.
-AT_STEP = {"fit": 0, "eager": 1}
-SAMPLES = {way: "33, 88, 6, 42" if step else "55, 89, 87, 37" for way, step in AT_STEP.items()}
-
-
-def test_a_check_in_the_model_is_raised_on_all_ranks(of_keras: dict[str, list[Outcome]]) -> None:
-    outcome = the_same(of_keras["checked_loop"])
-    assert (outcome["error"], outcome["steps"]) == ("NumericsError", 0)
-    where = f"rank 1 on localhost, at samples {SAMPLES['fit']} of epoch 0: "
-    assert f'{where}NaN in "outputs of the net", says check_numerics\n' in outcome["text"]
-    assert "rank 0" not in outcome["text"]
-
-
-@pytest.mark.parametrize("way", ["eager", "fit"])
-def test_a_check_of_all_operations_is_raised_on_all_ranks(
-    of_keras: dict[str, list[Outcome]], way: str
-) -> None:
-    outcome = the_same(of_keras[f"overflow_{way}"])
-    assert (outcome["error"], outcome["steps"]) == ("NumericsError", AT_STEP[way])
-    where = f'rank 1 on localhost, at samples {SAMPLES[way]} of epoch 0: -Inf in output 0 of op "MatMul"'
-    assert where in outcome["text"]
-    assert "rank 0" not in outcome["text"]
-
-
-def test_a_step_that_a_check_has_ended_is_rolled_back_by_all(of_keras: dict[str, list[Outcome]]) -> None:
-    outcome = the_same(of_keras["checked_rollback_loop"])
-    assert (outcome["error"], outcome["updates"]) == (None, STEPS - 2)
-    assert outcome["left_out"] == [[64, 72]]
-    assert outcome["weights"] == of_keras["nan_rollback_loop"][0]["weights"]

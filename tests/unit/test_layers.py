@@ -36,6 +36,7 @@ LAYERS = {
     "reporting": 1,
     "host_memory": 0,
     "elastic": 2,
+    "guard": 2,
     "virtual": 2,
     "torch": 3,
     "tensorflow": 3,
@@ -51,7 +52,10 @@ LAYERS = {
 # Within its layer, data stands above checkpoint: the version of data lists files of its storages;
 # doctor and drill above launch, as they start ranks as jobs are started; keras above tensorflow, as it is
 # another name for a part of that; and virtual above elastic, as virtual ranks replace a state's ranks.
+# The guard votes at each commit of elastic, whose list of voters names it.
 BESIDE = {
+    ("guard", "elastic"),
+    ("elastic", "guard"),
     ("data", "checkpoint"),
     ("doctor", "launch"),
     ("drill", "launch"),

@@ -11,10 +11,10 @@ from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.config import Config
 from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.companions import Companions
-from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.interfaces import HiddenAttribute
 from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.elastic.state import State
+from hvdrecover.guard.settings import Guard
 from hvdrecover.virtual.ranks import VirtualRanks
 from tests.fakes.clock import SharedClock
 from tests.fakes.framework import FakeFramework

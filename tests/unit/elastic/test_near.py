@@ -14,9 +14,9 @@ from hvdrecover import error_kinds
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.near import place, room
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import EmptiedRootError, StoppedError
+from hvdrecover.guard.settings import Guard
 from hvdrecover.host_memory import Available
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots

@@ -13,10 +13,10 @@ from hvdrecover.elastic.commits import loading
 from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.elastic.commits.per_rank import OnResize, PerRank
 from hvdrecover.elastic.commits.randomness import Randomness
-from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import MismatchError, PerRankError
+from hvdrecover.guard.settings import Guard
 from tests.fakes.framework import FakeFramework, FakeGenerator, FakeModel, FakeSchedule
 from tests.fakes.root import FakeRoots
 from tests.fakes.world import Action, FakeJob, FakeWorld, Fault, Replacement, change_at, fail_at

@@ -21,9 +21,9 @@ from hvdrecover.elastic.agreement.election import Election, Left, Published, Sta
 from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.companions import Companions, Moment
-from hvdrecover.elastic.guard.votes import vote
 from hvdrecover.elastic.lifecycle.heartbeats import Silences
 from hvdrecover.errors import RecoveryError
+from hvdrecover.guard.votes import vote
 from hvdrecover.heartbeat import Page
 from tests.fakes.world import FakeJob, FakeWorld, Fault, current_world, fail_at
 

@@ -11,7 +11,7 @@ import horovod.tensorflow as hvd  # noqa: E402
 import pytest  # noqa: E402
 
 # This also chooses a controller for a process that no launcher started.
-from hvdrecover.tensorflow import finite  # noqa: E402
+import hvdrecover.tensorflow  # noqa: E402, F401
 from tests.unit import alone  # noqa: E402
 
 
@@ -24,15 +24,6 @@ def one_process() -> None:
 def horovod_for_tensorflow() -> None:
     alone.turn_to(hvd)
     alone.start()
-
-
-@pytest.fixture(params=["compiled", "TensorFlow's"])
-def operations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test is run with each kind of operations that look at gradients."""
-    if request.param == "compiled":
-        assert finite._operations is not None
-    else:
-        monkeypatch.setattr(finite, "_operations", None)
 
 
 @pytest.fixture

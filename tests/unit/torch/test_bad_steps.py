@@ -1,4 +1,4 @@
-"""A look at gradients and modules, in a job of one."""
+"""A look at gradients, in a job of one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 
 import hvdrecover.torch as recover
 from hvdrecover.errors import ConfigError, NumericsError
-from hvdrecover.torch.modules import Calls
 
 
 def network() -> torch.nn.Sequential:
@@ -107,75 +106,3 @@ def test_adasum_has_no_common_gradients(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ConfigError, match=r"^state\.optimizer: Adasum .*Guard\(numerics=None\)"):
         recover.TorchState(model, optimizer, guard=recover.Guard())
     recover.TorchState(model, optimizer, guard=recover.Guard(numerics=None))
-
-
-# -- modules -----------------------------------------------------------------------------------------------
-
-
-class Spoils(torch.nn.Module):
-    def forward(self, values: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        return values * factor
-
-
-class Nested(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = network()
-        self.spoils = Spoils()
-
-    def forward(self, inputs: torch.Tensor, *, factor: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"out": self.spoils(self.first(inputs), factor).exp()}
-
-
-def test_the_first_bad_output_is_found_and_nothing_is_changed() -> None:
-    model = Nested()
-    calls = Calls({"net": model})
-    factor = torch.tensor([1e30])
-    model(torch.rand(4, 2), factor=factor)
-    factor[0] = float("inf")  # which the remembered call has as well
-    state = {name: each.clone() for name, each in model.state_dict().items()}
-    stream = torch.get_rng_state()
-    assert calls.first_bad() == "the input of net"
-    factor[0] = 1e38
-    model.first[3].bias.data.fill_(1e38)
-    state["first.3.bias"] = model.first[3].bias.detach().clone()
-    assert calls.first_bad() == "the output of net.spoils (Spoils)"
-    assert torch.equal(torch.get_rng_state(), stream)
-    assert all(torch.equal(each, state[name]) for name, each in model.state_dict().items())
-
-
-def test_what_is_finite_is_not_blamed() -> None:
-    model = network()
-    calls = Calls({"net": model})
-    assert calls.first_bad() == ""
-    model(torch.rand(3, 2))
-    assert calls.first_bad() == ""
-
-
-def test_a_call_that_cannot_be_made_again_is_no_error() -> None:
-    class Once(torch.nn.Module):
-        calls = 0
-
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            if self.calls > 1:
-                raise RuntimeError("only once")
-            return inputs
-
-    model = Once()
-    calls = Calls({"net": model})
-    model(torch.ones(2, 2))
-    assert calls.first_bad() == ""
-
-
-def test_calls_of_evaluations_are_not_remembered() -> None:
-    model = network()
-    calls = Calls({"net": model})
-    model(torch.rand(3, 2))
-    bad = torch.full((3, 2), torch.nan)
-    model.eval()
-    model(bad)
-    model.train()
-    with torch.no_grad():
-        model(bad)
-    assert calls.first_bad() == ""

@@ -12,7 +12,7 @@ import torch
 
 import hvdrecover.torch as recover
 from hvdrecover.errors import NumericsError
-from hvdrecover.torch.own_gradients import Outgoing
+from hvdrecover.torch.guard import Outgoing
 
 WIDTH = 150  # a layer's weight is large, its bias is small
 GROUPED = {"groups": 2}

@@ -183,7 +183,7 @@ def test_the_guard_counts_the_steps_of_all_optimizers(
 ) -> None:
     counts: list[Callable[[], int]] = []
     monkeypatch.setattr(
-        "hvdrecover.elastic.guard.judge.Judge.steps",
+        "hvdrecover.guard.numbers.Judge.steps",
         property(lambda judge: counts[-1], lambda judge, count: counts.append(count)),
         raising=False,
     )

@@ -12,9 +12,9 @@ import pytest
 
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.elastic.commits.per_rank import PerRank
-from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.elastic.run import run
 from hvdrecover.errors import ConfigError, DivergedError
+from hvdrecover.guard.settings import Guard
 from hvdrecover.virtual.ranks import VirtualRanks
 from hvdrecover.virtual.replay import judge, plan
 from hvdrecover.virtual.shares import run_of

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from hvdrecover import record
-from hvdrecover.elastic.guard.settings import Guard, Numerics
 from hvdrecover.elastic.run import run
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError, NumericsError
+from hvdrecover.guard.numbers import WINDOW
+from hvdrecover.guard.settings import Guard, Numerics
 from tests.fakes.framework import FakeLoader, FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import fail_at
 from tests.unit.elastic.jobs import CONFIG, Process, on_ranks
@@ -62,7 +63,6 @@ class Script:
             else:
                 here = [] if np.isfinite(mine) else ["model.w"]
                 process.framework.judge.gradients(["model.w"], here)
-            state.log_metrics(loss=mine)
             state.sampler.order.record(len(batch))
             state.step += 1
             if state.step % 3 == 0:
@@ -211,24 +211,32 @@ def test_without_numerics_nobody_looks() -> None:
     assert poisoned(None, {0, 1, 2}) == [[np.inf]] * 3
 
 
-@pytest.mark.parametrize("policy", ["raise", "rollback"])
-def test_a_loss_that_is_not_finite_counts_at_the_commit_after_it(policy: Numerics) -> None:
+# -- the budget --------------------------------------------------------------------------------------------
+
+
+def test_a_budget_is_refilled_by_good_steps() -> None:
     def body(process: Process) -> Any:
-        state = process.state(guard=Guard(numerics=policy), sampler=FakeSampler(SAMPLES), step=0, strikes=1)
-        strikes = [1]
+        guard = Guard(numerics="skip", numerics_budget=2)
+        process.state(guard=guard, model=FakeModel(w=[1.0])).sync()
+        judge, raised = process.framework.judge, []
+        for step in (1, 2, 3, WINDOW + 2, WINDOW + 3, WINDOW + 4):
+            judge.steps = lambda step=step: step
+            try:
+                judge.gradients(["model.w"], ["model.w"])
+            except NumericsError:
+                raised.append(step)
+        return raised
 
-        def train(state: State) -> None:
-            while state.step < 4:
-                bad = state.step == 2 and process.world.rank() == 1 and strikes and strikes.pop()
-                state.log_metrics(loss=float("inf") if bad else 0.5)
-                state.step += 1
-                state.commit()
+    assert on_ranks(1, body) == [[3, WINDOW + 4]]
 
-        try:
-            run(train)(state)
-        except NumericsError as error:
-            return error.findings
-        return state.step, state.last_commit.commit
 
-    for outcome in on_ranks(2, body):
-        assert outcome == (["rank 1 on host: loss"] if policy == "raise" else (4, 4))
+def test_a_sum_that_overflows_is_blamed_on_nobody() -> None:
+    def body(process: Process) -> list[str]:
+        process.state(guard=Guard(), model=FakeModel(w=[1.0])).sync()
+        with pytest.raises(NumericsError) as caught:
+            process.framework.judge.gradients([f"p{number}" for number in range(10)], [])
+        return caught.value.findings
+
+    (line,) = on_ranks(2, body)[0]
+    assert line.startswith("finite on each of ranks 0-1, but not their sum: gradient of p0, gradient of p1")
+    assert line.endswith("gradient of p7, and 2 more")

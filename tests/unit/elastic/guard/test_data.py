@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hvdrecover.data.version import DataVersion
-from hvdrecover.elastic.guard.settings import DataChanged, Guard
 from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError, DataChangedError, MismatchError, RecoveryError, StructureError
+from hvdrecover.guard.settings import DataChanged, Guard
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.unit.elastic.jobs import URL, Process, on_ranks
 

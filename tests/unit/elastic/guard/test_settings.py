@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.elastic.guard.settings import Guard
 from hvdrecover.errors import ConfigError
+from hvdrecover.guard.settings import Guard
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hvdrecover.data.order import Tail, share
-from hvdrecover.elastic.guard import shards
 from hvdrecover.errors import ShardsError
+from hvdrecover.guard import shards
 from tests.unit.elastic.jobs import Process, on_ranks
 
 
@@ -77,12 +77,3 @@ def test_what_does_not_fit_is_named(
     found = check(mine, batches, length)
     assert all(map(re.fullmatch, lines, found))
     assert len(found) == len(lines)
-
-
-def test_many_samples_are_told_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "_PIECE", 3)
-    assert check([range(0, 8), range(8, 16)], [1, 1], 16) == []
-    assert check([range(0, 8), range(6, 14)], [1, 1], 16) == [
-        "overlap: 2 of 16 samples come more than once: 6, 7",
-        "missing: 2 of 16 samples don't come at all: 14, 15",
-    ]

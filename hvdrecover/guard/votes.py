@@ -1,4 +1,4 @@
-"""Majority votes among ranks that hold different things."""
+"""Majority votes among ranks that hold different things, and the words for groups of ranks."""
 
 from __future__ import annotations
 
@@ -11,28 +11,19 @@ class Vote:
     """The division of the ranks.
 
     Attributes:
-        right: the ranks of the largest party; of several as large, of the one that has the lowest rank, whose
+        right: the ranks of the largest party. Of several as large, it is the one with the lowest rank, whose
             commits would be written.
-        wrong: all others.
-        tied: whether another party is as large, so that nobody knows who is right.
+        wrong: all other ranks.
+        tied: whether another party is as large, so that the vote cannot tell who is right.
     """
 
     right: tuple[int, ...]
     wrong: tuple[int, ...]
     tied: bool
 
-    @property
-    def agreed(self) -> bool:
-        """Return whether all ranks hold the same."""
-        return not self.wrong
-
 
 def vote(ballots: Sequence[Hashable]) -> Vote:
-    """Count what each rank holds.
-
-    Args:
-        ballots: by rank.
-    """
+    """Divide the ranks by what each holds."""
     parties: dict[Hashable, list[int]] = {}
     for rank, ballot in enumerate(ballots):
         parties.setdefault(ballot, []).append(rank)
@@ -59,3 +50,8 @@ def by_value(values: Sequence[object]) -> str:
     for rank, value in enumerate(values):
         ranks.setdefault(str(value), []).append(rank)
     return "; ".join(f"{value} on {named(holders)}" for value, holders in ranks.items())
+
+
+def first_lines(lines: Sequence[str], most: int = 10) -> list[str]:
+    """The first lines of a list, and how many more there are."""
+    return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]

@@ -12,7 +12,6 @@ Divergence = Literal["raise", "warn", "heal"]
 Numerics = Literal["raise", "skip", "rollback"]
 DataChanged = Literal["raise", "warn", "restart_epoch"]
 
-
 _CHOICES = {
     "on_divergence": get_args(Divergence),
     "numerics": (*get_args(Numerics), None),
@@ -22,10 +21,10 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Guard:
-    """The comparisons to make, and what follows from them. All ranks must have the same.
+    """Decide what the ranks compare, and what follows from a difference. All ranks must have the same guard.
 
-    Whenever ranks compare one commit, rank 0 also warns, once, of plain objects and running statistics that
-    each rank has its own of: after a recovery all have one rank's.
+    When ranks compare a commit, rank 0 also warns once of plain objects and running statistics that differ
+    between the ranks: after a recovery all ranks have those of one rank.
 
     Args:
         parameters_every_commits: compare the ranks' parameters and optimizer slots at every so many commits;
@@ -35,7 +34,7 @@ class Guard:
         numerics: when gradients or parameters are not finite: ``"raise"`` a `NumericsError` on all ranks,
             ``"skip"`` the step on all ranks, or ``"rollback"`` to the last commit and continue without that
             batch. None does not look.
-        numerics_budget: so many bad steps within the last `WINDOW` are skipped or rolled back; one more
+        numerics_budget: so many bad steps within the last 1,000 steps are skipped or rolled back; one more
             raises.
         data: version of the training data. Each durable commit holds it.
         data_changed: when a job resumes from a durable commit of other data: ``"raise"`` a
@@ -46,7 +45,7 @@ class Guard:
             difference is `on_divergence`. It needs virtual ranks.
 
     Raises:
-        ConfigError: a value that can't be.
+        ConfigError: a setting has an invalid value.
 
     Examples:
         >>> data = recover.DataVersion("digits-v1")
@@ -70,11 +69,7 @@ class Guard:
                 raise ConfigError(name, f"{value!r} is not one of {', '.join(map(repr, choices))}")
         if not _is_count(self.numerics_budget, 0):
             raise ConfigError("numerics_budget", f"{self.numerics_budget!r} is not a number from 0 on")
-        if (
-            isinstance(self.replay, bool)
-            or not isinstance(self.replay, (int, float))
-            or not 0 <= self.replay <= 1
-        ):
+        if type(self.replay) not in (int, float) or not 0 <= self.replay <= 1:
             raise ConfigError("replay", f"{self.replay!r} is not a share of steps, from 0 to 1")
         if self.data is not None and not isinstance(self.data, DataVersion):
             kind = type(self.data).__name__
@@ -86,4 +81,4 @@ class Guard:
 
 
 def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return type(value) is int and value >= least

@@ -1,1 +1,0 @@
-"""Comparison of the ranks: structure, parameters, gradients, numbers and data."""

@@ -1,0 +1,308 @@
+"""The hook that compares this rank with the others, and acts on what the user has decided.
+
+1. At each rendezvous the ranks send digests of their structure and of the parameters in their newest commit.
+   Different structures are an error. Ranks that hold the majority's parameters are preferred as source rank.
+2. At every tenth commit they send digests of the parameters that they have just copied. If these differ, the
+   ranks vote; the minority is named, and takes the majority's tensors if the user wants that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+from hvdrecover import heartbeat
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.digest import digest_numbers
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.data.version import differences
+from hvdrecover.elastic.agreement.exchange import encoded, gather_json
+from hvdrecover.elastic.commits.memory import Memory
+from hvdrecover.elastic.companions import Moment, Table, Voter
+from hvdrecover.elastic.context import Context
+from hvdrecover.elastic.interfaces import Entry
+from hvdrecover.errors import DataChangedError, DivergedError, StructureError
+from hvdrecover.events import logger
+from hvdrecover.guard import parameters, structure
+from hvdrecover.guard.parameters import Difference, Tensor
+from hvdrecover.guard.settings import Guard
+from hvdrecover.guard.votes import Vote, by_value, first_lines, named, vote
+
+_ABSENT = [0, 0, -1]  # the ballot of a rank that has made no commit
+
+
+class GuardHook(Voter):
+    """This rank's part in the comparisons.
+
+    Args:
+        guard: what the user has decided. With None, a rank only learns whether others have a guard.
+        context: the state's surroundings.
+    """
+
+    def __init__(self, guard: Guard | None, context: Context) -> None:
+        self._guard = guard
+        self._context = context
+        self._world = context.world
+        self._contents = context.contents
+        self._fresh = True  # until the first rendezvous
+        self._warned = False  # of rank-local state
+        self._description: structure.Description = ()
+        if guard is not None:
+            self._description = structure.describe(guard, context.framework, context.contents)
+
+    # -- rendezvous ------------------------------------------------------------------------------------
+
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        """Send digests of this rank's structure and of the parameters in its newest commit."""
+        if moment.kind != "rendezvous":
+            return ()
+        held, ballot = moment.held, _ABSENT
+        compares = self._guard is not None and self._guard.parameters_every_commits is not None
+        if compares and held is not None and held.id.generation:
+            ballot = parameters.ballot(self._tensors(held))
+        return [*structure.numbers(self._description), *ballot]
+
+    def prefer(self, holders: Sequence[int], table: Table) -> Sequence[int]:
+        """Prefer the ranks whose parameters more ranks hold than any other."""
+        return [holders[place] for place in _vote_of(holders, table).right]
+
+    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        """Return an error if the ranks were not started with the same, or hold different parameters."""
+        election = moment.elected
+        if election is None:
+            return None
+        try:
+            self._compare_structures(alike=bool((table[:, :2] == table[0, :2]).all()))
+            if election.newest is None or self._guard is None:
+                return None
+            follows = f"all continue with those of rank {election.root}"
+            if self._world.size() > 1:
+                mine = moment.held if moment.held is not None and moment.held.id == election.newest else None
+                self._compare_rank_local(mine, follows)
+            found = _vote_of(election.holders, table)
+            odd = tuple(election.holders[place] for place in found.wrong)
+            if odd:
+                result = Vote((election.root,), odd, found.tied)
+                lines = ["found by digests at the rendezvous after a fault"]
+                self._diverged(result, election.newest, lines, {"warn": follows, "heal": follows})
+        except (StructureError, DivergedError) as error:
+            return error
+        return None
+
+    def _compare_structures(self, *, alike: bool) -> None:
+        fresh, self._fresh = self._fresh, False
+        if alike:
+            return
+        entries = [dataclasses.astuple(each) for each in self._description]
+        mine = None if self._guard is None else [fresh, entries]
+        rows = gather_json(self._world, mine, "hvdrecover.guard.structure")
+        # A script may choose settings by the number of ranks, and training changes them.
+        lines = structure.differences(
+            [row and tuple(Entry(*each) for each in row[1]) for row in rows],
+            settings=all(row is None or row[0] for row in rows),
+        )
+        if lines:
+            self._context.events.emit("structure", differences=lines)
+            raise StructureError(
+                "the ranks were not started with the same",
+                lines,
+                "Have all ranks build the same state, from the same script and packages; then start again.",
+            )
+
+    # -- parameters ------------------------------------------------------------------------------------
+
+    def inspect(self, memory: Memory) -> bool:
+        """Compare the parameters of a commit with those of the other ranks, if a comparison is due.
+
+        Args:
+            memory: holds the commit, unless this rank has passed it over.
+
+        Returns:
+            Whether tensors of the commit in memory were replaced, so that it must be loaded.
+
+        Raises:
+            DivergedError: they differ, and the user wants an error.
+        """
+        every = self._guard.parameters_every_commits if self._guard is not None else None
+        commit = memory.attempt
+        if every is None or commit.commit % every or self._world.size() == 1:
+            return False
+        snapshot = memory.newest if memory.newest is not None and memory.newest.id == commit else None
+        mine = _ABSENT if snapshot is None else parameters.ballot(self._tensors(snapshot))
+        local = self._rank_local(None if self._warned else snapshot)
+        own = [0, 0, 0] if local is None else [1, *digest_numbers(encoded(local))]
+        table = self._world.allgather([*mine, *own], "hvdrecover.guard.ballots")
+        if table[:, 3].all() and (table[:, 3:] != table[0, 3:]).any():
+            self._compare_rank_local(snapshot, "after a recovery all continue with those of one rank")
+        ballots = [tuple(row) for row in table[:, :3].tolist()]
+        result = vote(ballots)
+        if not result.wrong or tuple(_ABSENT) in ballots or snapshot is None:
+            return False
+        counts = [count for _, _, count in ballots]
+        if len(set(counts)) > 1:  # as when an optimizer has made slots on some ranks only
+            lines = [f"number of tensors: {by_value(counts)}"]
+            self._diverged(result, snapshot.id, lines, {"warn": "continuing"})
+            return False
+        return self._settle(result, snapshot, memory)
+
+    def _settle(self, result: Vote, snapshot: Snapshot, memory: Memory) -> bool:
+        """Name the tensors that differ; all ranks hold tensors of the same names."""
+        assert self._guard is not None
+        wrong = self._world.rank() in result.wrong
+        heals = self._guard.on_divergence == "heal" and wrong
+        if heals:
+            snapshot = memory.separate(snapshot)  # the writer may be reading the old bytes
+        host = self._context.config.host
+        found = parameters.compare(self._world, self._tensors(snapshot), result.right[0], host, heal=heals)
+        facts = [dataclasses.asdict(each) for each in found]
+        rows = gather_json(self._world, facts, "hvdrecover.guard.found")
+        differences = [Difference(**each) for row in rows for each in row]
+        follows = {"warn": "continuing", "heal": f"healed from rank {result.right[0]}"}
+        self._diverged(result, snapshot.id, first_lines([*map(str, differences)]), follows, differences)
+        memory.newest = snapshot
+        return heals
+
+    def _diverged(
+        self,
+        result: Vote,
+        commit: CommitId,
+        lines: list[str],
+        follows: dict[str, str],
+        differences: Sequence[Difference] = (),
+    ) -> None:
+        """Report diverged ranks.
+
+        Args:
+            result: which ranks.
+            commit: the commit that was compared.
+            lines: the differences in words.
+            follows: what happens next, by policy; a policy that is not here raises.
+            differences: for the event.
+
+        Raises:
+            DivergedError: the user wants an error, or it cannot be healed.
+        """
+        assert self._guard is not None
+        policy = self._guard.on_divergence
+        sides = "and nobody can tell which are right" if result.tied else "which more ranks agree on"
+        wrong, right = named(result.wrong), named(result.right)
+        problem = f"the parameters of {wrong} are not those of {right} at commit {commit}, {sides}"
+        self._context.announce(
+            "diverged",
+            f"{problem}: {'; '.join(lines)}; {follows.get(policy, 'stopping')}",
+            level=logging.WARNING,
+            generation=commit.generation,
+            commit=commit.commit,
+            policy=policy,
+            ranks=list(result.wrong),
+            tied=result.tied,
+            tensors=[str(each) for each in differences[:100]],
+        )
+        if self._world.rank() in result.wrong and not result.tied:
+            heartbeat.diverged()  # a host that diverges twice is excluded
+        if policy not in follows:
+            raise DivergedError(
+                problem,
+                lines,
+                "Resume from an earlier commit. If a host diverges again, it is faulty; "
+                "Guard(on_divergence='heal') has the majority's tensors replace the others.",
+            )
+
+    def _tensors(self, snapshot: Snapshot) -> list[Tensor]:
+        """The tensors of a commit that all ranks must hold alike."""
+        shared = {
+            name: snapshot.arenas[name].layout.by_name.keys() - self._context.framework.rank_local(component)
+            for name, component in self._contents.components().items()
+            if name in snapshot.arenas
+        }
+        return parameters.tensors_of(snapshot, shared)
+
+    # -- rank-local state ------------------------------------------------------------------------------
+
+    def _rank_local(self, snapshot: Snapshot | None) -> dict[str, str] | None:
+        return None if snapshot is None else parameters.rank_local(snapshot, self._contents.rank_local())
+
+    def _compare_rank_local(self, snapshot: Snapshot | None, follows: str) -> None:
+        """Warn once of state that differs between ranks: a recovery replaces it by one rank's."""
+        mine = [self._warned, self._rank_local(snapshot)]
+        rows = gather_json(self._world, mine, "hvdrecover.guard.rank_local")
+        if any(warned for warned, _ in rows):  # maybe before this rank was started
+            self._warned = True
+            return
+        held: dict[int, dict[str, str]] = {rank: each for rank, (_, each) in enumerate(rows) if each}
+        differing = [
+            name
+            for name in dict.fromkeys(name for each in held.values() for name in each)
+            if len({each.get(name) for each in held.values()}) > 1
+        ]
+        lines = [
+            f"state.{name} differs between the ranks ({_values(name, held)})"
+            for name in differing
+            if "." not in name
+        ]
+        if buffers := [name for name in differing if "." in name]:
+            lines.append(f"running statistics are each rank's own ({', '.join(first_lines(buffers, 3))})")
+        if lines:
+            self._warned = True
+            remedy = "Average it over the ranks before you commit it, or keep it out of the state."
+            self._context.announce(
+                "rank_local",
+                f"{'; '.join(lines)}; {follows}. {remedy}",
+                level=logging.WARNING,
+                differences=lines,
+            )
+
+    # -- training data ---------------------------------------------------------------------------------
+
+    def resuming(self, stored: Snapshot, where: str) -> None:
+        """Compare the version of the training data with that of the commit that the job resumes from.
+
+        Args:
+            stored: the commit; its cursors are changed if the epoch is restarted.
+            where: what to call it.
+
+        Raises:
+            DataChangedError: the training data have changed, and the user wants an error.
+        """
+        data = self._guard.data if self._guard is not None else None
+        if self._guard is None or data is None or stored.dataset is None:
+            return
+        if stored.dataset.get("version") == 1:
+            logger.warning(
+                "%s: an earlier hvdrecover saved a fingerprint of the training data, which cannot be "
+                "compared with their version now; continuing without the comparison",
+                where,
+            )
+            return
+        lines = differences(stored.dataset, data)
+        if not lines:
+            return
+        policy = self._guard.data_changed
+        follows = {"raise": "stopping", "warn": "continuing", "restart_epoch": "restarting the epoch"}
+        self._context.announce(
+            "data_changed",
+            f"the training data have changed since {where}: {'; '.join(lines)}; {follows[policy]}",
+            level=logging.WARNING,
+            policy=policy,
+            differences=lines,
+        )
+        if policy == "raise":
+            raise DataChangedError(where, lines)
+        if policy == "restart_epoch":  # whatever the length of the data is now
+            cursors = stored.state["samplers"].items()
+            stored.state["samplers"] = {
+                name: {"epoch": each["epoch"], "processed_num": 0} for name, each in cursors
+            }
+
+
+def _vote_of(holders: Sequence[int], table: Table) -> Vote:
+    """Divide the holders of the newest commit by their ballots; the result has places in ``holders``."""
+    return vote([tuple(table[rank, 2:].tolist()) for rank in holders])
+
+
+def _values(name: str, held: dict[int, dict[str, str]]) -> str:
+    """The value of a plain object on the first ranks."""
+    return ", ".join(
+        first_lines([f"rank {rank}: {each[name]}" for rank, each in held.items() if name in each], 4)
+    )

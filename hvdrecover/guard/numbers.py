@@ -1,0 +1,249 @@
+"""Numbers that are not finite: the ranks exchange what they have found, and all do the same about it.
+
+1. A gradient that is NaN or infinite on one rank is so on all ranks after the allreduce. So all ranks see a
+   bad step without a message, before an optimizer applies it.
+2. Each rank says which of its own gradients were not finite, and for which samples.
+3. All ranks raise, skip the step, or roll back and leave the batch out. A spent budget of bad steps raises.
+
+Parameters are checked before each commit, so that no commit holds NaN.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hvdrecover.data.order import SampleOrder, Stretch
+from hvdrecover.elastic.agreement.exchange import gather_json
+from hvdrecover.elastic.companions import Moment, Observer, Table, Voter
+from hvdrecover.elastic.context import Context
+from hvdrecover.errors import ConfigError, HvdrecoverError, NumericsError
+from hvdrecover.guard.settings import Guard, Numerics
+from hvdrecover.guard.votes import first_lines, named
+
+WINDOW = 1000  # steps over which bad steps are counted
+_LISTED = 8  # tensors or samples in a message; events have all
+_FOLLOWS = {
+    "raise": "stopping",
+    "skip": "no rank applies the step",
+    "rollback": "going back to the last commit",
+}
+
+
+class RolledBack(Exception):  # noqa: N818  no error: all ranks go back to a commit together
+    """A step is bad, and all ranks go back to the last commit.
+
+    Attributes:
+        order: of the samples that are left out then; None if none are.
+        samples: these samples.
+    """
+
+    def __init__(self, order: SampleOrder | None = None, samples: Stretch = (0, 0, 0, 0)) -> None:
+        super().__init__("a step whose numbers are not finite is rolled back")
+        self.order = order
+        self.samples = samples
+
+
+@dataclass
+class Sighting:
+    """The findings of one rank.
+
+    Attributes:
+        rank: the rank.
+        host: its host.
+        tensors: its tensors that are not finite, such as ``gradient of model.0.weight``; none if they were
+            finite before the allreduce.
+        epoch: the epoch; -1 if unknown.
+        samples: the samples of its batch, as far as they are known.
+        used: bad steps within the last `WINDOW` before this one.
+    """
+
+    rank: int
+    host: str
+    tensors: list[str]
+    epoch: int = -1
+    samples: list[int] = field(default_factory=list)
+    used: int = 0
+
+
+class Judge(Observer, Voter):
+    """One rank's part in finding bad steps and reacting to them.
+
+    Args:
+        guard: the user's settings. If None, or if they ignore numbers, nothing is checked.
+        context: the state's surroundings.
+
+    Attributes:
+        policy: what the user wants.
+        steps: returns how many steps this rank has done; an adapter sets it.
+    """
+
+    def __init__(self, guard: Guard | None, context: Context) -> None:
+        self.policy: Numerics | None = guard.numerics if guard is not None else None
+        self.steps: Callable[[], int] = lambda: 0
+        self._allowed = guard.numerics_budget if guard is not None else 0
+        self._context = context
+        self._world = context.world
+        self._contents = context.contents
+        self._bad_steps: list[int] = []
+        self._bad_parameters: list[str] = []
+        self._waits = False  # a bad step is rolled back as soon as `record` tells the size of its batch
+
+    def attach(self) -> None:
+        """Have the framework report bad steps.
+
+        Raises:
+            ConfigError: batches are to be left out, and no sampler can do so.
+        """
+        if self.policy == "rollback":
+            if not self._contents.orders:
+                raise ConfigError(
+                    "numerics",
+                    "'rollback' leaves a bad batch out of the epoch, but the state has no sampler for that. "
+                    "Put the ElasticSampler or the elastic_dataset into the state, or pass "
+                    "Guard(numerics='skip')",
+                )
+            self._contents.on_record.insert(0, self._recorded)  # before listeners that would count the batch
+        if self.policy is not None:
+            self._context.framework.report_gradients(self._contents, self)
+
+    def rolled_back(self) -> None:
+        """Forget a bad step that a fault has undone."""
+        self._waits = False
+
+    # -- gradients, as an adapter reports them ---------------------------------------------------------
+
+    def stepped(self) -> None:
+        """An optimizer steps with finite gradients: the next batch recorded is the last of this step."""
+        if self.policy == "rollback" and not self._waits:
+            for order in self._contents.orders.values():
+                order.stepped = True
+
+    def gradients(self, everywhere: Sequence[str], here: Sequence[str]) -> None:
+        """All ranks have found gradients that are not finite. Returns if the step is to be skipped.
+
+        With torch only the next `SampleOrder.record` tells the samples of a batch: sizes of tensors would be
+        a guess. So a step that is to be rolled back is skipped at first, and all ranks go back at that call.
+
+        Args:
+            everywhere: parameters whose average is not finite.
+            here: those of them whose gradient was not finite on this rank.
+
+        Raises:
+            NumericsError: the user wants an error, or the budget is spent.
+            RolledBack: all ranks go back to the last commit.
+        """
+        assert self.policy is not None
+        order = self._contents.order_in_use()
+        mine = self._sighting([f"gradient of {name}" for name in here])
+        if order is not None and here:
+            mine.epoch, mine.samples = order.epoch, order.present()
+        action, error = self._judged(self.policy, mine, [f"gradient of {name}" for name in everywhere])
+        if action == "raise":
+            raise error
+        if action == "rollback":
+            if order is not None and order.batch_size:
+                raise RolledBack(order, order.stretch(order.done, order.batch_size))
+            if all(each.batch_size for each in self._contents.orders.values()):
+                raise _unknown_batch(error.findings)  # trained on other data than the state's
+            self._waits = True
+
+    def _recorded(self, order: SampleOrder, count: int) -> None:
+        """Roll a bad step back: its batch is the samples since the step before, and these."""
+        if self._waits:
+            raise RolledBack(order, order.stretch(order.unstepped, count))
+
+    # -- parameters, at each commit --------------------------------------------------------------------
+
+    def objection(self, *, committing: bool) -> HvdrecoverError | None:
+        """Return an error if trained parameters are NaN or infinite."""
+        if self.policy is None:
+            return None
+        self._bad_parameters = [
+            f"parameter {name}.{inner}"
+            for name, component in self._contents.components().items()
+            for inner in self._context.framework.not_finite(self._context.framework.trained(component))
+        ]
+        if self._waits:
+            return self._earlier()
+        if not self._bad_parameters:
+            return None
+        remedy = "The commit is not written; the last durable one stands. Look at the steps since."
+        lines = [f"{each} on rank {self._world.rank()}" for each in self._bad_parameters]
+        return NumericsError(lines, remedy)
+
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        """Send whether there was an objection to the commit."""
+        return () if moment.kind == "rendezvous" else [bool(self._bad_parameters and moment.kind == "commit")]
+
+    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        """Return what all ranks do about parameters of some rank that are not finite."""
+        if self._waits and moment.kind == "commit":
+            return self._earlier()
+        if self.policy is None or not table.any():
+            return None
+        # The steps were applied, so they cannot be skipped.
+        policy: Numerics = "raise" if self.policy == "raise" else "rollback"
+        action, error = self._judged(policy, self._sighting(self._bad_parameters), [])
+        return error if action == "raise" else RolledBack()
+
+    def _earlier(self) -> NumericsError:
+        return _unknown_batch(["gradients of a step before this commit; the step was not applied"])
+
+    # -- the verdict -----------------------------------------------------------------------------------
+
+    def _sighting(self, tensors: list[str]) -> Sighting:
+        return Sighting(self._world.rank(), self._context.config.host, tensors)
+
+    def _judged(
+        self, policy: Numerics, mine: Sighting, everywhere: list[str]
+    ) -> tuple[Numerics, NumericsError]:
+        """Exchange what each rank has found; return what all do about it, and the error if they raise one."""
+        step = self.steps()
+        self._bad_steps = [each for each in self._bad_steps if each > step - WINDOW]
+        mine.used = len(self._bad_steps)
+        self._bad_steps.append(step)
+        rows = gather_json(self._world, asdict(mine), "hvdrecover.guard.numerics")
+        sightings = [Sighting(**row) for row in rows]
+        used = max(each.used for each in sightings)  # a rank that was started later knows of fewer
+        action = policy if used < self._allowed else "raise"
+        lines = _findings(sightings, everywhere)
+        self._context.announce(
+            "numerics",
+            f"numbers that are not finite: {'; '.join(lines)}; {_FOLLOWS[action]}",
+            level=logging.WARNING,
+            action=action,
+            findings=[asdict(each) for each in sightings if each.tensors],
+        )
+        if self.policy == "raise":
+            remedy = "Look at these samples; Guard(numerics='skip') or 'rollback' continues without them."
+        else:
+            remedy = "Look at these samples, at the learning rate and at the loss."
+        spent = f"{used} of the last {WINDOW} steps were bad before this one. " if used else ""
+        return action, NumericsError(lines, f"{spent}{remedy}")
+
+
+def _findings(sightings: Sequence[Sighting], everywhere: list[str]) -> list[str]:
+    """A line for each rank that has found something; ``everywhere`` is what is not finite after the sum."""
+    lines = []
+    for each in sightings:
+        if each.tensors:
+            samples = f", at samples {_listed(each.samples)} of epoch {each.epoch}" if each.samples else ""
+            lines.append(f"rank {each.rank} on {each.host}{samples}: {_listed(each.tensors)}")
+    ranks = named([each.rank for each in sightings])
+    return lines or [f"finite on each of {ranks}, but not their sum: {_listed(everywhere)}"]
+
+
+def _listed(items: Sequence[Any]) -> str:
+    return ", ".join(first_lines([*map(str, items)], _LISTED))
+
+
+def _unknown_batch(findings: list[str]) -> NumericsError:
+    return NumericsError(
+        findings,
+        "The samples of the bad batch are unknown, so 'rollback' cannot leave them out. Train on the "
+        "state's ElasticSampler or elastic_dataset, and call record_batch() after each step, before the "
+        "commit. Or pass Guard(numerics='skip'), which does not need the samples.",
+    )

@@ -1,0 +1,172 @@
+"""Comparison of parameters and optimizer slots across the ranks.
+
+The ranks compare a commit in memory: it lies there as bytes, and stands still. One digest tells whether
+ranks agree, one for each tensor tells which differ, and the tensors themselves tell by how much.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvdrecover.checkpoint.arena import Bytes, allocate
+from hvdrecover.checkpoint.digest import Digest, digest, digest_numbers
+from hvdrecover.checkpoint.inspection.decoding import decode
+from hvdrecover.checkpoint.layout import ITEM_BYTES, TensorSpec
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.elastic.interfaces import World
+
+PIECE = 1 << 26
+"""Bytes in one broadcast; a multiple of every dtype's size."""
+
+Names = Mapping[str, Collection[str]]
+"""Names of tensors, by attribute."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a commit.
+
+    Attributes:
+        name: with its attribute's, such as ``model.0.weight``.
+        spec: its dtype and shape.
+        data: its bytes; uint8 of shape ``[spec.nbytes]``, writable.
+    """
+
+    name: str
+    spec: TensorSpec
+    data: Bytes
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A tensor of one rank that differs from the majority's.
+
+    Attributes:
+        tensor: its name.
+        kind: its dtype and shape.
+        rank: the rank.
+        host: the rank's host.
+        count: how many numbers differ.
+        total: of how many.
+        largest: the largest absolute difference; infinite or NaN where a number is.
+    """
+
+    tensor: str
+    kind: str
+    rank: int
+    host: str
+    count: int
+    total: int
+    largest: float
+
+    def __str__(self) -> str:
+        numbers = f"{self.count} of {self.total} numbers, by {self.largest:.3g} at most"
+        return f"{self.tensor}, {self.kind}: {numbers}, on rank {self.rank} on {self.host}"
+
+
+def tensors_of(snapshot: Snapshot, shared: Names) -> list[Tensor]:
+    """The tensors of a commit that all ranks must hold alike, in an order that is the same on all of them."""
+    return [
+        Tensor(f"{name}.{spec.name}", spec, arena.bytes_of(spec.name))
+        for name, arena in snapshot.arenas.items()
+        for spec in arena.layout.specs
+        if spec.name in shared.get(name, ())
+    ]
+
+
+def ballot(tensors: Sequence[Tensor]) -> list[int]:
+    """Return a rank's ballot: the digest of its tensors as two numbers, and how many tensors there are."""
+    whole = Digest()
+    for each in tensors:
+        whole.update(each.data)
+    return [*whole.numbers(), len(tensors)]
+
+
+def compare(world: World, tensors: Sequence[Tensor], root: int, host: str, *, heal: bool) -> list[Difference]:
+    """Find the tensors of this rank that differ from the root's. All ranks call this.
+
+    Args:
+        world: the ranks, all of which hold tensors of the same names, dtypes and shapes.
+        tensors: this rank's.
+        root: a rank of the majority.
+        host: this rank's host.
+        heal: whether to replace this rank's bytes by the root's.
+    """
+    mine = [half for tensor in tensors for half in digest_numbers(tensor.data)]
+    table = world.allgather(mine, "hvdrecover.guard.tensors").reshape(world.size(), -1, 2)
+    differs = (table != table[root]).any(axis=2)
+    found = []
+    for place in differs.any(axis=0).nonzero()[0].tolist():
+        tensor, here = tensors[place], bool(differs[world.rank(), place])
+        count, largest = _measure(world, tensor, root, heal=heal and here)
+        if here:
+            total = math.prod(tensor.spec.shape)
+            facts = (world.rank(), host, count, total, largest)
+            found.append(Difference(tensor.name, str(tensor.spec), *facts))
+    return found
+
+
+def _measure(world: World, tensor: Tensor, root: int, *, heal: bool) -> tuple[int, float]:
+    """Return how far this rank's tensor is from the root's. Pieces keep the root's copy small."""
+    count, largest = 0, 0.0
+    scratch = allocate(min(PIECE, tensor.spec.nbytes))
+    for start in range(0, tensor.spec.nbytes, PIECE):
+        piece = tensor.data[start : start + PIECE]
+        roots = scratch[: len(piece)]
+        if world.rank() == root:
+            roots[:] = piece
+        world.broadcast(roots, root, f"hvdrecover.guard.{tensor.spec.nbytes}.{start}")
+        different, by = apart(piece, roots, tensor.spec.dtype)
+        count, largest = count + different, float(np.maximum(largest, by))  # NaN if either is
+        if heal:
+            piece[:] = roots
+    return count, largest
+
+
+def apart(mine: Bytes, others: Bytes, dtype: str) -> tuple[int, float]:
+    """Return how many numbers differ in their bits, and the largest absolute difference.
+
+    Args:
+        mine: uint8 of shape ``[n]``, a multiple of the dtype's size.
+        others: of the same shape.
+        dtype: a key of `hvdrecover.checkpoint.layout.ITEM_BYTES`.
+    """
+    rows = [each.reshape(-1, ITEM_BYTES[dtype]) for each in (mine, others)]
+    places = np.flatnonzero((rows[0] != rows[1]).any(axis=1))
+    if not len(places):
+        return 0, 0.0
+    wide = np.complex128 if dtype == "C64" else np.float64
+    pair = [decode(each[places].reshape(-1), dtype).astype(wide) for each in rows]
+    with np.errstate(all="ignore"):
+        return len(places), float(np.abs(pair[0] - pair[1]).max())
+
+
+def rank_local(snapshot: Snapshot, buffers: Names) -> dict[str, str]:
+    """Return what ranks may hold differently in one commit: plain objects, and running statistics.
+
+    Args:
+        snapshot: the commit.
+        buffers: the components' names of tensors that may differ; every component has an entry.
+
+    Returns:
+        By name, a short text that differs if the value does. Names of running statistics have a dot.
+    """
+    found = {}
+    for name, structure in snapshot.state["attributes"].items():
+        if name in buffers:
+            continue
+        text = json.dumps(structure, sort_keys=True)
+        if name in snapshot.arenas:  # a tensor
+            text = digest(snapshot.arenas[name].buffer)[:16]
+        found[name] = text if len(text) <= 24 else f"{text[:16]}… ({digest(text.encode())[:8]})"
+    for name, tensors in buffers.items():
+        arena = snapshot.arenas.get(name)
+        for tensor in sorted(tensors):
+            if arena is not None and tensor in arena.layout.by_name:
+                found[f"{name}.{tensor}"] = digest(arena.bytes_of(tensor))
+    return found
