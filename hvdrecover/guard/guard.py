@@ -1,4 +1,4 @@
-"""The hook that compares this rank with the others, and acts on what the user has decided.
+"""The hook that compares this rank with the others, and raises, warns or heals as the `Guard` says.
 
 1. At each rendezvous the ranks send digests of their structure and of the parameters in their newest commit.
    Different structures are an error. Ranks that hold the majority's parameters are preferred as source rank.
@@ -113,7 +113,7 @@ class GuardHook(Voter):
     # -- parameters ------------------------------------------------------------------------------------
 
     def inspect(self, memory: Memory) -> bool:
-        """Compare the parameters of a commit with those of the other ranks, if a comparison is due.
+        """Compare the parameters of a commit across the ranks, if a comparison is due.
 
         Args:
             memory: holds the commit, unless this rank has passed it over.
@@ -256,7 +256,7 @@ class GuardHook(Voter):
     # -- training data ---------------------------------------------------------------------------------
 
     def resuming(self, stored: Snapshot, where: str) -> None:
-        """Compare the version of the training data with that of the commit that the job resumes from.
+        """Compare the version of the training data with the version in the commit to resume from.
 
         Args:
             stored: the commit; its cursors are changed if the epoch is restarted.

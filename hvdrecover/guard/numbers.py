@@ -1,4 +1,4 @@
-"""Numbers that are not finite: the ranks exchange what they have found, and all do the same about it.
+"""Numbers that are not finite: the ranks exchange their findings, and all react alike.
 
 1. A gradient that is NaN or infinite on one rank is so on all ranks after the allreduce. So all ranks see a
    bad step without a message, before an optimizer applies it.
@@ -179,7 +179,7 @@ class Judge(Observer, Voter):
         return () if moment.kind == "rendezvous" else [bool(self._bad_parameters and moment.kind == "commit")]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Return what all ranks do about parameters of some rank that are not finite."""
+        """Return the error that all ranks raise if parameters of any rank are not finite."""
         if self._waits and moment.kind == "commit":
             return self._earlier()
         if self.policy is None or not table.any():
@@ -200,7 +200,7 @@ class Judge(Observer, Voter):
     def _judged(
         self, policy: Numerics, mine: Sighting, everywhere: list[str]
     ) -> tuple[Numerics, NumericsError]:
-        """Exchange what each rank has found; return what all do about it, and the error if they raise one."""
+        """Exchange the findings; return the action of all ranks, and the error in case they raise one."""
         step = self.steps()
         self._bad_steps = [each for each in self._bad_steps if each > step - WINDOW]
         mine.used = len(self._bad_steps)
@@ -226,7 +226,7 @@ class Judge(Observer, Voter):
 
 
 def _findings(sightings: Sequence[Sighting], everywhere: list[str]) -> list[str]:
-    """A line for each rank that has found something; ``everywhere`` is what is not finite after the sum."""
+    """A line for each rank with a finding; or else one about ``everywhere``, the averages that are bad."""
     lines = []
     for each in sightings:
         if each.tensors:

@@ -1,7 +1,7 @@
 """Comparison of parameters and optimizer slots across the ranks.
 
-The ranks compare a commit in memory: it lies there as bytes, and stands still. One digest tells whether
-ranks agree, one for each tensor tells which differ, and the tensors themselves tell by how much.
+The ranks compare a commit in memory: it lies there as bytes, and stands still. They compare one digest first.
+If it differs, they compare a digest of each tensor, and then the tensors that differ.
 """
 
 from __future__ import annotations

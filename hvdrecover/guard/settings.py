@@ -21,7 +21,7 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Guard:
-    """Decide what the ranks compare, and what follows from a difference. All ranks must have the same guard.
+    """The comparisons of the ranks, and the reaction to a difference. All ranks must have the same guard.
 
     When ranks compare a commit, rank 0 also warns once of plain objects and running statistics that differ
     between the ranks: after a recovery all ranks have those of one rank.

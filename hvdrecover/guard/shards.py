@@ -43,7 +43,7 @@ def check(world: World, batches: int, samples: Samples | None, length: int = -1)
 
 
 def _unequal(batches: list[int], samples: list[int], lengths: list[int]) -> list[str]:
-    """What differs between the ranks, whose counts these are: a line each."""
+    """The counts that differ between the ranks: a line each."""
     lines = []
     if len(set(batches)) > 1:
         fewest = min(batches)
@@ -59,7 +59,7 @@ def _unequal(batches: list[int], samples: list[int], lengths: list[int]) -> list
 
 
 def _uncovered(dealt: list[Samples], length: int) -> list[str]:
-    """What is wrong with the samples that are dealt out to each rank: a line each.
+    """The faults in the samples that are dealt out to each rank: a line each.
 
     A last round that is not full is filled up or left out, so fewer samples than there are ranks may be dealt
     out twice, or not at all.

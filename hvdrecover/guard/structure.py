@@ -1,7 +1,7 @@
 """The structure that ranks must have in common: models, optimizers, data sets, scripts.
 
-Each rank describes what it was started with, and sends the others a digest of that at each rendezvous.
-Only if the digests differ are the descriptions themselves compared.
+Each rank describes its state and its script, and sends the others a digest of the description at each
+rendezvous. Only if the digests differ are the descriptions themselves compared.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def numbers(description: Description) -> tuple[int, int]:
 
 
 def differences(descriptions: Sequence[Description | None], *, settings: bool) -> list[str]:
-    """Return what the ranks do not have in common: a line each, the first ones only.
+    """Return the differences between the ranks: a line each, the first ones only.
 
     Args:
         descriptions: by rank; None of a rank without a guard.

@@ -1,4 +1,4 @@
-"""What a guard looks at in TensorFlow: structure, gradients that are not finite, shares of the data."""
+"""The guard in TensorFlow: structure, gradients that are not finite, shares of the data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hvdrecover.tensorflow.world import TensorFlowWorld
 def describe(component: Any) -> list[Entry]:
     """Names, shapes and dtypes of a component's variables, and an optimizer's configuration.
 
-    Names go without the numbers that Keras gives, which depend on what a process has made before.
+    Names go without the numbers that Keras gives: these depend on earlier layers of the process.
     """
     entries = [
         Entry(
@@ -109,7 +109,7 @@ def _watch(optimizer: keras.optimizers.Optimizer, reporter: _Reporter) -> None:
     if not isinstance(optimizer, Watched):
         averages = isinstance(optimizer, Distributed)
         kind = type(optimizer).__bases__[-1] if averages else type(optimizer)
-        # Behind the averaging; and of the same name and module, so that Keras saves it as what it was.
+        # Behind the averaging; and of the same name and module, so that Keras saves it as the same class.
         kinds = (Distributed, Watched, kind) if averages else (Watched, kind)
         names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
         optimizer.__class__ = type(kind.__name__, kinds, names)

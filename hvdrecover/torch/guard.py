@@ -1,4 +1,4 @@
-"""What a guard looks at in torch: structure, gradients that are missing or not finite, shares of the data."""
+"""The guard in torch: structure, gradients that are missing or not finite, shares of the data."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _settings(prefix: str, values: Mapping[str, Any]) -> list[Entry]:
 
 # -- numbers that are not finite ---------------------------------------------------------------------------
 
-# Tells whether tensors, or None, hold finite numbers only; answers None if it cannot tell. For six small
+# Returns whether tensors, or None, hold finite numbers only; None if it does not know. For six small
 # gradients it takes 15 µs, torch's own operations 130 µs, on a busy machine; a step of that model takes 3 ms.
 _table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 look: Callable[..., bool | None] = lambda *tensors: None  # noqa: E731
@@ -124,7 +124,7 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(held) if held.is_complex() else held
 
 
-_LARGE = 1 << 14  # elements; to go through fewer costs less than to tell whether it is needed
+_LARGE = 1 << 14  # elements; a second look at fewer costs next to nothing
 _Handle = tuple[Any, Any]  # and a context
 _gradient_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("grad")
 
@@ -143,7 +143,7 @@ class Outgoing:
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
         self._bad: set[int] = set()  # parameters, by identity, whose gradients here were not finite
-        self._totals: dict[int, torch.Tensor] = {}  # sums of gradients, which nobody has waited for
+        self._totals: dict[int, torch.Tensor] = {}  # sums of gradients, maybe still being computed
         self._large: dict[int, torch.Tensor] = {}
         self._others: list[torch.Tensor] = []
         self._send: Callable[[torch.Tensor], _Handle] = optimizer._allreduce_grad_async
@@ -159,12 +159,12 @@ class Outgoing:
         return id(parameter) in self._bad or (own is not None and not math.isfinite(own.item()))
 
     def forget(self) -> None:
-        """Forget what has been sent."""
+        """Forget the gradients of this step."""
         self._totals.clear()
         self._bad.clear()
 
     def averages_are_finite(self) -> bool:
-        """Return whether no rank seems to have sent a bad number; if so, forget what has been sent."""
+        """Return whether no rank seems to have sent a bad number; then forget the gradients of this step."""
         known = len(self._large) + len(self._others)
         if known != sum(len(group["params"]) for group in self._optimizer.param_groups):
             self._sort()  # at first, and when some were added
@@ -181,7 +181,7 @@ class Outgoing:
 
     def _sort(self) -> None:
         """Tell large parameters from others."""
-        compressed = self._optimizer._compression is not hvd.Compression.none  # what is sent may overflow
+        compressed = self._optimizer._compression is not hvd.Compression.none  # may overflow
         self._large, self._others = {}, []
         for each in parameters_of(self._optimizer):
             wide = each.dtype in (torch.float32, torch.float64)
@@ -191,7 +191,7 @@ class Outgoing:
                 self._others.append(each)
 
     def _complete(self, parameter: torch.Tensor) -> _Handle:
-        """In the place of Horovod's function that sends a gradient."""
+        """Replace Horovod's function that sends a gradient."""
         if not look(parameter.grad):
             self._look_at(parameter)
         return self._send(parameter)
