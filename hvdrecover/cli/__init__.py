@@ -1,46 +1,45 @@
 """The command ``hvdrecover``: arguments in, exit codes out.
 
-Each subcommand is a function that imports what it needs, so that the command line answers at once.
+The module of a command is imported when the command is called: ``horovodrun`` calls ``hvdrecover discover``
+every second, and a host runs a ``hvdrecover worker`` for each slot.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
+import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn
 
 from hvdrecover import config
-from hvdrecover.cli import commits, launching, running, unknown
-from hvdrecover.cli.diagnosing import add_doctor
-from hvdrecover.cli.discovering import add_discover
-from hvdrecover.cli.drilling import add_drill
-from hvdrecover.cli.report import add_report
 from hvdrecover.errors import HvdrecoverError
+from hvdrecover.redaction import redact
 from hvdrecover.version import __version__
 
-
-def _install_horovod(arguments: argparse.Namespace) -> int:
-    from hvdrecover.install import install_horovod, source_diff
-
-    if arguments.diff:
-        sys.stdout.write(source_diff())
-        return 0
-    installed = install_horovod(rebuild=arguments.rebuild)
-    if installed.wheel is None:
-        message = f"Horovod {installed.version} is already installed."
-    else:
-        origin = "built now" if installed.built else "from the cache"
-        message = f"Horovod {installed.version} is installed ({origin}: {installed.wheel})."
-    sys.stdout.write(message + "\n")
-    return 0
-
-
 GROUPS = {
-    "jobs": ("run", "status", "stop", "report", "drill", "doctor", "discover", "install-horovod"),
-    "checkpoint roots": ("ls", "show", "verify", "diff", "prune", "export"),
+    "jobs": {
+        "run": ("launching", "start a job by horovodrun, and keep it going"),
+        "status": ("runs", "say what runs: ranks, commits, standbys, the last fault"),
+        "stop": ("runs", "have a job leave at a durable commit, and wait for its end"),
+        "report": ("runs", "show a run's faults, times to recover, and goodput"),
+        "drill": ("drilling", "see whether a script recovers, by letting faults strike it"),
+        "doctor": ("diagnosing", "check hosts, network, Horovod and storage before a job"),
+        "discover": ("discovering", "find hosts, as horovodrun --host-discovery-script does"),
+        "install-horovod": ("launching", "build Horovod for this environment and install it"),
+    },
+    "checkpoint roots": {
+        "ls": ("commits", "list the commits of a checkpoint root, newest first"),
+        "show": ("commits", "show what a commit holds: tensors, objects, sample cursors"),
+        "verify": ("commits", "read commits through, and compare their digests"),
+        "diff": ("commits", "show what differs between two commits of a root"),
+        "prune": ("commits", "delete the commits that no rule keeps"),
+        "export": ("commits", "write a commit to a file of torch, Keras or safetensors"),
+    },
 }
+"""The module of each command, and its line in the overview. The commands that people call are here."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -48,108 +47,69 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong with the arguments, and exit with 2."""
-        from hvdrecover.redaction import redact
-
         super().error(redact(message))
 
 
-def build() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """Return the parser of the command line, and that of each command."""
+def build(
+    wanted: Collection[str] | None = None,
+) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """Return the parser of the command line and those of commands; only wanted commands have options."""
+    lines = []
+    for title, names in GROUPS.items():
+        lines += [f"{title}:", *(f"  {name:<16} {help}" for name, (_, help) in names.items()), ""]
     parser = _Parser(
         prog="hvdrecover",
         usage="hvdrecover [--help] [--version] COMMAND ...",
         description="Recovery for Horovod: durable commits, and jobs that are hard to kill.",
+        epilog="\n".join([*lines, "`hvdrecover COMMAND --help` says what a command takes."]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     version = f"hvdrecover {__version__}"
     parser.add_argument("--version", action="version", version=version, help=argparse.SUPPRESS)
-    subcommands = parser.add_subparsers(
-        prog="hvdrecover", metavar="COMMAND", required=True, help=argparse.SUPPRESS
+    commands = parser.add_subparsers(
+        prog="hvdrecover", dest="named", metavar="COMMAND", required=True, help=argparse.SUPPRESS
     )
-    launching.add_commands(subcommands)
-    running.add_commands(subcommands)
-    add_doctor(subcommands)
-    add_discover(subcommands)
-    commits.add_commands(subcommands)
-    add_report(subcommands)
-    add_drill(subcommands)
-
-    install = subcommands.add_parser(
-        "install-horovod",
-        help="build Horovod for this environment and install it",
-        description="Build Horovod for this environment's Python, PyTorch, TensorFlow and MPI, and install "
-        "it. A wheel that was built before is taken from the cache. HOROVOD_* variables steer the build: "
-        "HOROVOD_GPU_OPERATIONS=NCCL, HOROVOD_WITHOUT_MPI=1 and so on.",
-    )
-    install.add_argument(
-        "--rebuild", action="store_true", help="compile anew, whatever is installed or cached"
-    )
-    install.add_argument(
-        "--diff", action="store_true", help="print all changes to Horovod's source, and install nothing"
-    )
-    install.set_defaults(run=_install_horovod)
-    parser.epilog = _overview({each.dest: each.help or "" for each in subcommands._choices_actions})
-    return parser, subcommands.choices
-
-
-def _overview(commands: Mapping[str, str]) -> str:
-    """The commands in groups, on one screen; a command without a help text is not there."""
-    lines = []
-    for title, names in GROUPS.items():
-        lines += [f"{title}:", *(f"  {name:<16} {commands[name]}" for name in names), ""]
-    return "\n".join([*lines, "`hvdrecover COMMAND --help` says what a command takes."])
-
-
-def _refuse_unknown(name: str, others: list[str]) -> None:
-    """Exit with 2 if a command is given what neither it nor what it hands options on to knows."""
-    parser, commands = build()
-    hands_on = name in ("run", "drill")
-    if name == "drill":
-        _, others = parser.parse_known_args(["run", "-np", "1", *others])
-    if others and (unknown_words := unknown.left_over(others) if hands_on else others):
-        unknown.refuse(commands[name], unknown_words, with_horovodrun=hands_on)
-
-
-def _report(error: HvdrecoverError) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    message = Text.assemble(("hvdrecover: ", "bold red"), str(error))
-    Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+    worker = {"worker": ("launching", "")}  # `hvdrecover run` starts it
+    for names in (*GROUPS.values(), worker):
+        for name, (module, help) in names.items():
+            command = commands.add_parser(name, allow_abbrev=False)
+            command.set_defaults(refuse=command.error)
+            if wanted is None or name in wanted:
+                imported = importlib.import_module(f"hvdrecover.cli.{module}")
+                add = getattr(imported, f"add_{name.replace('-', '_')}")
+                command.description = f"{help[:1].upper()}{help[1:]}{'. ' if help else ''}{add.__doc__}"
+                add(command)
+    return parser, commands.choices
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
-    """Return what a command line says, and run nothing; wrong arguments exit with 2.
-
-    Args:
-        argv: the arguments.
-    """
-    parser, commands = build()
+    """Parse a command line and run nothing; wrong arguments exit with 2."""
     if "_ARGCOMPLETE" in config.environment():  # a shell asks for completions; this ends the process
         import argcomplete
 
-        argcomplete.autocomplete(parser)
-    words, command = launching.split(list(argv), commands)
-    arguments, others = parser.parse_known_args(words)
-    if launching.takes_command(words) and not command:
-        arguments.refuse("there is no command; write it after the options, as in python train.py")
-    _refuse_unknown(words[0], others)
-    arguments.named, arguments.others, arguments.command = words[0], others, command
+        argcomplete.autocomplete(build()[0])
+    parser, commands = build(argv)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        known = commands[arguments.named]._option_string_actions
+        meant = difflib.get_close_matches(unknown[0].partition("=")[0], known, 1)
+        hint = f"; did you mean {meant[0]}?" if meant else ""
+        arguments.refuse(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    if "command" in arguments:
+        if arguments.command[:1] == ["--"]:
+            del arguments.command[0]
+        if not arguments.command:
+            arguments.refuse("there is no command; write it after the options, as in python train.py")
     return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line, by default that of this process, and return the exit code.
 
-    Args:
-        argv: the arguments; by default those of this process.
-
-    Returns:
-        The exit code: 0, 1 after an error of hvdrecover, if a commit is broken or a check fails, or 130 when
-        interrupted.
-        Wrong arguments exit with 2.
+    It is 1 after an error of hvdrecover, if a commit is broken or a check fails; 130 when interrupted. Wrong
+    arguments exit with 2.
     """
     arguments = parsed(sys.argv[1:] if argv is None else argv)
     try:
@@ -165,3 +125,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("hvdrecover: interrupted\n")
         return 130
+
+
+def _report(error: HvdrecoverError) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    message = Text.assemble(("hvdrecover: ", "bold red"), str(error))
+    Console(stderr=True, highlight=False).print(message, soft_wrap=True)

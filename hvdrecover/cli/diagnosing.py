@@ -1,90 +1,77 @@
-"""``hvdrecover doctor``: whether a job would find what it needs; see ``docs/doctor.md``."""
+"""``hvdrecover doctor`` and ``hvdrecover run --preflight``: checks before a job; see ``docs/doctor.md``."""
 
 from __future__ import annotations
 
 import argparse
-import sys
+import glob
+import logging
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rich.console import RenderableType
+from rich.text import Text
 
 from hvdrecover import config
-from hvdrecover.cli import discovering, launching, options
+from hvdrecover.cli import discovering, options, printer
 from hvdrecover.clock import SYSTEM_CLOCK
+from hvdrecover.config import Config
+from hvdrecover.doctor import examination
+from hvdrecover.doctor.examination import Settings
+from hvdrecover.doctor.findings import Finding, Selection, select
 from hvdrecover.errors import ConfigError, DiscoveryError
+from hvdrecover.events import recorded
+from hvdrecover.launch import horovodrun
+from hvdrecover.launch.horovodrun import Options
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from hvdrecover.doctor.examination import Settings
-    from hvdrecover.doctor.findings import Finding
+logger = logging.getLogger(__name__)
 
 _HERE = 2  # ranks, if no host is named
-_STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red", "skipped": "dim"}
-_OUTCOMES = ("failure", "warning", "ok", "skipped")
+_STYLES = {"failure": "bold red", "warning": "yellow", "ok": "green", "skipped": "dim"}
 _PLURALS = {"failure": "failures", "warning": "warnings"}
 
 
-def add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to the command line."""
-    help = "check hosts, network, Horovod and storage before a job"
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "doctor",
-        help=help,
-        description="Check what a job needs before it is started: versions, how Horovod was built, ssh and "
-        "network between hosts, their clocks, the checkpoint root, and memory. "
-        "Each failure comes with what to do about it; exit 1 if there is one.",
-        allow_abbrev=False,
-    )
+# -- doctor --------------------------------------------------------------------------------------------
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    """The checks concern versions, the build of Horovod, ssh and network between hosts, their clocks, the
+    checkpoint root, and memory. Each failure comes with a remedy; exit 1 if there is one.
+    """
+    parser.set_defaults(run=_run)
+    options.add_json(parser, "docs/doctor.md")
     job = parser.add_argument_group("the job, as for hvdrecover run")
-    job.add_argument(
-        "-np",
-        "--num-proc",
-        type=options.count,
-        metavar="N",
-        dest="processes",
-        help=f"ranks (default: all slots of the named hosts; {_HERE}, if none is named)",
-    )
-    launching.add_hosts(job)
+    ranks = f"ranks (default: all slots of the named hosts; {_HERE}, if none is named)"
+    job.add_argument("-np", "--num-proc", **options.PROCESSES, help=ranks)
+    options.add_hosts(job)
     job.add_argument("--checkpoint", metavar="URL", help="checkpoint root (default: HVDRECOVER_CHECKPOINT)")
-    parser.add_argument(
-        "--state-size",
-        type=options.nbytes,
-        metavar="SIZE",
-        help="size of what is committed, such as 500M or 2.5G, to judge memory and space by",
-    )
-    parser.add_argument("--json", action="store_true", help="write JSON (docs/doctor.md)")
-    parser.set_defaults(run=_run, refuse=parser.error)
+    size = "size of what is committed, such as 500M or 2.5G, to judge memory and space by"
+    parser.add_argument("--state-size", type=options.nbytes, metavar="SIZE", help=size)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from hvdrecover.cli import printer
-    from hvdrecover.doctor.examination import examine
-
     try:
         settings = _settings(arguments)
+        settings.ranks()
     except (ConfigError, DiscoveryError) as error:
         arguments.refuse(str(error))
     with printer.checking() as notify:
-        report = examine(settings, SYSTEM_CLOCK, notify)
-    if arguments.json:
-        sys.stdout.write(printer.dumps(report))
-    else:
-        printer.put(table(report.findings))
+        report = examination.examine(settings, SYSTEM_CLOCK, notify)
+    printer.put(report, _text(report.findings), as_json=arguments.json)
     return 0 if report.ok else 1
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
-    from hvdrecover.doctor.examination import Settings
-    from hvdrecover.launch import horovodrun
-
-    ranks = arguments.processes or _HERE
-    if arguments.discover is not None:
-        hosts = _discovered(arguments)
-    else:
-        named = horovodrun.Options(ranks, hosts=arguments.hosts, hostfile=arguments.hostfile)
+    if arguments.discover is None:
+        named = Options(arguments.processes or _HERE, hosts=arguments.hosts, hostfile=arguments.hostfile)
         hosts = horovodrun.hosts(named)
-    settings = Settings(
+    else:  # with the hosts whose ssh servers do not answer: the doctor says so
+        words = ["--no-ssh-check", *(["--identity", arguments.identity] if arguments.identity else [])]
+        found = discovering.find(discovering.request(arguments.discover, words))
+        hosts = {host.name: host.slots for host in found}
+    if not hosts:
+        raise ConfigError("--discover", f"'{arguments.discover}' names no host")
+    return Settings(
         hosts=hosts,
         processes=arguments.processes or sum(hosts.values()),
         interfaces=tuple(arguments.interfaces),
@@ -93,38 +80,89 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         checkpoint=arguments.checkpoint or config.read().checkpoint,
         state=arguments.state_size,
     )
-    settings.ranks()
-    return settings
 
 
-def _discovered(arguments: argparse.Namespace) -> dict[str, int]:
-    """Return the hosts that a source names, those included whose ssh servers don't answer."""
-    words = ["--no-ssh-check", *(["--identity", arguments.identity] if arguments.identity else [])]
-    found = discovering.find(discovering.request(arguments.discover, words))
-    if not found:
-        raise ConfigError("--discover", f"'{arguments.discover}' names no host")
-    return {host.name: host.slots for host in found}
-
-
-def table(findings: Sequence[Finding]) -> RenderableType:
-    """The findings for people."""
-    from rich.console import Group
-    from rich.text import Text
-
-    from hvdrecover.cli.printer import grid, plain
-
-    found = grid("check", "outcome", "what was found")
+def _text(findings: Sequence[Finding]) -> Iterator[RenderableType]:
+    rows: list[tuple[str | Text, ...]] = []
     for finding in findings:
-        found.add_row(finding.check, Text(finding.outcome, _STYLES[finding.outcome]), plain(finding.what))
+        rows.append((finding.check, Text(finding.outcome, _STYLES[finding.outcome]), finding.what))
         if finding.remedy:
-            found.add_row("", "", plain(("→ ", "bold"), finding.remedy))
-    return Group(found, Text(), Text(_summary(findings)))
-
-
-def _summary(findings: Sequence[Finding]) -> str:
+            rows.append(("", "", printer.plain(("→ ", "bold"), finding.remedy)))
+    yield printer.table(("check", "outcome", "what was found"), rows)
     counts = Counter[str](finding.outcome for finding in findings)
-    return ", ".join(
-        f"{counts[outcome]} {_PLURALS.get(outcome, outcome) if counts[outcome] != 1 else outcome}"
-        for outcome in _OUTCOMES
-        if counts[outcome]
+    named = {
+        outcome: _PLURALS.get(outcome, outcome) if counts[outcome] != 1 else outcome for outcome in _STYLES
+    }
+    yield ""
+    yield ", ".join(f"{counts[outcome]} {name}" for outcome, name in named.items() if counts[outcome])
+
+
+# -- run --preflight -----------------------------------------------------------------------------------
+
+
+def preflight(job: Options, request: Sequence[str] | None, read: Config) -> Options:
+    """Return the options of a job that starts on those of its hosts that pass the checks."""
+    began = SYSTEM_CLOCK.monotonic()
+    hosts = _hosts(job, request)
+    settings = Settings(hosts, sum(hosts.values()), job.interfaces, job.ssh_port, job.identity)
+    with printer.checking() as notify:
+        findings = examination.examine(settings, SYSTEM_CLOCK, notify, hosts_only=True).findings
+    least = job.processes if job.mpi else job.least or job.processes
+    selection = select(hosts, findings, least)
+    if selection.excluded:
+        job = _without(job, selection, request)
+    warnings = [str(finding) for finding in findings if finding.outcome == "warning"]
+    excluded = {host: str(finding) for host, finding in selection.excluded.items()}
+    for line in warnings:
+        logger.warning("%s", line)
+    for reason in dict.fromkeys(excluded.values()):
+        names = ", ".join(host for host, its in excluded.items() if its == reason)
+        logger.warning("%s left out: %s", names, reason)
+    seconds, used = SYSTEM_CLOCK.monotonic() - began, list(selection.hosts)
+    events = recorded(read, SYSTEM_CLOCK)
+    events.rank = -1
+    events.emit(
+        "preflight",
+        f"{len(used)} of {len(hosts)} hosts are used, for {job.processes} processes; looked at them for "
+        f"{seconds:.1f} s",
+        used=used,
+        excluded=excluded,
+        warnings=warnings,
+        seconds=seconds,
     )
+    return job
+
+
+def _hosts(job: Options, request: Sequence[str] | None) -> dict[str, int]:
+    """Return the hosts that there are now, and their slots."""
+    if request is not None:
+        found = {host.name: host.slots for host in discovering.find(request)}
+    elif job.discovery is not None:
+        slots = _slots_per_host(job)
+        found = {host: told or slots for host, told in horovodrun.discovered(job.discovery).items()}
+    else:
+        found = horovodrun.hosts(job)
+    if not found:
+        raise ConfigError(
+            "--preflight", "there are no hosts yet; start the job when there are, or without it"
+        )
+    return found
+
+
+def _slots_per_host(job: Options) -> int:
+    """Return the slots of a host for which the user's discovery script tells no number."""
+    given = [word.partition("=")[2] for word in job.others if word.startswith("--slots-per-host=")]
+    return int(given[-1]) if given else 1
+
+
+def _without(job: Options, selection: Selection, request: Sequence[str] | None) -> Options:
+    """Return the options of the job without the excluded hosts, now and later."""
+    job = replace(job, processes=min(job.processes, sum(selection.hosts.values())))
+    if job.discovery is None:
+        hosts = ",".join(f"{host}:{slots}" for host, slots in selection.hosts.items())
+        return replace(job, hosts=hosts, hostfile=None)
+    if request is None:
+        slots = ["--slots", str(_slots_per_host(job))]
+        request = ["command", "--no-ssh-check", *slots, "sh", "-c", job.discovery]
+    excluding = [word for host in selection.excluded for word in ("--exclude", glob.escape(host))]
+    return replace(job, discovery=discovering.script([request[0], *excluding, *request[1:]]))

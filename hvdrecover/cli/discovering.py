@@ -1,4 +1,7 @@
-"""The command that finds out which hosts there are; see ``docs/discovery.md``."""
+"""``hvdrecover discover``: find out which hosts there are; see ``docs/discovery.md``.
+
+A *request* is a list of words: the name of a source, its arguments, and options.
+"""
 
 from __future__ import annotations
 
@@ -8,253 +11,159 @@ import shlex
 import sys
 import typing
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hvdrecover import config
 from hvdrecover.cli import options
+from hvdrecover.clock import SYSTEM_CLOCK
+from hvdrecover.discovery import sources
+from hvdrecover.discovery.sources import Source
 from hvdrecover.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hvdrecover.discovery.discover import Settings
     from hvdrecover.discovery.selection import Answer, Entry
-    from hvdrecover.discovery.sources import Source
+
+_STYLES = {"unhealthy": "red", "cooldown": "yellow"}
 
 
-def add_discover(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "discover",
-        usage="hvdrecover discover SOURCE [options]",
-        help="find hosts, as horovodrun --host-discovery-script does",
-        description="Write a line host:slots for each host that can be used, the oldest first. `hvdrecover "
-        "discover SOURCE --help` tells what a source takes.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="static, file, command, slurm, kubernetes, mpi, tf-config, or an installed one",
-    )
-    parser.add_argument(
-        "words", nargs=argparse.REMAINDER, metavar="...", help="what the source takes, and options"
-    )
+def add_discover(parser: argparse.ArgumentParser) -> None:
+    """A line host:slots is written for each host that can be used, the oldest first. `hvdrecover discover
+    SOURCE --help` lists the options of a source.
+    """
+    parser.usage = "hvdrecover discover SOURCE [options]"
     parser.set_defaults(run=_run)
+    parser.add_argument("source", metavar="SOURCE", help=f"{', '.join(sources.OURS)}, or an installed one")
+    words = "what the source takes, and options"
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help=words)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    request = Request(arguments.source, arguments.words)
-    given = request.parsed()
-    answer = _answer(request, given, patient=given.explain)
-    if given.explain:
-        from hvdrecover.cli import printer, results
-
-        table = printer.grid("host", "slots>", "state", "since>", "why")
-        for host in answer.entries:
-            table.add_row(
-                host.name, str(host.slots), results.state(host.state), results.ago(host.since), host.why
-            )
-        printer.put(table)
-    else:
+    source, given = parse([arguments.source, *arguments.words])
+    answer = _answer(arguments.source, source, given)
+    if not given.explain:
         sys.stdout.writelines(f"{host.name}:{host.slots}\n" for host in answer.hosts)
+        return 0
+    from hvdrecover.cli import printer
+
+    rows = []
+    for host in answer.entries:
+        state = printer.plain((host.state, _STYLES.get(host.state, "")))
+        since = f"{printer.age(SYSTEM_CLOCK.now() - host.since)} ago"
+        rows.append((host.name, str(host.slots), state, since, host.why))
+    printer.put_text([printer.table(("host", "slots>", "state", "since>", "why"), rows)])
     return 0
 
 
-@dataclass(frozen=True)
-class Request:
-    """The request.
-
-    Attributes:
-        source: the source's name.
-        words: what comes after it on the command line.
-    """
-
-    source: str
-    words: Sequence[str]
-
-    @property
-    def kind(self) -> type[Source]:
-        """The source's class."""
-        from hvdrecover.discovery import sources
-
-        return sources.find(self.source)
-
-    def parsed(self) -> argparse.Namespace:
-        """Return what the words say; wrong ones end the process, as those of a command line."""
-        return parser(self.source).parse_args(self.words)
+# -- requests ------------------------------------------------------------------------------------------
 
 
-def request(words: str, job: Sequence[str]) -> Request:
-    """Return what ``hvdrecover run --discover`` asks for.
-
-    Args:
-        words: a source and what it takes, as the shell has it.
-        job: options that follow from the job's; those in ``words`` go before.
-
-    Raises:
-        ConfigError: no source is named.
-    """
+def request(words: str, job: Sequence[str]) -> list[str]:
+    """Return the request of ``--discover``; options that follow from the job come before its own words."""
     try:
         split = shlex.split(words)
     except ValueError as error:
         raise ConfigError("--discover", f"'{words}' can't be taken apart: {error}") from error
     if not split:
         raise ConfigError("--discover", "it names no source")
-    return Request(split[0], [*job, *split[1:]])
+    return [split[0], *job, *split[1:]]
 
 
-def script(request: Request) -> str:
-    """A discovery script for ``horovodrun``."""
-    return shlex.join([sys.executable, "-m", "hvdrecover", "discover", request.source, *request.words])
+def script(request: Sequence[str]) -> str:
+    """Return a discovery script for ``horovodrun``."""
+    return shlex.join([sys.executable, "-m", "hvdrecover", "discover", *request])
 
 
-def find(request: Request) -> tuple[Entry, ...]:
-    """The hosts now.
-
-    Raises:
-        DiscoveryError: they can't be found out.
-    """
-    return _answer(request, request.parsed(), patient=False).hosts
+def find(request: Sequence[str]) -> tuple[Entry, ...]:
+    """Return the hosts now."""
+    return _answer(request[0], *parse(request)).hosts
 
 
-def _answer(request: Request, given: argparse.Namespace, *, patient: bool) -> Answer:
-    from hvdrecover.discovery.discover import discover
+def parse(request: Sequence[str]) -> tuple[Source, argparse.Namespace]:
+    """Return the source and the options of a request; wrong ones end the process with 2."""
+    given = source_parser(request[0]).parse_args(request[1:])
+    return _make(sources.find(request[0]), given), given
 
-    source = _source(request.kind, given)
-    answer = discover(request.source, source, _settings(given), config.environment(), patient=patient)
+
+def _make(kind: Any, given: argparse.Namespace) -> Any:
+    """Return a frozen dataclass whose fields are options of the same names."""
+    values = {field.name: getattr(given, field.name) for field in dataclasses.fields(kind)}
+    return kind(
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    )
+
+
+def _answer(name: str, source: Source, given: argparse.Namespace) -> Answer:
+    from hvdrecover.discovery.checks import Checks
+    from hvdrecover.discovery.discover import Settings, discover
+    from hvdrecover.discovery.selection import Limits
+
+    settings = Settings(
+        cache=given.cache or config.cache(config.environment()) / "hosts",
+        limits=_make(Limits, given),
+        checks=Checks(None if given.no_ssh_check else given.ssh_port, given.identity, given.check),
+        timeout=given.timeout,
+        reports=config.read().host_reports,
+    )
+    answer = discover(name, source, settings, config.environment(), patient=given.explain)
     if answer.warning:
         sys.stderr.write(f"hvdrecover: {answer.warning}\n")
     return answer
 
 
-def parser(name: str) -> argparse.ArgumentParser:
-    """Return the parser of what comes after a source's name."""
-    made = _parser(name, epilog=options.DURATIONS)
-    _add_options(made)
-    return made
+# -- options -------------------------------------------------------------------------------------------
 
 
-def own_parser(name: str) -> argparse.ArgumentParser:
-    """Return the parser of what a source has of its own, without the options of all."""
-    return _parser(name, add_help=False)
-
-
-def _parser(name: str, **settings: Any) -> argparse.ArgumentParser:
-    kind = Request(name, ()).kind
-    described = (kind.__doc__ or name).splitlines()[0]
-    made = argparse.ArgumentParser(
-        f"hvdrecover discover {name}", description=described, allow_abbrev=False, **settings
+def source_parser(name: str, *, of_all: bool = True) -> argparse.ArgumentParser:
+    """Return a parser with an argument or option for each field of a source, and the common options."""
+    kind = cast(Any, sources.find(name))
+    parser = argparse.ArgumentParser(
+        f"hvdrecover discover {name}",
+        description=(kind.__doc__ or name).splitlines()[0],
+        epilog=options.DURATIONS if of_all else None,
+        allow_abbrev=False,
+        add_help=of_all,
     )
     types = typing.get_type_hints(kind)
-    for field in _fields(kind):
-        _add_field(made, field, types[field.name])
-    return made
-
-
-def _fields(kind: type[Source]) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(typing.cast(Any, kind))
-
-
-def _add_field(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], kind: Any) -> None:
-    described: dict[str, Any] = {
-        name: field.metadata[name] for name in ("help", "metavar") if name in field.metadata
-    }
-    if kind is bool:
-        described["action"] = "store_true"
-    elif kind is int or kind is str:
-        described["type"] = kind
-    else:
-        described["nargs"] = argparse.REMAINDER
-    if field.default is dataclasses.MISSING:
-        parser.add_argument(field.name, **described)
-    else:
-        flag = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(flag, default=field.default, dest=field.name, **described)
-
-
-def _source(kind: type[Source], given: argparse.Namespace) -> Source:
-    values = {field.name: getattr(given, field.name) for field in _fields(kind)}
-    make = typing.cast(Any, kind)
-    return typing.cast("Source", make(**{name: _frozen(value) for name, value in values.items()}))
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    for field in dataclasses.fields(kind):
+        settings: dict[str, Any] = dict(field.metadata)
+        if types[field.name] is bool:
+            settings["action"] = "store_true"
+        elif types[field.name] in (int, str):
+            settings["type"] = types[field.name]
+        else:
+            settings["nargs"] = argparse.REMAINDER
+        if field.default is dataclasses.MISSING:
+            parser.add_argument(field.name, **settings)
+        else:
+            flag = f"--{field.name.replace('_', '-')}"
+            parser.add_argument(flag, default=field.default, **settings)
+    if of_all:
+        _add_options(parser)
+    return parser
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
+    pattern: dict[str, Any] = {"action": "append", "default": [], "metavar": "PATTERN"}
+    port: dict[str, Any] = {"type": options.count, "metavar": "PORT"}
     parser.add_argument("--explain", action="store_true", help="write a table of all hosts instead, and why")
-    hosts = parser.add_argument_group("which hosts")
-    hosts.add_argument(
-        "--slots",
-        type=options.count,
-        default=1,
-        metavar="N",
-        help="of hosts whose source tells none (default: 1)",
-    )
-    hosts.add_argument(
-        "--include", action="append", default=[], metavar="PATTERN", help="only hosts like this: node[0-4]*"
-    )
-    hosts.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="no hosts like this")
-    hosts.add_argument("--max-hosts", type=options.count, metavar="N", help="no more hosts than these")
-    hosts.add_argument(
-        "--max-np",
-        type=options.count,
-        metavar="N",
-        help="how many processes the job takes; --explain shows hosts beyond as spare",
-    )
-    health = parser.add_argument_group("their health")
-    health.add_argument(
-        "-p", "--ssh-port", type=options.count, default=22, metavar="PORT", help="must answer (default: 22)"
-    )
-    health.add_argument("--no-ssh-check", action="store_true", help="whether it answers does not matter")
-    health.add_argument(
-        "--check", metavar="COMMAND", help='must succeed on each host, by ssh: --check "nvidia-smi -L"'
-    )
-    health.add_argument("-i", "--identity", metavar="FILE", help="ssh's private key, for --check")
-    answers = parser.add_argument_group("answers")
-    answers.add_argument(
-        "--timeout",
-        type=options.duration,
-        default=5.0,
-        metavar="DURATION",
-        help="within which there is an answer (default: 5s)",
-    )
-    answers.add_argument(
-        "--last-good",
-        type=options.duration,
-        default=60.0,
-        metavar="DURATION",
-        help="how long an answer stands in for those that fail (default: 60s)",
-    )
-    answers.add_argument(
-        "--allow-empty",
-        action="store_true",
-        help="answer with no host as long as there was none before; horovodrun then waits for hosts",
-    )
-    answers.add_argument("--cache", type=Path, metavar="FOLDER", help="where answers are remembered")
-
-
-def _settings(given: argparse.Namespace) -> Settings:
-    from hvdrecover.discovery.checks import Checks
-    from hvdrecover.discovery.discover import Settings
-    from hvdrecover.discovery.selection import Limits
-
-    limits = Limits(
-        slots=given.slots,
-        include=tuple(given.include),
-        exclude=tuple(given.exclude),
-        max_hosts=given.max_hosts,
-        max_np=given.max_np,
-        last_good=given.last_good,
-        allow_empty=given.allow_empty,
-    )
-    port = None if given.no_ssh_check else given.ssh_port
-    return Settings(
-        cache=given.cache or config.cache(config.environment()) / "hosts",
-        limits=limits,
-        checks=Checks(port, given.identity, given.check),
-        timeout=given.timeout,
-        reports=config.read().host_reports,
-    )
+    add = parser.add_argument_group("which hosts").add_argument
+    add("--slots", **options.COUNT, default=1, help="of hosts whose source tells none (default: 1)")
+    add("--include", **pattern, help="only hosts like this: node[0-4]*")
+    add("--exclude", **pattern, help="no hosts like this")
+    add("--max-hosts", **options.COUNT, help="no more hosts than these")
+    spare = "how many processes the job takes; --explain shows hosts beyond as spare"
+    add("--max-np", **options.COUNT, help=spare)
+    add = parser.add_argument_group("their health").add_argument
+    add("-p", "--ssh-port", **port, default=22, help="must answer (default: 22)")
+    add("--no-ssh-check", action="store_true", help="whether it answers does not matter")
+    check = 'must succeed on each host, by ssh: --check "nvidia-smi -L"'
+    add("--check", metavar="COMMAND", help=check)
+    add("-i", "--identity", metavar="FILE", help="ssh's private key, for --check")
+    add = parser.add_argument_group("answers").add_argument
+    add("--timeout", **options.DURATION, default=5.0, help="within which there is an answer (default: 5s)")
+    last_good = "how long an answer stands in for those that fail (default: 60s)"
+    add("--last-good", **options.DURATION, default=60.0, help=last_good)
+    empty = "answer with no host as long as there was none before; horovodrun then waits for hosts"
+    add("--allow-empty", action="store_true", help=empty)
+    add("--cache", type=Path, metavar="FOLDER", help="where answers are remembered")

@@ -5,90 +5,71 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvdrecover import config, events
-from hvdrecover.cli import options
+from hvdrecover.cli import launching, options
 from hvdrecover.clock import SYSTEM_CLOCK
+from hvdrecover.drill import lab, schedule
+from hvdrecover.drill.drill import Drill
+from hvdrecover.drill.faults import FAULTS, RESIZING, find
+from hvdrecover.drill.run import Command
+from hvdrecover.drill.verdict import Outcome
 from hvdrecover.errors import ConfigError
 from hvdrecover.redaction import printable
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from hvdrecover.drill.lab import Lab
-    from hvdrecover.drill.run import Command
-    from hvdrecover.drill.verdict import Outcome
 
 DRILLS = Path("hvdrecover-drills")  # takes the folders of drills by default
 
 
-def add_drill(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to the command line."""
-    drill = commands.add_parser(
-        "drill",
-        usage="hvdrecover drill -np N [options] [options of hvdrecover run] python train.py ...",
-        help="see whether a script recovers, by letting faults strike it",
-        description="Run a training script undisturbed, then with faults, and tell whether it recovers. The "
-        "script and its checkpoint root are left as they are: all commits go to the drill's own folder. "
-        "Options that are not listed here are those of `hvdrecover run`.",
-        epilog=options.DURATIONS,
-        allow_abbrev=False,
+def add_drill(parser: argparse.ArgumentParser) -> None:
+    """The training script runs undisturbed, then with faults. The script and its checkpoint root are left as
+    they are: all commits go to the drill's own folder. Options that are not listed here are those of
+    `hvdrecover run`.
+    """
+    parser.usage = "hvdrecover drill -np N [options] [options of hvdrecover run] python train.py ..."
+    parser.epilog = options.DURATIONS
+    parser.set_defaults(run=_run)
+    options.add_json(parser, "docs/drill.md")
+    add = parser.add_argument
+    add("-np", "--num-proc", **options.PROCESSES, required=True, help="processes to start with")
+    hosts = (
+        "run on N hosts of network namespaces on this machine, with a rank on each; those beyond -np are "
+        "spare; a host can be cut off then (needs root; default: on this host)"
     )
-    options.add_processes(drill)
-    drill.add_argument(
-        "--lab",
-        type=options.count,
-        metavar="N",
-        help="run on N hosts of network namespaces on this machine, with a rank on each; those beyond "
-        "-np are spare; a host can be cut off then (needs root; default: on this host)",
+    add("--lab", **options.COUNT, help=hosts)
+    resize = (
+        "change the number of ranks between 1 and -np: hosts leave and come, and ranks are killed; a script "
+        "with virtual ranks must end with the same, bit by bit"
     )
-    drill.add_argument(
-        "--resize",
-        action="store_true",
-        help="change the number of ranks between 1 and -np: hosts leave and come, and ranks are killed; a "
-        "script with virtual ranks must end with the same, bit by bit",
-    )
-    drill.add_argument("--faults", metavar="NAME,...", help="which strike (default: all that can)")
-    drill.add_argument(
-        "--seed", type=options.number, default=0, metavar="N", help="of all that is random (default: 0)"
-    )
-    drill.add_argument(
-        "--rate",
-        type=options.duration,
-        metavar="DURATION",
-        help="let them strike at random, with this mean time between them (default: each strikes once)",
-    )
-    drill.add_argument(
-        "--repeat",
-        type=options.count,
-        default=1,
-        metavar="N",
-        help="how often each strikes, or with --rate the number of runs (default: 1)",
-    )
-    drill.add_argument(
-        "--duration",
-        type=options.duration,
-        metavar="DURATION",
-        help="end the undisturbed run after this time, and the others at the same commit (default: when the "
-        "script ends)",
-    )
-    drill.add_argument("--replay", type=Path, metavar="FILE", help="the schedule.json of an earlier drill")
-    drill.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FOLDER",
-        help=f"for all of the drill's files (default: below ./{DRILLS})",
-    )
-    drill.add_argument("--json", action="store_true", help="write JSON (docs/drill.md)")
-    drill.set_defaults(run=run, refuse=drill.error)
+    add("--resize", action="store_true", help=resize)
+    add("--faults", metavar="NAME,...", help="which strike (default: all that can)")
+    add("--seed", **options.NUMBER, default=0, help="of all that is random (default: 0)")
+    rate = "let them strike at random, with this mean time between them (default: each strikes once)"
+    add("--rate", **options.DURATION, help=rate)
+    repeat = "how often each strikes, or with --rate the number of runs (default: 1)"
+    add("--repeat", **options.COUNT, default=1, help=repeat)
+    end = "end the undisturbed run after this time, and the others at the same commit"
+    add("--duration", **options.DURATION, help=f"{end} (default: when the script ends)")
+    add("--replay", type=Path, metavar="FILE", help="the schedule.json of an earlier drill")
+    output = f"for all of the drill's files (default: below ./{DRILLS})"
+    add("-o", "--output", type=Path, metavar="FOLDER", help=output)
+    add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    launching.take_options(parser, _of_a_job())
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Drill a script, and return 0 if it recovers, else 1."""
+def _of_a_job() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("hvdrecover drill", allow_abbrev=False, add_help=False)
+    launching.add_run(parser)
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    job = _of_a_job().parse_args(
+        ["-np", "1", *arguments.others]
+    )  # wrong values end the drill before its first run
+    launching.check_values(job.others)
     folder = (arguments.output or DRILLS / events.new_run(SYSTEM_CLOCK).name).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError("--output", f"'{folder}' is a file, or a folder that is not empty; name a new one")
@@ -103,34 +84,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _drill(arguments: argparse.Namespace, folder: Path) -> Outcome:
-    from hvdrecover.drill import schedule
-    from hvdrecover.drill.drill import Drill
-    from hvdrecover.drill.faults import FAULTS, RESIZING, find
-    from hvdrecover.drill.run import Command
-
     replayed = schedule.load(arguments.replay) if arguments.replay is not None else None
     usual = RESIZING if arguments.resize else tuple(FAULTS)
     names = arguments.faults.split(",") if arguments.faults is not None else usual
     if replayed is not None:
         names = tuple(dict.fromkeys(strike.fault for run in replayed.runs for strike in run))
     faults = find(names)
-    command = Command(
-        tuple(arguments.command), arguments.processes, tuple(arguments.others), arguments.resize
-    )
-    with _lab(arguments.lab, command) as lab:
-        drill = Drill(folder, command, duration=arguments.duration, lab=lab)
-        skipped = {fault.name: why for fault in faults if (why := fault.lacks(command, lab))}
+    words, others = tuple(arguments.command), tuple(arguments.others)
+    command = Command(words, arguments.processes, others, arguments.resize)
+    with _lab(arguments.lab, command) as hosts:
+        drill = Drill(folder, command, duration=arguments.duration, lab=hosts)
+        skipped = {fault.name: why for fault in faults if (why := fault.lacks(command, hosts))}
         chosen = [fault.name for fault in faults if fault.name not in skipped]
         if skipped and (replayed is not None or not chosen):
             option = "--faults" if replayed is None else "--replay"
             reasons = "; ".join(f"{fault} needs {why}" for fault, why in skipped.items())
             raise ConfigError(option, f"these faults can't strike here: {reasons}")
         events.logger.info("drill: the undisturbed run begins; all files of the drill go to %s", folder)
-        commits = drill.rehearse()
         facts: dict[str, Any] = {
             "seed": arguments.seed,
             "processes": arguments.processes,
-            "commits": commits,
+            "commits": drill.rehearse(),
             "repeat": arguments.repeat,
         }
         if replayed is not None:
@@ -142,15 +116,8 @@ def _drill(arguments: argparse.Namespace, folder: Path) -> Outcome:
         return drill.strike(plan, skipped)
 
 
-def _lab(hosts: int | None, command: Command) -> AbstractContextManager[Lab | None]:
-    """Return the hosts that ``--lab`` asks for.
-
-    Raises:
-        ConfigError: they would be too few, conflict with other options, or cannot be made here.
-        LabError: making them has failed.
-    """
-    from hvdrecover.drill import lab
-
+def _lab(hosts: int | None, command: Command) -> AbstractContextManager[lab.Lab | None]:
+    """Return the hosts that ``--lab`` asks for."""
     if hosts is None:
         return nullcontext()
     if hosts <= (ranks := command.processes):

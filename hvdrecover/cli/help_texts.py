@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from hvdrecover import cli
-from hvdrecover.cli import discovering
+from hvdrecover.cli.discovering import source_parser
 from hvdrecover.discovery import sources
 
 _WIDTH = 100  # columns
@@ -26,25 +26,17 @@ def document() -> str:
         "`--help` of each command, written by `python -m hvdrecover.cli.help_texts > docs/help.md`.",
         _text(parser),
     ]
-    for names in cli.GROUPS.values():
-        for name in names:
-            parts += [f"## {name}", _text(commands[name])]
-            if name == "discover":
-                parts += _sources()
+    for name in (name for names in cli.GROUPS.values() for name in names):
+        parts += [f"## {name}", _text(commands[name])]
+        if name == "discover":
+            parts += [f"### discover {_SOURCE}", _text(source_parser(_SOURCE))]
+            parts.append(
+                "The options of `file` are those of all sources; with `command` they stand before the "
+                "program. This is what each other source has of its own."
+            )
+            for source in [name for name in sources.OURS if name != _SOURCE]:
+                parts += [f"### discover {source}", _text(source_parser(source, of_all=False))]
     return "\n\n".join(parts) + "\n"
-
-
-def _sources() -> list[str]:
-    """Return the options of each source of hosts: all of one, and of the others those of their own."""
-    parts = [f"### discover {_SOURCE}", _text(discovering.parser(_SOURCE))]
-    parts.append(
-        "The options of `file` are those of all sources; with `command` they stand before the program. This "
-        "is what each other source has of its own."
-    )
-    for name in sources.OURS:
-        if name != _SOURCE:
-            parts += [f"### discover {name}", _text(discovering.own_parser(name))]
-    return parts
 
 
 def _text(parser: argparse.ArgumentParser) -> str:

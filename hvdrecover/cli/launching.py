@@ -3,296 +3,229 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvdrecover import config, events
-from hvdrecover.cli import options, unknown
+from hvdrecover.cli import discovering, options
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError, DiscoveryError
+from hvdrecover.launch import guardian, output
+from hvdrecover.launch.hangs import Limits
 
 if TYPE_CHECKING:
-    from hvdrecover.cli.discovering import Request
     from hvdrecover.launch.horovodrun import Options
 
 
-def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the commands to the command line."""
-    job = commands.add_parser(
-        "run",
-        usage="hvdrecover run -np N [horovodrun's options] [options] python train.py ...",
-        help="start a job by horovodrun, and keep it going",
-        description="Start a job by horovodrun, elastic unless --mpi is given, and keep it going: processes "
-        "that die or hang are restarted in place, and when Horovod gives up, the whole job is started again "
-        "from its newest durable commit. Options that are not listed here are handed on to horovodrun.",
-        epilog=options.DURATIONS,
-        allow_abbrev=False,
-    )
-    _add_job(job)
-    _add_guardian(job)
-    job.add_argument("--checkpoint", metavar="URL", help="checkpoint root (default: HVDRECOVER_CHECKPOINT)")
-    job.add_argument(
-        "--preflight",
-        action="store_true",
-        help="look at the hosts before the job starts, and leave out those that are broken (docs/doctor.md)",
-    )
-    job.add_argument(
-        "--reopen",
-        action="store_true",
-        help="continue a run that was finished, for more epochs say (default: it returns at once)",
-    )
-    job.add_argument(
-        "--max-restarts",
-        type=options.number,
-        default=10,
-        metavar="N",
-        help="restarts of the whole job in a row that bring no progress, until it is given up (default: 10)",
-    )
-    job.add_argument(
-        "-cb", "--check-build", action=unknown.ByHorovodrun, help="show how Horovod was built, and exit"
-    )
-    job.set_defaults(run=run, refuse=job.error)
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """A job is elastic unless --mpi is given. Processes that die or hang are restarted in place, and when
+    Horovod gives up, the whole job is started again from its newest durable commit. Options that are not
+    listed here are handed on to horovodrun.
+    """
+    parser.usage = "hvdrecover run -np N [horovodrun's options] [options] python train.py ..."
+    parser.set_defaults(run=_run)
+    _add_guardian(parser)
+    add = parser.add_argument
+    add("--checkpoint", metavar="URL", help="checkpoint root (default: HVDRECOVER_CHECKPOINT)")
+    preflight = "check the hosts before the job starts, and leave out those that are broken (docs/doctor.md)"
+    add("--preflight", action="store_true", help=preflight)
+    reopen = "continue a run that was finished, for more epochs say (default: it returns at once)"
+    add("--reopen", action="store_true", help=reopen)
+    restarts = "restarts of the whole job in a row that bring no progress, until it is given up (default: 10)"
+    add("--max-restarts", **options.NUMBER, default=10, help=restarts)
+    add("-cb", "--check-build", action=_CheckBuild, nargs=0, help="show how Horovod was built, and exit")
 
-    worker = commands.add_parser(  # without help, so it is not listed: `hvdrecover run` starts it
-        "worker",
-        usage="horovodrun ... hvdrecover worker [options] -- python train.py ...",
-        description="Start a training process and watch over it, as the guardian of one slot of a job.",
-        epilog=options.DURATIONS,
-        allow_abbrev=False,
-    )
-    _add_guardian(worker)
-    worker.set_defaults(run=_worker, refuse=worker.error)
-
-
-def _add_job(parser: argparse.ArgumentParser) -> None:
     job = parser.add_argument_group("the job, as for horovodrun")
-    options.add_processes(job)
-    job.add_argument(
-        "--min-np",
-        "--min-num-proc",
-        type=options.count,
-        metavar="N",
-        dest="least",
-        help="resume with so few processes when hosts are lost (default: as -np; the job waits for hosts)",
+    add = job.add_argument
+    add("-np", "--num-proc", **options.PROCESSES, required=True, help="processes to start with")
+    least = "resume with so few processes when hosts are lost (default: as -np; the job waits for hosts)"
+    add("--min-np", "--min-num-proc", **options.COUNT, dest="least", help=least)
+    most = "use no more than these, however many slots there are (default: all slots)"
+    add("--max-np", "--max-num-proc", **options.COUNT, dest="most", help=most)
+    program = "find hosts by a program that writes a line host:slots for each"
+    options.add_hosts(job).add_argument(
+        "--host-discovery-script", metavar="COMMAND", dest="discovery", help=program
     )
-    job.add_argument(
-        "--max-np",
-        "--max-num-proc",
-        type=options.count,
-        metavar="N",
-        dest="most",
-        help="use no more than these, however many slots there are (default: all slots)",
-    )
-    hosts = add_hosts(job)
-    hosts.add_argument(
-        "--host-discovery-script",
-        metavar="COMMAND",
-        dest="discovery",
-        help="find hosts by a program that writes a line host:slots for each",
-    )
-    job.add_argument(  # horovodrun's own, which would be taken for -p with a port
-        "-prefix-timestamp",
-        action="append_const",
-        const="-prefix-timestamp",
-        dest="passed_on",
-        default=[],
-        help=argparse.SUPPRESS,
-    )
-    job.add_argument(
-        "--mpi", action="store_true", help="start by mpirun; any lost process then ends the start"
-    )
+    add("--mpi", action="store_true", help="start by mpirun; any lost process then ends the start")
+    if (theirs := _horovodrun()) is not None:
+        take_options(parser, theirs)
 
 
-def add_hosts(job: argparse._ArgumentGroup) -> argparse._MutuallyExclusiveGroup:
-    """Add what says where a job runs and how its hosts are reached; returns the group of what names hosts."""
-    hosts = job.add_mutually_exclusive_group()
-    hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts (default: this one)")
-    hosts.add_argument(
-        "-hostfile", "--hostfile", type=Path, metavar="FILE", help="a line host slots=N for each host"
-    )
-    hosts.add_argument(
-        "--discover",
-        metavar="SOURCE",
-        help='find hosts as `hvdrecover discover SOURCE` does: slurm, or "file hosts --exclude gpu7"',
-    )
-    job.add_argument(
-        "--network-interface",
-        "--network-interfaces",
-        action="append",
-        metavar="NAME",
-        dest="interfaces",
-        default=[],
-        help="of all hosts; can be given several times (default: found by Horovod)",
-    )
-    job.add_argument("-p", "--ssh-port", type=options.count, metavar="PORT", help="of all hosts")
-    job.add_argument("-i", "--identity", "--ssh-identity-file", metavar="FILE", help="ssh's private key")
-    return hosts
+def add_worker(parser: argparse.ArgumentParser) -> None:
+    """Start a training process and watch over it, as the guardian of one slot of a job."""
+    parser.usage = "horovodrun ... hvdrecover worker [options] -- python train.py ..."
+    parser.set_defaults(run=_worker)
+    _add_guardian(parser)
 
 
 def _add_guardian(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--hang-timeout",
-        type=options.hang_timeout,
-        metavar="DURATION",
-        help="kill a process that makes no progress for so long (default: 5 times the longest that was "
-        "seen, at least 5 minutes)",
+    parser.epilog = options.DURATIONS
+    hang = (
+        "kill a process that makes no progress for so long (default: 5 times the longest seen, at least 5m)"
     )
-    parser.add_argument(
-        "--startup-timeout",
-        type=options.duration,
-        default=3600.0,
-        metavar="DURATION",
-        help="how long processes may take from their start, or from a fault, until all ranks train (default: "
-        "1h)",
-    )
-    parser.add_argument(
-        "--grace",
-        type=options.duration,
-        default=30.0,
-        metavar="DURATION",
-        help="how long processes may take to leave after a preemption (default: 30s)",
-    )
-    parser.add_argument(
-        "--no-standby", action="store_true", help="keep no process in readiness; a restart then takes seconds"
-    )
+    start = "how long processes may take from their start, or from a fault, to the first step (default: 1h)"
+    grace = "how long processes may take to leave after a preemption (default: 30s)"
+    standby = "keep no process in readiness; a restart then takes seconds"
+    value: dict[str, Any] = {"type": options.hang_timeout, "metavar": "DURATION"}
+    parser.add_argument("--hang-timeout", **value, help=hang)
+    parser.add_argument("--startup-timeout", **options.DURATION, default=3600.0, help=start)
+    parser.add_argument("--grace", **options.DURATION, default=30.0, help=grace)
+    parser.add_argument("--no-standby", action="store_true", help=standby)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
-def takes_command(argv: list[str]) -> bool:
-    """Return whether the arguments are those of a command that takes a training command."""
-    return argv[:1] in (["run"], ["worker"], ["drill"])
+# -- the options of horovodrun -------------------------------------------------------------------------
 
 
-def split(argv: list[str], parsers: Mapping[str, argparse.ArgumentParser]) -> tuple[list[str], list[str]]:
-    """Split words into our command and the training command, which ``--`` may separate.
+class _CheckBuild(argparse.Action):
+    def __call__(self, *_: Any) -> NoReturn:
+        importlib.import_module("horovod.runner.launch").check_build(verbose=False)
+        sys.exit()
 
-    Args:
-        argv: all of them.
-        parsers: of our commands, by name.
-    """
-    if not takes_command(argv):
-        return argv, []
-    known = [parsers[argv[0]], *([parsers["run"]] if argv[0] == "drill" else [])]
-    place = 1
-    while place < len(argv) and argv[place].startswith("-") and argv[place] != "--":
-        place += 1 + unknown.values(argv[place], known)
-    rest = argv[place:]
-    return argv[:place], rest[1:] if rest[:1] == ["--"] else rest
+
+class _HandOn(argparse.Action):
+    """An option for another program: it is added to ``others`` as that program takes it."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        """Join an option and its only value, which may begin with a dash: ``--mpi-args=--oversubscribe``."""
+        words = [f"{option}={values[0]}"] if len(values) == 1 else [option, *values]
+        namespace.others = [*namespace.others, *words]
+
+
+def take_options(parser: argparse.ArgumentParser, theirs: argparse.ArgumentParser) -> None:
+    """Let a command take the options of another parser as well; they are collected in ``others``."""
+    for action in theirs._actions:
+        names = [name for name in action.option_strings if name not in parser._option_string_actions]
+        if names:
+            nargs = 1 if action.nargs is None else action.nargs
+            settings: dict[str, Any] = {"nargs": nargs, "dest": "others", "default": []}
+            parser.add_argument(*names, action=_HandOn, help=argparse.SUPPRESS, **settings)
+
+
+class _ParserMadeError(Exception):
+    """horovodrun has made its parser, and is about to parse the arguments of this process."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def parse_args(self, *_: Any, **__: Any) -> NoReturn:
+        raise _ParserMadeError(self)
+
+
+def _horovodrun() -> argparse.ArgumentParser | None:
+    """Return the parser of horovodrun, whose only function makes and uses it; None without Horovod."""
+    try:
+        launch: Any = importlib.import_module("horovod.runner.launch")
+    except ImportError:
+        return None
+    launch.argparse = SimpleNamespace(**{**vars(argparse), "ArgumentParser": _Parser})
+    try:
+        launch.parse_args()
+    except _ParserMadeError as made:
+        parser: argparse.ArgumentParser = made.args[0]
+        return parser
+    finally:
+        launch.argparse = argparse
+    return None
+
+
+def check_values(others: Sequence[str]) -> None:
+    """Exit with 2 if horovodrun would refuse a value of its options."""
+    if others and (theirs := _horovodrun()) is not None:
+        theirs.parse_known_args(["-np", "1", *others])
+
+
+# -- run and worker ------------------------------------------------------------------------------------
 
 
 def _worker(arguments: argparse.Namespace) -> int:
-    from hvdrecover.launch import output
-    from hvdrecover.launch.guardian import Settings, guard
-    from hvdrecover.launch.hangs import Limits
-
     read = config.read()
     limits = Limits(arguments.hang_timeout, arguments.startup_timeout)
-    settings = Settings(limits, arguments.grace, not arguments.no_standby)
+    settings = guardian.Settings(limits, arguments.grace, not arguments.no_standby)
     with output.unblocked("stderr"):
         events.show_on_terminal(read)
-        return guard(arguments.command, settings, read)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Start a job and keep it going."""
-    from hvdrecover.launch import output
-
-    with output.unblocked("stderr"):
-        return _run(arguments)
+        return guardian.guard(arguments.command, settings, read)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from dataclasses import replace
-
-    from hvdrecover.launch import horovodrun, slurm
-    from hvdrecover.launch.supervisor import Settings, Supervisor
+    from hvdrecover.launch import horovodrun, slurm, supervisor
 
     if (arguments.least or 1) > arguments.processes:
         arguments.refuse(f"--min-np {arguments.least} is more than -np {arguments.processes}")
     if (arguments.most or arguments.processes) < arguments.processes:
         arguments.refuse(f"--max-np {arguments.most} is less than -np {arguments.processes}")
-    read = config.read()
-    events.show_on_terminal(read)
-    command: list[str] = arguments.command
-    folder = read.events or events.new_run(SYSTEM_CLOCK).absolute()
-    read = replace(read, events=folder)
-    if not (ours := horovodrun.is_ours()):
-        events.logger.warning(horovodrun.FOREIGN)
-    environ = horovodrun.settings(arguments.hang_timeout, config.environment(), ours=ours)
-    environ["HVDRECOVER_EVENTS"] = str(folder)
-    if root := config.absolute(arguments.checkpoint or "") or read.checkpoint:
-        environ["HVDRECOVER_CHECKPOINT"] = root
-    if arguments.reopen:
-        environ["HVDRECOVER_REOPEN"] = "1"
-    options = _options(arguments)
-    _check(arguments, options)
-    if arguments.preflight:
-        from hvdrecover.cli import preflighting
+    check_values(arguments.others)
+    with output.unblocked("stderr"):
+        read = config.read()
+        events.show_on_terminal(read)
+        folder = read.events or events.new_run(SYSTEM_CLOCK).absolute()
+        read = replace(read, events=folder)
+        if not (ours := horovodrun.is_ours()):
+            events.logger.warning(horovodrun.FOREIGN)
+        environ = horovodrun.settings(arguments.hang_timeout, config.environment(), ours=ours)
+        environ["HVDRECOVER_EVENTS"] = str(folder)
+        if root := config.absolute(arguments.checkpoint or "") or read.checkpoint:
+            environ["HVDRECOVER_CHECKPOINT"] = root
+        if arguments.reopen:
+            environ["HVDRECOVER_REOPEN"] = "1"
+        request = _request(arguments)
+        job = _options(arguments, request)
+        if arguments.preflight:
+            from hvdrecover.cli import diagnosing
 
-        options = preflighting.selected(options, discovery(arguments), read, SYSTEM_CLOCK)
-    settings = Settings(
-        options=options,
-        worker=_guardian_command(arguments),
-        environ=environ,
-        folder=folder,
-        max_restarts=arguments.max_restarts,
-        grace=arguments.grace,
-    )
-    job = slurm.of_environment(config.environment(), SYSTEM_CLOCK)
-    return Supervisor(command, settings, read, job).run()
-
-
-def _check(arguments: argparse.Namespace, options: Options) -> None:
-    """Refuse what no number of restarts would mend."""
-    from hvdrecover.launch import horovodrun
-    from hvdrecover.reporting import text
-
-    if options.identity is not None and not Path(options.identity).expanduser().is_file():
-        arguments.refuse(f"--identity: there is no file '{options.identity}'")
-    if options.discovery is not None:
-        return
-    try:
-        slots = sum(horovodrun.hosts(options).values())
-    except (ConfigError, DiscoveryError) as error:
-        arguments.refuse(str(error))
-    if slots < options.processes and not options.mpi:
-        count = text.counted(slots, "slot")
-        arguments.refuse(f"the hosts have {count}, and -np asks for {options.processes}; write HOST:SLOTS")
+            job = diagnosing.preflight(job, request, read)
+        settings = supervisor.Settings(
+            options=job,
+            worker=_guardian_command(arguments),
+            environ=environ,
+            folder=folder,
+            max_restarts=arguments.max_restarts,
+            grace=arguments.grace,
+        )
+        allocation = slurm.of_environment(config.environment(), SYSTEM_CLOCK)
+        return supervisor.Supervisor(arguments.command, settings, read, allocation).run()
 
 
-def _options(arguments: argparse.Namespace) -> Options:
-    from hvdrecover.launch.horovodrun import Options
-
-    names = ("processes", "least", "most", "hosts", "hostfile", "discovery", "ssh_port", "identity", "mpi")
-    known = {name: getattr(arguments, name) for name in names}
-    if (request := discovery(arguments)) is not None:
-        known.update(_discovered(request, mpi=arguments.mpi))
-    others = (*arguments.passed_on, *arguments.others)
-    return Options(**known, interfaces=tuple(arguments.interfaces), others=others)
-
-
-def discovery(arguments: argparse.Namespace) -> Request | None:
+def _request(arguments: argparse.Namespace) -> list[str] | None:
     """Return what ``--discover`` asks for, with the options that follow from the job's; None without it."""
-    from hvdrecover.cli import discovering
-
     if arguments.discover is None:
         return None
     words = [] if arguments.mpi else ["--allow-empty"]
-    for option in ("most", "--max-np"), ("ssh_port", "--ssh-port"), ("identity", "--identity"):
-        value = getattr(arguments, option[0])
-        words += [option[1], str(value)] if value is not None else []
+    for name, option in ("most", "--max-np"), ("ssh_port", "--ssh-port"), ("identity", "--identity"):
+        value = getattr(arguments, name)
+        words += [option, str(value)] if value is not None else []
     return discovering.request(arguments.discover, words)
 
 
-def _discovered(request: Request, *, mpi: bool) -> dict[str, str]:
-    """Return how Horovod learns of hosts: from a script, or if their number can't change, from us, once."""
-    from hvdrecover.cli import discovering
+def _options(arguments: argparse.Namespace, request: Sequence[str] | None) -> Options:
+    """Return the options for horovodrun; those with which no restart would help are refused."""
+    from hvdrecover.launch import horovodrun
 
-    hosts = discovering.find(request)  # now, so that people see what is wrong with the source
-    if mpi:
-        return {"hosts": ",".join(f"{host.name}:{host.slots}" for host in hosts)}
-    return {"discovery": discovering.script(request)}
+    names = ("processes", "least", "most", "hosts", "hostfile", "discovery", "ssh_port", "identity", "mpi")
+    known = {name: getattr(arguments, name) for name in names}
+    if request is not None:
+        hosts = discovering.find(request)  # before the job starts, so that people see errors
+        if arguments.mpi:  # the hosts cannot change
+            known["hosts"] = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+        else:
+            known["discovery"] = discovering.script(request)
+    interfaces, others = tuple(arguments.interfaces), tuple(arguments.others)
+    job = horovodrun.Options(**known, interfaces=interfaces, others=others)
+    if job.identity is not None and not Path(job.identity).expanduser().is_file():
+        arguments.refuse(f"--identity: there is no file '{job.identity}'")
+    if job.discovery is None:
+        try:
+            slots = sum(horovodrun.hosts(job).values())
+        except (ConfigError, DiscoveryError) as error:
+            arguments.refuse(str(error))
+        if slots < job.processes and not job.mpi:
+            few = f"the hosts have too few slots: {slots}, and -np asks for {job.processes}"
+            arguments.refuse(f"{few}; write HOST:SLOTS")
+    return job
 
 
 def _guardian_command(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -301,3 +234,32 @@ def _guardian_command(arguments: argparse.Namespace) -> tuple[str, ...]:
     if arguments.hang_timeout is not None:
         words += ["--hang-timeout", f"{arguments.hang_timeout:g}"]
     return (*words, *(["--no-standby"] if arguments.no_standby else []), "--")
+
+
+# -- install-horovod -----------------------------------------------------------------------------------
+
+
+def add_install_horovod(parser: argparse.ArgumentParser) -> None:
+    """It is built for this environment's Python, PyTorch, TensorFlow and MPI. A wheel that was built before
+    is taken from the cache. HOROVOD_* variables steer the build: HOROVOD_GPU_OPERATIONS=NCCL,
+    HOROVOD_WITHOUT_MPI=1 and so on.
+    """
+    parser.set_defaults(run=_install_horovod)
+    rebuild = "compile again, even if it is installed or cached"
+    parser.add_argument("--rebuild", action="store_true", help=rebuild)
+    diff = "print all changes to Horovod's source, and install nothing"
+    parser.add_argument("--diff", action="store_true", help=diff)
+
+
+def _install_horovod(arguments: argparse.Namespace) -> int:
+    from hvdrecover.install import install_horovod, source_diff
+
+    if arguments.diff:
+        sys.stdout.write(source_diff())
+        return 0
+    installed = install_horovod(rebuild=arguments.rebuild)
+    how = "already installed"
+    if installed.wheel is not None:
+        how = f"installed ({'built now' if installed.built else 'from the cache'}: {installed.wheel})"
+    sys.stdout.write(f"Horovod {installed.version} is {how}.\n")
+    return 0

@@ -1,11 +1,11 @@
-"""The types of options."""
+"""Options that several commands have, and the types of their values."""
 
 from __future__ import annotations
 
 import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hvdrecover import durations
 from hvdrecover.errors import ConfigError
@@ -19,42 +19,43 @@ _NBYTES = re.compile(r"(\d+(?:\.\d+)?)([kKMGT]?)B?")
 _BEST = re.compile(r"([^:]*):(min|max)(?::(.*))?")
 
 
+def add_json(parser: argparse.ArgumentParser, page: str = "docs/commands.md") -> None:
+    """Add ``--json``, and the page that describes the document."""
+    parser.add_argument("--json", action="store_true", help=f"write JSON ({page})")
+
+
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the folder that names a run."""
-    parser.add_argument(
-        "folder",
-        metavar="FOLDER",
-        nargs="?",
-        type=Path,
-        help="the folder of the run; by default the one that HVDRECOVER_EVENTS names, "
-        f"else the newest run below ./{RUNS}",
-    )
+    default = f"by default the one that HVDRECOVER_EVENTS names, else the newest run below ./{RUNS}"
+    folder = f"the folder of the run; {default}"
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help=folder)
 
 
-def add_processes(parser: argparse._ActionsContainer) -> None:
-    """Add the number of processes that a job starts with."""
-    parser.add_argument(
-        "-np",
-        "--num-proc",
-        type=count,
-        required=True,
-        metavar="N",
-        dest="processes",
-        help="processes to start with",
-    )
+def add_hosts(job: argparse._ArgumentGroup) -> argparse._MutuallyExclusiveGroup:
+    """Add where a job runs and how its hosts are reached; returns the group of what names hosts."""
+    hosts = job.add_mutually_exclusive_group()
+    hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts (default: this one)")
+    of_each = "a line host slots=N for each host"
+    hosts.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE", help=of_each)
+    source = 'find hosts as `hvdrecover discover SOURCE` does: slurm, or "file hosts --exclude gpu7"'
+    hosts.add_argument("--discover", metavar="SOURCE", help=source)
+    names: dict[str, Any] = {"action": "append", "metavar": "NAME", "dest": "interfaces", "default": []}
+    interface = "of all hosts; can be given several times (default: found by Horovod)"
+    job.add_argument("--network-interface", "--network-interfaces", **names, help=interface)
+    job.add_argument("-p", "--ssh-port", type=count, metavar="PORT", help="of all hosts")
+    job.add_argument("-i", "--identity", "--ssh-identity-file", metavar="FILE", help="ssh's private key")
+    return hosts
 
 
 def count(text: str) -> int:
     """A number from 1 on."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 on")
-    return int(text)
+    return number(text, least=1)
 
 
-def number(text: str) -> int:
+def number(text: str, least: int = 0) -> int:
     """A number from 0 on."""
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0 on")
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from {least} on")
     return int(text)
 
 
@@ -65,6 +66,16 @@ def duration(text: str) -> float:
     except ValueError:
         problem = f"'{text}' is not a duration above 0 such as {durations.EXAMPLES}"
         raise argparse.ArgumentTypeError(problem) from None
+
+
+def hang_timeout(text: str) -> float:
+    """A duration that Horovod's own limits, of whole seconds, can be told from."""
+    from hvdrecover.launch.hangs import LEAST_TIMEOUT
+
+    value = duration(text)
+    if value < LEAST_TIMEOUT:
+        raise argparse.ArgumentTypeError(f"{text} is less than {LEAST_TIMEOUT:g} seconds")
+    return value
 
 
 def nbytes(text: str) -> int:
@@ -96,15 +107,11 @@ def exported_file(text: str) -> Path:
     return path
 
 
-def hang_timeout(text: str) -> float:
-    """A duration that Horovod's own limits, of whole seconds, can be told from."""
-    from hvdrecover.launch.hangs import LEAST_TIMEOUT
-
-    value = duration(text)
-    if value < LEAST_TIMEOUT:
-        raise argparse.ArgumentTypeError(f"{text} is less than {LEAST_TIMEOUT:g} seconds")
-    return value
-
+# The type of an option with the name of its value, for ``add_argument``.
+COUNT: dict[str, Any] = {"type": count, "metavar": "N"}
+NUMBER: dict[str, Any] = {"type": number, "metavar": "N"}
+DURATION: dict[str, Any] = {"type": duration, "metavar": "DURATION"}
+PROCESSES: dict[str, Any] = {"type": count, "metavar": "N", "dest": "processes"}
 
 DURATIONS = f"A DURATION is {durations.EXAMPLES}; a bare number is seconds."
 """For the end of help texts."""

@@ -144,7 +144,7 @@ def test_other_ways_to_name_hosts(words: list[str], facts: dict[str, Any], jobs:
     [
         (["--max-np", "1"], "--max-np 1 is less than -np 2"),
         (["--min-np", "3"], "--min-np 3 is more than -np 2"),
-        (["-H", "h1"], "1 slot,"),
+        (["-H", "h1"], " 1, "),
         (["-H", "h1:a"], "h1:a"),
         (["-H", "h1;touch${IFS}pwned:2"], "'h1;touch${IFS}pwned'"),
         (["--mpi", "-H", "h1;touch${IFS}pwned:2"], "'h1;touch${IFS}pwned'"),
@@ -193,7 +193,7 @@ def test_a_job_of_mpi_takes_the_hosts_that_are_discovered_now(jobs: Noted) -> No
         ("static 'a", "--discover: 'static 'a' .*: No closing quotation"),
         ("rack", "host source 'rack': .* static, file, command"),
         ("file missing", "file: missing: .*No such file or directory"),
-        ("static a:x", "static: a:x: line 1, column 3: 'x' "),
+        ("static a:x", "static: a:x: line 1, column 3: .*'x'"),
     ],
 )
 def test_a_source_that_can_not_be_asked_is_told_before_anything_is_started(
@@ -213,12 +213,12 @@ def test_what_a_source_does_not_take_is_refused(jobs: Noted, capsys: pytest.Capt
     "others",
     [
         ["--verbose"],
-        ["--log-level", "DEBUG"],
+        ["--log-level=DEBUG"],
         ["--cycle-time-ms=3.5", "--autotune"],
         ["--blacklist-cooldown-range", "1", "2"],
         ["--mpi-args=--oversubscribe -x A"],
         ["-prefix-timestamp"],
-        ["--slots-per-host", "2", "--reset-limit", "3"],
+        ["--slots-per-host=2", "--reset-limit=3"],
     ],
 )
 @pytest.mark.parametrize("first", [False, True])
@@ -363,7 +363,17 @@ def test_an_option_that_is_misspelt_is_refused_with_the_one_that_was_meant(
 
 def test_the_options_of_horovodrun_are_its_own_parsers(jobs: Noted) -> None:
     words = ["--timeline-filename", "t.json", "--autotune", "--blacklist-cooldown-range", "1", "2"]
-    assert job(jobs, "-np", "2", *words, *TRAIN)[1].options.others == tuple(words)
+    others = job(jobs, "-np", "2", *words, *TRAIN)[1].options.others
+    assert others == ("--timeline-filename=t.json", "--autotune", "--blacklist-cooldown-range", "1", "2")
+
+
+def test_a_value_that_horovodrun_would_refuse_is_refused_before_it_starts(
+    jobs: Noted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "argument --reset-limit" in refused(capsys, "run", "-np", "2", "--reset-limit", "x", *TRAIN)
+    assert "argument --reset-limit" in refused(capsys, "drill", "-np", "2", "--reset-limit", "x", *TRAIN)
+    assert "argument --grace" in refused(capsys, "drill", "-np", "2", "--grace", "x", *TRAIN)
+    assert jobs == []
 
 
 # -- worker ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hvdrecover import cli, record
-from hvdrecover.cli import preflighting
+from hvdrecover.doctor import examination
 from hvdrecover.doctor.examination import Report, Settings
 from hvdrecover.doctor.findings import Finding, failure, ok, warning
 from hvdrecover.launch import horovodrun, supervisor
@@ -57,7 +57,7 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HVDRECOVER_EVENTS", str(tmp_path / "events"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(preflighting, "examine", examine)
+    monkeypatch.setattr(examination, "examine", examine)
     monkeypatch.setattr(supervisor, "Supervisor", Supervisor)
     monkeypatch.setattr(horovodrun, "is_ours", lambda: True)
     return noted

@@ -95,6 +95,7 @@ def test_a_report_as_json(document):
     }
     assert found["faults"][0] == {
         "time": BEGIN + 36,
+        "began": BEGIN + 36,
         "fault": "crash",
         "host": "node-2",
         "rank": 1,

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover import cli
-from hvdrecover.cli import printer, watching
-from hvdrecover.cli.watching import Endpoint, Lines, MetricsFile, frame
+from hvdrecover.cli import printer, runs
 from hvdrecover.errors import ConfigError
 from hvdrecover.record import Follower, read
 from hvdrecover.reporting.prometheus import Exporter
@@ -77,20 +76,18 @@ class Shown:
         self.status.append(report)
 
 
-def follow(views, *parts):
+def follow(view, *parts):
     clock = Story(*parts)
-    for view in views:
-        view._clock = clock
-    return watching.follow(Follower(Path("events")), views, clock), clock
+    return runs.follow(Follower(Path("events")), [view(clock) if view is runs.lines else view], clock), clock
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (":9400", Endpoint("", 9400)),
-        ("localhost:0", Endpoint("localhost", 0)),
-        ("10.0.0.1:9400", Endpoint("10.0.0.1", 9400)),
-        ("[::1]:9400", Endpoint("::1", 9400)),
+        (":9400", ("", 9400)),
+        ("localhost:0", ("localhost", 0)),
+        ("10.0.0.1:9400", ("10.0.0.1", 9400)),
+        ("[::1]:9400", ("::1", 9400)),
         ("run.prom", Path("run.prom")),
         ("./odd:9400", Path("odd:9400")),
         ("a/b:1", Path("a/b:1")),
@@ -99,12 +96,12 @@ def follow(views, *parts):
     ],
 )
 def test_where_metrics_go(text, expected):
-    assert watching.target(text) == expected
+    assert runs.target(text) == expected
 
 
 def test_a_port_is_a_number_that_ports_have():
     with pytest.raises(argparse.ArgumentTypeError, match=r"':65536': .* 65535"):
-        watching.target(":65536")
+        runs.target(":65536")
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("finished", 0), ("ended", 1)])
@@ -121,7 +118,7 @@ def test_a_run_that_is_over_is_shown_and_left(report, outcome, code):
 def test_a_run_is_followed_from_before_its_first_event_until_its_end():
     run, view = Run(Path("events")), Shown()
     last, clock = follow(
-        [view],
+        view,
         lambda: run.report(0, "start", pid=5, attempt=1, command=[]),
         lambda: run.rendezvous(4, TWO, 1, 0, "initial"),
         lambda: run.fault(9, commit=[1, 0]),
@@ -132,16 +129,16 @@ def test_a_run_is_followed_from_before_its_first_event_until_its_end():
     seen = [status.activity for status in view.status]
     assert seen == ["starting", "training", "recovering", "training", "finished", "finished"]
     assert (last, clock.parts) == (view.status[-1], [])
-    assert set(clock.waits) == {watching._INTERVAL}
+    assert set(clock.waits) == {runs.INTERVAL}
 
 
 def test_a_finished_run_whose_supervisor_is_lost_is_left_after_a_while():
     run = Run(Path("events"))
     run.report(0, "start", pid=5, attempt=1, command=[])
     run.rendezvous(1, TWO, 1, 0)
-    last, clock = follow([Shown()], lambda: run.finish(2, TWO, 1, 0))
+    last, clock = follow(Shown(), lambda: run.finish(2, TWO, 1, 0))
     assert not last.over
-    assert watching._GRACE < clock.seconds - BEGIN < watching._GRACE + 5
+    assert runs.GRACE < clock.seconds - BEGIN < runs.GRACE + 5
 
 
 def test_lines_tell_what_changes(capsys):
@@ -149,7 +146,7 @@ def test_lines_tell_what_changes(capsys):
     run.report(0, "start", pid=5, attempt=1, command=[])
     error = {**PLACES, "error": "disk \x1b[31mfull", "age": 1.0, "attempt": 1}
     follow(
-        [Lines()],
+        runs.lines,
         lambda: run.rendezvous(4, TWO, 1, 0, "initial"),
         lambda: run.commit(TWO, 1, {1: 5}),
         lambda: (run.commit(TWO, 1, {2: 7}), run.report(8, "outage", **error)),
@@ -180,7 +177,7 @@ def test_mere_progress_is_told_from_time_to_time(capsys):
     run = Run(Path("events"))
     run.rendezvous(0, TWO, 1, 0)
     commits = [lambda commit=commit: run.commit(TWO, 1, {commit: commit}) for commit in range(1, 121)]
-    follow([Lines()], *commits, lambda: run.finish(121, TWO, 1, 120))
+    follow(runs.lines, *commits, lambda: run.finish(121, TWO, 1, 120))
     told = re.findall(r"(?<=\d )commit (\d+) in", capsys.readouterr().out)
     assert told == ["30", "60", "90", "120"]  # one look a second, a line each 30 s
 
@@ -249,37 +246,16 @@ def test_metrics_are_served_while_a_run_is_watched():
     assert (process.returncode, errors) == (0, "")
 
 
-def test_a_file_of_metrics_is_written_when_something_changes_and_from_time_to_time():
-    run, clock, file = Run(Path("events")), FakeClock(), Path("run.prom")
-    view = MetricsFile(Path("events"), file, clock)
-
-    def is_written_at_a_look():
-        file.unlink(missing_ok=True)
-        view(summarise(read(Path("events"))))
-        return file.exists()
-
-    run.rendezvous(1, TWO, 1, 0)
-    assert is_written_at_a_look()
-    assert not is_written_at_a_look()
-    run.commit(TWO, 1, {1: 2})
-    assert is_written_at_a_look()
-    clock.advance(10)
-    assert not is_written_at_a_look()
-    clock.advance(6)
-    assert is_written_at_a_look()
-
-
 def test_a_file_of_metrics_that_can_be_written_no_more_is_told_once_and_tried_again(capsys):
     Run(Path("events")).rendezvous(1, TWO, 1, 0)
-    clock, folder, report = FakeClock(), Path("metrics"), summarise(read(Path("events")))
-    view = MetricsFile(Path("events"), folder / "run.prom", clock)
+    folder, report = Path("metrics"), summarise(read(Path("events")))
+    view = runs.metrics_file(Path("events"), folder / "run.prom")
     with pytest.raises(ConfigError, match=r"'metrics/run\.prom' .*: No such file"):
         view(report)
     folder.mkdir()
     view(report)
     folder.rename("away")
     for _ in range(3):
-        clock.advance(20)
         view(report)
     told = "'metrics/run.prom' cannot be written: No such file or directory; trying again\n"
     assert capsys.readouterr().err == f"hvdrecover: --prometheus: {told}"
@@ -335,7 +311,7 @@ def test_the_documentation_s_example_is_what_the_command_shows(monkeypatch, caps
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     try:
-        printer.put(frame(*documented(), BEGIN + 101))
+        printer.put_text(runs.frame(*documented(), BEGIN + 101))
     finally:
         monkeypatch.undo()
         time.tzset()

@@ -77,12 +77,12 @@ def check(line: str) -> None:
     if (argv := arguments_of(line)) is not None:
         given = cli.parsed(argv)
         if given.named == "discover":
-            discovering.Request(given.source, given.words).parsed()
+            discovering.parse([given.source, *given.words])
         elif getattr(given, "discover", None) is not None:
-            discovering.request(given.discover, []).parsed()
+            discovering.parse(discovering.request(given.discover, []))
         return
     for words in re.findall(r'"discover-hosts ([^"]*)"', line):
-        discovering.request(words, []).parsed()
+        discovering.parse(discovering.request(words, []))
 
 
 @each_page

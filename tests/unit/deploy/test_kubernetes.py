@@ -18,7 +18,7 @@ import kubernetes_validate
 import pytest
 
 from hvdrecover import cli
-from hvdrecover.cli import discovering, launching, unknown
+from hvdrecover.cli import discovering, launching
 from hvdrecover.config import FENCED, PREEMPTED
 from hvdrecover.discovery.sources.kubernetes import Kubernetes
 from tests.fakes.kubernetes_api import TOKEN, KubernetesApi
@@ -81,18 +81,14 @@ def command_line(job: Parts) -> argparse.Namespace:
     """The launcher's command, as `hvdrecover` understands it."""
     program, *words = container(job.launcher)["args"]
     assert program == "hvdrecover"
-    parser, commands = cli.build()
-    words, command = launching.split(words, commands)
-    arguments, others = parser.parse_known_args(words)
-    assert unknown.left_over(others) == []
-    assert command
+    arguments = cli.parsed(words)
+    launching.check_values(arguments.others)
     return arguments
 
 
 def source(job: Parts) -> Kubernetes:
     """Return the source that the launcher asks for hosts."""
-    request = discovering.request(command_line(job).discover, [])
-    found = discovering._source(request.kind, request.parsed())
+    found, _ = discovering.parse(discovering.request(command_line(job).discover, []))
     assert isinstance(found, Kubernetes)
     return found
 
@@ -259,11 +255,11 @@ def test_metrics_are_those_of_the_job() -> None:
     assert metrics["image"] == container(job)["image"]
     program, *words = metrics["args"]
     assert program == "hvdrecover"
-    arguments = cli.build()[0].parse_args(words)
+    arguments = cli.parsed(words)
     (events,) = container(job)["env"]
     assert arguments.folder == Path(events["value"])
     assert arguments.watch
-    assert arguments.prometheus.port == metrics["ports"][0]["containerPort"]
+    assert arguments.prometheus[1] == metrics["ports"][0]["containerPort"]
 
 
 # The image.

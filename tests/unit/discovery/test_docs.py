@@ -28,8 +28,7 @@ def test_each_source_is_shown() -> None:
 
 @pytest.mark.parametrize("request_", [request for request in REQUESTS if not request.startswith(OWN)])
 def test_a_command_line_is_understood(request_: str) -> None:
-    request = discovering.request(request_, [])
-    assert discovering._source(request.kind, request.parsed())
+    assert discovering.parse(discovering.request(request_, []))
 
 
 def test_the_example_of_a_source_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,6 +38,5 @@ def test_the_example_of_a_source_works(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sources.OURS, OWN, "my_cluster:Rack")
     (words,) = [request for request in REQUESTS if request.startswith(OWN)]
-    request = discovering.request(words, [])
-    source = discovering._source(request.kind, request.parsed())
+    source, _ = discovering.parse(discovering.request(words, []))
     assert source.hosts({}, 5.0) == [Host("rack7-a", 4), Host("rack7-b", 4)]

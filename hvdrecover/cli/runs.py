@@ -1,0 +1,382 @@
+"""The commands ``status``, ``stop`` and ``report``, which look at a run; see ``docs/commands.md``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+
+from hvdrecover import config, record
+from hvdrecover.cli import options, printer
+from hvdrecover.clock import SYSTEM_CLOCK, Clock
+from hvdrecover.errors import ConfigError, LaunchError
+from hvdrecover.launch import presence
+from hvdrecover.launch.presence import Supervised
+from hvdrecover.record import Follower
+from hvdrecover.redaction import printable
+from hvdrecover.reporting import page, text
+from hvdrecover.reporting.summary import PHASES, Commit, Fault, Report, Run
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_MARGIN = 60.0  # seconds beyond the grace for a job to end: some processes take long to be killed
+_SHOWN = 20  # faults of a report
+_WIDE = 120  # columns; narrower terminals have no room for the phases of recoveries
+_SHOWN_WATCHING = 5  # faults
+INTERVAL = 1.0  # seconds between two looks at the record
+GRACE = 60.0  # seconds that the supervisor of a finished run may stay silent until it is taken to be lost
+_PROGRESS = 30.0  # seconds between two lines that report progress only
+_LAST_SCRAPE = 60.0  # seconds for which the end of a run is served until Prometheus has asked for it
+_LAST_ANSWER = 1.0  # seconds for an answer to get there
+_ENDPOINT = re.compile(r"(\[[^\[\]/]+\]|[^:/\[\]]*):(\d+)")
+
+_SAME_IN_JSON = (
+    *("begin", "end", "starts", "restarts", "given_up", "machine", "versions", "goodput"),
+    *("steps_repeated", "commits_repeated"),
+)
+
+View = Callable[[Report], None]
+"""Shows the state of a run that is followed."""
+
+Endpoint = tuple[str, int]
+"""A host, empty for all addresses of this host, and a port, 0 for a free one."""
+
+
+def _folder(arguments: argparse.Namespace) -> Path:
+    return record.locate(arguments.folder, config.read().events)
+
+
+# -- status --------------------------------------------------------------------------------------------
+
+
+def add_status(parser: argparse.ArgumentParser) -> None:
+    """Exits with 1 if nothing of the run is running any more."""
+    parser.set_defaults(run=_status)
+    options.add_json(parser)
+    options.add_run(parser)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    folder = _folder(arguments)
+    supervised, report, now = presence.find(folder), Run(record.read(folder)).report(), SYSTEM_CLOCK.now()
+    running = False if report.over else None  # None: only the events can tell, and they have no end
+    if supervised is not None and supervised.lives is not None:
+        running = supervised.lives
+    agreement, commit, durable = report.agreement, report.commit, report.durable
+    document = {
+        "folder": folder,
+        "running": running,
+        "state": report.activity,
+        "leaving": supervised is not None and supervised.leaving,
+        **{
+            name: getattr(supervised, name, None) for name in ("host", "pid", "command", "processes", "least")
+        },
+        "ranks": agreement.ranks if agreement else None,
+        "standbys": report.standbys,
+        "generation": commit.generation if commit else None,
+        "commit": commit.number if commit else None,
+        "durable_commit": durable.number if durable else None,
+        "durable_age": max(now - durable.time, 0.0) if durable else None,
+        "last_event": report.end,
+        "last_fault": _fault(report.faults[-1]) if report.faults else None,
+    }
+    facts = {"run": str(folder), **_status_facts(supervised, report, running, now)}
+    printer.put(document, [printer.pairs(facts)], as_json=arguments.json)
+    return 1 if running is False else 0
+
+
+def _status_facts(
+    supervised: Supervised | None, report: Report, running: bool | None, now: float
+) -> dict[str, str]:
+    known = text.status(report, now)
+    found = {"state": known["state"]}
+    if running is False and not report.over:
+        found["state"] = "gone: its supervisor has ended without a word; start it again to resume"
+    elif running and supervised is not None and supervised.leaving:
+        found["state"] += "; it leaves at its next commit"
+    ranks = str(report.agreement.ranks if report.agreement else 0)
+    if supervised is not None:
+        found["supervisor"] = f"process {supervised.pid} on {supervised.host}"
+        found["command"] = shlex.join(supervised.command)
+        least = f"; {supervised.least} suffice" if supervised.least < supervised.processes else ""
+        ranks = f"{ranks} of {supervised.processes}{least}"
+    found |= {"ranks": ranks, "standbys": f"{report.standbys} ready"}
+    names = ("last event", "progress", "durable", "storage", "faults", "starts", "given up")
+    found |= {name: known[name] for name in names if known.get(name)}
+    if report.faults:
+        fault = report.faults[-1]
+        after = (
+            f"recovered in {text.duration(fault.recovery.seconds)}"
+            if fault.recovery
+            else "not recovered from yet"
+        )
+        found["last fault"] = f"{text.clock_time(fault.time)} {text.the_fault(fault)}; {after}"
+    return found
+
+
+# -- stop ----------------------------------------------------------------------------------------------
+
+
+def add_stop(parser: argparse.ArgumentParser) -> None:
+    """The supervisor of the job gets its stop signal: `hvdrecover run` exits with 75, and resumes there when
+    it is started again. Call it on that host. Exits with 1 if the newest commit has not become durable.
+    """
+    parser.set_defaults(run=_stop)
+    options.add_run(parser)
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    folder = _folder(arguments)
+    if (supervised := presence.find(folder)) is None:
+        problem = "no supervisor of this run is known: it has ended, or `hvdrecover run` did not start it"
+        raise LaunchError(str(folder), problem)
+    leaving, process = presence.ask_to_leave(supervised), f"process {supervised.pid}"
+    sys.stderr.write(f"hvdrecover: the job leaves at its next commit, within {supervised.grace:g} s\n")
+    if not leaving.wait(supervised.grace + _MARGIN):
+        raise LaunchError(process, "the supervisor still runs; look at what it says, or kill it")
+    report = Run(record.read(folder)).report()
+    if report.ending.code is None:  # a supervisor that ends by itself writes how
+        killed = "the supervisor was killed before the job had left"
+        raise LaunchError(process, f"{killed}; look at what still runs, and start it again")
+    newest, durable = (each.number if each else None for each in (report.commit, report.durable))
+    kept = f"commit {durable} is durable" if durable is not None else "no commit is durable"
+    lost = f", commit {newest} is not" if newest != durable else ""
+    sys.stdout.write(f"the job has ended with exit code {report.ending.code}; {kept}{lost}\n")
+    return 0 if newest == durable else 1
+
+
+# -- report --------------------------------------------------------------------------------------------
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    """The record of the run is read, also while the run is under way."""
+    parser.set_defaults(run=_report)
+    options.add_json(parser)
+    options.add_run(parser)
+    html = "also write a page that holds it all in one file"
+    parser.add_argument("--html", metavar="FILE", type=Path, help=html)
+    watch = "follow the run until it ends; exits with 1 if it ends before it is finished"
+    parser.add_argument("--watch", action="store_true", help=watch)
+    metrics = (
+        "also write metrics to a file, whose name should end in .prom; or with --watch, serve them at an "
+        "address such as :9400"
+    )
+    parser.add_argument("--prometheus", type=target, metavar="FILE|HOST:PORT", help=metrics)
+
+
+def target(text: str) -> Endpoint | Path:
+    """Return where metrics go: ``:PORT`` and ``HOST:PORT`` are an endpoint, all else is a file."""
+    match = _ENDPOINT.fullmatch(text)
+    if match is None:
+        return Path(text)
+    if int(match[2]) > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}': a port is a number up to 65535")
+    return match[1].strip("[]"), int(match[2])
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    folder = _folder(arguments)
+    if arguments.watch:
+        return _watch(folder, arguments)
+    run = Run(record.read(folder))
+    report = run.report()
+    if isinstance(arguments.prometheus, tuple):
+        raise ConfigError("--prometheus", "an endpoint is there while a run is watched; add --watch")
+    if arguments.prometheus is not None:
+        metrics_file(folder, arguments.prometheus)(report)
+    if arguments.html is not None:
+        page.write(str(folder), run, arguments.html)
+    document = {
+        "folder": folder,
+        **_document(report.ending),  # outcome, code and reason
+        **{name: getattr(report, name) for name in _SAME_IN_JSON},
+        "wall_seconds": report.end - report.begin,
+        "warm_restarts": report.warm,
+        "kinds": {
+            kind: _document(tally, median="median_seconds", worst="worst_seconds")
+            for kind, tally in report.kinds.items()
+        },
+        "faults": [_fault(fault) for fault in report.faults],
+        "durable_commits": report.durables,
+        "storage_outages": report.outages,
+    }
+    printer.put(document, _report_text(folder, report), as_json=arguments.json)
+    return 0
+
+
+def _document(value: Any, **names: str) -> dict[str, Any]:
+    """Return the fields of a dataclass as JSON has them; some have other names there."""
+    return {names.get(field, field): item for field, item in vars(value).items()}
+
+
+def _fault(fault: Fault) -> dict[str, Any]:
+    recovery = fault.recovery and _document(fault.recovery, rank="slowest_rank")
+    return {**_document(fault, kind="fault"), "recovery": recovery}
+
+
+def _report_text(folder: Path, report: Report) -> Iterator[RenderableType]:
+    last_event = f"{printer.age(SYSTEM_CLOCK.now() - report.end)} ago"
+    yield printer.pairs({"run": str(folder), **text.facts(report, last_event)})
+    if not report.faults:
+        yield from ("", "no faults")
+        return
+    tallies = report.kinds | ({"all": report.overall} if len(report.kinds) > 1 else {})
+    rows = [
+        (kind, str(tally.count), str(tally.recovered), text.median(tally), text.duration(tally.worst))
+        for kind, tally in tallies.items()
+    ]
+    columns = ("fault", "count>", "recovered>", "median>", "worst>")
+    yield printer.section("time to recover", printer.table(columns, rows))
+    narrow = sys.stdout.isatty() and printer.console_for(sys.stdout).width < _WIDE
+    many = len(report.faults) > _SHOWN
+    title = f"the last {_SHOWN} faults (--json lists all {len(report.faults)})" if many else "faults"
+    yield printer.section(title, _faults(report.faults[-_SHOWN:], () if narrow else PHASES))
+
+
+def _faults(faults: Sequence[Fault], phases: Sequence[str] = ()) -> Table:
+    """Return a table of faults, with the seconds of some phases of their recoveries."""
+    headings = [f"{phase.replace('_', ' ')}>" for phase in phases]
+    rows = []
+    for each in faults:
+        spent = each.recovery.phases if each.recovery else {}
+        seconds = [f"{spent[phase]:.2f}" if phase in spent else "" for phase in phases]
+        whose = (each.host, text.rank(each.rank), text.to_recover(each))
+        rows.append((text.clock_time(each.time), each.kind, *whose, *seconds, text.one_line(each.detail)))
+    return printer.table(("time", "fault", "host", "rank>", "to recover>", *headings, "detail"), rows)
+
+
+# -- report --watch ------------------------------------------------------------------------------------
+
+
+def _watch(folder: Path, arguments: argparse.Namespace) -> int:
+    """Follow a run until it ends."""
+    if arguments.json or arguments.html:
+        raise ConfigError("--watch", "it makes no document; ask for --json or --html without it")
+    where: Endpoint | Path | None = arguments.prometheus
+    with ExitStack() as stack:
+        views: list[View] = []
+        if isinstance(where, Path):
+            views.append(metrics_file(folder, where))
+        elif where is not None:
+            views.append(stack.enter_context(_endpoint(folder, *where)))
+        views.append(stack.enter_context(_terminal(folder)) if sys.stdout.isatty() else lines())
+        report = follow(Follower(folder), views)
+    return 0 if report.ending.outcome == "finished" else 1
+
+
+def follow(follower: Follower, views: Sequence[View], clock: Clock = SYSTEM_CLOCK) -> Report:
+    """Show the state of a run, again and again, until it ends; return the last report."""
+    run, never, begun = Run(), threading.Event(), False
+    changed = clock.monotonic()
+    while True:
+        for event in follower.look():
+            run.take(event)
+            changed, begun = clock.monotonic(), True
+        if begun:
+            report = run.report()
+            for view in views:
+                view(report)
+            silent = clock.monotonic() - changed
+            if report.over or (report.ending.outcome == "finished" and silent > GRACE):
+                return report
+        clock.wait(never, INTERVAL)
+
+
+def lines(clock: Clock = SYSTEM_CLOCK) -> View:
+    """Return a view that writes a line when something changes, and progress from time to time."""
+    before: Report | None = None
+    shown: tuple[float, Commit | None] = 0.0, None  # when, and how far the run had got
+
+    def view(report: Report) -> None:
+        nonlocal before, shown
+        now = clock.now()
+        if before is None:
+            found = [f"{name}: {fact}" for name, fact in text.status(report, now).items() if fact]
+        else:
+            found = text.changes(before, report)
+            if report.commit != shown[1] and (found or report.over or now - shown[0] >= _PROGRESS):
+                found.append(text.progress(report))
+        if found:
+            shown = now, report.commit
+            sys.stdout.writelines(f"{text.clock_time(now)} {printable(line)}\n" for line in found)
+            sys.stdout.flush()
+        before = report
+
+    return view
+
+
+@contextmanager
+def _terminal(folder: Path) -> Iterator[View]:
+    """Yield a view that is drawn again at each look."""
+    waiting = printer.plain(f"reading the record in {folder}, or waiting for the first event …")
+    with Live(waiting, console=printer.console_for(sys.stdout), auto_refresh=False) as display:
+        display.refresh()
+        yield lambda report: display.update(Group(*frame(folder, report, SYSTEM_CLOCK.now())), refresh=True)
+
+
+def frame(folder: Path, report: Report, now: float) -> Iterator[RenderableType]:
+    """Yield the view of a run for a terminal."""
+    yield printer.pairs({"run": str(folder), **text.status(report, now)})
+    if report.faults:
+        yield printer.section("the last faults", _faults(report.faults[-_SHOWN_WATCHING:]))
+
+
+# -- report --prometheus -------------------------------------------------------------------------------
+
+
+def metrics_file(folder: Path, file: Path) -> View:
+    """Return a view that writes a file of metrics at each look: its age shows whether the run is watched.
+
+    The view raises a ConfigError if it cannot write the file the first time. Later, it says so on stderr.
+    """
+    # Without a clock: an age in a file is wrong as soon as nothing writes the file.
+    exporter = _prometheus().Exporter(str(folder), clock=None)
+    works: bool | None = None
+
+    def view(report: Report) -> None:
+        nonlocal works
+        exporter.update(report)
+        try:
+            _prometheus().write(exporter, file)
+        except ConfigError as error:
+            if works is None:
+                raise
+            if works:
+                sys.stderr.write(f"hvdrecover: {error}; trying again\n")
+            works = False
+        else:
+            works = True
+
+    return view
+
+
+@contextmanager
+def _endpoint(folder: Path, host: str, port: int) -> Iterator[View]:
+    """Serve the metrics over HTTP, until the end of the run is scraped; a line on stderr tells the port."""
+    prometheus = _prometheus()
+    exporter = prometheus.Exporter(str(folder))
+    with prometheus.serving(exporter, host, port) as taken:
+        sys.stderr.write(f"hvdrecover: metrics are served at {host}:{taken}\n")
+        yield exporter.update
+        exporter.wait_until_seen(_LAST_SCRAPE)
+        SYSTEM_CLOCK.wait(threading.Event(), _LAST_ANSWER)
+
+
+def _prometheus() -> ModuleType:
+    try:
+        from hvdrecover.reporting import prometheus
+    except ImportError as error:
+        problem = f"prometheus_client cannot be imported ({error}); pip install 'hvdrecover[prometheus]'"
+        raise ConfigError("--prometheus", problem) from error
+    return prometheus
