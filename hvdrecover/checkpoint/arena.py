@@ -40,12 +40,12 @@ class Arena:
     Attributes:
         layout: where each tensor lies.
         buffer: the whole file, header included; a uint8 array of shape ``[layout.nbytes]``.
-        borrowed: whether the memory is another process's, so that no commit may be copied into it.
+        shared: whether the memory is a file of the near tier.
     """
 
-    def __init__(self, layout: Layout, buffer: Bytes | None = None, *, borrowed: bool = False) -> None:
+    def __init__(self, layout: Layout, buffer: Bytes | None = None, *, shared: bool = False) -> None:
         self.layout = layout
-        self.borrowed = borrowed
+        self.shared = shared
         self.buffer = allocate(layout.nbytes) if buffer is None else buffer
         if buffer is None:
             self._write_header()

@@ -11,7 +11,7 @@ from typing import Any
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest_numbers
-from hvdrecover.checkpoint.near.recall import Files, Recalled
+from hvdrecover.checkpoint.near.tier import Recalled
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.agreement import reports
 from hvdrecover.elastic.agreement.election import Election, Published, elect
@@ -21,6 +21,7 @@ from hvdrecover.elastic.agreement.transfer import Agreement, Source, digests, re
 from hvdrecover.elastic.assembly import Rank
 from hvdrecover.elastic.commits.contents import Strict
 from hvdrecover.elastic.companions import Moment, Observer
+from hvdrecover.elastic.durable.near import Files
 from hvdrecover.elastic.horovod import fault_of, mistake_of
 from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.elastic.lifecycle.leaving import Departure

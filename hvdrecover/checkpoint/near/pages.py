@@ -1,8 +1,8 @@
-"""Files of shared memory, mapped in huge pages.
+"""Files of the near tier, mapped into this process in huge pages where Linux has some.
 
-A tmpfs has small pages, unless root has mounted it otherwise. To look up those of a gigabyte takes a core
-0.1 to 0.3 s. So does letting go of them: a process that is killed is not gone before, and nobody knows. But a
-process may ask for huge pages by itself (``MADV_COLLAPSE``), and gets them as far as Linux has any.
+A tmpfs has pages of 4 KB unless root mounted it otherwise. To map a gigabyte of them takes a core 0.1 to
+0.3 s. So does unmapping: a killed process is not gone before that ends, so its death is noticed late. A
+process can ask for huge pages itself (``MADV_COLLAPSE``, Linux 6.1).
 """
 
 from __future__ import annotations
@@ -12,23 +12,15 @@ import errno
 import mmap
 import os
 import weakref
-from collections.abc import Iterator
-from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
 from hvdrecover.checkpoint.arena import HUGE_PAGE, Bytes
-from hvdrecover.checkpoint.storage.pieces import transferred
 
-_PIECE = 1 << 24  # bytes of which the pages are looked up at a time
-_AT_ONCE = 2
-_COLLAPSED = (
-    1 << 27
-)  # bytes that become huge pages at a time; for each, all processors are asked for what they hold
-_RESERVED = 0  # PROT_NONE: addresses alone, which count for no limit of memory
 _MAP_FIXED = 0x10
-_MADV_POPULATE_READ = 22  # since Linux 5.14
-_MADV_COLLAPSE = 25  # since Linux 6.1
+_MADV_POPULATE_WRITE = 23  # since Linux 5.14
+_MADV_COLLAPSE = 25
 _FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -38,60 +30,57 @@ _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ct
 _libc.mmap.restype = ctypes.c_void_p
 
 
-def mapped(file: int, nbytes: int, flags: int = mmap.MAP_SHARED) -> Bytes:
-    """Map a file where its huge pages can be mapped as such; forked processes don't have the memory.
-
-    Args:
-        file: a descriptor, open for what the mapping is to do.
-        nbytes: the file's size.
-        flags: ``MAP_SHARED``; or ``MAP_PRIVATE``, with which nothing that is written gets into the file.
-
-    Returns:
-        A uint8 array of shape ``[nbytes]``; the mapping ends with the last array or tensor of its memory.
-
-    Raises:
-        OSError: it can't be mapped, or is shorter.
-    """
-    if os.fstat(file).st_size < nbytes:
-        raise OSError(errno.EIO, "the file is shorter than its layout")  # to read it would end in SIGBUS
-    size = nbytes + HUGE_PAGE
-    place = _map(None, size, _RESERVED, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
-    start = -(-place // HUGE_PAGE) * HUGE_PAGE
-    # If this fails, Linux may have given the addresses to another thread already: they must not be unmapped.
-    _map(start, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags | _MAP_FIXED, file)
-    _libc.madvise(place, size, mmap.MADV_DONTFORK)
-    owner = (ctypes.c_uint8 * nbytes).from_address(start)
-    weakref.finalize(owner, _unmap, place, size, os.getpid()).atexit = False
-    return np.frombuffer(memoryview(owner), dtype=np.uint8)
-
-
-def allocated(file: int, nbytes: int) -> Bytes:
-    """Map a new file with all of its memory, so that no page of it is missing when it is written to.
+def create(path: Path, nbytes: int) -> Bytes:
+    """Create a file and map it, with all of its memory.
 
     Raises:
         OSError: there is no room for it.
     """
-    os.truncate(file, nbytes)
-    memory = mapped(file, nbytes)
-    huge = nbytes // HUGE_PAGE * HUGE_PAGE
-    bounds = [0, *range(HUGE_PAGE, huge, _COLLAPSED), huge]  # the first huge page shows whether there are any
-    for first, last in pairwise(bounds):
-        for number in range(first // HUGE_PAGE, last // HUGE_PAGE):
-            # A huge page is made of what there is of it, and one small page will do. It comes from the same
-            # node's memory as that one: not the first each time, or interleaved files would lie on one node.
-            page = number * mmap.PAGESIZE % HUGE_PAGE
-            os.posix_fallocate(file, number * HUGE_PAGE + page, 1)
-        if not _collapse(memory[first:last]):
-            break
-    # The rest of it now: a page that can't be had later is not an error that Python sees, but SIGBUS.
-    os.posix_fallocate(file, 0, nbytes)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.truncate(file, nbytes)
+        memory = _mapped(file, nbytes)
+        # A huge page is made from the small pages that exist. One is enough, and costs least.
+        for start in range(0, nbytes - HUGE_PAGE + 1, HUGE_PAGE):
+            os.posix_fallocate(file, start, 1)
+        _libc.madvise(memory.ctypes.data, nbytes // HUGE_PAGE * HUGE_PAGE, _MADV_COLLAPSE)
+        # Reserve the rest now: a page that is missing later is not an error that Python sees, but SIGBUS.
+        os.posix_fallocate(file, 0, nbytes)
+        _libc.madvise(memory.ctypes.data, nbytes, _MADV_POPULATE_WRITE)
+    finally:
+        os.close(file)
     return memory
 
 
-def resident(memory: Bytes) -> Iterator[Bytes]:
-    """Give a mapped file piece by piece, each when its pages are mapped, while those of the next ones are."""
-    for piece, _ in transferred(memory, _PIECE, _AT_ONCE, lambda piece, start: _look_up(piece)):
-        yield piece
+def open_existing(path: Path, nbytes: int) -> Bytes:
+    """Map a file that another process made.
+
+    Raises:
+        OSError: it cannot be mapped, or is shorter.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(file)
+        if status.st_size < nbytes:
+            raise OSError(errno.EIO, "the file is shorter than its layout")  # a read would end in SIGBUS
+        if status.st_blocks * 512 < nbytes:
+            os.posix_fallocate(file, 0, nbytes)
+        return _mapped(file, nbytes)
+    finally:
+        os.close(file)
+
+
+def _mapped(file: int, nbytes: int) -> Bytes:
+    """Map a file at an address where its huge pages can be mapped as such; forked processes do not get it."""
+    size = nbytes + HUGE_PAGE
+    place = _map(None, size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)  # addresses only, without memory
+    start = -(-place // HUGE_PAGE) * HUGE_PAGE
+    # If this fails, Linux may have given the addresses to another thread already: they must not be unmapped.
+    _map(start, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, file)
+    _libc.madvise(place, size, mmap.MADV_DONTFORK)
+    owner = (ctypes.c_uint8 * nbytes).from_address(start)
+    weakref.finalize(owner, _unmap, place, size, os.getpid()).atexit = False
+    return np.frombuffer(memoryview(owner), dtype=np.uint8)
 
 
 def _map(address: int | None, nbytes: int, access: int, flags: int, file: int) -> int:
@@ -105,21 +94,3 @@ def _map(address: int | None, nbytes: int, access: int, flags: int, file: int) -
 def _unmap(place: int, size: int, owner: int) -> None:
     if os.getpid() == owner:  # a child has something else there
         _libc.munmap(place, size)
-
-
-def _collapse(memory: Bytes) -> bool:
-    """Ask for huge pages; return False if there are none to be had.
-
-    That is so if Linux is older than 6.1, if it has none left, or if the file is not on a tmpfs.
-    """
-    for _ in range(2):
-        if _libc.madvise(memory.ctypes.data, len(memory), _MADV_COLLAPSE) == 0:
-            return True
-        if ctypes.get_errno() != errno.EAGAIN:
-            return False
-    return True  # but for pages that were in use for a moment
-
-
-def _look_up(memory: Bytes) -> None:
-    # Not MAP_POPULATE: Python maps without letting other threads run. An older kernel looks up later.
-    _libc.madvise(memory.ctypes.data, len(memory), _MADV_POPULATE_READ)

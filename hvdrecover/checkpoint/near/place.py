@@ -1,13 +1,13 @@
-"""The place of a near root on a host, and the one process that keeps it.
+"""The folder of a near root on a host, and the one process that may change it.
 
 ::
 
-    /dev/shm/hvdrecover-1000/          of one user, for nobody else to read
+    /dev/shm/hvdrecover-1000/          of one user, mode 0700
       0f3a…/                           of one checkpoint root, by the digest of its URL
         root.json                      which root that is
-        lock                           held by the process that keeps it
-        g0003-c00000120/               a commit, in the format of all checkpoint roots
-        .hvdrecover-slot-…/            memory for the next one
+        lock                           held by the keeper, the process that may change the folder
+        g0003-c00000120/               a sealed commit, in the format of all checkpoint roots
+        .hvdrecover-buffer-…/          memory for the next commit
 """
 
 from __future__ import annotations
@@ -18,24 +18,21 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdrecover.checkpoint.digest import digest
-from hvdrecover.checkpoint.near.loans import is_locked
 from hvdrecover.errors import StorageError
 from hvdrecover.redaction import redact
 
 SHARED_MEMORY = Path("/dev/shm")
-LIFETIME = 7 * 86400.0  # seconds without use after which another job may take the memory back
-SLOT = ".hvdrecover-slot-"
-SPARE_LIFETIME = 3600.0  # the same of memory in which no commit is sealed
+LIFETIME = 7 * 86400.0  # seconds without use after which another job of the user deletes a near root
 _OWNER = "root.json"
 _LOCK = "lock"
-_USER = "hvdrecover-"
-_kept: set[Path] = set()  # by this process: a lock of its own would not keep it out
+_FLOCK = "hhqqi0q"  # struct flock of Linux, 64 bits
+_kept: set[Path] = set()  # by this process: its own lock does not keep it out
 
 
 def base(near: str) -> Path:
@@ -44,7 +41,7 @@ def base(near: str) -> Path:
     Args:
         near: ``auto`` for the host's shared memory, or a folder.
     """
-    return (SHARED_MEMORY if near == "auto" else Path(near).absolute()) / f"{_USER}{os.getuid()}"
+    return (SHARED_MEMORY if near == "auto" else Path(near).absolute()) / f"hvdrecover-{os.getuid()}"
 
 
 def named(url: str) -> str:
@@ -66,16 +63,16 @@ def folder(near: str, url: str) -> Path:
 
 
 def check_private(path: Path) -> None:
-    """Make sure that only this user can write to a near root.
+    """Make sure that only this user can read and write a near root.
 
     Raises:
-        StorageError: the user's folder is another's, or others may write to it.
+        StorageError: the user's folder belongs to another user, or others have access to it.
     """
     status = path.parent.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise StorageError(
             str(path.parent),
-            "it belongs to somebody else, or others can read or write it, so no commit is kept there. Remove "
+            "it belongs to another user, or others can read or write it, so no commit is kept there. Remove "
             "it, or name another folder with near=.",
         )
 
@@ -84,8 +81,8 @@ def make(path: Path, url: str) -> None:
     """Make the folder of a near root, for this user only.
 
     Raises:
-        StorageError: the user's folder is another's, or others may write to it.
-        OSError: the folder can't be made.
+        StorageError: the user's folder belongs to another user, or others have access to it.
+        OSError: the folder cannot be made.
     """
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
@@ -96,9 +93,9 @@ def make(path: Path, url: str) -> None:
 
 
 class Keeper:
-    """The right to change a near root; held by one process of the host at most, and lost when that ends.
+    """The right to change a near root. One process of the host has it, and loses it when it ends.
 
-    The lock is one of the process, not of the open file: children that are forked do not have it.
+    The lock belongs to the process, not to the open file: forked children do not have it.
 
     Args:
         path: the near root's folder.
@@ -114,7 +111,7 @@ class Keeper:
         """Take the lock of a near root that exists; None if another state or process has it.
 
         Raises:
-            OSError: the lock can't be opened.
+            OSError: the lock cannot be opened.
             StorageError: the file system has no locks.
         """
         if path in _kept:
@@ -129,7 +126,7 @@ class Keeper:
             raise StorageError(
                 str(path), f"its file system gives no lock: {error}. Name another folder with near=."
             ) from error
-        if not os.fstat(descriptor).st_nlink:  # who kept it has just deleted it all
+        if not os.fstat(descriptor).st_nlink:  # the keeper has just deleted the near root
             os.close(descriptor)
             return None
         _kept.add(path)
@@ -142,7 +139,7 @@ class Keeper:
             os.close(self._descriptor)
 
     def remove(self) -> None:
-        """Delete the near root, with the user's folder if that is empty then."""
+        """Delete the near root, and the user's folder if it is empty then."""
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):
             self.path.parent.rmdir()
@@ -151,12 +148,12 @@ class Keeper:
 
 @dataclass(frozen=True)
 class NearRoot:
-    """A near root of this user, as others see it.
+    """A near root of this user.
 
     Attributes:
         path: its folder.
         url: the checkpoint root that it belongs to; empty if that is not known.
-        nbytes: what it takes in bytes.
+        nbytes: its size in bytes.
         used: when it was last written to, in seconds since the Unix epoch.
         in_use: whether a process keeps it.
     """
@@ -175,7 +172,7 @@ def roots(near: str = "auto") -> list[NearRoot]:
         near: as for `base`.
 
     Raises:
-        StorageError: the user's folder is another's, or others may write to it.
+        StorageError: the user's folder belongs to another user, or others have access to it.
     """
     top = base(near)
     if not top.is_dir():
@@ -183,43 +180,17 @@ def roots(near: str = "auto") -> list[NearRoot]:
     check_private(top / "x")
     found = []
     for path in sorted(top.iterdir()):
-        with suppress(FileNotFoundError):  # its job has ended just now, and has deleted it
+        with suppress(FileNotFoundError):  # its job has just ended, and deleted it
             if path.is_dir() and not path.is_symlink():
                 found.append(_seen(path))
     return found
-
-
-def of_others(path: Path) -> Iterator[tuple[Path, int]]:
-    """Return the near roots of the same checkpoint root that other users have on this host, and their ids.
-
-    The user's folder is private, so only a privileged process finds any.
-
-    Args:
-        path: this user's near root; it may not exist yet.
-    """
-    for each in sorted(path.parent.parent.glob(f"{_USER}*/{path.name}")):
-        with suppress(OSError):
-            user = each.lstat().st_uid
-            if user != os.getuid() and each.parent.name == f"{_USER}{user}":
-                yield each, user
-
-
-def expired(found: Sequence[NearRoot], now: float, lifetime: float = LIFETIME) -> list[NearRoot]:
-    """Return the near roots that are not in use, and were not for longer than this. A pure function.
-
-    Args:
-        found: near roots of this user.
-        now: seconds since the Unix epoch.
-        lifetime: seconds.
-    """
-    return [each for each in found if not each.in_use and now - each.used > lifetime]
 
 
 def remove(path: Path) -> bool:
     """Delete a near root that no process keeps; return whether it was deleted.
 
     Raises:
-        OSError: its lock can't be opened.
+        OSError: its lock cannot be opened.
         StorageError: its file system has no locks.
     """
     keeper = Keeper.take(path)
@@ -229,39 +200,18 @@ def remove(path: Path) -> bool:
     return True
 
 
-def trim(path: Path) -> None:
-    """Delete what memory a near root has beside its sealed commits, if no process keeps it.
-
-    Raises:
-        OSError: its lock can't be opened.
-        StorageError: its file system has no locks.
-    """
-    if (keeper := Keeper.take(path)) is not None:
-        used = path.stat().st_mtime_ns
-        for each in leftovers(path):
-            if each.name.startswith(SLOT):
-                shutil.rmtree(each, ignore_errors=True)
-        os.utime(path, ns=(used, used))  # it is not in use by that
-        keeper.release()
-
-
 def _seen(path: Path) -> NearRoot:
-    statuses = [status for each in path.rglob("*") if (status := _status(each)) is not None]
-    files = [status for status in statuses if stat.S_ISREG(status.st_mode)]
+    statuses = [path.stat()]
+    for each in path.rglob("*"):
+        with suppress(OSError):
+            statuses.append(each.lstat())
     try:
         url = str(json.loads((path / _OWNER).read_text())["url"])
     except (OSError, ValueError, KeyError, TypeError):
         url = ""
-    # Writing through a mapping changes no file's time; renaming a commit changes its folder's.
-    used = max((status.st_mtime for status in [*statuses, path.stat()]), default=0.0)
-    nbytes = sum(status.st_blocks * 512 for status in files)
-    return NearRoot(path, url, nbytes, used, _is_kept(path))
-
-
-def _status(path: Path) -> os.stat_result | None:
-    with suppress(OSError):
-        return path.lstat()
-    return None
+    nbytes = sum(status.st_blocks * 512 for status in statuses if stat.S_ISREG(status.st_mode))
+    # A write through a mapping changes no file's time. A commit that is sealed changes its folder's.
+    return NearRoot(path, url, nbytes, max(status.st_mtime for status in statuses), _is_kept(path))
 
 
 def _is_kept(path: Path) -> bool:
@@ -270,14 +220,10 @@ def _is_kept(path: Path) -> bool:
     with suppress(OSError):
         descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         try:
-            return is_locked(descriptor)
+            # Ask for the lock's owner. To take the lock for a moment would keep a job from taking it.
+            wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, 0, 0, 0, 0)
+            answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted)
+            return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
         finally:
             os.close(descriptor)
     return False
-
-
-def leftovers(path: Path) -> Iterator[Path]:
-    """Return the folders of a near root that hold a commit, or memory for one."""
-    for each in sorted(path.iterdir()):
-        if each.is_dir() and not each.is_symlink():
-            yield each

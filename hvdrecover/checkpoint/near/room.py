@@ -9,7 +9,7 @@ from pathlib import Path
 from hvdrecover.checkpoint.storage.local import mount_of
 from hvdrecover.host_memory import available
 
-SLOTS = 3  # commits of which a near root has memory, at most
+BUFFERS = 3  # commits of which a near root has memory, at most
 _FLOOR = (
     1 << 28
 )  # bytes of shared memory that data loaders' worker processes get at least; containers have 64 MB
@@ -60,24 +60,24 @@ def look(folder: Path) -> Room:
 def refusal(room: Room, nbytes: int, held: int = 0) -> str | None:
     """Return why a near tier would not fit; None if it does.
 
-    It fits if there is room for `SLOTS` commits. In memory, they must leave the `reserve` of the file system,
-    and a quarter of the memory that is left: training needs some, and a cgroup kills for what is beyond.
+    It fits if there is room for `BUFFERS` commits. In memory, they must leave the `reserve` of the file
+    system, and a quarter of the memory that is left. Training needs some, and a cgroup kills for what is beyond.
 
     Args:
         room: of the host.
         nbytes: size of a commit.
         held: bytes of the near root that are there already.
     """
-    need = max(0, SLOTS * nbytes - held)
+    need = max(0, BUFFERS * nbytes - held)
     if need > room.free:
-        return f"{SLOTS} commits of {size(nbytes)} don't fit into the {size(room.free)} that are free"
+        return f"{BUFFERS} commits of {size(nbytes)} don't fit into the {size(room.free)} that are free"
     if need > room.free - reserve(room):
         return (
-            f"{SLOTS} commits of {size(nbytes)} would leave less than {size(reserve(room))} to data loaders: "
-            f"{size(room.free)} of its {size(room.total)} are free"
+            f"{BUFFERS} commits of {size(nbytes)} would leave less than {size(reserve(room))} to data "
+            f"loaders: {size(room.free)} of its {size(room.total)} are free"
         )
     if room.memory is not None and need > room.memory * 3 // 4:
-        return f"{SLOTS} commits of {size(nbytes)} are too much for the {size(room.memory)} of memory left"
+        return f"{BUFFERS} commits of {size(nbytes)} are too much for the {size(room.memory)} of memory left"
     return None
 
 
@@ -86,7 +86,7 @@ def largest(room: Room, held: int = 0) -> int:
     need = room.free
     if room.memory is not None:
         need = min(room.free - reserve(room), room.memory * 3 // 4)
-    return max(0, need + held) // SLOTS
+    return max(0, need + held) // BUFFERS
 
 
 def size(nbytes: float) -> str:

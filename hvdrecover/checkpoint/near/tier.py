@@ -1,110 +1,322 @@
-"""The near tier of one host, as the process sees it that keeps it."""
+"""The near tier: commit buffers in the files of a near root, and the thread that makes and seals them.
+
+1. `NearTier.acquire` takes the commit's name from a buffer's folder: it is hidden now, and no commit.
+2. The training thread copies the next commit into the mapped files.
+3. `NearTier.seal` has the thread compute digests, write the manifest into the folder, and rename the folder.
+
+So a process that is killed at any point leaves whole commits and hidden folders, never a torn commit.
+"""
 
 from __future__ import annotations
 
-import functools
 import os
-import queue
+import shutil
 import threading
-import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from hvdrecover.checkpoint import layout as layouts_
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.digest import Digest, digest
 from hvdrecover.checkpoint.layout import Layout
-from hvdrecover.checkpoint.manifest import TENSORS, FileEntry, Manifest
-from hvdrecover.checkpoint.near import room
-from hvdrecover.checkpoint.near.digests import Digests
+from hvdrecover.checkpoint.manifest import TENSORS, FileEntry
+from hvdrecover.checkpoint.near import pages, room
 from hvdrecover.checkpoint.near.place import Keeper
-from hvdrecover.checkpoint.near.slots import Slot
 from hvdrecover.checkpoint.niceness import step_back
 from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.storage.interface import TEMPORARY
 from hvdrecover.clock import Clock
+from hvdrecover.errors import CheckpointError, CorruptCheckpointError
 
+BUFFER = f"{TEMPORARY}buffer-"
 _NICENESS = 5  # of the tier's thread: behind training, but not by so much that steps overtake it
-_FIRST = 2  # slots: the newest sealed commit lies in one, the next commit goes to the other
-_SEALED = 2  # commits that stay sealed: the one before the newest counts if that turns out to be broken
+_FIRST = 2  # buffers: one for the newest sealed commit, one for the next; a third when both are in use
 _PATIENCE = 10  # commits in a row with other tensors each, after which no memory is made for the next
 
 Layouts = Mapping[str, Layout]
+PassedOver = Callable[[str, str], None]
+"""Called with the name of a commit that is not used, and the reason."""
 Decided = Callable[[str | None, int], None]
 """Called with the reason why commits of so many bytes are not kept, or with None if they are."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Commit:
-    """A commit to be sealed, the slot that it lies in, who has made it, and its digests."""
+@dataclass(frozen=True)
+class Recalled:
+    """A commit of an earlier process.
+
+    Attributes:
+        snapshot: the commit.
+        job: identity of the start of the job that made it, as ``JOB/START``.
+    """
 
     snapshot: Snapshot
-    slot: Slot
+    job: str
+
+    @property
+    def start(self) -> str:
+        """The identity of the start alone."""
+        return self.job.rpartition("/")[2]
+
+
+class Buffer:
+    """Memory for one commit: a folder with a mapped file for each attribute that holds tensors.
+
+    Args:
+        path: the folder.
+        arenas: the mapped files, by attribute name.
+
+    Attributes:
+        arenas: the mapped files, by attribute name.
+        layouts: of the files, by attribute name.
+        commit: the sealed commit that it holds, or None.
+    """
+
+    def __init__(self, path: Path, arenas: dict[str, Arena]) -> None:
+        self._path = path
+        self.arenas = arenas
+        self.layouts = {name: arena.layout for name, arena in arenas.items()}
+        self.commit = CommitId.parse(path.name) if (path / manifests.FILE_NAME).exists() else None
+
+    @classmethod
+    def make(cls, root: Path, layouts: Layouts) -> Buffer:
+        """Make a buffer with all of its memory.
+
+        Raises:
+            OSError: there is no room for it; nothing of it is left.
+        """
+        path = root / f"{BUFFER}{uuid.uuid4().hex}"
+        path.mkdir(mode=0o700)
+        try:
+            arenas = {}
+            for name, layout in layouts.items():
+                memory = pages.create(path / f"{name}{TENSORS}", layout.nbytes)
+                arenas[name] = Arena(layout, memory, shared=True)
+                arenas[name].take_back()  # writes the header
+            return cls(path, arenas)
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+
+    @classmethod
+    def found(cls, path: Path) -> Buffer:
+        """Return the buffer that an earlier process left in a folder.
+
+        Raises:
+            OSError: a file cannot be mapped.
+            ValueError: a file is not safetensors.
+        """
+        arenas = {}
+        for file in sorted(path.glob(f"*{TENSORS}")):
+            size = file.stat().st_size
+            memory = pages.open_existing(file, size)
+            header = memory[: layouts_.header_size(memory[:8].tobytes(), size)].tobytes()
+            arenas[file.name.removesuffix(TENSORS)] = Arena(layouts_.parse(header, size), memory, shared=True)
+        buffer = cls(path, arenas)
+        if buffer.commit is None:  # its folder may have a commit's name still
+            buffer._rename(f"{BUFFER}{uuid.uuid4().hex}")
+        return buffer
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its files in bytes."""
+        return sum(layout.nbytes for layout in self.layouts.values())
+
+    def verified(self) -> Recalled:
+        """Return the sealed commit, without a copy.
+
+        Raises:
+            CheckpointError: the manifest or a file is damaged.
+            OSError: the manifest cannot be read.
+        """
+        manifest = manifests.loads(
+            (self._path / manifests.FILE_NAME).read_bytes(), str(self._path), self.commit
+        )
+        found = _entries(self.layouts, {name: digest(arena.buffer) for name, arena in self.arenas.items()})
+        if manifest.by_attribute != dict(zip(self.arenas, found, strict=True)):
+            raise CorruptCheckpointError(str(self._path), "the files do not match the manifest's digests")
+        return Recalled(Snapshot.of(manifest, self.arenas), str(manifest.writer.get("job", "")))
+
+    def seal(self, commit: CommitId, manifest: bytes) -> None:
+        """Make it a commit that other processes can read.
+
+        Raises:
+            OSError: the manifest cannot be written.
+        """
+        temporary = self._path / f"{TEMPORARY}manifest"
+        temporary.write_bytes(manifest)
+        temporary.replace(self._path / manifests.FILE_NAME)
+        self._rename(commit.name)
+        self.commit = commit
+
+    def open(self) -> None:
+        """Take away the commit that it holds, as its memory will be overwritten."""
+        if self.commit is not None:
+            self.commit = None
+            (self._path / manifests.FILE_NAME).unlink(missing_ok=True)
+            self._rename(f"{BUFFER}{uuid.uuid4().hex}")
+
+    def delete(self) -> None:
+        """Delete its files. A holder of its arenas keeps their memory."""
+        shutil.rmtree(self._path, ignore_errors=True)
+
+    def _rename(self, name: str) -> None:
+        self._path = self._path.rename(self._path.with_name(name))
+
+
+def left(path: Path, passed_over: PassedOver) -> list[Buffer]:
+    """Return the buffers that earlier processes left at a near root, and delete what cannot be one.
+
+    Args:
+        path: the near root, which this process keeps.
+        passed_over: told of commits that cannot be used.
+    """
+    buffers = []
+    for folder in sorted(each for each in path.iterdir() if each.is_dir() and not each.is_symlink()):
+        try:
+            buffers.append(Buffer.found(folder))
+        except (OSError, ValueError) as error:
+            if CommitId.parse(folder.name) is not None:  # else its process was killed while it was made
+                passed_over(folder.name, f"it cannot be mapped: {error}")
+            shutil.rmtree(folder, ignore_errors=True)
+    return buffers
+
+
+def sealed(buffers: list[Buffer]) -> list[tuple[CommitId, Buffer]]:
+    """Return the sealed commits and their buffers, newest first."""
+    found = [(each.commit, each) for each in buffers if each.commit is not None]
+    return sorted(found, key=lambda pair: pair[0], reverse=True)
+
+
+def newest_verified(
+    buffers: list[Buffer], usable: Callable[[CommitId], bool], passed_over: PassedOver
+) -> Recalled | None:
+    """Return the newest commit of buffers that verifies, without a copy.
+
+    Args:
+        buffers: what was `left`. A buffer whose commit is damaged holds none any more.
+        usable: whether a commit may be used at all.
+        passed_over: told of commits that are not used.
+    """
+    for commit, buffer in sealed(buffers):
+        if usable(commit):
+            try:
+                return buffer.verified()
+            except (CheckpointError, OSError) as error:
+                passed_over(commit.name, str(error))
+                buffer.open()
+    return None
+
+
+class _Digests:
+    """The digests of a commit's files, computed beside training.
+
+    Digests take 35 to 55 ms/GB of one core, and a step that computes on all cores takes longer by that. So a
+    thread of low priority computes them until the next commit comes; from then on, the tier's thread does.
+    """
+
+    PIECE = 1 << 22  # bytes between two looks at whether to hurry
+    WORTH_A_THREAD = 1 << 26  # bytes
+    HEAD_START = 0.005  # seconds for the ranks to end the commit; they wait for each other
+    PATIENCE = 2.0  # seconds; without haste, a gigabyte takes about as long on busy cores
+
+    def __init__(self, arenas: Mapping[str, Arena]) -> None:
+        self._digests = {name: Digest() for name in arenas}
+        self._nbytes = sum(len(arena.buffer) for arena in arenas.values())
+        self._pieces = (
+            (name, arena.buffer[start : start + self.PIECE])
+            for name, arena in arenas.items()
+            for start in range(0, len(arena.buffer), self.PIECE)
+        )
+        self.haste = threading.Event()
+        self.cancelled = False
+
+    def compute(self) -> dict[str, str] | None:
+        """Return the digests by attribute name; None if the memory is overwritten meanwhile."""
+        self.haste.wait(self.HEAD_START)
+        if self._nbytes >= self.WORTH_A_THREAD:
+            patient = threading.Thread(target=self._without_haste, name="hvdrecover-near-digest", daemon=True)
+            with suppress(RuntimeError):  # no more threads
+                patient.start()
+                patient.join(self.PATIENCE)
+                self.haste.set()
+                patient.join()
+        self._take_in(lambda: not self.cancelled)
+        return None if self.cancelled else {name: each.hex() for name, each in self._digests.items()}
+
+    def _without_haste(self) -> None:
+        step_back()
+        self._take_in(lambda: not self.cancelled and not self.haste.is_set())
+
+    def _take_in(self, wanted: Callable[[], bool]) -> None:
+        while wanted() and (piece := next(self._pieces, None)) is not None:
+            self._digests[piece[0]].update(piece[1])
+
+
+@dataclass(frozen=True, eq=False)
+class _Commit:
+    """A commit to be sealed, its buffer, its writer for the manifest, and its digests."""
+
+    snapshot: Snapshot
+    buffer: Buffer
     writer: dict[str, Any]
-    digests: Digests
+    digests: _Digests
 
 
 class NearTier:
-    """Memory for commits at a near root, and the thread that seals them.
+    """The buffers of a near root, in the process that keeps it.
 
-    A commit is sealed after it was copied, beside training: its digests are computed, and its manifest is
-    written. That is done without haste until the next commit comes. If that needs its memory before it is
-    done, it is not sealed. So what is sealed may be a commit or two behind, and is always a whole one.
+    Commits are sealed in the background, or never if the next commit needs the memory sooner. So the newest
+    sealed commit may be a commit or two behind.
 
     Args:
         keeper: the right to change the near root.
-        writer: returns who writes, for manifests; called on the training thread.
+        buffers: what earlier processes `left` there.
+        writer: returns the writer, for manifests; called on the training thread.
         clock: where times come from.
-        decided: called on the tier's thread when memory was asked for, when a commit could not be sealed, and
-            when one is sealed again.
+        decided: told when memory was made or refused, when a commit could not be sealed, and when one is
+            sealed again.
     """
 
     def __init__(
-        self, keeper: Keeper, writer: Callable[[], dict[str, Any]], clock: Clock, decided: Decided
+        self,
+        keeper: Keeper,
+        buffers: list[Buffer],
+        writer: Callable[[], dict[str, Any]],
+        clock: Clock,
+        decided: Decided,
     ) -> None:
         self.keeper = keeper
         self._writer = writer
         self._clock = clock
         self._decided = decided
-        self._lock = threading.Lock()  # over what follows
-        self._slots: list[Slot] = []
-        self._sealed: list[Slot] = []  # those with a commit, oldest first
-        self._sealing: _Commit | None = None  # what the thread is at
-        self._waiting: _Commit | None = None
-        self._newest: _Commit | None = None  # the last one that was sealed, while it is
-        self._given_up: list[Slot] = []  # to be deleted once another commit is sealed
-        self._asked: tuple[Layouts, int] | None = None  # for how many commits memory was asked for last
-        self._reserve = 0  # bytes that were left to others
-        self._given_back: weakref.WeakSet[Arena] = weakref.WeakSet()  # and still mapped
+        self._changed = threading.Condition()  # over the fields below
+        self._buffers = buffers
+        self._safe = next(
+            (buffer for _, buffer in sealed(buffers)), None
+        )  # the newest sealed; not overwritten
+        self._last: _Commit | None = None  # the newest that this process has sealed, while it is
+        self._wanted: tuple[Layouts, int] | None = None  # layouts and number of buffers to make
+        self._asked: tuple[Layouts, int] | None = None  # the same, of the last time
+        self._waiting: _Commit | None = None  # to be sealed
+        self._sealing: _Commit | None = None
+        self._busy = self._stopped = False
         self._misses = 0  # times in a row that memory was asked for and did not fit the next commit
-        self._has_failed = False  # since a commit was sealed last
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._failed = False  # since a commit was sealed last
+        self._reserve = 0  # bytes of shared memory that are left to others
         self._thread: threading.Thread | None = None
-
-    def take_over(self, slots: Sequence[Slot]) -> None:
-        """Take over what a process before this one has left: commits, oldest first, and memory.
-
-        What is not mapped yet is mapped beside training.
-        """
-        with self._lock:
-            self._slots += [slot for slot in slots if slot.arenas]
-            self._sealed += [slot for slot in slots if slot.commit is not None]
-        for slot in slots:
-            if not slot.arenas:
-                self._do(functools.partial(self._map, slot))
-
-    def owns(self, arenas: Mapping[str, Arena]) -> bool:
-        """Return whether arenas lie in the near root, or did until its memory was given back."""
-        with self._lock:
-            return self._slot_of(arenas) is not None or not self._given_back.isdisjoint(arenas.values())
 
     @property
     def has_memory(self) -> bool:
-        """Return whether it has memory for any commit, free or not; it has none if it was refused."""
-        with self._lock:
-            return bool(self._slots)
+        """Return whether it has a buffer for any commit, free or not; it has none if memory was refused."""
+        return bool(self._buffers)
 
-    def acquire(self, layouts: Layouts, pinned: Collection[Arena]) -> Mapping[str, Arena] | None:
+    def acquire(self, layouts: Layouts, pinned: Set[Arena]) -> Mapping[str, Arena] | None:
         """Return memory that the next commit may be copied into; None if it has to go elsewhere this time.
 
         Args:
@@ -113,71 +325,56 @@ class NearTier:
         """
         if not layouts:
             return None  # a state without tensors is not worth a file
-        with self._lock:
+        with self._changed:
             if self._sealing is not None:
-                self._sealing.digests.hurry()
-            fitting = [slot for slot in self._slots if slot.fits(layouts)]
-            free = [slot for slot in fitting if not slot.shares(pinned)]
-            slot, is_short = self._choose(free)
-            while slot is not None and not slot.take():
-                free.remove(slot)
-                slot, is_short = self._choose(free)
-            if slot is not None:
+                self._sealing.digests.haste.set()
+            fitting = [each for each in self._buffers if each.layouts == layouts]
+            free = [each for each in fitting if each is not self._safe]
+            free = [each for each in free if pinned.isdisjoint(each.arenas.values())]
+            # A commit that is not sealed yet goes last: it will never be. That beats private memory, which
+            # could not be sealed either.
+            unsealed = [each.buffer for each in (self._sealing, self._waiting) if each is not None]
+            buffer = min(free, key=lambda each: (each in unsealed, each.commit is not None), default=None)
+            if buffer is not None:
                 self._misses = 0
-                self._take(slot)
-        if is_short:
-            self._ask(layouts, room.SLOTS if fitting else _FIRST)
-        return None if slot is None else slot.arenas
+                self._take(buffer)
+        if buffer is None or buffer in unsealed:
+            self._ask(layouts, room.BUFFERS if fitting else _FIRST)
+        return None if buffer is None else buffer.arenas
 
     def want(self, layouts: Layouts) -> None:
         """Have memory made for commits of these layouts, if there is none."""
-        with self._lock:
-            has_some = not layouts or any(slot.fits(layouts) for slot in self._slots)
-        if not has_some:
+        if layouts and not any(each.layouts == layouts for each in self._buffers):
             self._ask(layouts, _FIRST)
 
-    def newest(self) -> tuple[Snapshot, str] | None:
-        """Return the newest commit that this process has sealed, and the job that it was made in."""
-        with self._lock:
-            newest = self._newest
-        return None if newest is None else (newest.snapshot, str(newest.writer["job"]))
-
-    def give_up(self, arenas: Mapping[str, Arena]) -> None:
-        """Never hand this memory out again: somebody may read it for ever."""
-        with self._lock:
-            slot = self._slot_of(arenas)
-            if slot is not None:
-                self._slots.remove(slot)
-                self._given_up.append(slot)
-                self._asked = None
+    def newest(self) -> Recalled | None:
+        """Return the newest commit that this process has sealed."""
+        last = self._last
+        return None if last is None else Recalled(last.snapshot, str(last.writer["job"]))
 
     def seal(self, snapshot: Snapshot) -> None:
-        """Have a commit sealed that was copied into memory from `acquire`; others are passed over."""
-        writer = self._writer()
-        with self._lock:
-            slot = self._slot_of(snapshot.arenas)
-            if slot is None:
-                return
-            slot.label(snapshot.id)
-            self._waiting = _Commit(snapshot, slot, writer, Digests(slot.arenas))
-        self._do(self._seal_waiting)
+        """Have a commit sealed that was copied into memory from `acquire`; pass over others."""
+        with self._changed:
+            arenas = snapshot.arenas
+            for buffer in self._buffers:
+                if arenas and all(buffer.arenas.get(name) is arena for name, arena in arenas.items()):
+                    self._waiting = _Commit(snapshot, buffer, self._writer(), _Digests(arenas))
+                    self._wake()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until all that was asked for is done; return whether that is so.
+        """Wait for so many seconds at most until all is made and sealed; return whether that is so."""
 
-        Args:
-            timeout: seconds.
-        """
-        done = threading.Event()
-        with self._lock:
-            for order in (self._sealing, self._waiting):
-                if order is not None:
-                    order.digests.hurry()
-        self._do(done.set)
-        return self._clock.wait(done, timeout)
+        def is_done() -> bool:
+            return not (self._busy or self._wanted or self._waiting)
+
+        with self._changed:
+            for commit in (self._sealing, self._waiting):
+                if commit is not None:
+                    commit.digests.haste.set()
+            return self._changed.wait_for(is_done, timeout)
 
     def stop(self) -> None:
-        """End the thread, and let another process keep the near root. What is sealed stays."""
+        """End the thread, and let another process keep the near root. Sealed commits stay."""
         self._end_thread()
         self.keeper.release()
 
@@ -186,182 +383,136 @@ class NearTier:
         self._end_thread()
         self.keeper.remove()
 
-    # -- on the training thread ------------------------------------------------------------------------
+    # -- with the lock held ----------------------------------------------------------------------------
 
-    def _choose(self, free: Sequence[Slot]) -> tuple[Slot | None, bool]:
-        """Return the slot for the next commit; and whether one more slot would have been better."""
-        sealing = None if self._sealing is None else self._sealing.slot
-        waiting = None if self._waiting is None else self._waiting.slot
-        newest = self._sealed[-1] if self._sealed else None
-        idle = [slot for slot in free if slot not in (sealing, waiting, newest)]
-        if idle:
-            return min(idle, key=lambda slot: slot in self._sealed), False  # memory without a commit first
-        # Otherwise the newest commit is not sealed. Rather that than to be without any.
-        for busy in (waiting, sealing):
-            if busy in free and busy is not newest:
-                return busy, True
-        # Then the others are being read, and stay. If one of them is sealed, or is in a moment, that will do.
-        safe = [slot for slot in (*self._sealed, sealing) if slot is not None and slot not in free]
-        if newest in free and safe:
-            return newest, True
-        return None, True
-
-    def _take(self, slot: Slot) -> None:
-        if self._waiting is not None and self._waiting.slot is slot:
+    def _take(self, buffer: Buffer) -> None:
+        """Let a buffer be overwritten, or deleted."""
+        if self._waiting is not None and self._waiting.buffer is buffer:
             self._waiting = None
-        if self._sealing is not None and self._sealing.slot is slot:
-            self._sealing.digests.cancel()
+        if self._sealing is not None and self._sealing.buffer is buffer:
+            self._sealing.digests.cancelled = True
             self._sealing = None
-        if slot in self._sealed:
-            self._sealed.remove(slot)
-        if self._newest is not None and self._newest.slot is slot:
-            self._newest = None
-        slot.open()
+        if self._last is not None and self._last.buffer is buffer:
+            self._last = None
+        buffer.open()
 
-    def _ask(self, layouts: Layouts, count: int) -> None:
-        differs = self._asked is None or self._asked[0] != layouts
-        self._misses += differs
-        if self._misses == _PATIENCE:
-            reason = f"the tensors were others at {_PATIENCE} commits in a row"
-            self._do(lambda: self._decided(reason, 0))
-        if self._misses < _PATIENCE and (differs or self._asked is None or self._asked[1] < count):
-            self._asked = (layouts, count)
-            self._do(lambda: self._prepare(layouts, count))
+    def _drop(self, buffers: list[Buffer]) -> None:
+        for buffer in buffers:
+            self._take(buffer)
+            self._buffers.remove(buffer)
+            buffer.delete()
 
-    def _slot_of(self, arenas: Mapping[str, Arena]) -> Slot | None:
-        return next((slot for slot in self._slots if slot.holds(arenas)), None)
-
-    def _do(self, work: Callable[[], None]) -> None:
-        self._work.put(work)
+    def _wake(self) -> None:
+        self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="hvdrecover-near", daemon=True)
             self._thread.start()
 
+    # -- on the training thread ------------------------------------------------------------------------
+
+    def _ask(self, layouts: Layouts, count: int) -> None:
+        differs = self._asked is None or self._asked[0] != layouts
+        self._misses += differs
+        if self._misses == _PATIENCE and differs:
+            self._decided(f"the tensors were others at {_PATIENCE} commits in a row", 0)
+        if self._misses < _PATIENCE and (differs or self._asked is None or self._asked[1] < count):
+            with self._changed:
+                self._asked = self._wanted = (layouts, count)
+                self._wake()
+
     def _end_thread(self) -> None:
-        with self._lock:
+        with self._changed:
+            self._stopped = True
             if self._sealing is not None:
-                self._sealing.digests.cancel()
-            self._sealing = self._waiting = None
-            for slot in self._slots:
-                slot.let_go()
+                self._sealing.digests.cancelled = True
+            self._changed.notify_all()
         if self._thread is not None:
-            self._work.put(None)
             self._thread.join()
-            self._thread = None
 
     # -- on the tier's thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
         step_back(_NICENESS)
-        while (work := self._work.get()) is not None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or self._wanted or self._waiting)
+                if self._stopped:
+                    return
+                wanted, self._wanted = self._wanted, None
+                commit = None
+                if wanted is None:
+                    commit = self._sealing = self._waiting
+                    self._waiting = None
+                self._busy = True
             try:
-                work()
-            except Exception as error:  # training never fails by it
-                self._has_failed = True
+                if wanted is not None:
+                    self._make(*wanted)
+                elif commit is not None:
+                    self._seal(commit)
+            except Exception as error:  # training never fails because of the tier
+                self._failed = True
                 with suppress(Exception):
-                    self._decided(f"{self.keeper.path} can't be used: {error!r}", 0)
+                    self._decided(f"{self.keeper.path} cannot be used: {error!r}", 0)
+            with self._changed:
+                self._busy, self._sealing = False, None
+                self._changed.notify_all()
 
-    def _map(self, slot: Slot) -> None:
-        try:
-            slot.map()
-        except OSError:  # new memory is asked for in its place
-            slot.delete()
-            with self._lock:
-                self._sealed = [each for each in self._sealed if each is not slot]
-            return
-        slot.look_up()
-        with self._lock:
-            self._slots.append(slot)
-
-    def _prepare(self, layouts: Layouts, count: int) -> None:
-        """Get memory for commits of these layouts; that for others goes."""
+    def _make(self, layouts: Layouts, count: int) -> None:
+        """Make buffers for commits of these layouts, and delete those for others."""
         nbytes = sum(layout.nbytes for layout in layouts.values())
-        with self._lock:
-            stale = [slot for slot in self._slots if not slot.fits(layouts) and slot not in self._sealed[-1:]]
-            self._drop(stale)
-            asked = self._asked is not None and self._asked[0] == layouts
-            fitting = len([slot for slot in self._slots if slot.fits(layouts)])
-        for slot in stale:
-            slot.delete()
-        if not asked:
-            return  # the next commit will be of other layouts
+        with self._changed:
+            self._drop([each for each in self._buffers if each.layouts != layouts and each is not self._safe])
+            made = len([each for each in self._buffers if each.layouts == layouts])
         found = room.look(self.keeper.path)
-        self._reserve, refused = room.reserve(found), room.refusal(found, nbytes, fitting * nbytes)
-        while refused is None and fitting < count:
+        self._reserve, refused = room.reserve(found), room.refusal(found, nbytes, made * nbytes)
+        while refused is None and made < count:
             try:
-                slot = Slot.make(self.keeper.path, layouts)
+                buffer = Buffer.make(self.keeper.path, layouts)
             except OSError as error:
                 refused = f"no memory for a commit: {error}"
                 break
-            fitting += 1
-            with self._lock:
-                self._slots.append(slot)
+            made += 1
+            with self._changed:
+                self._buffers.append(buffer)
         if count == _FIRST:
             self._decided(refused, nbytes)
 
-    def _seal_waiting(self) -> None:
-        with self._lock:
-            order, self._waiting = self._waiting, None
-            self._sealing = order
-        if order is None:
+    def _seal(self, commit: _Commit) -> None:
+        snapshot, buffer = commit.snapshot, commit.buffer
+        digests = snapshot.digests or commit.digests.compute()
+        if digests is None:
             return
-        stale: list[Slot] = []
-        try:
-            if (found := order.snapshot.digests or order.digests.compute()) is not None:
-                text = manifests.dumps(self._manifest(order, found))
-                with self._lock:
-                    if self._sealing is order:
-                        stale = self._seal(order, text)
-        finally:
-            with self._lock:
-                if self._sealing is order:
-                    self._sealing = None
-        for slot in stale:
-            slot.delete()
-        if self._has_failed and self._newest is order:
-            self._has_failed = False
-            self._decided(None, order.slot.nbytes)
-        self._give_back_if_short()
+        files = _entries(buffer.layouts, digests)
+        text = manifests.dumps(
+            snapshot.manifest(files, {**commit.writer, "pid": os.getpid()}, self._clock.now())
+        )
+        with self._changed:
+            if self._sealing is not commit:
+                return  # the next commit has taken the buffer
+            for each in self._buffers:
+                if each is not buffer and each.commit == snapshot.id:
+                    each.open()
+            buffer.seal(snapshot.id, text)
+            self._safe, self._last = buffer, commit
+            # The commit before it stays, and counts if this one turns out to be damaged. A later one is of a
+            # start that is over: generations of a start can be higher than those of the next.
+            older = [number for number, _ in sealed(self._buffers) if number < snapshot.id]
+            for each in self._buffers:
+                if each.commit not in (snapshot.id, *older[:1]):
+                    each.open()
+            self._drop([each for each in self._buffers if each.layouts != buffer.layouts])
+        if self._failed:
+            self._failed = False
+            self._decided(None, buffer.nbytes)
+        # Without a warning, the next allocation of another program would fail. So give it all back.
+        if (free := room.free(self.keeper.path)) < self._reserve // 2:
+            with self._changed:
+                self._safe = None
+                self._drop(list(self._buffers))
+            reason = f"other programs had only {room.size(free)} left, so the tier's memory was given back"
+            self._decided(reason, buffer.nbytes)
 
-    def _give_back_if_short(self) -> None:
-        """Delete all commits and memory when others need it: their next allocation fails, with no warning."""
-        if (left := room.free(self.keeper.path)) >= self._reserve // 2:
-            return
-        with self._lock:
-            slots = list(self._slots)
-            for slot in slots:
-                self._given_back.update(slot.arenas.values())
-            self._drop(slots)
-        for slot in slots:
-            slot.delete()
-        if slots:
-            nbytes = slots[0].nbytes
-            reason = f"other programs had only {room.size(left)} left, so the tier's memory was given back"
-            self._decided(reason, nbytes)
 
-    def _manifest(self, order: _Commit, found: Mapping[str, str]) -> Manifest:
-        layouts, writer = order.slot.layouts, {**order.writer, "pid": os.getpid()}
-        files = [
-            FileEntry(f"{name}{TENSORS}", layouts[name].nbytes, digest) for name, digest in found.items()
-        ]
-        return order.snapshot.manifest(files, writer, self._clock.now())
-
-    def _seal(self, order: _Commit, text: bytes) -> list[Slot]:
-        """Seal a commit; return the slots that are of no use any more, to be deleted."""
-        slot = order.slot
-        slot.seal(order.snapshot.id, text)  # if that fails, what it was sealed as stays
-        self._sealed = [*(each for each in self._sealed if each is not slot), slot]
-        self._newest = order
-        stale = [each for each in self._slots if not each.fits(slot.layouts)]
-        self._drop(stale)
-        given_up, self._given_up = self._given_up, []
-        self._sealed = [each for each in self._sealed if each not in given_up]
-        for older in self._sealed[:-_SEALED]:
-            older.open()
-        del self._sealed[:-_SEALED]
-        return stale + given_up
-
-    def _drop(self, slots: Sequence[Slot]) -> None:
-        for slot in slots:
-            self._take(slot)
-            self._slots.remove(slot)
+def _entries(layouts: Layouts, digests: Mapping[str, str]) -> list[FileEntry]:
+    """Return the manifest's entries for the files of a commit."""
+    return [FileEntry(f"{name}{TENSORS}", layout.nbytes, digests[name]) for name, layout in layouts.items()]

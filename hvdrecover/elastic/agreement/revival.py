@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.near.recall import Recalled
+from hvdrecover.checkpoint.near.tier import Recalled
 from hvdrecover.elastic.agreement.election import Left, Standing, revive
 from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.elastic.agreement.transfer import failure, stopped

@@ -136,8 +136,7 @@ class Copier:
         known = self._views.get(arena)
         if known is None or known[0] != names:
             by_name = self._framework.views(arena)
-            if not arena.borrowed:  # to pin memory of another process would take a copy of it
-                self._framework.pin(arena, part.tensors)
+            self._framework.pin(arena, part.tensors)
             known = self._views[arena] = (names, [by_name[name] for name in names])
         return known[1]
 

@@ -198,8 +198,8 @@ class DurableSide(Voter):
         self._loaded = None
         if self._writing is not None:
             self._writing.writer.stop()
-            if (snapshot := self._writing.writer.in_flight) is not None:
-                self._memory.arenas.abandon(snapshot)
+            writer = self._writing.writer
+            self._memory.arenas.abandon(lambda: writer.in_flight)
             self._writing = None
 
     def settle(self) -> None:

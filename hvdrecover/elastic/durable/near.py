@@ -1,4 +1,4 @@
-"""The near tier, as one rank sees it: one process per host keeps it, and all of them recall from it."""
+"""The near tier, as one rank sees it: one process of each host keeps it, and all of them recall from it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hvdrecover.checkpoint import root
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import Layout
-from hvdrecover.checkpoint.near import place, recall, room
+from hvdrecover.checkpoint.near import place, room, tier
 from hvdrecover.checkpoint.near.place import Keeper
-from hvdrecover.checkpoint.near.recall import Files, Recalled, Usable
-from hvdrecover.checkpoint.near.slots import Slot
-from hvdrecover.checkpoint.near.tier import NearTier
+from hvdrecover.checkpoint.near.tier import Buffer, NearTier, Recalled
+from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.elastic.commits.memory import Memory
 from hvdrecover.elastic.context import Context
-from hvdrecover.errors import StorageError
+from hvdrecover.errors import CheckpointError, StorageError
 
-_ANY = CommitId(10**9, 0)  # after all others: of a slot into which a commit was being copied
+Files = tuple[Mapping[str, Arena], Mapping[str, str]]
+"""Files of a commit, and their digests, by attribute name."""
 
 
 class NearSide:
-    """The near tier. Where it is off, all of it does nothing; where it fails, training continues without.
+    """The near tier. Where it is off, all methods do nothing; where it fails, training continues without it.
 
     Args:
-        settings: the user's wishes; None without a checkpoint root.
+        settings: the user's settings; None without a checkpoint root.
         context: the surroundings.
         memory: holds the commits.
 
@@ -42,21 +44,20 @@ class NearSide:
         self._url = place.named(settings.url) if settings is not None else ""
         self.folder = _folder(settings, context, self._url)
         self._keeper: Keeper | None = None
-        self._left: list[Slot] = []  # what was found, until the ranks have agreed
-        self._mine: list[Arena] = []  # of the commit that was recalled
-        self._borrowed: tuple[CommitId, Files] | None = None  # the same, where another process keeps it
-        self._said: str | None = None  # why it is off; empty if it is on
+        self._left: list[Buffer] = []  # what earlier processes left, until the ranks have agreed
+        self._recalled: Recalled | None = None
+        self._said: str | None = None  # why the tier is off; empty if it is on
         self._is_first = False  # whether this is rank 0; as of the last rendezvous, for the tier's thread
         self._awaits_lock = False
 
     def recall(self, newer_than: CommitId) -> Recalled | None:
-        """Return the newest commit that a process before this one has left here; for one that starts anew.
+        """Return the newest commit that an earlier process left here, for the election.
 
-        One process of a host does so. The others look at it meanwhile, and can get at it by `held`.
+        One process of a host does so. The others read it meanwhile, as all are likely to resume from it; see
+        `held`.
 
         Args:
-            newer_than: the newest commit in any rank's memory, as an older one is of no use; generation 0 if
-                there is none.
+            newer_than: the newest commit in any rank's memory; generation 0 if there is none.
         """
         if self.folder is None:
             return None
@@ -64,69 +65,58 @@ class NearSide:
         def usable(commit: CommitId) -> bool:
             return commit > newer_than and not commit.is_within(self._context.config.suspects)
 
-        if not self._keeps:
-            self._foresee(self.folder, usable)
-            return None
         self._is_first = self._context.world.rank() == 0
-        if self._tier is not None:  # this process has lost its memory of what it had sealed
-            newest = self._tier.newest()
-            return None if newest is None else Recalled(*newest)
+        if self._tier is not None:  # an interrupted copy has cost this process its newest commit
+            return self._tier.newest()
         try:
-            recall.pass_over_others(self.folder, usable, self._passed_over)
-            if not self._is_there(self.folder):
-                return None
-            if self._keeper is None:
-                return recall.by_copy(self.folder, usable, self._passed_over)
-            found = recall.in_place(self.folder, self._left, usable, self._passed_over)
-            self._mine = [] if found is None else list(found.snapshot.arenas.values())
-            return found
+            if self._is_there(self.folder):
+                if self._keeper is not None:
+                    self._recalled = tier.newest_verified(self._left, usable, self._passed_over)
+                else:
+                    commits = filter(usable, root.commits(LocalStorage(self.folder)))
+                    self._recalled = next(filter(None, map(self._read, commits)), None)
         except (OSError, StorageError) as error:
             self._refuse(str(error))
-            return None
+        return self._recalled if self._keeps else None
 
     def held(self, commit: CommitId) -> Files:
-        """Return what a process before this one, or one beside it, has of a commit; no file if it is nothing.
-
-        It need not be sealed, and nobody vouches for it: it is of use only if it has the digests of a commit
-        that a rank is known to hold.
+        """Return the sealed files of a commit that this host has, and their digests; none if it has none.
 
         Args:
             commit: which one.
         """
-        with suppress(OSError, StorageError, ValueError):  # it is sent, then
+        with suppress(OSError, StorageError):  # another rank sends it then
             if self.folder is not None and self._tier is None and self._is_there(self.folder):
-                if self._keeper is None:
-                    return self._borrow(self.folder, commit)
-                for slot in self._left:
-                    if slot.copied == commit:
-                        digests = slot.digests()
-                        return slot.arenas, digests
+                if self._recalled is None or self._recalled.snapshot.id != commit:
+                    if self._keeper is None:
+                        self._recalled = self._read(commit)
+                    else:
+                        self._recalled = tier.newest_verified(
+                            self._left, lambda each: each == commit, self._passed_over
+                        )
+                if self._recalled is not None:
+                    return self._recalled.snapshot.arenas, self._recalled.snapshot.digests or {}
         return {}, {}
 
     def base(self, layouts: Mapping[str, Layout]) -> Mapping[str, Arena]:
         """Return memory for a commit that is about to be received; empty if there is none.
 
-        It may hold a part of that very commit, if a process was killed while it copied it; or the one before
-        it, of which training may have changed but a part. It holds neither this rank's newest commit nor the
-        newest sealed one: the agreement may fail.
+        It may hold the very commit, or a part of it, if a process was killed before it was sealed. Only
+        pieces that differ are sent. It is neither this rank's newest commit nor the newest sealed one, as the
+        agreement may fail.
 
         Args:
             layouts: of the commit's files, by attribute name.
         """
-        sealed = max((slot.commit for slot in self._left if slot.commit is not None), default=None)
-        mine = [
-            *self._mine,
-            *(self._memory.newest.arenas.values() if self._memory.newest is not None else ()),
-        ]
-        spare = [slot for slot in self._left if slot.commit is None or slot.commit != sealed]
-        fitting = [slot for slot in spare if slot.fits(layouts) and not slot.shares(mine)]
-        with suppress(OSError):  # then it has no arenas
-            for slot in sorted(fitting, key=lambda each: each.copied or _ANY, reverse=True):
-                slot.map()
-                if slot.take():
-                    slot.open()
-                    slot.look_up()
-                    return slot.arenas
+        used = [each.snapshot for each in (self._recalled,) if each is not None]
+        used += [self._memory.newest] if self._memory.newest is not None else []
+        mine = {arena for snapshot in used for arena in snapshot.arenas.values()}
+        newest = next((buffer for _, buffer in tier.sealed(self._left)), None)
+        for buffer in sorted(self._left, key=lambda each: each.commit is not None):
+            free = buffer is not newest and mine.isdisjoint(buffer.arenas.values())
+            if free and buffer.layouts == layouts:
+                buffer.open()
+                return buffer.arenas
         return {}
 
     def pass_over(self, commit: CommitId, reason: str) -> None:
@@ -134,31 +124,30 @@ class NearSide:
         self._passed_over(commit.name, reason)
 
     def give_back(self) -> None:
-        """Borrow nothing any more, beside what has been adopted."""
-        self._borrowed, self._mine = None, []
+        """Forget the commit that was recalled."""
+        self._recalled = None
 
     def agreed(self) -> None:
         """The ranks have agreed on a commit: from now on, this process may keep the host's near tier."""
         self.give_back()
-        if self.folder is None or not self._keeps:
-            return
-        self._is_first = self._context.world.rank() == 0
-        if self._tier is None:
-            self._begin(self.folder)
-        self._want()
-        self.offer()
+        if self.folder is not None and self._keeps:
+            self._is_first = self._context.world.rank() == 0
+            if self._tier is None:
+                self._begin(self.folder)
+            self._want()
+            self.offer()
 
     def offer(self) -> None:
         """Have the newest commit in memory sealed, if it lies in the near root."""
         newest = self._memory.newest
         if self._awaits_lock and self.folder is not None:
-            self._begin(self.folder)  # a process that was killed may keep it for a while
+            self._begin(self.folder)  # a killed process may keep it for a while
             self._want()
         if self._tier is not None and newest is not None and not newest.finished:
             self._tier.seal(newest)
 
     def settle(self, seconds: float) -> None:
-        """Give the commit that is being sealed so many seconds to be."""
+        """Wait for so many seconds at most until the newest commit is sealed."""
         if self._tier is not None:
             self._tier.wait(seconds)
 
@@ -183,51 +172,49 @@ class NearSide:
         return self._context.config.is_first_of_host
 
     def _is_there(self, path: Path) -> bool:
-        """Return whether there is a near root; see what is left in it if this process can keep it.
+        """Return whether there is a near root; take it over if this process can keep it.
 
         Raises:
-            OSError: it can't be read.
-            StorageError: it is another user's.
+            OSError: it cannot be read.
+            StorageError: it belongs to another user.
         """
         if not path.is_dir():
             return False
         place.check_private(path)
         if self._keeps and self._keeper is None and (keeper := Keeper.take(path)) is not None:
-            self._keeper, self._left = keeper, recall.found(path, self._passed_over)
+            self._keeper, self._left = keeper, tier.left(path, self._passed_over)
         return True
 
-    def _foresee(self, path: Path, usable: Usable) -> None:
-        """Borrow the newest sealed commit, while its keeper verifies it: all are likely to resume from it."""
-        with suppress(OSError, StorageError, ValueError):  # it is sent, then
-            newest = recall.newest(path, usable) if self._is_there(path) else None
-            if newest is not None:
-                self._borrow(path, newest)
+    def _read(self, commit: CommitId) -> Recalled | None:
+        """Read a sealed commit into memory of this process, as its keeper may overwrite it meanwhile.
 
-    def _borrow(self, path: Path, commit: CommitId) -> Files:
-        if self._borrowed is None or self._borrowed[0] != commit:
-            self._borrowed = None
-            self._borrowed = commit, recall.borrowed(path, commit)
-        return self._borrowed[1]
+        Digests tell whether that happened.
+        """
+        storage = LocalStorage(self.folder or Path())
+        try:
+            if not root.is_complete(storage, commit):
+                return None
+            job = str(root.read_manifest(storage, commit).writer.get("job", ""))
+            return Recalled(read_commit(storage, commit), job)
+        except CheckpointError as error:
+            self._passed_over(commit.name, str(error))
+            return None
 
     def _begin(self, path: Path) -> None:
         try:
-            if not self._is_there(path):
-                place.make(path, self._url)
-                self._is_there(path)
-            self._awaits_lock = self._keeper is None
-            if self._keeper is None:
-                return self._refuse(f"{path} is in use by another process, or by another state of this one")
             place.make(path, self._url)
-            self._open_all_but_older()
+            self._is_there(path)
         except (OSError, StorageError) as error:
             return self._refuse(str(error))
-        self._delete_expired(path)
-        tier = NearTier(self._keeper, self._writer, self._context.clock, self._decided)
-        tier.take_over(self._left)
+        self._awaits_lock = self._keeper is None
+        if self._keeper is None:
+            return self._refuse(f"{path} is in use by another process, or by another state of this one")
+        self._delete_unused(path.parent)
+        near = NearTier(self._keeper, self._left, self._writer, self._context.clock, self._decided)
         if self._said and self._left:  # else memory is asked for, and then it is said
             self._decided(None, self._left[-1].nbytes)
         self._left = []
-        self._memory.arenas.near = tier
+        self._memory.arenas.near = near
 
     def _want(self) -> None:
         """Have memory made for the next commits."""
@@ -235,36 +222,25 @@ class NearSide:
         if self._tier is not None and newest is not None:
             self._tier.want(newest.layouts)
 
-    def _open_all_but_older(self) -> None:
-        """Take away what was left; an older sealed commit stays until this start has sealed one."""
-        newest = self._memory.newest
-        for slot in self._left:
-            is_newer = newest is None or slot.commit is None or slot.commit > newest.id
-            if is_newer and not slot.holds(newest.arenas if newest is not None else {}):
-                slot.open()  # of a start that is over, perhaps under a later generation
-
     def _writer(self) -> dict[str, Any]:
-        place = self._context.place
-        return {"host": self._context.config.host, "rank": place.rank, "job": place.job}
+        mine = self._context.place
+        return {"host": self._context.config.host, "rank": mine.rank, "job": mine.job}
 
-    def _delete_expired(self, path: Path) -> None:
-        """Delete near roots of this user that were not used for days, and spare memory sooner."""
-        context, now = self._context, self._context.clock.now()
-        with suppress(OSError, StorageError):  # of other jobs: no trouble of ours
-            found = place.roots(str(path.parent.parent))
-            for unused in place.expired(found, now, place.SPARE_LIFETIME):
-                place.trim(unused.path)
-            for old in place.expired(found, now):
-                if place.remove(old.path):
+    def _delete_unused(self, folder: Path) -> None:
+        """Delete near roots of this user that no process has used for days."""
+        now = self._context.clock.now()
+        with suppress(OSError, StorageError):  # they belong to other jobs, and do not concern this one
+            for old in place.roots(str(folder.parent)):
+                if now - old.used > place.LIFETIME and place.remove(old.path):
                     days = (now - old.used) / 86400
                     message = (
                         f"near tier: deleted {old.path} of {old.url}, which was not used for {days:.0f} days"
                     )
-                    context.events.emit("near_expired", message, path=str(old.path), bytes=old.nbytes)
+                    self._context.events.emit("near_expired", message, path=str(old.path), bytes=old.nbytes)
 
     def _passed_over(self, name: str, reason: str) -> None:
         message = f"near tier: passing over {name}: {reason}"
-        shown = message if self._keeps else None  # one line a host is enough
+        shown = message if self._keeps else None  # one line for each host is enough
         self._context.events.emit("near_skipped", shown, level=logging.WARNING, commit=name, reason=reason)
 
     def _decided(self, refusal: str | None, nbytes: int) -> None:
@@ -274,7 +250,7 @@ class NearSide:
             self._said = ""
             message = (
                 f"near tier: on: commits of {room.size(nbytes)} outlive their processes in {self.folder}, "
-                f"which has memory for {room.SLOTS} of them at most"
+                f"which has memory for {room.BUFFERS} of them at most"
             )
             self._announce(message, on=True, reason="", bytes=nbytes)
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.checkpoint.near import place
-from hvdrecover.checkpoint.near.place import LIFETIME, Keeper, NearRoot
+from hvdrecover.checkpoint.near.place import Keeper
 from hvdrecover.errors import StorageError
 
 KEEP = "import sys, pathlib; from hvdrecover.checkpoint.near.place import Keeper; "
@@ -76,31 +75,6 @@ def test_a_file_system_without_locks_is_not_one_that_another_process_uses(path, 
     monkeypatch.setattr(fcntl, "lockf", lockf)
     with pytest.raises(StorageError, match=r"No locks available.*near="):
         Keeper.take(path)
-
-
-def test_only_what_nobody_keeps_and_nobody_came_back_to_expires():
-    old, kept, young = (
-        NearRoot(Path(name), "", 1, used, in_use)
-        for name, used, in_use in (("old", 0.0, False), ("kept", 0.0, True), ("young", 1.0, False))
-    )
-    assert place.expired([old, kept, young], LIFETIME + 0.5) == [old]
-    assert place.expired([old, kept, young], 2.5, lifetime=1.0) == [old, young]
-
-
-def test_memory_without_a_sealed_commit_is_deleted_unless_a_process_keeps_it(tmp_path, path):
-    for name in ("g0001-c00000001", f"{place.SLOT}1", f"{place.SLOT}2.g0001-c00000002"):
-        (path / name).mkdir()
-        (path / name / "model.safetensors").write_bytes(b"x")
-    keeper = Keeper.take(path)
-    assert keeper is not None
-    place.trim(path)
-    assert len(list(path.glob("*/model.safetensors"))) == 3
-    keeper.release()
-    os.utime(path, (5.0, 5.0))
-    place.trim(path)
-    assert [each.parent.name for each in path.glob("*/model.safetensors")] == ["g0001-c00000001"]
-    assert path.stat().st_mtime == 5.0  # which tells when it was used
-    assert not place.roots(str(tmp_path))[0].in_use
 
 
 def test_a_root_whose_owner_is_unreadable_is_still_listed(tmp_path, path):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,17 +13,16 @@ import pytest
 from hvdrecover import cli
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.layout import Layout, TensorSpec, plan
-from hvdrecover.checkpoint.near import digests, place, recall
+from hvdrecover.checkpoint.near import place, tier
 from hvdrecover.checkpoint.near.place import Keeper
-from hvdrecover.checkpoint.near.recall import Recalled
-from hvdrecover.checkpoint.near.slots import Slot
-from hvdrecover.checkpoint.near.tier import NearTier
-from hvdrecover.checkpoint.reader import read_commit
+from hvdrecover.checkpoint.near.tier import BUFFER, Buffer, NearTier
+from hvdrecover.checkpoint.reader import read_commit, read_newest
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.clock import SYSTEM_CLOCK
+from hvdrecover.errors import NoUsableCommitError
+from tests.fakes.clock import FakeClock
 
 SIZE = 3000
 
@@ -42,11 +40,10 @@ class Process:
         assert keeper is not None
         self.path = path
         self.passed_over: list[str] = []
-        slots = recall.found(path, self.note)
-        self.recalled = recall.in_place(path, slots, lambda commit: True, self.note)
+        buffers = tier.left(path, self.note)
+        self.recalled = tier.newest_verified(buffers, lambda commit: True, self.note)
         self.decisions: list[str | None] = []
-        self.tier = NearTier(keeper, self.writer, SYSTEM_CLOCK, self.decide)
-        self.tier.take_over(slots)
+        self.tier = NearTier(keeper, buffers, self.writer, SYSTEM_CLOCK, self.decide)
 
     def writer(self) -> dict[str, Any]:
         return {"host": "h1", "rank": 0, "job": "job/start"}
@@ -61,7 +58,7 @@ class Process:
         self, number: int, size: int = SIZE, pinned: tuple[Arena, ...] = (), seal: bool = True
     ) -> Snapshot | None:
         """Make a commit whose tensor is full of its number, if there is memory for it."""
-        arenas = self.tier.acquire({"model": layout(size)}, pinned)
+        arenas = self.tier.acquire({"model": layout(size)}, set(pinned))
         if arenas is None:
             return None
         arenas["model"].bytes_of("w").view(np.float64)[...] = number
@@ -101,8 +98,12 @@ def values(snapshot: Snapshot) -> set[float]:
     return set(snapshot.arenas["model"].bytes_of("w").view(np.float64).tolist())
 
 
-def recalled(path: Path) -> Recalled | None:
-    return recall.by_copy(path, lambda commit: True, lambda name, reason: None)
+def recalled(path: Path) -> Snapshot | None:
+    """The newest commit that a process beside the keeper can read."""
+    try:
+        return read_newest(LocalStorage(path), lambda *skipped: None, clock=FakeClock())
+    except NoUsableCommitError:
+        return None
 
 
 def test_what_was_sealed_is_a_commit_of_the_usual_format(process: Process) -> None:
@@ -154,7 +155,6 @@ def test_the_next_process_takes_the_newest_over_without_a_copy(process: Process)
     assert successor.recalled is not None and successor.recalled.job == "job/start"
     assert successor.recalled.snapshot.id == CommitId(2, 2) and values(successor.recalled.snapshot) == {2.0}
     successor.settle()  # what is not resumed from is mapped beside training
-    assert successor.tier.owns(successor.recalled.snapshot.arenas)
     assert successor.commit(3) is not None and successor.decisions == []  # no new memory
     assert successor.names() == ["g0002-c00000002", "g0002-c00000003"]
     successor.tier.stop()
@@ -165,7 +165,7 @@ def test_a_commit_that_is_being_copied_is_none(process: Process) -> None:
     process.commit(2)
     process.commit(3, seal=False)  # killed right then
     assert process.names() == ["g0002-c00000002"]
-    assert (found := recalled(process.path)) is not None and found.snapshot.id == CommitId(2, 2)
+    assert (found := recalled(process.path)) is not None and found.id == CommitId(2, 2)
 
 
 def test_the_newest_sealed_commit_is_never_overwritten(process: Process) -> None:
@@ -173,11 +173,11 @@ def test_the_newest_sealed_commit_is_never_overwritten(process: Process) -> None
     for number in range(2, 30):
         process.commit(number, seal=number % 3 == 0)
         assert (found := recalled(process.path)) is not None
-        assert values(found.snapshot) == {float(found.snapshot.id.commit)}
-        assert found.snapshot.id.commit >= number - 2
+        assert values(found) == {float(found.id.commit)}
+        assert found.id.commit >= number - 2
 
 
-def test_of_three_slots_two_hold_a_sealed_commit_and_the_third_is_memory_for_the_next(
+def test_of_three_buffers_two_hold_a_sealed_commit_and_the_third_is_memory_for_the_next(
     process: Process,
 ) -> None:
     first = process.commit(1)
@@ -188,7 +188,7 @@ def test_of_three_slots_two_hold_a_sealed_commit_and_the_third_is_memory_for_the
     for number in range(6, 12):
         process.commit(number)
         assert process.names() == [f"g0002-c{each:08}" for each in (number - 1, number)]
-        assert len(list(process.path.glob(f"{place.SLOT}*/*.safetensors"))) == 1
+        assert len(list(process.path.glob(f"{BUFFER}*/*.safetensors"))) == 1
 
 
 def test_a_broken_commit_is_passed_over_for_the_one_before(process: Process) -> None:
@@ -199,31 +199,12 @@ def test_a_broken_commit_is_passed_over_for_the_one_before(process: Process) -> 
     with file.open("r+b") as opened:
         opened.seek(-5, os.SEEK_END)
         opened.write(b"x")
-    assert (found := recalled(process.path)) is not None and found.snapshot.id == CommitId(2, 1)
+    assert (found := recalled(process.path)) is not None and found.id == CommitId(2, 1)
     successor = Process(process.path)
     assert successor.recalled is not None and successor.recalled.snapshot.id == CommitId(2, 1)
     assert "digest" in successor.passed_over[0]
     assert successor.names() == ["g0002-c00000001"]  # and the memory of the other is used again
     successor.tier.stop()
-
-
-def test_of_what_another_user_has_left_the_newest_is_named_and_not_used(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process.commit(1)
-    process.commit(2)
-    user = os.getuid()
-    mine = process.path.parent.with_name(f"hvdrecover-{user + 1}") / process.path.name
-    recall.pass_over_others(process.path, lambda commit: True, process.note)
-    assert process.passed_over == []
-    monkeypatch.setattr(os, "getuid", lambda: user + 1)
-    recall.pass_over_others(mine, lambda commit: commit.commit < 2, process.note)
-    recall.pass_over_others(mine, lambda commit: commit.commit < 1, process.note)
-    (passed_over,) = process.passed_over
-    assert passed_over.startswith("g0002-c00000001: ") and str(process.path) in passed_over
-    process.path.parent.rename(process.path.parent.with_name("hvdrecover-x"))  # nobody's
-    recall.pass_over_others(mine, lambda commit: True, process.note)
-    assert len(process.passed_over) == 1
 
 
 @pytest.mark.parametrize(
@@ -248,33 +229,8 @@ def test_what_is_torn_is_never_used_and_never_fatal(process: Process, damage: Ca
     for number in (5, 6, 7):  # memory is made where it is not left
         successor.commit(number)
         successor.settle()
-    assert (found := recalled(process.path)) is not None and values(found.snapshot) == {7.0}
+    assert (found := recalled(process.path)) is not None and values(found) == {7.0}
     successor.tier.stop()
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    return Gate(monkeypatch)
-
-
-class Gate:
-    """Keeps the thread that computes digests at the first piece of a commit, once it is closed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.threads: list[str] = []
-        self.reached, self.opened = threading.Event(), threading.Event()
-        gate = self
-
-        class Slow(Digest):
-            def update(self, piece: Any) -> None:
-                super().update(piece)
-                gate.threads.append(threading.current_thread().name)
-                gate.reached.set()
-                assert gate.opened.wait(30)
-
-        self.close = lambda: monkeypatch.setattr(digests, "Digest", Slow)
-        for name, value in {"_PIECE": 1 << 12, "_WORTH_A_THREAD": 1 << 12, "_PATIENCE": 60.0}.items():
-            monkeypatch.setattr(digests, name, value)
 
 
 def test_one_process_keeps_a_near_root(process: Process) -> None:
@@ -284,7 +240,7 @@ def test_one_process_keeps_a_near_root(process: Process) -> None:
     assert not process.path.exists() and not process.path.parent.exists()
 
 
-def test_a_slot_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
+def test_a_buffer_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
     with suppress(OSError):
-        Slot.make(tmp_path, {"model": plan([TensorSpec("w", "F64", (1 << 46,))])})
+        Buffer.make(tmp_path, {"model": plan([TensorSpec("w", "F64", (1 << 46,))])})
     assert list(tmp_path.iterdir()) == []
