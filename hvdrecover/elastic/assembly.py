@@ -17,8 +17,8 @@ from hvdrecover.elastic.commits.own import Own
 from hvdrecover.elastic.commits.randomness import Generators, Randomness
 from hvdrecover.elastic.companions import Companions
 from hvdrecover.elastic.context import Context
-from hvdrecover.elastic.durable.durable_commits import DurableSide
-from hvdrecover.elastic.durable.pacing import Pacing
+from hvdrecover.elastic.durable.durability import DurableSide
+from hvdrecover.elastic.durable.interval import Pacing
 from hvdrecover.elastic.lifecycle.heartbeats import Liveness, Silences
 from hvdrecover.elastic.lifecycle.hosts import HostChanges
 from hvdrecover.elastic.lifecycle.leaving import Leaving

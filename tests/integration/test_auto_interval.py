@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.elastic.durable.interval import Costs, best
+from hvdrecover.elastic.durable.interval import best
 from tests.integration.conftest import ONE_OPTIMIZER, Start
 from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, assert_same_weights
 from tests.support.jobs import DigitsRun, durable, read_events, static
@@ -45,9 +45,8 @@ def test_it_decides_says_so_and_resumes_bitwise_equal(
     assert {event["rank"] for event in decisions} == {0}
     assert run.log.count("commits become durable every") == len(decisions)
     for event in decisions:
-        costs = Costs(event["stall"], event["restore"] or 0.0, event["mtbf"])
-        choice = best(costs, least=2 * event["write"], cap=event["cap"])
-        assert (event["seconds"], event["reason"]) == (pytest.approx(choice.seconds), choice.reason)
+        seconds, reason = best(event["stall"], event["mtbf"], least=2 * event["write"], cap=event["cap"])
+        assert (event["seconds"], event["reason"]) == (pytest.approx(seconds), reason)
         assert 0.0 <= event["stall"] <= event["write"]
     first, last = decisions[0], decisions[-1]
     assert first["mtbf"] >= DAY  # nothing has failed yet

@@ -61,7 +61,8 @@ def refusal(room: Room, nbytes: int, held: int = 0) -> str | None:
     """Return why a near tier would not fit; None if it does.
 
     It fits if there is room for `BUFFERS` commits. In memory, they must leave the `reserve` of the file
-    system, and a quarter of the memory that is left. Training needs some, and a cgroup kills for what is beyond.
+    system, and a quarter of the memory that is left: training needs some, and a cgroup kills beyond its
+    limit.
 
     Args:
         room: of the host.

@@ -10,7 +10,7 @@ from hvdrecover import heartbeat
 from hvdrecover.clock import Clock
 from hvdrecover.elastic.agreement.transfer import Agreement
 from hvdrecover.elastic.companions import Observer
-from hvdrecover.elastic.durable.pacing import Pacing
+from hvdrecover.elastic.durable.interval import Pacing
 from hvdrecover.events import Events
 
 Part = Literal["reset", "rendezvous", "load", "sync", "first_step"]

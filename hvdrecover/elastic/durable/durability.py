@@ -1,98 +1,100 @@
-"""Making commits durable, on the rank that does it: when, and waiting for it."""
+"""Durable commits of a job, as one rank sees them: rank 0 writes them, and all ranks learn of failures."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
+from hvdrecover import error_kinds, heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.retrying import ATTEMPTS
+from hvdrecover.checkpoint.reader import load_newest
+from hvdrecover.checkpoint.retrying import ATTEMPTS, retrying
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.checkpoint.writer import BackgroundWriter
-from hvdrecover.clock import Clock
-from hvdrecover.elastic.durable.interval import CAP
-from hvdrecover.elastic.durable.pacing import Pacing
-from hvdrecover.errors import DurableAgeError, FlushTimeoutError, HvdrecoverError, StorageError
-from hvdrecover.events import Events
+from hvdrecover.elastic.agreement import reports
+from hvdrecover.elastic.agreement.election import Standing
+from hvdrecover.elastic.commits.memory import Memory
+from hvdrecover.elastic.companions import Moment, Table, Voter
+from hvdrecover.elastic.context import Context
+from hvdrecover.elastic.durable.interval import CAP, Pacing
+from hvdrecover.elastic.durable.near import NearSide
+from hvdrecover.elastic.lifecycle import stalls
+from hvdrecover.errors import (
+    DurableAgeError,
+    FlushTimeoutError,
+    HvdrecoverError,
+    NoUsableCommitError,
+    StorageError,
+)
+from hvdrecover.redaction import redact
 
-# At the end of a run, where giving up loses what weeks of training ended with: some 7 minutes of pauses.
+SETTLE_SECONDS = 30.0  # how long a training function that failed waits for the write in flight
+# At the end of a run, to give up loses the result of weeks of training: some 7 minutes of pauses.
 FINISH_ATTEMPTS = 25
-REMINDER_SECONDS = 60.0  # between the lines that say that something is still waited for
+REMINDER_SECONDS = 60.0  # between the lines that say what is still waited for
+
+
+def is_due(settings: Checkpoint, commits_since: int, seconds_since: float, auto: float = 0.0) -> bool:
+    """Return whether a commit should be made durable.
+
+    Args:
+        settings: the user's settings.
+        commits_since: commits since the last durable one, this one included.
+        seconds_since: seconds since the last durable one was begun; ``inf`` when there is none.
+        auto: the interval for ``interval="auto"``, in seconds.
+    """
+    if settings.interval == "auto":
+        return seconds_since >= auto
+    if settings.every_commits is None and settings.every_seconds is None:
+        return True
+    by_count = settings.every_commits is not None and commits_since >= settings.every_commits
+    by_time = settings.every_seconds is not None and seconds_since >= settings.every_seconds
+    return by_count or by_time
 
 
 class Durability:
-    """The durable side of commits on rank 0.
+    """The writing of durable commits on rank 0: when, and waiting for it.
+
+    Nothing is read or written at first.
 
     Args:
-        settings: the user's wishes.
-        store: where commits go.
-        writer: writes them there.
-        clock: where times come from.
-        pacing: how often commits become durable, if the settings leave it to us.
-        max_age: for how many seconds commits may fail to become durable until the job is stopped.
+        settings: the user's settings.
+        context: the surroundings.
+        pacing: decides the interval, if the settings leave it open.
+        release: called with each snapshot that is no longer being written.
+
+    Raises:
+        ConfigError: the root's URL cannot be opened.
     """
 
     def __init__(
-        self,
-        settings: Checkpoint,
-        store: Store,
-        writer: BackgroundWriter,
-        clock: Clock,
-        pacing: Pacing,
-        max_age: float | None = None,
+        self, settings: Checkpoint, context: Context, pacing: Pacing, release: Callable[[Snapshot], None]
     ) -> None:
         self._settings = settings
-        self._clock = clock
+        self._clock = context.clock
         self._pacing = pacing
         self._paced: CommitId | None = None  # the durable commit that pacing has been told of
+        max_age = context.config.max_durable_age
         self._max_age = math.inf if max_age is None else max_age
         self._commits_since = 0
         self._begun: float | None = None
-        self.store = store
-        self.writer = writer
-
-    @classmethod
-    def at(
-        cls,
-        settings: Checkpoint,
-        *,
-        job: str,
-        host: str,
-        rank: int,
-        events: Events,
-        clock: Clock,
-        pacing: Pacing,
-        max_age: float | None = None,
-        release: Callable[[Snapshot], None],
-    ) -> Durability:
-        """Begin at the root that the settings name; nothing is read or written yet.
-
-        Args:
-            settings: the user's wishes.
-            job: the job's id, for claims and manifests.
-            host: this host's name, for claims.
-            rank: this process's rank.
-            events: where to report.
-            clock: where times come from.
-            pacing: how often commits become durable, if the settings leave it to us.
-            max_age: for how many seconds commits may fail to become durable until the job is stopped.
-            release: called with each snapshot that is no longer being written.
-
-        Raises:
-            ConfigError: the root's URL can't be opened.
-        """
-        storage = open_storage(settings.url)
-        store = Store(storage, keep=settings.keep, job=job, host=host, events=events, clock=clock)
-        writer = BackgroundWriter(store, rank, release)
-        return cls(settings, store, writer, clock, pacing, max_age)
+        self.store = Store(
+            open_storage(settings.url),
+            keep=settings.keep,
+            job=context.place.job,
+            host=context.config.host,
+            events=context.events,
+            clock=context.clock,
+        )
+        self.writer = BackgroundWriter(self.store, context.place.rank, release)
 
     def offer(self, snapshot: Snapshot, *, ask: bool) -> None:
-        """Have a fresh commit written if it is due and no attempt to write one is under way.
+        """Have a new commit written if it is due and no attempt to write one is under way.
 
         In an outage it takes the place of the one that could not be written.
 
@@ -104,11 +106,10 @@ class Durability:
             self._stretch_ends()
         self._commits_since += 1
         seconds = math.inf if self._begun is None else self._clock.monotonic() - self._begun
-        due = is_due(self._settings, self._commits_since, seconds, self._pacing.seconds)
         if ask:
-            with contextlib.suppress(HvdrecoverError):  # `verdict` tells what is for good
+            with suppress(HvdrecoverError):  # `verdict` tells what is final
                 self._submit(snapshot, math.inf)
-        elif due:
+        elif is_due(self._settings, self._commits_since, seconds, self._pacing.seconds):
             self._try_to_submit(snapshot)
         if self._pacing.on:
             # Also where a short write that has just begun is over by now.
@@ -116,18 +117,7 @@ class Durability:
             self._pacing.begin(beside=beside)
 
     def flush(self, snapshot: Snapshot, timeout: float | None, attempts: int = ATTEMPTS) -> None:
-        """Wait until this snapshot, the newest, is durable.
-
-        Args:
-            snapshot: the newest commit.
-            timeout: seconds to wait; None waits for as long as it takes.
-            attempts: how many may fail from now on.
-
-        Raises:
-            FlushTimeoutError: the time is over; the write continues.
-            StorageError: it could not be written.
-            FencedError: another job has taken the root.
-        """
+        """Wait until this snapshot, the newest, is durable; see `DurableSide.flush`."""
         deadline = math.inf if timeout is None else self._clock.monotonic() + timeout
         if self.writer.progress.last_durable == snapshot.id:
             return
@@ -137,7 +127,7 @@ class Durability:
         self._wait(deadline, attempts)
 
     def vacate(self) -> None:
-        """Return when nothing is in flight: the memory is needed. What can't be written now is given up.
+        """Return when nothing is in flight: the memory is needed. What cannot be written now is given up.
 
         Raises:
             DurableAgeError: a write hangs, and the job must stop.
@@ -145,13 +135,13 @@ class Durability:
         while self.writer.in_flight is not None:
             try:
                 self._wait(math.inf, attempts=1)
-            except HvdrecoverError:  # `verdict` tells what is for good
+            except HvdrecoverError:  # `verdict` tells what is final
                 self.writer.withdraw()
                 if self.writer.in_flight is not None and (verdict := self.verdict()) is not None:
                     raise verdict from None
 
     def verdict(self) -> HvdrecoverError | None:
-        """Return why the job must stop, if it must."""
+        """Return the reason why the job must stop, if it must."""
         progress = self.writer.progress
         if progress.failure is not None or progress.behind <= self._max_age:
             return progress.failure
@@ -163,20 +153,20 @@ class Durability:
         )
 
     def settle(self, seconds: float) -> None:
-        """Give the write in flight this long, and a handful of attempts, to succeed; raise nothing.
+        """Give the write in flight this long, and a few attempts, to succeed; raise nothing.
 
         Then give the deletion of expired commits as long.
         """
         if self.verdict() is None:
             self.writer.hurry()
-            with contextlib.suppress(HvdrecoverError):
+            with suppress(HvdrecoverError):
                 if self.writer.wait(seconds):
                     self.writer.wait_for_cleanup(seconds)
 
     def _stretch_ends(self) -> None:
         progress = self.writer.progress
         if progress.error is not None:
-            self._pacing.interrupt()  # what an outage costs says nothing about a write
+            self._pacing.interrupt()  # the cost of an outage says nothing about a write
         self._pacing.end()
         if progress.last_durable is not None and progress.last_durable != self._paced:
             self._paced = progress.last_durable
@@ -218,19 +208,224 @@ class Durability:
         return max(0.0, deadline - self._clock.monotonic())
 
 
-def is_due(settings: Checkpoint, commits_since: int, seconds_since: float, auto: float = 0.0) -> bool:
-    """Return whether a commit should be made durable.
+class DurableSide(Voter):
+    """Durable commits and the near tier. Without a checkpoint root, all methods do nothing.
+
+    As a voter it stops the job on all ranks if rank 0 finds that another job has taken the root, or that
+    commits fail to become durable for too long.
 
     Args:
-        settings: the user's wishes.
-        commits_since: commits since the last durable one, this one included.
-        seconds_since: seconds since the last durable one was begun; ``inf`` when there is none.
-        auto: with ``interval="auto"``, how many seconds that takes now.
+        settings: the user's settings; None without a checkpoint root.
+        context: the surroundings.
+        pacing: decides how often commits become durable, if the settings leave it open.
+        memory: holds the commits.
+
+    Attributes:
+        near: the near tier.
     """
-    if settings.interval == "auto":
-        return seconds_since >= auto
-    if settings.every_commits is None and settings.every_seconds is None:
-        return True
-    by_count = settings.every_commits is not None and commits_since >= settings.every_commits
-    by_time = settings.every_seconds is not None and seconds_since >= settings.every_seconds
-    return by_count or by_time
+
+    def __init__(self, settings: Checkpoint | None, context: Context, pacing: Pacing, memory: Memory) -> None:
+        self._settings = settings
+        self._context = context
+        self._pacing = pacing
+        self._memory = memory
+        self._writing: Durability | None = None
+        self._failure: HvdrecoverError | None = None
+        self._loaded: Snapshot | None = None
+        self.near = NearSide(settings, context, memory)
+        memory.in_flight, memory.vacate = self._in_flight, self._vacate
+
+    # -- facts -----------------------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> bool:
+        """Return whether there is a checkpoint root."""
+        return self._settings is not None
+
+    @property
+    def strict(self) -> bool:
+        """Return whether a durable commit must fit the state exactly."""
+        return self._settings is None or self._settings.strict
+
+    @property
+    def root(self) -> str:
+        """The checkpoint root without credentials; empty if there is none."""
+        return redact(self._settings.url) if self._settings is not None else ""
+
+    @property
+    def last_durable(self) -> CommitId | None:
+        """The newest commit that this rank has made durable; None on all ranks but 0."""
+        return self._writing.writer.progress.last_durable if self._writing is not None else None
+
+    # -- commits ---------------------------------------------------------------------------------------
+
+    def offer(self, *, ask: bool) -> None:
+        """Have the newest commit in memory sealed near by, and written in the background if it is due.
+
+        Args:
+            ask: have it written in any case; an attempt that is under way is waited for first.
+        """
+        self.near.offer()
+        if self._memory.newest is not None and (writing := self.writing()) is not None:
+            writing.offer(self._memory.newest, ask=ask)
+
+    def flush(self, timeout: float | None, attempts: int = ATTEMPTS) -> None:
+        """Wait until the newest commit in memory is durable; ranks other than 0 have nothing to wait for.
+
+        Args:
+            timeout: seconds to wait; None waits for as long as it takes.
+            attempts: how many may fail from now on.
+
+        Raises:
+            FlushTimeoutError: the time is over; the write continues.
+            StorageError: it could not be written.
+            FencedError: another job has taken the checkpoint root.
+            NumericsError: it holds parameters that are not finite, and the state has a guard.
+        """
+        if self._memory.newest is None or (writing := self.writing()) is None:
+            return
+        if self._memory.objection is not None:
+            raise self._memory.objection
+        writing.flush(self._memory.newest, timeout, attempts)
+
+    def make_durable(self, attempts: int) -> None:
+        """Make the newest commit durable, and return when all ranks know that it is.
+
+        Args:
+            attempts: how many may fail.
+
+        Raises:
+            CheckpointError: it could not be made durable.
+            RecoveryError: the same, on ranks other than 0.
+        """
+        failure: HvdrecoverError | None = None
+        with stalls.paused():
+            try:
+                self.flush(None, attempts)
+            except HvdrecoverError as error:
+                failure = error
+            table = self._context.world.allgather([error_kinds.number(failure)], "hvdrecover.finish")
+        if failure is not None:
+            raise failure
+        if failed := int(table.max()):
+            raise reports.stopped(error_kinds.name(failed), "could not make the last commit durable")
+        self.near.remove()
+
+    # -- recoveries ------------------------------------------------------------------------------------
+
+    def claim(self, left: Mapping[str, str]) -> int:
+        """Take the root for this job, on the rank that starts it; return the generation that it may write.
+
+        Args:
+            left: by start of a job, which near commit it has left on which host.
+
+        Raises:
+            CheckpointError: the root can't be used.
+        """
+        retry = retrying(self._context.clock)
+        if (writing := retry(self.writing)) is None:
+            return 1
+        again = self._context.config.claimed == self.root
+        if left and not again:
+            left = {start: f"{where} ({self.near.folder})" for start, where in left.items()}
+            retry(writing.store.claims.check_holds, left)
+        return retry(writing.store.claim_next, again=again)
+
+    def load(self) -> Snapshot | None:
+        """Read the newest durable commit of the root that was claimed; None if there is none.
+
+        Raises:
+            CheckpointError: the root can't be used.
+        """
+        loaded, self._loaded = self._loaded, None
+        if loaded is None and (writing := self.writing()) is not None:
+            return load_newest(writing.store, self._context.config.suspects)
+        return loaded
+
+    def standing(self, verified: bool) -> Standing:
+        """Return what decides between near commits and durable ones, of the root that was claimed.
+
+        Args:
+            verified: whether the durable commit has to be one that verifies. It is read, and kept for `load`.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        retry, writing = retrying(self._context.clock), self.writing()
+        if writing is None:
+            return Standing({}, None, 0)
+        suspects = self._context.config.suspects
+        newest = retry(writing.store.newest, suspects)
+        if verified or suspects:  # a suspect one is marked, also where a near commit is taken in its place
+            with suppress(NoUsableCommitError):
+                self._loaded = self.load()
+            newest = None if self._loaded is None else self._loaded.id
+        claims = writing.store.claims
+        since = 0 if newest is None else retry(claims.first_of, newest.generation)
+        return Standing(retry(claims.unreplaced), newest, since)
+
+    def agreed(self) -> None:
+        """The ranks have agreed on a commit: only rank 0 writes to the root from now on."""
+        self.near.agreed()
+        self._loaded = None
+        if self.wanted:
+            heartbeat.notify(root=self.root)  # which the guardian tells the next process; see `claim`
+        if self._context.world.rank() != 0:
+            self.retire()
+        elif self._writing is not None:
+            self._writing.writer.progress.reinstate()
+
+    def retire(self) -> None:
+        """Stop writing. Memory that may still be read for a write is never used again."""
+        self._loaded = None
+        if self._writing is not None:
+            self._writing.writer.stop()
+            writer = self._writing.writer
+            self._memory.arenas.abandon(lambda: writer.in_flight)
+            self._writing = None
+
+    def settle(self) -> None:
+        """Let what is under way come to an end, near by and at the root; when a training function ends."""
+        self.near.settle(SETTLE_SECONDS)
+        if self._writing is not None:
+            self._writing.settle(SETTLE_SECONDS)
+
+    def writing(self) -> Durability | None:
+        """Return what writes commits, on the rank that does; None on the others.
+
+        Raises:
+            ConfigError: the root's URL can't be opened.
+        """
+        context = self._context
+        if self._settings is None or not context.place.joined or context.place.rank != 0:
+            return None
+        if self._writing is None:
+            release = self._memory.arenas.release
+            self._writing = Durability(self._settings, context, self._pacing, release)
+        return self._writing
+
+    def _in_flight(self) -> Snapshot | None:
+        return self._writing.writer.in_flight if self._writing is not None else None
+
+    def _vacate(self) -> None:
+        if self._writing is not None:
+            self._writing.vacate()
+
+    # -- a voter ---------------------------------------------------------------------------------------
+
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        """Send the number of an error that must stop the job."""
+        if moment.kind == "rendezvous":
+            return ()
+        self._failure = self._writing.verdict() if self._writing is not None else None
+        return [error_kinds.number(self._failure)]
+
+    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        """Return this rank's error, or what stands for that of rank 0.
+
+        If rank 0 left alone, the others would take it for lost, and continue without it.
+        """
+        if self._failure is not None:
+            return self._failure
+        failed = int(table.max(initial=0))
+        return reports.stopped(error_kinds.name(failed), "has stopped the job") if failed else None

@@ -1,7 +1,7 @@
-"""The interval between commits that loses least, as pure functions. All times are in seconds.
+"""``Checkpoint(interval="auto")``: the time between durable commits, decided while a job runs.
 
-An *interval* is the time from the beginning of one commit to the beginning of the next, the *stall* the part
-of it in which the commit stalls training, and failures come at random, at a constant rate.
+An *interval* is the time from the beginning of one durable commit to that of the next. The *stall* is how
+much longer training takes for one. Failures come at random, at a constant rate. All times are in seconds.
 
 Sources: J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications of the
 ACM 17 (9), 1974, pp. 530-531. J. T. Daly, "A higher order estimate of the optimum checkpoint interval for
@@ -11,64 +11,38 @@ restart dumps", Future Generation Computer Systems 22 (3), 2006, pp. 303-312.
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from statistics import median
+from typing import Any, Literal
 
-CAP = 0.01  # share of the time that stalls may take
+from hvdrecover.checkpoint.values import Json
+from hvdrecover.clock import Clock
+from hvdrecover.elastic.companions import Kept
 
 Reason = Literal["optimum", "cap", "least"]
 
-
-@dataclass(frozen=True)
-class Costs:
-    """The costs of commits and failures.
-
-    Attributes:
-        stall: for how long a commit stalls training. 0 is a commit that costs nothing; infinity
-            one that is never worth it.
-        restore: what a failure costs besides the work since the last commit: from the failure to the first
-            new step. It has no part in the optimum (`daly`), but in what is lost.
-        mtbf: mean time between failures of the whole job; infinity if it never fails.
-
-    Raises:
-        ValueError: one of them is negative or NaN.
-    """
-
-    stall: float
-    restore: float
-    mtbf: float
-
-    def __post_init__(self) -> None:
-        for name in ("stall", "restore", "mtbf"):
-            _check(name, getattr(self, name))
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A decision.
-
-    Attributes:
-        seconds: from the beginning of a commit to that of the next; infinity for no further commit.
-        reason: what decided: the ``optimum`` itself, the ``cap`` on stalls, or the ``least`` that may be.
-    """
-
-    seconds: float
-    reason: Reason
-
-
-def young(stall: float, mtbf: float) -> float:
-    """Young's first approximation, ``sqrt(2 * stall * mtbf)``: good where the stall is much shorter."""
-    return 0.0 if stall == 0.0 or mtbf == 0.0 else math.sqrt(2.0 * stall * mtbf)
+CAP = 0.01  # share of the time that stalls may take
+START = 60.0  # between durable commits until the first of them is complete
+CHANGE = 0.2  # a decision stands until a better one differs by more than this share
+# Assumed before there is anything to count: one failure in a day.
+_PRIOR_FAILURES, _PRIOR_SECONDS = 1, 86400.0
+_STRETCHES = 64  # number of recent stretches that count, from one commit to the next
+_WRITES = 9  # number of recent writes that count
+_EVERY = 8  # stretches between two decisions
+_ENOUGH = 3  # stretches without a write, before the cost of a write is known
+_LEAST = 0.01  # share of a write's time that training loses at least
 
 
 def daly(stall: float, mtbf: float) -> float:
-    """Seconds of training between two commits, without the stall, that lose least: Daly's equation (37).
+    """Return the time between two commits, without the stall, that loses least: Daly's equation (37).
 
     The time to restore has no part in it: a failure costs that much whatever the interval is. At a stall of
     2 MTBF the equation steps up from 0.89 MTBF to 1.
 
     Args:
-        stall: seconds that a commit stalls.
+        stall: of a commit.
         mtbf: mean time between failures.
 
     Returns:
@@ -79,55 +53,196 @@ def daly(stall: float, mtbf: float) -> float:
     if math.isinf(mtbf) or stall >= 2.0 * mtbf:
         return mtbf
     ratio = stall / (2.0 * mtbf)
-    return young(stall, mtbf) * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - stall
+    return math.sqrt(2.0 * stall * mtbf) * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - stall
 
 
-def best(costs: Costs, *, least: float = 0.0, cap: float = CAP) -> Interval:
-    """The interval that loses least, within limits.
-
-    Commits that cost nothing are made as often as can be. Those that cost something are never made if the job
-    never fails.
+def best(stall: float, mtbf: float, *, least: float = 0.0, cap: float = CAP) -> tuple[float, Reason]:
+    """Return the interval that loses least, within limits, and the reason for it.
 
     Args:
-        costs: what is known.
+        stall: of a commit.
+        mtbf: mean time between failures.
         least: the interval is never shorter; such as the time that a write takes.
         cap: share of the time that stalls may take, above 0 and below 1.
-
-    Raises:
-        ValueError: the least interval is negative or NaN, or the cap is not such a share.
     """
-    _check("least", least)
-    if not 0.0 < cap < 1.0:
-        raise ValueError(f"cap: {cap!r} is not a share above 0 and below 1")
-    optimum = daly(costs.stall, costs.mtbf) + costs.stall
-    capped = costs.stall / cap
+    optimum = daly(stall, mtbf) + stall
+    capped = stall / cap
     if least >= max(optimum, capped):
-        return Interval(least, "least")
-    return Interval(optimum, "optimum") if optimum >= capped else Interval(capped, "cap")
+        return least, "least"
+    return (optimum, "optimum") if optimum >= capped else (capped, "cap")
 
 
-def share_lost(costs: Costs, interval: float) -> float:
-    """The share of the time lost, to first order: ``stall / interval + (interval / 2 + restore) / mtbf``.
+def mean_time_between_failures(seconds: float, failures: int) -> float:
+    """Return the expected time after so many failures in so many seconds.
 
-    This holds while the share is small; it may exceed 1.
+    The rate of failures is Gamma distributed: shape 1 and rate 24 h before there is anything to count, then
+    shape 1 + failures and rate 24 h + time. This is one over the mean of that.
+    """
+    return (_PRIOR_SECONDS + seconds) / (_PRIOR_FAILURES + failures)
+
+
+def cost_of_write(
+    clean: Sequence[float], beside: Sequence[float], per_write: Sequence[int], write: float
+) -> float:
+    """Return how much longer training takes for a write beside it.
 
     Args:
-        costs: what is known; an mtbf of 0 loses everything.
-        interval: from the beginning of a commit to that of the next, above 0.
+        clean: durations of stretches from one commit to the next without a write.
+        beside: durations of stretches with a write, or a part of one.
+        per_write: the numbers of stretches that recent writes had beside them.
+        write: duration of a write. Training cannot lose more than that, and is assumed to lose all of it as
+            long as there is too little to compare; and never less than a hundredth, as no write is free.
 
-    Raises:
-        ValueError: the interval is not above 0.
+    Returns:
+        The result of the medians, and one standard error more: to write too often costs more than too rarely.
     """
-    if not interval > 0.0:
-        raise ValueError(f"interval: {interval!r} is not above 0")
-    if math.isinf(interval):
-        return 0.0 if math.isinf(costs.mtbf) else 1.0
-    stalls = costs.stall / interval
-    if math.isinf(costs.mtbf):
-        return stalls
-    return stalls + (interval / 2.0 + costs.restore) / costs.mtbf if costs.mtbf > 0.0 else 1.0
+    if len(clean) < _ENOUGH or not beside or not per_write:
+        return write
+    longer = median(beside) - median(clean) + math.hypot(_error_of_median(beside), _error_of_median(clean))
+    return min(max(longer * median(per_write), _LEAST * write), write)
 
 
-def _check(name: str, seconds: float) -> None:
-    if not seconds >= 0.0:
-        raise ValueError(f"{name}: {seconds!r} is not a number of seconds from 0 on")
+def _error_of_median(values: Sequence[float]) -> float:
+    """Its standard error, 1.2533 sigma / sqrt(n) for normal values, with sigma = 1.4826 median deviations."""
+    middle = median(values)
+    deviation = median(abs(value - middle) for value in values)
+    return 1.2533 * 1.4826 * deviation / math.sqrt(len(values))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The interval and its reason.
+
+    Attributes:
+        seconds: the interval.
+        reason: ``least`` means twice the time of a write, so that half of the time is without one.
+        stall: how much longer training takes for one durable commit.
+        write: duration of a write.
+        restore: duration of the last start from a durable commit; None if there was none.
+        mtbf: mean time between losses of the whole job.
+    """
+
+    seconds: float
+    reason: Reason
+    stall: float
+    write: float
+    restore: float | None
+    mtbf: float
+
+    def describe(self) -> str:
+        """Return the decision in words."""
+        why = {
+            "optimum": "which loses least",
+            "cap": f"as it may take {CAP:.0%} of the time",
+            "least": "twice as long as a write takes",
+        }[self.reason]
+        return (
+            f"commits become durable every {self.seconds:.3g} s from now on, {why}: one costs training "
+            f"{self.stall:.2g} s and takes {self.write:.2g} s to write, and a loss of the whole job is "
+            f"reckoned with every {self.mtbf / 3600:.3g} h"
+        )
+
+
+class Pacing(Kept):
+    """Measures the costs of durable commits, counts losses of the job, and decides.
+
+    The counts go into each commit, so they outlive the job. Ranks other than 0 only carry them along.
+
+    Args:
+        clock: where times come from.
+        on: whether the user wants it; if not, it does nothing.
+    """
+
+    key = "pacing"
+
+    def __init__(self, clock: Clock, *, on: bool) -> None:
+        self._clock = clock
+        self.on = on
+        self._before = 0.0  # how long the job had run when this process took over
+        self._since = clock.monotonic()
+        self._failures = 0
+        self._restore: float | None = None
+        self._began: float | None = None
+        self._is_beside = False
+        self._clean: deque[float] = deque(maxlen=_STRETCHES)
+        self._beside: deque[float] = deque(maxlen=_STRETCHES)
+        self._writes: deque[float] = deque(maxlen=_WRITES)
+        self._per_write: deque[int] = deque(maxlen=_WRITES)
+        self._stretches_of_write = 0
+        self._new = 0
+        self._decision: Decision | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Return the present interval."""
+        return START if self._decision is None else self._decision.seconds
+
+    # -- the part of each commit -----------------------------------------------------------------------
+
+    def capture(self) -> Json | None:
+        """Return how many seconds the job has run, and how often it was lost."""
+        return {"seconds": self._ran(), "failures": self._failures} if self.on else None
+
+    def load(self, value: Json | None) -> None:
+        """Return to the counts of a commit."""
+        self._before, self._failures = _counted(value)
+        self._since = self._clock.monotonic()
+        self.interrupt()
+
+    def resumed(self, value: Json | None) -> Json | None:
+        """Count a loss of the whole job: it is resumed from a durable commit."""
+        seconds, failures = _counted(value)
+        return {"seconds": seconds, "failures": failures + 1} if self.on else None
+
+    def restored(self, seconds: float) -> None:
+        """Note how long the job took to resume from a durable commit, first step included."""
+        self._restore = seconds
+
+    # -- measurements, on rank 0 -----------------------------------------------------------------------
+
+    def begin(self, *, beside: bool) -> None:
+        """A stretch begins, from one commit to the next; beside a write or not."""
+        self._began, self._is_beside = self._clock.monotonic(), beside
+
+    def end(self) -> None:
+        """The stretch ends."""
+        if self._began is not None:
+            (self._beside if self._is_beside else self._clean).append(self._clock.monotonic() - self._began)
+            self._stretches_of_write += self._is_beside
+            self._new += 1
+            self._began = None
+
+    def interrupt(self) -> None:
+        """Something else took time in this stretch and in the write beside it: neither counts."""
+        self._began, self._stretches_of_write = None, 0
+
+    def written(self, seconds: float) -> None:
+        """A commit has become durable; the write took this long."""
+        self._writes.append(seconds)
+        if self._stretches_of_write:
+            self._per_write.append(self._stretches_of_write)
+        self._stretches_of_write, self._new = 0, _EVERY
+
+    def decide(self) -> Decision | None:
+        """Return a new decision; None if the one before stands."""
+        if self._new < _EVERY or not self._writes:
+            return None
+        self._new = 0
+        write, before = median(self._writes), self.seconds
+        stall = cost_of_write(self._clean, self._beside, self._per_write, write)
+        mtbf = mean_time_between_failures(self._ran(), self._failures)
+        seconds, reason = best(stall, mtbf, least=2.0 * write)
+        if self._decision is not None and abs(seconds - before) <= CHANGE * before:
+            return None
+        self._decision = Decision(seconds, reason, stall, write, self._restore, mtbf)
+        return self._decision
+
+    def _ran(self) -> float:
+        return self._before + self._clock.monotonic() - self._since
+
+
+def _counted(value: Any) -> tuple[float, int]:
+    """Return the seconds and failures that a commit holds; zeros if it holds none."""
+    if not isinstance(value, dict):
+        return 0.0, 0
+    return float(value["seconds"]), int(value["failures"])

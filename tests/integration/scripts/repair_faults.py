@@ -7,7 +7,7 @@ import faulty_digits
 from hvdrecover import heartbeat
 from hvdrecover.elastic import horovod
 from hvdrecover.elastic.agreement import missing_pieces, transfer
-from hvdrecover.elastic.durable import durable_commits
+from hvdrecover.elastic.durable import durability
 
 
 def before(target, name, place):
@@ -25,7 +25,7 @@ def before(target, name, place):
 
 before(horovod.HorovodWorld, "shutdown", "reset")
 before(horovod.HorovodWorld, "init", "rendezvous")
-before(durable_commits, "load_newest", "load")
+before(durability, "load_newest", "load")
 before(missing_pieces, "_send", "sync")
 before(transfer, "fill", "agree")
 faulty_digits.main()

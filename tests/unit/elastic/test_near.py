@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,62 @@ def test_a_process_restarted_beside_others_takes_part_in_the_election(near: Path
         return began
 
     assert on_ranks(2, body) == [(5, CommitId(2, 5), [5.0, -5.0])] * 2
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_process_that_is_restarted_takes_the_commit_from_its_hosts_memory(near: Path, lost: int) -> None:
+    """Rank 0 keeps the near tier, rank 1 reads what it has sealed."""
+    sealed_all = threading.Barrier(2, timeout=HANG_SECONDS)
+
+    def body(process: Process) -> Any:
+        state = made(process, near)
+        state.sync()
+        train(state, 4)
+        sealed_all.wait()
+        if process.world.rank() == lost:
+            dies(state)
+        process.world.shutdown()
+        process.world.init()
+        if process.world.rank() == lost:
+            state = made(process, near)
+        sent, broadcast = [], process.world.broadcast
+
+        def noting(buffer: Any, root: int, name: str) -> None:
+            sent.append(name)
+            broadcast(buffer, root, name)
+
+        process.world.broadcast = noting  # type: ignore[method-assign]
+        state.sync()
+        began = (state.step, state.last_commit, state.model.weights["w"].tolist())
+        dies(state)
+        return began, [name for name in sent if "snapshot" in name]
+
+    assert on_ranks(2, body) == [((4, CommitId(2, 4), [4.0, -4.0]), [])] * 2
+
+
+def test_a_commit_that_was_not_sealed_is_the_base_of_what_is_sent(near: Path) -> None:
+    def body(process: Process) -> Any:
+        state = made(process, near)
+        state.sync()
+        train(state, 3)
+        if process.world.rank() == 0:
+            state._durable.near.offer = lambda: None  # type: ignore[method-assign]  # killed before that
+        state.step += 1
+        state.commit()
+        if process.world.rank() == 0:
+            dies(state)
+        process.world.shutdown()
+        process.world.init()
+        if process.world.rank() == 0:
+            state = made(process, near)
+        state.sync()
+        assert state._memory.newest is not None
+        shared = state._memory.newest.arenas["model"].shared
+        train(state, 1)
+        dies(state)
+        return state.step, state.model.weights["w"].tolist(), shared
+
+    assert on_ranks(2, body) == [(5, [5.0, -5.0], True), (5, [5.0, -5.0], False)]
 
 
 def test_a_finished_job_leaves_nothing(near: Path) -> None:
