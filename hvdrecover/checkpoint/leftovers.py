@@ -7,18 +7,13 @@ claimed generation may be being written, and what is of a later one is none of t
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from hvdrecover.checkpoint import claims, root
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.pruning import delete_commit
 from hvdrecover.checkpoint.storage import Storage, Temporary
-from hvdrecover.clock import Clock
-from hvdrecover.errors import FencedError, StorageError
-from hvdrecover.events import Events
+from hvdrecover.errors import StorageError
 from hvdrecover.process_identity import has_ended
 
 
@@ -113,87 +108,3 @@ def being_written(storage: Storage) -> int:
         return 0
     # Whoever comes after a process that has ended claims a later one first.
     return owner.generation + 1 if has_ended(owner.process) else owner.generation
-
-
-class Collector:
-    """Deletes what earlier generations have left, for the process that writes a later one.
-
-    What can't be deleted is reported, and tried again the next time.
-
-    Args:
-        storage: the root.
-        events: where to report.
-        clock: where times come from.
-    """
-
-    def __init__(self, storage: Storage, events: Events, clock: Clock) -> None:
-        self._storage = storage
-        self._events = events
-        self._clock = clock
-
-    def mark_lost(self, generation: int) -> None:
-        """Mark the commits of generations before this one whose manifest was lost. Deletes nothing.
-
-        Args:
-            generation: the one that this process writes.
-
-        Raises:
-            StorageError: the root can't be listed.
-        """
-        _, lost = incomplete(self._storage, generation)
-        self._mark(lost)
-
-    def collect(self, generation: int, complete: Collection[CommitId] = ()) -> None:
-        """Delete the commits that generations before this one began to write and never completed.
-
-        Where a manifest was lost, the files are marked, and left to the user.
-
-        Args:
-            generation: the one that this process writes.
-            complete: commits that are known to be complete.
-
-        Raises:
-            StorageError: the root can't be listed.
-        """
-        begun, lost = incomplete(self._storage, generation, complete)
-        self._mark(lost)
-        for commit in begun:
-            with self.reporting():
-                delete_commit(self._storage, commit)
-                message = f"{self._storage.url}: removed {commit}, which was never completed"
-                self._events.emit("leftover", message, commit=commit.name)
-
-    def drop(self, commit: CommitId) -> None:
-        """Delete what this process itself has written of a commit, unless that became a whole one.
-
-        Raises:
-            StorageError: the storage failed.
-        """
-        if not root.is_complete(self._storage, commit):
-            self._storage.delete(commit.name)
-
-    def tidy(self, generation: int) -> None:
-        """Delete the temporary files that processes of earlier generations have left."""
-        with self.reporting():
-            self._storage.tidy(lambda folder: is_of_before(folder, generation))
-
-    def _mark(self, lost: Collection[CommitId]) -> None:
-        for commit in lost:
-            with self.reporting():
-                root.quarantine(self._storage, commit, root.MANIFEST_GONE, self._clock)
-
-    @contextmanager
-    def reporting(self) -> Iterator[None]:
-        """Report an error of any kind as something that could not be deleted: no commit may fail by it."""
-        try:
-            yield
-        except FencedError:
-            raise
-        except Exception as error:
-            self.report(error)
-
-    def report(self, error: Exception) -> None:
-        """Report that something could not be deleted."""
-        url = self._storage.url
-        what = str(error) if isinstance(error, StorageError) else f"{url}: could not delete: {error!r}"
-        self._events.emit("not_deleted", what, level=logging.WARNING, error=what)

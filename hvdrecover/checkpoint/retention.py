@@ -1,17 +1,30 @@
-"""The choice of durable commits that may be deleted, as pure functions."""
+"""The choice of durable commits that may be deleted, and their deletion.
+
+Only one process at a time may prune a root: the job that owns it. A reader whose commit is deleted while it
+reads gets an `IncompleteCommitError`, because the manifest is deleted first.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hvdrecover.checkpoint import values
+from hvdrecover.checkpoint import root, values
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.settings import Best, Keep
+from hvdrecover.checkpoint.storage import Storage
+from hvdrecover.clock import Clock
+from hvdrecover.errors import (
+    CorruptCheckpointError,
+    FormatVersionError,
+    IncompleteCommitError,
+    StorageError,
+)
 
 
 @dataclass(frozen=True)
@@ -94,3 +107,118 @@ def _best(good: Sequence[Facts], best: Best) -> set[CommitId]:
             first.setdefault(facts.metric, facts.commit)
     ranked = sorted(first, reverse=best.mode == "max")
     return {first[value] for value in ranked[: best.count]}
+
+
+class Pruner:
+    """Retention at one root.
+
+    Each commit is looked at once; those that this process makes have to be told of with `note`.
+
+    Args:
+        storage: the root.
+        keep: what to keep.
+        clock: where times come from.
+    """
+
+    def __init__(self, storage: Storage, keep: Keep, clock: Clock) -> None:
+        self._storage = storage
+        self._keep = keep
+        self._clock = clock
+        self._facts: dict[CommitId, Facts] = {}
+        self._passed: set[CommitId] = set()  # commits that are not ours to judge
+
+    def note(self, manifest: Manifest) -> None:
+        """Take a commit into account that has just been made durable."""
+        self._facts[manifest.id] = self._facts_of(manifest)
+
+    @property
+    def known(self) -> Set[CommitId]:
+        """The good commits that there were when last looked."""
+        return self._facts.keys()
+
+    def expired(self, *, more: int = 0) -> list[CommitId]:
+        """The commits that may be deleted, oldest first.
+
+        Args:
+            more: how many more of the newest to keep than the user asks for.
+
+        Raises:
+            StorageError: the root can't be listed.
+        """
+        self._look()
+        keep = replace(self._keep, last=self._keep.last + more)
+        return expired(self._facts.values(), keep, self._clock.now())
+
+    def prune(
+        self, allowed: Callable[[], None], *, more: int = 0, resumed: CommitId | None = None
+    ) -> list[CommitId]:
+        """Delete the commits that have expired.
+
+        Args:
+            allowed: called before each deletion; may raise.
+            more: see `expired`.
+            resumed: the commit that the job continues from, if it has made none since. It stays, and so do
+                later ones, which were passed over.
+
+        Returns:
+            The deleted commits, oldest first.
+
+        Raises:
+            StorageError: something could not be deleted. What was deleted before that stays deleted, and
+                the rest is tried again next time.
+        """
+        unwanted = [commit for commit in self.expired(more=more) if resumed is None or commit < resumed]
+        deleted = []
+        for commit in unwanted:
+            allowed()
+            if self._delete(commit):
+                deleted.append(commit)
+        return deleted
+
+    def _delete(self, commit: CommitId) -> bool:
+        quarantined = root.is_quarantined(self._storage, commit)  # since it was looked at
+        if not quarantined:
+            delete_commit(self._storage, commit)
+        del self._facts[commit]
+        return not quarantined
+
+    def _look(self) -> None:
+        there = root.commits(self._storage)
+        for gone in self._facts.keys() - set(there):
+            del self._facts[gone]
+        for commit in there:
+            if commit not in self._facts and commit not in self._passed:
+                with suppress(StorageError):  # one that can't be read must not fill the disk with all others
+                    self._look_at(commit)
+
+    def _look_at(self, commit: CommitId) -> None:
+        if not root.is_complete(self._storage, commit):
+            return
+        if root.is_quarantined(self._storage, commit):
+            self._passed.add(commit)
+            return
+        try:
+            self.note(root.read_manifest(self._storage, commit))
+        except IncompleteCommitError:
+            return  # it is being deleted
+        except (CorruptCheckpointError, FormatVersionError):
+            self._passed.add(commit)  # a reader quarantines it, or a newer hvdrecover reads it
+
+    def _facts_of(self, manifest: Manifest) -> Facts:
+        try:
+            metric = metric_of(manifest, self._keep.best)
+        except ValueError:
+            metric = None
+        return Facts(manifest.id, manifest.time, metric)
+
+
+def delete_commit(storage: Storage, commit: CommitId) -> None:
+    """Delete a commit, or the folder of one that was never completed.
+
+    The manifest goes first: a process that is killed at any step leaves a whole commit or an incomplete one.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    storage.remove(root.manifest_path(commit))
+    storage.delete(commit.name)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 
-from hvdrecover.checkpoint import claims, root
+from hvdrecover.checkpoint import claims, leftovers, root
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.claims import Claims
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.leftovers import Collector
 from hvdrecover.checkpoint.manifest import FileEntry, Manifest
-from hvdrecover.checkpoint.pruning import Pruner
-from hvdrecover.checkpoint.retention import metric_of
+from hvdrecover.checkpoint.retention import Pruner, delete_commit, metric_of
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import Storage, is_full
@@ -53,7 +51,6 @@ class Store:
         self._best = Keep.of(keep).best
         self._host = host
         self._pruner = Pruner(storage, Keep.of(keep), clock)
-        self._collector = Collector(storage, events, clock)
         self._begun: set[CommitId] = set()  # by this process, and not completed
         self._has_made_room = False
         self.resumed: CommitId | None = None
@@ -84,7 +81,7 @@ class Store:
         generation = self.claims.take_after(
             max((commit.generation for commit in commits), default=0), again=again
         )
-        self._collector.mark_lost(generation)
+        self._quarantine(leftovers.incomplete(self.storage, generation)[1])
         return generation
 
     def newest(self, suspects: Collection[tuple[str, str]] = ()) -> CommitId | None:
@@ -100,10 +97,10 @@ class Store:
         return next((each for each in commits if root.is_complete(self.storage, each)), None)
 
     def write(self, snapshot: Snapshot, rank: int, durable: Callable[[], None] = lambda: None) -> None:
-        """Make a commit durable, then delete what retention no longer keeps.
+        """Make a commit durable, then delete commits that retention no longer keeps.
 
-        What killed processes have left goes before the first one, and what this process has begun and not
-        completed before each. So the root holds one commit more than is kept at most, and the one that is
+        Files that killed processes left go before the first one. Files that this process has begun and not
+        completed go before each. So the root holds one commit more than is kept at most, and the one that is
         being written.
 
         Args:
@@ -116,22 +113,27 @@ class Store:
                 not published, and nothing was deleted.
             StorageError: the storage failed; earlier commits are untouched.
         """
-        self._claim(snapshot.id)
-        self._make_room(snapshot.id)
         try:
             manifest = self._publish(snapshot, rank)
         except StorageError as error:
             if not is_full(error):
                 raise
-            self._give_back(snapshot.id)
-            manifest = self._publish_or_give_back(snapshot, rank)
+            self._free(snapshot.id)
+            try:
+                manifest = self._publish(snapshot, rank)
+            except StorageError as again:
+                if is_full(again):
+                    self._free(snapshot.id)  # other programs need the disk more than a part of a commit
+                raise
         self._begun.discard(snapshot.id)
         self.resumed = None
         self.claims.acknowledge(snapshot.id.generation)
         durable()
-        self._prune(manifest)
+        self._delete_expired(manifest)
 
     def _publish(self, snapshot: Snapshot, rank: int) -> Manifest:
+        self.claims.take(snapshot.id.generation)
+        self._delete_begun(snapshot.id)
         path = root.manifest_path(snapshot.id)
         # Left by an attempt that failed after it had been published, it would vouch for half-written files.
         self.storage.remove(path)
@@ -147,72 +149,89 @@ class Store:
         self.storage.publish(path, text)
         return manifest
 
-    # -- room for it -----------------------------------------------------------------------------------
+    # -- deletions -------------------------------------------------------------------------------------
 
-    def _claim(self, commit: CommitId) -> None:
-        """Claim the commit's generation. If the disk is full, delete leftovers and retry."""
-        try:
-            self.claims.take(commit.generation)
-        except StorageError as error:
-            if not is_full(error):
-                raise
-            self.claims.check(commit.generation)
-            with self._collector.reporting():
-                self._pruner.prune(self._allowed(commit), resumed=self.resumed)
-            self._collector.tidy(commit.generation)
-            self.claims.take(commit.generation)
-
-    def _make_room(self, commit: CommitId) -> None:
-        """Before a commit is written: delete what is in its way, after a look at the claims."""
+    def _delete_begun(self, commit: CommitId) -> None:
+        """Before a commit is written, delete the files of commits that were begun and never completed."""
         for replaced in self._begun - {commit}:  # a newer one has taken the place of one that failed
             with suppress(StorageError):
-                self._collector.drop(replaced)
+                self._delete_part(replaced)
                 self._begun.discard(replaced)
         self._begun.add(commit)
         if not self._has_made_room:
-            with self._collector.reporting():
-                self._collector.collect(commit.generation)
+            with self._reporting():
+                self._delete_leftovers(commit.generation)
                 self._pruner.prune(self._allowed(commit), more=1, resumed=self.resumed)
-                self._collector.tidy(commit.generation)
+                self._delete_temporaries(commit.generation)
                 self._has_made_room = True
 
-    def _give_back(self, commit: CommitId) -> None:
-        """Make room on a full storage: delete unneeded files, and the part of this commit that fitted."""
+    def _free(self, commit: CommitId) -> None:
+        """On a full disk, delete all files that are not needed, and the part of this commit that fitted."""
         self.claims.check(commit.generation)
         for free in (
-            lambda: self._collector.drop(commit),
-            lambda: self._collector.collect(commit.generation),
+            lambda: self._delete_part(commit),
+            lambda: self._delete_leftovers(commit.generation),
             lambda: self._pruner.prune(self._allowed(commit), resumed=self.resumed),
+            lambda: self._delete_temporaries(commit.generation),
         ):
-            with self._collector.reporting():
+            with self._reporting():
                 free()
 
-    def _allowed(self, commit: CommitId) -> Callable[[], None]:
-        """A look at the claims: what was replaced deletes nothing, even if it was stopped in between."""
-        return lambda: self.claims.check(commit.generation)
-
-    def _publish_or_give_back(self, snapshot: Snapshot, rank: int) -> Manifest:
-        try:
-            return self._publish(snapshot, rank)
-        except StorageError as error:
-            if is_full(error):
-                with suppress(StorageError):  # which would be raised instead of the disk that is full
-                    self._collector.drop(snapshot.id)
-            raise
-
-    # -- afterwards ------------------------------------------------------------------------------------
-
-    def _prune(self, manifest: Manifest) -> None:
+    def _delete_expired(self, manifest: Manifest) -> None:
         self._warn_of_no_metric(manifest)
-        try:
-            self._pruner.note(manifest)
+        self._pruner.note(manifest)
+        with (
+            suppress(FencedError),
+            self._reporting(),
+        ):  # a replaced job deletes nothing; its next write says so
             self.claims.check(manifest.generation)
             self._pruner.prune(self._allowed(manifest.id))
-            self._collector.collect(manifest.generation, self._pruner.known)
+            self._delete_leftovers(manifest.generation, self._pruner.known)
+
+    def _delete_leftovers(self, generation: int, complete: Collection[CommitId] = ()) -> None:
+        """Delete the commits that earlier generations began and never completed.
+
+        Where a manifest was lost, the files are marked, and left to the user.
+        """
+        begun, lost = leftovers.incomplete(self.storage, generation, complete)
+        self._quarantine(lost)
+        for commit in begun:
+            with self._reporting():
+                delete_commit(self.storage, commit)
+                message = f"{self.url}: removed {commit}, which was never completed"
+                self.events.emit("leftover", message, commit=commit.name)
+
+    def _delete_part(self, commit: CommitId) -> None:
+        """Delete the files that this process has written of a commit, unless it is complete."""
+        if not root.is_complete(self.storage, commit):
+            self.storage.delete(commit.name)
+
+    def _delete_temporaries(self, generation: int) -> None:
+        """Delete the temporary files that processes of earlier generations have left."""
+        with self._reporting():
+            self.storage.tidy(lambda folder: leftovers.is_of_before(folder, generation))
+
+    def _quarantine(self, lost: Collection[CommitId]) -> None:
+        for commit in lost:
+            with self._reporting():
+                root.quarantine(self.storage, commit, root.MANIFEST_GONE, self.clock)
+
+    def _allowed(self, commit: CommitId) -> Callable[[], None]:
+        """Return a look at the claims: a replaced job deletes nothing, even if it was stopped in between."""
+        return lambda: self.claims.check(commit.generation)
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Report an error of any kind as a deletion that failed: no commit may fail because of it."""
+        try:
+            yield
         except FencedError:
-            return  # a job that was replaced deletes nothing; its next write says so
-        except Exception as error:  # of any kind: the new commit is durable all the same
-            self._collector.report(error)
+            raise
+        except Exception as error:
+            what = (
+                str(error) if isinstance(error, StorageError) else f"{self.url}: could not delete: {error!r}"
+            )
+            self.events.emit("not_deleted", what, level=logging.WARNING, error=what)
 
     def _warn_of_no_metric(self, manifest: Manifest) -> None:
         try:

@@ -9,8 +9,7 @@ from hvdrecover.checkpoint import leftovers
 from hvdrecover.checkpoint.inspection import catalog
 from hvdrecover.checkpoint.inspection.catalog import Entry
 from hvdrecover.checkpoint.inspection.verify import Verdict, verify
-from hvdrecover.checkpoint.pruning import Pruner, delete_commit
-from hvdrecover.checkpoint.retention import metric_of
+from hvdrecover.checkpoint.retention import Pruner, delete_commit, metric_of
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.storage import Storage, Temporary
 from hvdrecover.clock import Clock

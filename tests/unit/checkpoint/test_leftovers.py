@@ -188,7 +188,7 @@ def test_an_old_job_takes_no_file_of_a_new_one(tmp_path):
     root_folder = tmp_path / "root"
     old = make_store(LocalStorage(root_folder), job="old")
     old.claim_next()
-    tidy = old._collector.tidy
+    tidy = old._delete_temporaries
 
     def after_a_stop(*args):
         new = make_store(LocalStorage(root_folder), job="new", keep=1)
@@ -202,7 +202,7 @@ def test_an_old_job_takes_no_file_of_a_new_one(tmp_path):
         tidy(*args)
 
     kept = []
-    old._collector.tidy = after_a_stop
+    old._delete_temporaries = after_a_stop
     with pytest.raises(FencedError):
         old.write(make_snapshot(1, 1), rank=0)
     assert [path for path in kept[0] if "hvdrecover" in path] != []
@@ -278,7 +278,7 @@ def test_on_a_disk_without_room_for_a_claim_spare_files_make_some(disk):
     store = make_store(LocalStorage(disk.folder / "root"), keep=1)
     store.claim_next()
     store.write(large(1, 1, NBYTES), 0)
-    store._prune = lambda manifest: None  # it is killed before it deletes what is not kept any more
+    store._delete_expired = lambda manifest: None  # it is killed before it deletes what is not kept any more
     store.write(large(1, 2, NBYTES), 0)
     disk.fill()
     rank_0 = make_store(LocalStorage(disk.folder / "root"), keep=1)
@@ -291,7 +291,7 @@ def test_a_disk_for_one_commit_more_than_is_kept_is_enough_after_a_kill(disk):
     store = make_store(LocalStorage(disk.folder / "root"), keep=1)
     store.claim_next()
     store.write(large(1, 1, 9 << 20), 0)
-    store._prune = lambda manifest: None
+    store._delete_expired = lambda manifest: None
     store.write(large(1, 2, 9 << 20), 0)
     rank_0 = make_store(LocalStorage(disk.folder / "root"), keep=1)
     rank_0.write(large(2, 3, 9 << 20), 0)
