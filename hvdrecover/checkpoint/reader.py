@@ -6,7 +6,6 @@ commits that it found broken.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Collection
 
@@ -124,7 +123,7 @@ def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Sna
     Args:
         store: the root.
         suspects: commits from which the job has failed, as the names of the first and the last of each
-            range. They are passed over and marked; but if there are no others, the oldest is better than to
+            range. They are passed over; but if there are no others, the oldest is better than to
             start afresh.
 
     Returns:
@@ -148,8 +147,6 @@ def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Sna
         last = [each for each in commits if each.is_within(suspects)]
         for commit in last:
             _say(store, commit.name, _FAILED, f"passing over {commit}, which is suspect: {_FAILED}")
-            with contextlib.suppress(StorageError):  # to read goes before to mark
-                root.suspect(store.storage, commit, _FAILED, store.clock)
         return [commit for commit in commits if commit not in last] + last[::-1]
 
     snapshot = read_newest(store.storage, skipped, clock=store.clock, order=without_suspects)

@@ -9,7 +9,6 @@
         model.safetensors     one file per attribute of the state that holds tensors
         MANIFEST.json         written last
         QUARANTINE.json       only if the commit was found broken: when and why
-        SUSPECT.json          only if jobs failed right after they had loaded it: when and why
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from hvdrecover.errors import CorruptCheckpointError, IncompleteCommitError, Sto
 CLAIMS = "claims"
 READERS = "readers"
 QUARANTINE = "QUARANTINE.json"
-SUSPECT = "SUSPECT.json"
 _MAX_NOTE = 1 << 16  # bytes; what is larger is not read into memory
 MANIFEST_GONE = "its manifest is gone"  # why a commit is quarantined that lost only that
 
@@ -105,12 +103,6 @@ def quarantine(storage: Storage, commit: CommitId, reason: str, clock: Clock) ->
     if not is_quarantined(storage, commit):
         note = json.dumps({"time": clock.now(), "reason": reason}).encode()
         storage.publish(quarantine_path(commit), note)
-
-
-def suspect(storage: Storage, commit: CommitId, reason: str, clock: Clock) -> None:
-    """Mark a commit as one from which a job has failed; it stays as good as any other."""
-    note = json.dumps({"time": clock.now(), "reason": reason}).encode()
-    storage.publish(f"{commit.name}/{SUSPECT}", note)
 
 
 def read_note(storage: Storage, path: str) -> str:

@@ -34,7 +34,7 @@ from hvdrecover.errors import ConfigError
 from hvdrecover.reporting.text import counted
 
 _COMMIT = re.compile(r"[0-9]+|g[0-9]+-c[0-9]+")
-_RED, _YELLOW = ("quarantined", "broken", "newer format"), ("suspect", "incomplete")
+_RED, _YELLOW = ("quarantined", "broken", "newer format"), ("incomplete",)
 
 Document = dict[str, Any]
 

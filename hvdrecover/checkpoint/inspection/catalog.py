@@ -26,9 +26,9 @@ from hvdrecover.errors import (
 )
 from hvdrecover.redaction import redact
 
-State = Literal["complete", "finished", "quarantined", "suspect", "incomplete", "broken", "newer format"]
+State = Literal["complete", "finished", "quarantined", "incomplete", "broken", "newer format"]
 
-WHOLE = ("complete", "finished", "suspect")  # states from which a job can resume
+WHOLE = ("complete", "finished")  # states from which a job can resume
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,9 @@ class Entry:
     Attributes:
         id: the commit.
         state: ``complete``; ``finished``, if the run ended there; ``quarantined``, if a job found it broken;
-            ``suspect``, if a job failed right after it loaded the commit; ``incomplete``, if it has no
-            manifest, since it is being written or its writer was killed; ``broken``, if its manifest cannot
-            be read; ``newer format``.
-        reason: why it is quarantined, suspect, broken or of a newer format; else None.
+            ``incomplete``, if it has no manifest, since it is being written or its writer was killed;
+            ``broken``, if its manifest cannot be read; ``newer format``.
+        reason: why it is quarantined, broken or of a newer format; else None.
         nbytes: the size of its files, manifest included, in bytes.
         manifest: the manifest; None if it is missing or cannot be read.
     """
@@ -149,8 +148,6 @@ def _judge(
         return "newer format", root.reason(storage, commit, error), None
     if root.QUARANTINE in names:
         return "quarantined", _note(storage, root.quarantine_path(commit)), manifest
-    if root.SUSPECT in names:
-        return "suspect", _note(storage, f"{commit.name}/{root.SUSPECT}"), manifest
     return "finished" if manifest.finished else "complete", None, manifest
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from hvdrecover.checkpoint import root
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.inspection import catalog
 from hvdrecover.checkpoint.manifest import FILE_NAME
@@ -52,14 +51,6 @@ def test_what_is_wrong_with_a_commit_is_its_state(storage):
     assert (broken.state, broken.manifest) == ("broken", None)
     assert broken.reason.startswith("MANIFEST.json: ")
     assert (incomplete.state, incomplete.reason, incomplete.nbytes) == ("incomplete", None, 4)
-
-
-def test_a_suspect_commit_is_whole(storage):
-    root.suspect(storage, CommitId(1, 2), "it failed twice", FakeClock(start=60.0))
-    entries = catalog.entries(storage)
-    assert [entry.state for entry in entries] == ["finished", "suspect", "complete"]
-    assert all(entry.is_whole for entry in entries)
-    assert entries[1].reason == "it failed twice"
 
 
 @pytest.mark.parametrize("note", [b"", b"[]", b"{}", b"\xff"])

@@ -11,7 +11,7 @@ from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.reader import load_newest, read_commit, read_newest
-from hvdrecover.checkpoint.root import QUARANTINE, SUSPECT, is_complete, is_quarantined, read_manifest
+from hvdrecover.checkpoint.root import QUARANTINE, is_complete, is_quarantined, read_manifest
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.errors import (
     CorruptCheckpointError,
@@ -139,12 +139,11 @@ def test_a_note_that_cannot_be_written_does_not_stop_the_walk(store, monkeypatch
     assert store.events.of("write_failed")[0]["commit"] == NEWEST
 
 
-def test_a_suspect_is_passed_over_and_marked_and_stays_a_normal_commit(store):
+def test_a_suspect_is_passed_over_and_stays_a_normal_commit(store):
     assert load_newest(store, [(NEWEST, NEWEST)]).id.name == OLDER
     (skipped,) = store.events.of("skipped")
     assert f"passing over {NEWEST}, which is suspect" in skipped["message"]
-    assert json.loads(store.storage.read(f"{NEWEST}/{SUSPECT}"))["time"] == 50.0
-    assert load_newest(store).id.name == NEWEST  # the mark alone keeps nobody from it
+    assert load_newest(store).id.name == NEWEST
 
 
 def test_suspects_alone_are_better_than_nothing_the_oldest_first(store):
