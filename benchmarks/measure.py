@@ -106,8 +106,8 @@ def sync_all(path: Path) -> None:
 
 def let_clean_up(state: State) -> None:
     """Wait until what is no longer kept is gone: deleting must not slow down what is measured next."""
-    assert state._durable._writing is not None
-    if not state._durable._writing.writer.wait_for_cleanup(_CLEANUP_SECONDS):
+    assert state._durable._writer is not None
+    if not state._durable._writer.wait_for_cleanup(_CLEANUP_SECONDS):
         raise RuntimeError("old commits are being deleted still")
 
 

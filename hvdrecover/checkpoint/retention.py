@@ -7,7 +7,7 @@ reads gets an `IncompleteCommitError`, because the manifest is deleted first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -112,7 +112,7 @@ def _best(good: Sequence[Facts], best: Best) -> set[CommitId]:
 class Pruner:
     """Retention at one root.
 
-    Each commit is looked at once; those that this process makes have to be told of with `note`.
+    Each manifest is read once, as there may be hundreds. The job notes the commits that it makes.
 
     Args:
         storage: the root.
@@ -124,34 +124,42 @@ class Pruner:
         self._storage = storage
         self._keep = keep
         self._clock = clock
-        self._facts: dict[CommitId, Facts] = {}
-        self._passed: set[CommitId] = set()  # commits that are not ours to judge
+        self._facts: dict[CommitId, Facts | None] = {}  # None for a broken commit, which is left to the user
 
     def note(self, manifest: Manifest) -> None:
         """Take a commit into account that has just been made durable."""
-        self._facts[manifest.id] = self._facts_of(manifest)
+        try:
+            metric = metric_of(manifest, self._keep.best)
+        except ValueError:
+            metric = None
+        self._facts[manifest.id] = Facts(manifest.id, manifest.time, metric)
 
     @property
-    def known(self) -> Set[CommitId]:
+    def known(self) -> set[CommitId]:
         """The good commits that there were when last looked."""
-        return self._facts.keys()
+        return {commit for commit, facts in self._facts.items() if facts is not None}
 
     def expired(self, *, more: int = 0) -> list[CommitId]:
-        """The commits that may be deleted, oldest first.
+        """Return the commits that may be deleted, oldest first.
 
         Args:
             more: how many more of the newest to keep than the user asks for.
 
         Raises:
-            StorageError: the root can't be listed.
+            StorageError: the root cannot be listed.
         """
-        self._look()
+        there = root.commits(self._storage)
+        self._facts = {commit: facts for commit, facts in self._facts.items() if commit in there}
+        for commit in there:
+            if commit not in self._facts:
+                # One that cannot be read must not fill the disk with all others.
+                with suppress(StorageError, IncompleteCommitError):
+                    self._look_at(commit)
+        good = [facts for facts in self._facts.values() if facts is not None]
         keep = replace(self._keep, last=self._keep.last + more)
-        return expired(self._facts.values(), keep, self._clock.now())
+        return expired(good, keep, self._clock.now())
 
-    def prune(
-        self, allowed: Callable[[], None], *, more: int = 0, resumed: CommitId | None = None
-    ) -> list[CommitId]:
+    def prune(self, allowed: Callable[[], None], *, more: int = 0, resumed: CommitId | None = None) -> None:
         """Delete the commits that have expired.
 
         Args:
@@ -160,56 +168,26 @@ class Pruner:
             resumed: the commit that the job continues from, if it has made none since. It stays, and so do
                 later ones, which were passed over.
 
-        Returns:
-            The deleted commits, oldest first.
-
         Raises:
-            StorageError: something could not be deleted. What was deleted before that stays deleted, and
-                the rest is tried again next time.
+            StorageError: a commit could not be deleted. Earlier deletions stand; a next call tries the rest.
         """
-        unwanted = [commit for commit in self.expired(more=more) if resumed is None or commit < resumed]
-        deleted = []
-        for commit in unwanted:
-            allowed()
-            if self._delete(commit):
-                deleted.append(commit)
-        return deleted
-
-    def _delete(self, commit: CommitId) -> bool:
-        quarantined = root.is_quarantined(self._storage, commit)  # since it was looked at
-        if not quarantined:
-            delete_commit(self._storage, commit)
-        del self._facts[commit]
-        return not quarantined
-
-    def _look(self) -> None:
-        there = root.commits(self._storage)
-        for gone in self._facts.keys() - set(there):
-            del self._facts[gone]
-        for commit in there:
-            if commit not in self._facts and commit not in self._passed:
-                with suppress(StorageError):  # one that can't be read must not fill the disk with all others
-                    self._look_at(commit)
+        for commit in self.expired(more=more):
+            if resumed is None or commit < resumed:
+                allowed()
+                if not root.is_quarantined(self._storage, commit):  # since it was looked at
+                    delete_commit(self._storage, commit)
+                del self._facts[commit]
 
     def _look_at(self, commit: CommitId) -> None:
-        if not root.is_complete(self._storage, commit):
-            return
         if root.is_quarantined(self._storage, commit):
-            self._passed.add(commit)
+            self._facts[commit] = None
             return
         try:
             self.note(root.read_manifest(self._storage, commit))
         except IncompleteCommitError:
-            return  # it is being deleted
+            raise
         except (CorruptCheckpointError, FormatVersionError):
-            self._passed.add(commit)  # a reader quarantines it, or a newer hvdrecover reads it
-
-    def _facts_of(self, manifest: Manifest) -> Facts:
-        try:
-            metric = metric_of(manifest, self._keep.best)
-        except ValueError:
-            metric = None
-        return Facts(manifest.id, manifest.time, metric)
+            self._facts[commit] = None  # a reader quarantines it, or a newer hvdrecover reads it
 
 
 def delete_commit(storage: Storage, commit: CommitId) -> None:

@@ -168,14 +168,13 @@ class Store:
     def _free(self, commit: CommitId) -> None:
         """On a full disk, delete all files that are not needed, and the part of this commit that fitted."""
         self.claims.check(commit.generation)
-        for free in (
-            lambda: self._delete_part(commit),
-            lambda: self._delete_leftovers(commit.generation),
-            lambda: self._pruner.prune(self._allowed(commit), resumed=self.resumed),
-            lambda: self._delete_temporaries(commit.generation),
-        ):
-            with self._reporting():
-                free()
+        with self._reporting():
+            self._delete_part(commit)
+        with self._reporting():
+            self._delete_leftovers(commit.generation)
+        with self._reporting():
+            self._pruner.prune(self._allowed(commit), resumed=self.resumed)
+        self._delete_temporaries(commit.generation)
 
     def _delete_expired(self, manifest: Manifest) -> None:
         self._warn_of_no_metric(manifest)

@@ -163,13 +163,14 @@ class BackgroundWriter:
         release: called with each snapshot just before it is no longer `in_flight`.
 
     Attributes:
+        store: where to write.
         progress: what has become durable, and what has not and why.
     """
 
     def __init__(
         self, store: Store, rank: int, release: Callable[[Snapshot], None] = lambda snapshot: None
     ) -> None:
-        self._store = store
+        self.store = store
         self._rank = rank
         self._release = release
         self._lock = threading.Lock()  # over what both threads change
@@ -241,13 +242,13 @@ class BackgroundWriter:
         """
         if timeout is None:
             self._answered.wait()
-        elif not self._store.clock.wait(self._answered, timeout):
+        elif not self.store.clock.wait(self._answered, timeout):
             return False
         if self.progress.failure is not None:
             raise self.progress.failure.with_traceback(None)
         if (cause := self.progress.error) is not None:
             raise StorageError(
-                self._store.url,
+                self.store.url,
                 f"the newest commit could not be made durable: {self.progress.describe()}. It is in memory "
                 "still: make the storage work again, then flush or commit once more.",
             ) from cause
@@ -268,7 +269,7 @@ class BackgroundWriter:
         Returns:
             False if the time is over.
         """
-        return self._store.clock.wait(self._cleaned_up, timeout)
+        return self.store.clock.wait(self._cleaned_up, timeout)
 
     def stop(self) -> None:
         """Begin no further attempt; one that is under way comes to its end."""
@@ -282,7 +283,7 @@ class BackgroundWriter:
         try:
             threading.Thread(target=self._run, name="hvdrecover-writer", daemon=True).start()
         except RuntimeError as error:  # no more threads
-            self._failed(StorageError(self._store.url, f"no thread could be started to write: {error}."))
+            self._failed(StorageError(self.store.url, f"no thread could be started to write: {error}."))
             self._let_go()
             self._cleaned_up.set()
 
@@ -291,9 +292,9 @@ class BackgroundWriter:
         while not self._is_done():
             try:
                 self._write_through()
-            except Exception as error:  # of the user's log handler, say; nobody may wait for ever
+            except Exception as error:  # such as of the user's log handler; `wait` must end
                 _report_unhandled(error)
-                self.progress.count(_unforeseen(self._store.url, error))
+                self.progress.count(_unforeseen(self.store.url, error))
                 self._let_go()
 
     def _is_done(self) -> bool:
@@ -306,7 +307,7 @@ class BackgroundWriter:
         """Attempt to write until that has succeeded, or never will."""
         while not self._stopped and self._snapshot is not None:
             try:
-                retrying(self._store.clock, attempts=None, wake=self._wake)(self._attempt)
+                retrying(self.store.clock, attempts=None, wake=self._wake)(self._attempt)
                 return
             except WokenError:
                 continue  # at once, with short pauses again; or not, if stopped
@@ -327,12 +328,12 @@ class BackgroundWriter:
             self._failed(error)
             raise
         except Exception as error:
-            failure = _unforeseen(self._store.url, error)
+            failure = _unforeseen(self.store.url, error)
             self._failed(failure)
             raise failure from error
 
     def _write(self) -> None:
-        snapshot, started = self._snapshot, self._store.clock.monotonic()
+        snapshot, started = self._snapshot, self.store.clock.monotonic()
         assert snapshot is not None  # `_let_go` takes it away, on this very thread
         is_durable = False
 
@@ -340,12 +341,12 @@ class BackgroundWriter:
             nonlocal is_durable
             is_durable = True
             try:
-                self.progress.succeeded(snapshot, self._store.clock.monotonic() - started)
+                self.progress.succeeded(snapshot, self.store.clock.monotonic() - started)
             finally:
                 self._let_go()
 
         try:
-            self._store.write(snapshot, self._rank, durable)
+            self.store.write(snapshot, self._rank, durable)
         except Exception as error:
             if not is_durable:
                 raise

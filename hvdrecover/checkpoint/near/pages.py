@@ -34,7 +34,7 @@ def create(path: Path, nbytes: int) -> Bytes:
     """Create a file and map it, with all of its memory.
 
     Raises:
-        OSError: there is no room for it.
+        OSError: the file system or the memory is full.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -88,7 +88,7 @@ class Buffer:
         """Make a buffer with all of its memory.
 
         Raises:
-            OSError: there is no room for it; nothing of it is left.
+            OSError: the file system or the memory is full; no file is left.
         """
         path = root / f"{BUFFER}{uuid.uuid4().hex}"
         path.mkdir(mode=0o700)
@@ -495,7 +495,7 @@ class NearTier:
             buffer.seal(snapshot.id, text)
             self._safe, self._last = buffer, commit
             # The commit before it stays, and counts if this one turns out to be damaged. A later one is of a
-            # start that is over: generations of a start can be higher than those of the next.
+            # start that is over: its generations can be higher than the next start's.
             older = [number for number, _ in sealed(self._buffers) if number < snapshot.id]
             for each in self._buffers:
                 if each.commit not in (snapshot.id, *older[:1]):

@@ -1,4 +1,4 @@
-"""The memory of one rank's commits, and the choice of what the next commit may overwrite."""
+"""The memory of one rank's commits, and the choice of arenas for the next commit."""
 
 from __future__ import annotations
 

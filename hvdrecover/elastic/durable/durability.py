@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from hvdrecover import error_kinds, heartbeat
@@ -36,7 +36,7 @@ from hvdrecover.redaction import redact
 SETTLE_SECONDS = 30.0  # how long a training function that failed waits for the write in flight
 # At the end of a run, to give up loses the result of weeks of training: some 7 minutes of pauses.
 FINISH_ATTEMPTS = 25
-REMINDER_SECONDS = 60.0  # between the lines that say what is still waited for
+REMINDER_SECONDS = 60.0  # between two lines about a wait
 
 
 def is_due(settings: Checkpoint, commits_since: int, seconds_since: float, auto: float = 0.0) -> bool:
@@ -57,157 +57,6 @@ def is_due(settings: Checkpoint, commits_since: int, seconds_since: float, auto:
     return by_count or by_time
 
 
-class Durability:
-    """The writing of durable commits on rank 0: when, and waiting for it.
-
-    Nothing is read or written at first.
-
-    Args:
-        settings: the user's settings.
-        context: the surroundings.
-        pacing: decides the interval, if the settings leave it open.
-        release: called with each snapshot that is no longer being written.
-
-    Raises:
-        ConfigError: the root's URL cannot be opened.
-    """
-
-    def __init__(
-        self, settings: Checkpoint, context: Context, pacing: Pacing, release: Callable[[Snapshot], None]
-    ) -> None:
-        self._settings = settings
-        self._clock = context.clock
-        self._pacing = pacing
-        self._paced: CommitId | None = None  # the durable commit that pacing has been told of
-        max_age = context.config.max_durable_age
-        self._max_age = math.inf if max_age is None else max_age
-        self._commits_since = 0
-        self._begun: float | None = None
-        self.store = Store(
-            open_storage(settings.url),
-            keep=settings.keep,
-            job=context.place.job,
-            host=context.config.host,
-            events=context.events,
-            clock=context.clock,
-        )
-        self.writer = BackgroundWriter(self.store, context.place.rank, release)
-
-    def offer(self, snapshot: Snapshot, *, ask: bool) -> None:
-        """Have a new commit written if it is due and no attempt to write one is under way.
-
-        In an outage it takes the place of the one that could not be written.
-
-        Args:
-            snapshot: the commit.
-            ask: have it written in any case. An attempt that is under way is waited for first.
-        """
-        if self._pacing.on:
-            self._stretch_ends()
-        self._commits_since += 1
-        seconds = math.inf if self._begun is None else self._clock.monotonic() - self._begun
-        if ask:
-            with suppress(HvdrecoverError):  # `verdict` tells what is final
-                self._submit(snapshot, math.inf)
-        elif is_due(self._settings, self._commits_since, seconds, self._pacing.seconds):
-            self._try_to_submit(snapshot)
-        if self._pacing.on:
-            # Also where a short write that has just begun is over by now.
-            beside = self._commits_since == 0 or not self.writer.wait_for_cleanup(0.0)
-            self._pacing.begin(beside=beside)
-
-    def flush(self, snapshot: Snapshot, timeout: float | None, attempts: int = ATTEMPTS) -> None:
-        """Wait until this snapshot, the newest, is durable; see `DurableSide.flush`."""
-        deadline = math.inf if timeout is None else self._clock.monotonic() + timeout
-        if self.writer.progress.last_durable == snapshot.id:
-            return
-        self._pacing.interrupt()
-        if self.writer.in_flight is not snapshot:
-            self._submit(snapshot, deadline)
-        self._wait(deadline, attempts)
-
-    def vacate(self) -> None:
-        """Return when nothing is in flight: the memory is needed. What cannot be written now is given up.
-
-        Raises:
-            DurableAgeError: a write hangs, and the job must stop.
-        """
-        while self.writer.in_flight is not None:
-            try:
-                self._wait(math.inf, attempts=1)
-            except HvdrecoverError:  # `verdict` tells what is final
-                self.writer.withdraw()
-                if self.writer.in_flight is not None and (verdict := self.verdict()) is not None:
-                    raise verdict from None
-
-    def verdict(self) -> HvdrecoverError | None:
-        """Return the reason why the job must stop, if it must."""
-        progress = self.writer.progress
-        if progress.failure is not None or progress.behind <= self._max_age:
-            return progress.failure
-        return DurableAgeError(
-            self.store.url,
-            f"no commit could be made durable for {progress.behind:.0f} s, and HVDRECOVER_MAX_DURABLE_AGE "
-            f"allows {self._max_age:g} s, so the job stops: {progress.describe()}. Make the storage work and "
-            "start the job again; it resumes from the last durable commit.",
-        )
-
-    def settle(self, seconds: float) -> None:
-        """Give the write in flight this long, and a few attempts, to succeed; raise nothing.
-
-        Then give the deletion of expired commits as long.
-        """
-        if self.verdict() is None:
-            self.writer.hurry()
-            with suppress(HvdrecoverError):
-                if self.writer.wait(seconds):
-                    self.writer.wait_for_cleanup(seconds)
-
-    def _stretch_ends(self) -> None:
-        progress = self.writer.progress
-        if progress.error is not None:
-            self._pacing.interrupt()  # the cost of an outage says nothing about a write
-        self._pacing.end()
-        if progress.last_durable is not None and progress.last_durable != self._paced:
-            self._paced = progress.last_durable
-            self._pacing.written(progress.seconds)
-        if (decision := self._pacing.decide()) is not None:
-            message = f"{self.store.url}: {decision.describe()}"
-            self.store.events.emit("interval", message, **vars(decision), cap=CAP)
-
-    def _try_to_submit(self, snapshot: Snapshot) -> bool:
-        taken = self.writer.submit(snapshot)
-        if taken:
-            self._commits_since = 0
-            self._begun = self._clock.monotonic()
-        return taken
-
-    def _submit(self, snapshot: Snapshot, deadline: float) -> None:
-        """Submit a snapshot as soon as no attempt is under way."""
-        while not self._try_to_submit(snapshot):
-            try:
-                self._wait(deadline, attempts=1)
-            except StorageError:  # about an earlier commit; this newer one takes its place
-                if self.verdict() is not None:
-                    raise
-
-    def _wait(self, deadline: float, attempts: int) -> None:
-        self.writer.hurry(attempts)
-        while not self.writer.wait(min(REMINDER_SECONDS, self._max_age, self._left(deadline))):
-            if (verdict := self.verdict()) is not None:
-                raise verdict
-            waiting = f"the newest commit is not durable yet: {self.writer.progress.describe()}"
-            if self._left(deadline) == 0.0:
-                remedy = "The write continues; wait again or longer."
-                raise FlushTimeoutError(self.store.url, f"{waiting}. {remedy}")
-            message = f"{self.store.url}: {waiting}"
-            facts = {"seconds": self.writer.progress.behind}
-            self.store.events.emit("waiting", message, level=logging.WARNING, **facts)
-
-    def _left(self, deadline: float) -> float:
-        return max(0.0, deadline - self._clock.monotonic())
-
-
 class DurableSide(Voter):
     """Durable commits and the near tier. Without a checkpoint root, all methods do nothing.
 
@@ -217,7 +66,7 @@ class DurableSide(Voter):
     Args:
         settings: the user's settings; None without a checkpoint root.
         context: the surroundings.
-        pacing: decides how often commits become durable, if the settings leave it open.
+        pacing: decides the interval, if the settings leave it open.
         memory: holds the commits.
 
     Attributes:
@@ -227,9 +76,15 @@ class DurableSide(Voter):
     def __init__(self, settings: Checkpoint | None, context: Context, pacing: Pacing, memory: Memory) -> None:
         self._settings = settings
         self._context = context
+        self._clock = context.clock
         self._pacing = pacing
+        self._paced: CommitId | None = None  # the durable commit that pacing has been told of
         self._memory = memory
-        self._writing: Durability | None = None
+        max_age = context.config.max_durable_age
+        self._max_age = math.inf if max_age is None else max_age
+        self._writer: BackgroundWriter | None = None
+        self._commits_since = 0
+        self._begun: float | None = None
         self._failure: HvdrecoverError | None = None
         self._loaded: Snapshot | None = None
         self.near = NearSide(settings, context, memory)
@@ -255,19 +110,35 @@ class DurableSide(Voter):
     @property
     def last_durable(self) -> CommitId | None:
         """The newest commit that this rank has made durable; None on all ranks but 0."""
-        return self._writing.writer.progress.last_durable if self._writing is not None else None
+        return None if self._writer is None else self._writer.progress.last_durable
 
     # -- commits ---------------------------------------------------------------------------------------
 
     def offer(self, *, ask: bool) -> None:
         """Have the newest commit in memory sealed near by, and written in the background if it is due.
 
+        It is not written while an attempt to write an earlier one is under way. In an outage it takes the
+        place of the one that could not be written.
+
         Args:
-            ask: have it written in any case; an attempt that is under way is waited for first.
+            ask: have it written in any case. An attempt that is under way is waited for first.
         """
         self.near.offer()
-        if self._memory.newest is not None and (writing := self.writing()) is not None:
-            writing.offer(self._memory.newest, ask=ask)
+        snapshot = self._memory.newest
+        if self._settings is None or snapshot is None or (writer := self.writer()) is None:
+            return
+        if self._pacing.on:
+            self._stretch_ends(writer)
+        self._commits_since += 1
+        seconds = math.inf if self._begun is None else self._clock.monotonic() - self._begun
+        if ask:
+            with suppress(HvdrecoverError):  # the verdict names final errors
+                self._submit(writer, snapshot, math.inf)
+        elif is_due(self._settings, self._commits_since, seconds, self._pacing.seconds):
+            self._try_to_submit(writer, snapshot)
+        if self._pacing.on:
+            # Also where a short write that has just begun is over by now.
+            self._pacing.begin(beside=self._commits_since == 0 or not writer.wait_for_cleanup(0.0))
 
     def flush(self, timeout: float | None, attempts: int = ATTEMPTS) -> None:
         """Wait until the newest commit in memory is durable; ranks other than 0 have nothing to wait for.
@@ -282,11 +153,18 @@ class DurableSide(Voter):
             FencedError: another job has taken the checkpoint root.
             NumericsError: it holds parameters that are not finite, and the state has a guard.
         """
-        if self._memory.newest is None or (writing := self.writing()) is None:
+        snapshot = self._memory.newest
+        if snapshot is None or (writer := self.writer()) is None:
             return
         if self._memory.objection is not None:
             raise self._memory.objection
-        writing.flush(self._memory.newest, timeout, attempts)
+        deadline = math.inf if timeout is None else self._clock.monotonic() + timeout
+        if writer.progress.last_durable == snapshot.id:
+            return
+        self._pacing.interrupt()
+        if writer.in_flight is not snapshot:
+            self._submit(writer, snapshot, deadline)
+        self._wait(writer, deadline, attempts)
 
     def make_durable(self, attempts: int) -> None:
         """Make the newest commit durable, and return when all ranks know that it is.
@@ -311,6 +189,18 @@ class DurableSide(Voter):
             raise reports.stopped(error_kinds.name(failed), "could not make the last commit durable")
         self.near.remove()
 
+    def settle(self) -> None:
+        """Let seals and writes that are under way end; called when a training function ends. Raise nothing.
+
+        The write has a few attempts to succeed. Then the deletion of expired commits has as long.
+        """
+        self.near.settle(SETTLE_SECONDS)
+        if self._writer is not None and self._verdict() is None:
+            self._writer.hurry()
+            with suppress(HvdrecoverError):
+                if self._writer.wait(SETTLE_SECONDS):
+                    self._writer.wait_for_cleanup(SETTLE_SECONDS)
+
     # -- recoveries ------------------------------------------------------------------------------------
 
     def claim(self, left: Mapping[str, str]) -> int:
@@ -320,26 +210,26 @@ class DurableSide(Voter):
             left: by start of a job, which near commit it has left on which host.
 
         Raises:
-            CheckpointError: the root can't be used.
+            CheckpointError: the root cannot be used.
         """
         retry = retrying(self._context.clock)
-        if (writing := retry(self.writing)) is None:
+        if (writer := retry(self.writer)) is None:
             return 1
         again = self._context.config.claimed == self.root
         if left and not again:
             left = {start: f"{where} ({self.near.folder})" for start, where in left.items()}
-            retry(writing.store.claims.check_holds, left)
-        return retry(writing.store.claim_next, again=again)
+            retry(writer.store.claims.check_holds, left)
+        return retry(writer.store.claim_next, again=again)
 
     def load(self) -> Snapshot | None:
         """Read the newest durable commit of the root that was claimed; None if there is none.
 
         Raises:
-            CheckpointError: the root can't be used.
+            CheckpointError: the root cannot be used.
         """
         loaded, self._loaded = self._loaded, None
-        if loaded is None and (writing := self.writing()) is not None:
-            return load_newest(writing.store, self._context.config.suspects)
+        if loaded is None and (writer := self.writer()) is not None:
+            return load_newest(writer.store, self._context.config.suspects)
         return loaded
 
     def standing(self, verified: bool) -> Standing:
@@ -351,16 +241,16 @@ class DurableSide(Voter):
         Raises:
             StorageError: the storage failed.
         """
-        retry, writing = retrying(self._context.clock), self.writing()
-        if writing is None:
+        retry, writer = retrying(self._context.clock), self.writer()
+        if writer is None:
             return Standing({}, None, 0)
         suspects = self._context.config.suspects
-        newest = retry(writing.store.newest, suspects)
-        if verified or suspects:  # a suspect one is marked, also where a near commit is taken in its place
+        newest = retry(writer.store.newest, suspects)
+        if verified:
             with suppress(NoUsableCommitError):
                 self._loaded = self.load()
             newest = None if self._loaded is None else self._loaded.id
-        claims = writing.store.claims
+        claims = writer.store.claims
         since = 0 if newest is None else retry(claims.first_of, newest.generation)
         return Standing(retry(claims.unreplaced), newest, since)
 
@@ -372,56 +262,112 @@ class DurableSide(Voter):
             heartbeat.notify(root=self.root)  # which the guardian tells the next process; see `claim`
         if self._context.world.rank() != 0:
             self.retire()
-        elif self._writing is not None:
-            self._writing.writer.progress.reinstate()
+        elif self._writer is not None:
+            self._writer.progress.reinstate()
 
     def retire(self) -> None:
         """Stop writing. Memory that may still be read for a write is never used again."""
         self._loaded = None
-        if self._writing is not None:
-            self._writing.writer.stop()
-            writer = self._writing.writer
+        if (writer := self._writer) is not None:
+            writer.stop()
             self._memory.arenas.abandon(lambda: writer.in_flight)
-            self._writing = None
+            self._writer, self._paced, self._commits_since, self._begun = None, None, 0, None
 
-    def settle(self) -> None:
-        """Let what is under way come to an end, near by and at the root; when a training function ends."""
-        self.near.settle(SETTLE_SECONDS)
-        if self._writing is not None:
-            self._writing.settle(SETTLE_SECONDS)
-
-    def writing(self) -> Durability | None:
-        """Return what writes commits, on the rank that does; None on the others.
+    def writer(self) -> BackgroundWriter | None:
+        """Return the writer, on the rank that writes commits; None on the others. Nothing is written yet.
 
         Raises:
-            ConfigError: the root's URL can't be opened.
+            ConfigError: the root's URL cannot be opened.
         """
         context = self._context
         if self._settings is None or not context.place.joined or context.place.rank != 0:
             return None
-        if self._writing is None:
-            release = self._memory.arenas.release
-            self._writing = Durability(self._settings, context, self._pacing, release)
-        return self._writing
+        if self._writer is None:
+            store = Store(
+                open_storage(self._settings.url),
+                keep=self._settings.keep,
+                job=context.place.job,
+                host=context.config.host,
+                events=context.events,
+                clock=context.clock,
+            )
+            self._writer = BackgroundWriter(store, context.place.rank, self._memory.arenas.release)
+        return self._writer
+
+    # -- waiting for writes ----------------------------------------------------------------------------
 
     def _in_flight(self) -> Snapshot | None:
-        return self._writing.writer.in_flight if self._writing is not None else None
+        return None if self._writer is None else self._writer.in_flight
 
     def _vacate(self) -> None:
-        if self._writing is not None:
-            self._writing.vacate()
+        """Return when nothing is in flight: the memory is needed. What cannot be written now is given up.
 
-    # -- a voter ---------------------------------------------------------------------------------------
+        Raises:
+            DurableAgeError: a write hangs, and the job must stop.
+        """
+        writer = self._writer
+        while writer is not None and writer.in_flight is not None:
+            try:
+                self._wait(writer, math.inf, attempts=1)
+            except HvdrecoverError:  # the verdict names final errors
+                writer.withdraw()
+                if writer.in_flight is not None and (verdict := self._verdict()) is not None:
+                    raise verdict from None
+
+    def _try_to_submit(self, writer: BackgroundWriter, snapshot: Snapshot) -> bool:
+        taken = writer.submit(snapshot)
+        if taken:
+            self._commits_since = 0
+            self._begun = self._clock.monotonic()
+        return taken
+
+    def _submit(self, writer: BackgroundWriter, snapshot: Snapshot, deadline: float) -> None:
+        """Submit a snapshot as soon as no attempt is under way."""
+        while not self._try_to_submit(writer, snapshot):
+            try:
+                self._wait(writer, deadline, attempts=1)
+            except StorageError:  # about an earlier commit; this newer one takes its place
+                if self._verdict() is not None:
+                    raise
+
+    def _wait(self, writer: BackgroundWriter, deadline: float, attempts: int) -> None:
+        def left() -> float:
+            return max(0.0, deadline - self._clock.monotonic())
+
+        writer.hurry(attempts)
+        while not writer.wait(min(REMINDER_SECONDS, self._max_age, left())):
+            if (verdict := self._verdict()) is not None:
+                raise verdict
+            url = writer.store.url
+            waiting = f"the newest commit is not durable yet: {writer.progress.describe()}"
+            if left() == 0.0:
+                raise FlushTimeoutError(url, f"{waiting}. The write continues; wait again or longer.")
+            facts = {"seconds": writer.progress.behind}
+            self._context.events.emit("waiting", f"{url}: {waiting}", level=logging.WARNING, **facts)
+
+    def _stretch_ends(self, writer: BackgroundWriter) -> None:
+        progress = writer.progress
+        if progress.error is not None:
+            self._pacing.interrupt()  # the cost of an outage says nothing about a write
+        self._pacing.end()
+        if progress.last_durable is not None and progress.last_durable != self._paced:
+            self._paced = progress.last_durable
+            self._pacing.written(progress.seconds)
+        if (decision := self._pacing.decide()) is not None:
+            message = f"{writer.store.url}: {decision.describe()}"
+            self._context.events.emit("interval", message, **vars(decision), cap=CAP)
+
+    # -- as a voter ------------------------------------------------------------------------------------
 
     def numbers(self, moment: Moment) -> Sequence[int]:
         """Send the number of an error that must stop the job."""
         if moment.kind == "rendezvous":
             return ()
-        self._failure = self._writing.verdict() if self._writing is not None else None
+        self._failure = self._verdict()
         return [error_kinds.number(self._failure)]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Return this rank's error, or what stands for that of rank 0.
+        """Return this rank's error, or an error that names that of rank 0.
 
         If rank 0 left alone, the others would take it for lost, and continue without it.
         """
@@ -429,3 +375,17 @@ class DurableSide(Voter):
             return self._failure
         failed = int(table.max(initial=0))
         return reports.stopped(error_kinds.name(failed), "has stopped the job") if failed else None
+
+    def _verdict(self) -> HvdrecoverError | None:
+        """Return the reason why the job must stop, if it must."""
+        if self._writer is None:
+            return None
+        progress = self._writer.progress
+        if progress.failure is not None or progress.behind <= self._max_age:
+            return progress.failure
+        return DurableAgeError(
+            self._writer.store.url,
+            f"no commit could be made durable for {progress.behind:.0f} s, and HVDRECOVER_MAX_DURABLE_AGE "
+            f"allows {self._max_age:g} s, so the job stops: {progress.describe()}. Make the storage work and "
+            "start the job again; it resumes from the last durable commit.",
+        )

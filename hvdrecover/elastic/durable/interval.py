@@ -1,7 +1,7 @@
 """``Checkpoint(interval="auto")``: the time between durable commits, decided while a job runs.
 
-An *interval* is the time from the beginning of one durable commit to that of the next. The *stall* is how
-much longer training takes for one. Failures come at random, at a constant rate. All times are in seconds.
+An *interval* is the time between the beginnings of two durable commits. The *stall* is how much longer
+training takes for one. Failures come at random, at a constant rate. All times are in seconds.
 
 Sources: J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications of the
 ACM 17 (9), 1974, pp. 530-531. J. T. Daly, "A higher order estimate of the optimum checkpoint interval for

@@ -188,7 +188,7 @@ class NearSide:
     def _read(self, commit: CommitId) -> Recalled | None:
         """Read a sealed commit into memory of this process, as its keeper may overwrite it meanwhile.
 
-        Digests tell whether that happened.
+        Wrong digests show that it did.
         """
         storage = LocalStorage(self.folder or Path())
         try:

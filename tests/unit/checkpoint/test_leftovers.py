@@ -278,7 +278,7 @@ def test_on_a_disk_without_room_for_a_claim_spare_files_make_some(disk):
     store = make_store(LocalStorage(disk.folder / "root"), keep=1)
     store.claim_next()
     store.write(large(1, 1, NBYTES), 0)
-    store._delete_expired = lambda manifest: None  # it is killed before it deletes what is not kept any more
+    store._delete_expired = lambda manifest: None  # it is killed before it deletes the first
     store.write(large(1, 2, NBYTES), 0)
     disk.fill()
     rank_0 = make_store(LocalStorage(disk.folder / "root"), keep=1)

@@ -53,9 +53,9 @@ def commit_and_settle(state: State) -> None:
     """A commit whose write, if it began one, has ended, with all deletions after it."""
     train(state)
     state.commit()
-    assert state._durable._writing is not None
-    state._durable._writing.writer.wait()
-    assert state._durable._writing.writer.wait_for_cleanup(HANG_SECONDS)
+    assert state._durable._writer is not None
+    state._durable._writer.wait()
+    assert state._durable._writer.wait_for_cleanup(HANG_SECONDS)
 
 
 def store_of(roots: FakeRoots) -> Store:
@@ -116,9 +116,9 @@ def test_who_waits_for_a_commit_does_not_wait_for_deletions(process: Process, ro
         if number == 2:
             state.flush()
             assert state.last_durable == CommitId(1, 2)
-    assert state._durable._writing is not None
-    assert not state._durable._writing.writer._cleaned_up.is_set()
-    in_flight = state._durable._writing.writer.in_flight
+    assert state._durable._writer is not None
+    assert not state._durable._writer._cleaned_up.is_set()
+    in_flight = state._durable._writer.in_flight
     assert in_flight is not None
     assert in_flight.id == CommitId(1, 3)
     root.delete_gate.set()
@@ -153,7 +153,7 @@ def test_a_commit_made_while_a_write_is_in_flight_stays_in_memory(process: Proce
         train(state)
         state.commit()
     root.gate.set()
-    state._durable._writing.writer.wait()  # type: ignore[union-attr]
+    state._durable._writer.wait()  # type: ignore[union-attr]
     commit_and_settle(state)
     assert [commit.commit for commit in root.published] == [1, 5]
 
@@ -166,8 +166,8 @@ def test_the_bytes_of_the_snapshot_in_flight_never_change(
     train(state)
     state.commit()
     wait_until_blocked(root)
-    assert state._durable._writing is not None
-    in_flight = state._durable._writing.writer.in_flight
+    assert state._durable._writer is not None
+    in_flight = state._durable._writer.in_flight
     assert in_flight is not None
     before = (in_flight.arenas["model"].buffer.tobytes(), str(in_flight.state))
     for _ in range(4):  # more often than there are arenas
@@ -177,7 +177,7 @@ def test_the_bytes_of_the_snapshot_in_flight_never_change(
     state.sync()
     assert (in_flight.arenas["model"].buffer.tobytes(), str(in_flight.state)) == before
     root.gate.set()
-    state._durable._writing.writer.wait()
+    state._durable._writer.wait()
     assert weight_in(roots, CommitId(1, 1)) == 1.0
 
 
@@ -302,8 +302,8 @@ def test_training_continues_through_an_outage_and_the_newest_commit_is_what_gets
         train(state)
         state.commit()
     assert state.last_commit == CommitId(1, 26)
-    assert state._durable._writing is not None and state._durable._writing.writer.in_flight is not None
-    assert state._durable._writing.writer.in_flight.id == CommitId(1, 21)  # the newest that was due
+    assert state._durable._writer is not None and state._durable._writer.in_flight is not None
+    assert state._durable._writer.in_flight.id == CommitId(1, 21)  # the newest that was due
     root.failures = 0
     state.flush()
     assert root.published == [CommitId(1, 26)]
@@ -499,12 +499,12 @@ def test_all_ranks_of_a_job_that_was_replaced_stop_together(root: FakeRoot, root
         if process.world.rank() == 0:
             block(root)
         state.commit()
-        if state._durable._writing is not None:
+        if state._durable._writer is not None:
             wait_until_blocked(root)
             store_of(roots).claim_next()
             root.gate.set()
             with pytest.raises(FencedError):
-                state._durable._writing.writer.wait()
+                state._durable._writer.wait()
         with pytest.raises((FencedError, StoppedError)) as caught:
             state.commit()
         return kinds(caught.value)
@@ -528,9 +528,9 @@ def test_a_job_that_was_replaced_stops_at_the_first_commit_that_knows(
     wait_until_blocked(root)
     store_of(roots).claim_next()
     root.gate.set()
-    assert state._durable._writing is not None
+    assert state._durable._writer is not None
     with pytest.raises(FencedError):
-        state._durable._writing.writer.wait()
+        state._durable._writer.wait()
     for _ in range(2):
         with pytest.raises(FencedError, match="generation 2 "):
             state.commit()
@@ -555,9 +555,9 @@ def test_a_rank_that_its_own_job_continued_without_writes_again_after_a_rendezvo
     )
     assert others.claim_next() == 2
     root.gate.set()
-    assert state._durable._writing is not None
+    assert state._durable._writer is not None
     with pytest.raises(FencedError):
-        state._durable._writing.writer.wait()
+        state._durable._writer.wait()
     for _ in range(2):
         state.sync()  # once for each generation
     state.commit()
@@ -585,5 +585,5 @@ def test_settling_waits_for_the_write_in_flight_and_raises_nothing(process: Proc
     root.failures = 1
     state.commit()
     state._durable.settle()
-    assert state._durable._writing is not None
-    assert state._durable._writing.writer.in_flight is None
+    assert state._durable._writer is not None
+    assert state._durable._writer.in_flight is None

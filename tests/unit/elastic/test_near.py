@@ -145,7 +145,7 @@ def test_a_process_restarted_beside_others_takes_part_in_the_election(near: Path
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_process_that_is_restarted_takes_the_commit_from_its_hosts_memory(near: Path, lost: int) -> None:
-    """Rank 0 keeps the near tier, rank 1 reads what it has sealed."""
+    """Rank 0 keeps the near tier, rank 1 reads its sealed commits."""
     sealed_all = threading.Barrier(2, timeout=HANG_SECONDS)
 
     def body(process: Process) -> Any:

@@ -511,7 +511,7 @@ def test_a_rank_that_is_no_longer_rank_0_stops_writing(roots: FakeRoots) -> None
     counting = Counting(URL, flush=True)
     counting.run(1, change_at(0, "gradient", 2, add=1, ahead=True))
     old, new = sorted(counting.states, key=lambda state: -state._context.world.rank())
-    assert old._durable._writing is None
+    assert old._durable._writer is None
     assert (old.last_durable, new.last_durable) == (None, CommitId(2, 5))
     ours = [commit for commit in roots[URL].published if commit.generation == 2]
     assert ours == [CommitId(2, 3), CommitId(2, 4), CommitId(2, 5)]
@@ -528,7 +528,7 @@ def test_a_retired_writer_gives_up_its_retries(roots: FakeRoots) -> None:
             root.failures = 1
             state.commit()
             assert root.at_the_gate.wait(HANG_SECONDS)
-            writer = state._durable._writing.writer  # type: ignore[union-attr]
+            writer = state._durable._writer  # type: ignore[union-attr]
             process.world.shutdown()
             process.world.init()
             state.sync()

@@ -92,15 +92,13 @@ def test_writing_the_last_commit_is_no_hang(
     state.sync()
     state.commit()
     paused: list[bool] = []
-    durability = state._durable._writing
-    assert durability is not None
-    flush = durability.flush
+    flush = state._durable.flush
 
     def noting(*arguments: object) -> None:
         paused.append(page.read().paused)
         flush(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(durability, "flush", noting)
+    monkeypatch.setattr(state._durable, "flush", noting)
     state.flush()
     state.commit()
     state.finish()

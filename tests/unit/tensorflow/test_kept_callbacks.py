@@ -219,7 +219,7 @@ def test_a_users_own_callback_is_kept_if_it_is_named_and_else_there_is_a_warning
     with pytest.raises(InterruptionError):
         fit(state, own, interrupt, keep=[own] if kept else [])
     state.flush()
-    assert state._durable._writing.writer.wait_for_cleanup(60.0)  # else the next start does it, and says so
+    assert state._durable._writer.wait_for_cleanup(60.0)  # else the next start does it, and says so
     state, own = a_state(tmp_path), Counting()
     fit(state, own, keep=[own] if kept else [])
     texts = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
