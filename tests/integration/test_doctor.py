@@ -173,9 +173,9 @@ def test_a_bucket_that_is_there_and_one_that_is_not(doctor: Doctor, monkeypatch:
     finally:
         server.stop()
     assert code == 1
-    assert found["root: writing"]["outcome"] == "failure"
-    assert "bucket does not exist" in found["root: writing"]["what"]
-    assert SECRET not in json.dumps(found) and HOST not in found["root: writing"]["what"]
+    assert found["checkpoint root"]["outcome"] == "failure"
+    assert "bucket does not exist" in found["checkpoint root"]["what"]
+    assert SECRET not in json.dumps(found) and HOST not in found["checkpoint root"]["what"]
 
 
 def test_a_horovod_that_cannot_be_imported_is_a_failure(doctor: Doctor, tmp_path: Path) -> None:
