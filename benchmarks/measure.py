@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdrecover.checkpoint.arena import Bytes, allocate
-from hvdrecover.elastic.state import State
+from hvdrecover.state.state import State
 
 Take = Callable[[], float]
 """Prepares, measures once, and cleans up; only the measured part is in what it returns."""
@@ -106,8 +106,8 @@ def sync_all(path: Path) -> None:
 
 def let_clean_up(state: State) -> None:
     """Wait until what is no longer kept is gone: deleting must not slow down what is measured next."""
-    assert state._durable._writer is not None
-    if not state._durable._writer.wait_for_cleanup(_CLEANUP_SECONDS):
+    assert state._session.durable._writer is not None
+    if not state._session.durable._writer.wait_for_cleanup(_CLEANUP_SECONDS):
         raise RuntimeError("old commits are being deleted still")
 
 

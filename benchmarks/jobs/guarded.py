@@ -8,8 +8,8 @@ from typing import Protocol
 
 from benchmarks.measure import stopwatch
 from benchmarks.states import Setting
-from hvdrecover.elastic.state import State
 from hvdrecover.guard.settings import Guard
+from hvdrecover.state.state import State
 
 RESULT = "guard.json"
 _PAIRS = {

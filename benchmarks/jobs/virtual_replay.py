@@ -50,7 +50,7 @@ def steps_of(setting: Setting) -> tuple[list[float], list[float]]:
         optimizer.step()
 
     train(state)
-    seed = state._own.random.seed
+    seed = state._session.own.random.seed
     drawing = 1e3 * stopwatch(lambda: plan(seed, 1, (1, 1), 0.0, calibrate=False))
     replayed = {
         number

@@ -12,13 +12,12 @@ import torch
 from benchmarks.rows import Curve
 from benchmarks.scale.simulated import Simulated
 from benchmarks.states import Setting
-from hvdrecover.checkpoint import manifest, values
-from hvdrecover.elastic.agreement import exchange
-from hvdrecover.elastic.commits.own import RANDOM
-from hvdrecover.elastic.commits.per_rank import PerRank
-from hvdrecover.elastic.commits.randomness import Randomness
-from hvdrecover.elastic.state import State
+from hvdrecover.checkpoint import manifest
 from hvdrecover.guard.settings import Guard
+from hvdrecover.state import rank_local
+from hvdrecover.state.random import Randomness
+from hvdrecover.state.rank_local import RANDOM, PerRank
+from hvdrecover.state.state import State
 from hvdrecover.torch.framework import TorchFramework
 
 _RANKS = {"full": (2, 16, 128, 1024, 4096), "small": (2, 8)}
@@ -56,7 +55,7 @@ def _manifest(ranks: int) -> tuple[float, int]:
     state.sync()
     state.batch += 1
     state.commit()
-    snapshot = state._memory.newest
+    snapshot = state._session.memory.newest
     assert snapshot is not None
     began = time.perf_counter()
     text = manifest.dumps(snapshot.manifest((), {}, 0.0))
@@ -93,12 +92,12 @@ def _commit(state: State) -> None:
 
 def _other(mine: bytes, rank: int) -> bytes:
     """Return what another rank says of its own: what this one says, in its name."""
-    head, files = exchange.unpacked(mine)
+    head, files = rank_local._unpacked(mine)
     if head is None:
         return mine
     streams = {str(rank): state for state in head[RANDOM].values()}
     own = {
-        name: [values.join_dict([rank], values.split_dict(structure)), has_file]
+        name: [{"$dict": [[rank, item] for _, item in structure["$dict"]]}, has_file]
         for name, (structure, has_file) in head["values"].items()
     }
-    return exchange.packed({**head, "ranks": [rank], "values": own, RANDOM: streams}, files)
+    return rank_local._pack({**head, "ranks": [rank], "values": own, RANDOM: streams}, files)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.elastic.horovod import HorovodWorld, framed
+from hvdrecover.state.horovod import HorovodWorld, framed
 
 _WORD = 8  # bytes of the length before what a rank sends
 

@@ -21,7 +21,7 @@ class Snapshot:
         id: which commit this is.
         arenas: a safetensors file for each attribute of the state that holds tensors, by attribute name.
         state: all else, as plain JSON values, and mappings that are read when it is written; see
-            `hvdrecover.elastic.state`.
+            `hvdrecover.state.state`.
         world_size: number of ranks when the commit was made.
         versions: of the framework, Horovod and hvdrecover.
         finished: whether the training function had returned.

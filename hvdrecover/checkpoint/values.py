@@ -122,16 +122,11 @@ def _has_plain_keys(keys: Iterable[Any]) -> bool:
     return all(type(key) is str and not key.startswith("$") for key in keys)
 
 
-def join_dict(keys: Sequence[int | str], items: Sequence[Json]) -> Json:
+def join_dict(keys: Iterable[int | str], items: Sequence[Json]) -> Json:
     """Return what `encode` makes of a dict, from its keys and its encoded items."""
     if _has_plain_keys(keys):
         return dict(zip(keys, items, strict=True))
     return {"$dict": [[encode(key, "key"), item] for key, item in zip(keys, items, strict=True)]}
-
-
-def split_dict(encoded: Json) -> list[Json]:
-    """The encoded items of an encoded dict, in order."""
-    return [item for _, item in encoded["$dict"]] if "$dict" in encoded else list(encoded.values())
 
 
 def _repr(value: Any) -> str:

@@ -35,20 +35,18 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.data.order import SampleOrder
-from hvdrecover.elastic.agreement.transfer import Agreement
-from hvdrecover.elastic.companions import Observer
-from hvdrecover.elastic.context import Context
 from hvdrecover.events import Events
+from hvdrecover.state.hooks import Agreement, Context, Hook
 
 _PIECE = 1 << 26  # bytes that a process takes at a time until it has no memory left
 
 
-def observers(context: Context) -> tuple[Observer, ...]:
+def observers(context: Context) -> tuple[Hook, ...]:
     """Return the witness of a state."""
     return (Witness(context),)
 
 
-class Witness(Observer):
+class Witness(Hook):
     """The witness in one process."""
 
     def __init__(self, context: Context) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from hvdrecover.elastic.state import State
+from hvdrecover.state.state import State
 
 
 class Ledger:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from collections.abc import Sequence
 
@@ -17,22 +18,20 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest_numbers
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.data.version import differences
-from hvdrecover.elastic.agreement.exchange import encoded, gather_json
-from hvdrecover.elastic.commits.memory import Memory
-from hvdrecover.elastic.companions import Moment, Table, Voter
-from hvdrecover.elastic.context import Context
-from hvdrecover.elastic.interfaces import Entry
 from hvdrecover.errors import DataChangedError, DivergedError, StructureError
 from hvdrecover.events import logger
 from hvdrecover.guard import parameters, structure
 from hvdrecover.guard.parameters import Difference, Tensor
 from hvdrecover.guard.settings import Guard
 from hvdrecover.guard.votes import Vote, by_value, first_lines, named, vote
+from hvdrecover.state.adapter import Entry, gather_json
+from hvdrecover.state.hooks import Context, Hook, Moment, Table
+from hvdrecover.state.memory import Memory
 
 _ABSENT = [0, 0, -1]  # the ballot of a rank that has made no commit
 
 
-class GuardHook(Voter):
+class GuardHook(Hook):
     """This rank's part in the comparisons.
 
     Args:
@@ -131,7 +130,7 @@ class GuardHook(Voter):
         snapshot = memory.newest if memory.newest is not None and memory.newest.id == commit else None
         mine = _ABSENT if snapshot is None else parameters.ballot(self._tensors(snapshot))
         local = self._rank_local(None if self._warned else snapshot)
-        own = [0, 0, 0] if local is None else [1, *digest_numbers(encoded(local))]
+        own = [0, 0, 0] if local is None else [1, *digest_numbers(json.dumps(local).encode())]
         table = self._world.allgather([*mine, *own], "hvdrecover.guard.ballots")
         if table[:, 3].all() and (table[:, 3:] != table[0, 3:]).any():
             self._compare_rank_local(snapshot, "after a recovery all continue with those of one rank")

@@ -8,13 +8,12 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 
-from hvdrecover.elastic.agreement.exchange import gather_json
-from hvdrecover.elastic.companions import Moment, Table, Voter
-from hvdrecover.elastic.context import Context
 from hvdrecover.guard.votes import named
+from hvdrecover.state.adapter import gather_json
+from hvdrecover.state.hooks import Context, Hook, Moment, Table
 
 
-class Missing(Voter):
+class Missing(Hook):
     """The gradients that this rank has lacked since the last commit.
 
     Attributes:

@@ -16,12 +16,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hvdrecover.data.order import SampleOrder, Stretch
-from hvdrecover.elastic.agreement.exchange import gather_json
-from hvdrecover.elastic.companions import Moment, Observer, Table, Voter
-from hvdrecover.elastic.context import Context
 from hvdrecover.errors import ConfigError, HvdrecoverError, NumericsError
 from hvdrecover.guard.settings import Guard, Numerics
 from hvdrecover.guard.votes import first_lines, named
+from hvdrecover.state.adapter import gather_json
+from hvdrecover.state.hooks import Context, Hook, Moment, Table
 
 WINDOW = 1000  # steps over which bad steps are counted
 _LISTED = 8  # tensors or samples in a message; events have all
@@ -68,7 +67,7 @@ class Sighting:
     used: int = 0
 
 
-class Judge(Observer, Voter):
+class Judge(Hook):
     """One rank's part in finding bad steps and reacting to them.
 
     Args:

@@ -18,7 +18,7 @@ from hvdrecover.checkpoint.digest import Digest, digest, digest_numbers
 from hvdrecover.checkpoint.inspection.decoding import decode
 from hvdrecover.checkpoint.layout import ITEM_BYTES, TensorSpec
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic.interfaces import World
+from hvdrecover.state.adapter import World
 
 PIECE = 1 << 26
 """Bytes in one broadcast; a multiple of every dtype's size."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from hvdrecover.elastic.interfaces import World
 from hvdrecover.errors import ShardsError
 from hvdrecover.guard.votes import by_value, named
+from hvdrecover.state.adapter import World
 
 _LISTED = 5  # samples in a line
 Samples = npt.NDArray[np.int64]

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from hvdrecover.checkpoint.digest import digest, digest_numbers
-from hvdrecover.elastic.commits.contents import Contents
-from hvdrecover.elastic.interfaces import Entry, Framework
 from hvdrecover.guard.settings import Guard
 from hvdrecover.guard.votes import by_value, first_lines, named
+from hvdrecover.state.adapter import Entry, Framework
+from hvdrecover.state.contents import Contents
 from hvdrecover.version import __version__
 
 Description = tuple[Entry, ...]

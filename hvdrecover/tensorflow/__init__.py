@@ -4,15 +4,15 @@ import horovod.tensorflow as _hvd
 
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
 from hvdrecover.data.version import DataVersion
-from hvdrecover.elastic.commits.loading import Loaded
-from hvdrecover.elastic.lifecycle.stalls import paused
-from hvdrecover.elastic.lifecycle.startup import join as _join
-from hvdrecover.elastic.run import run
 from hvdrecover.elastic.scalars.trackers import MLflow, Tracker, WandB
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError
 from hvdrecover.guard.settings import Guard
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.stand_in import standing_in as _standing_in
+from hvdrecover.state.liveness import paused
+from hvdrecover.state.loading import Loaded
+from hvdrecover.state.run import run
+from hvdrecover.state.startup import join as _join
 from hvdrecover.tensorflow import elastic as elastic
 from hvdrecover.tensorflow.averaging import DistributedGradientTape, PartialDistributedGradientTape
 from hvdrecover.tensorflow.broadcasting import (

@@ -14,8 +14,8 @@ from hvdrecover.checkpoint.inspection import catalog, readable
 from hvdrecover.checkpoint.inspection.export import chosen, written_aside
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.storage import Storage
-from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.errors import ExportError, MismatchError
+from hvdrecover.state.contents import Contents
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 
 _MODEL = "model"  # the attribute that is exported unless another one is named

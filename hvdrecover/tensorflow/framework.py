@@ -16,11 +16,10 @@ from keras.src.random.seed_generator import global_seed_generator
 from hvdrecover.checkpoint import memcpy
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
-from hvdrecover.elastic import horovod
-from hvdrecover.elastic.commits import generator_states
-from hvdrecover.elastic.commits.fitting import fit_tensors
-from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
+from hvdrecover.state import horovod
+from hvdrecover.state import random as streams
+from hvdrecover.state.adapter import Entry, Tree, fit_tensors
 from hvdrecover.tensorflow import guard
 from hvdrecover.tensorflow.optimizer import forget_sums, passes
 from hvdrecover.tensorflow.reports import Reports
@@ -55,7 +54,7 @@ class View(np.ndarray):
 
 
 class TensorFlowFramework(Reports):
-    """The TensorFlow side of the core; see `hvdrecover.elastic.interfaces.Framework`."""
+    """The TensorFlow side of the core; see `hvdrecover.state.adapter.Framework`."""
 
     name = "tensorflow"
 
@@ -217,7 +216,7 @@ class TensorFlowFramework(Reports):
     def generators(self) -> Any:
         """The states of all of them."""
         return {
-            "python": generator_states.python(),
+            "python": streams.python_state(),
             "numpy": np.random.get_state(legacy=False),
             "tensorflow": _tensorflow_generator().state.numpy(),
             "keras": [state.numpy() for state in self._keras_states()],
@@ -225,8 +224,8 @@ class TensorFlowFramework(Reports):
 
     def set_generators(self, states: Any) -> None:
         """Set what `generators` gave."""
-        generator_states.set_python(states["python"])
-        generator_states.set_numpy(states["numpy"])
+        streams.set_python(states["python"])
+        streams.set_numpy(states["numpy"])
         _tensorflow_generator().state.assign(states["tensorflow"])
         for mine, stored in zip(self._keras_states(), states["keras"], strict=False):
             mine.assign(stored)

@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdrecover.elastic.interfaces import Entry
 from hvdrecover.errors import ConfigError, NumericsError
 from hvdrecover.guard import shards
 from hvdrecover.guard.numbers import Judge, RolledBack
+from hvdrecover.state.adapter import Entry
 from hvdrecover.tensorflow import faults, xla
 from hvdrecover.tensorflow.optimizer import Distributed
 from hvdrecover.tensorflow.own_gradients import Gradient, own, sums, values

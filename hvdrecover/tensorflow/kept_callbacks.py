@@ -13,9 +13,8 @@ import tensorflow as tf
 from keras.callbacks import Callback, CSVLogger
 
 from hvdrecover.checkpoint import values
-from hvdrecover.elastic.agreement.exchange import gather_json
-from hvdrecover.elastic.interfaces import World
 from hvdrecover.errors import ConfigError
+from hvdrecover.state.adapter import World, gather_json
 from hvdrecover.tensorflow import known_callbacks as known
 
 logger = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ _PARTS = {"epochs", "stop", "metrics", "callbacks"}
 
 
 class KeptCallbacks:
-    """The part of a commit that belongs to a ``fit``; see `hvdrecover.elastic.interfaces.HiddenAttribute`."""
+    """The part of a commit that belongs to a ``fit``; see `hvdrecover.state.adapter.HiddenAttribute`."""
 
     def __init__(self) -> None:
         self._held: Record | None = None  # of a fit that has not ended of itself

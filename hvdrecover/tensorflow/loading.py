@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.elastic.commits import loading
-from hvdrecover.elastic.commits.loading import Loaded
+from hvdrecover.state import loading
+from hvdrecover.state.loading import Loaded
 from hvdrecover.tensorflow.building import build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvdrecover.elastic.agreement.exchange import gather_json
 from hvdrecover.errors import MissingGradientError
 from hvdrecover.guard.votes import first_lines, named
+from hvdrecover.state.adapter import gather_json
 from hvdrecover.tensorflow import faults
 from hvdrecover.tensorflow.own_gradients import Gradient
 from hvdrecover.tensorflow.variables import Variable, name_of, raw

@@ -8,14 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdrecover.elastic.commits import per_rank
 from hvdrecover.errors import ConfigError, PerRankError, UnsupportedValueError
+from hvdrecover.state import rank_local
 
 _numbers = itertools.count()
 
 
-class PerRank(per_rank.PerRank):
-    """A value of this rank's own; see `hvdrecover.elastic.commits.per_rank.PerRank`.
+class PerRank(rank_local.PerRank):
+    """A value of this rank's own; see `hvdrecover.state.rank_local.PerRank`.
 
     It may be an iterator of a ``tf.data`` data set: a commit holds what ``tf.train.Checkpoint`` writes of it,
     with the content of its shuffle buffers. At the end of an epoch, assign a new iterator to ``value``; with

@@ -1,18 +1,18 @@
-"""Reports of steps that companions ask TensorFlow for."""
+"""Reports of steps that hooks ask TensorFlow for."""
 
 from __future__ import annotations
 
-from hvdrecover.elastic.commits.contents import Contents
-from hvdrecover.elastic.interfaces import StepObserver
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.guard.missing import Missing
 from hvdrecover.guard.numbers import Judge
+from hvdrecover.state.adapter import StepObserver
+from hvdrecover.state.contents import Contents
 from hvdrecover.tensorflow import faults, guard
 from hvdrecover.tensorflow.steps import Steps
 
 
 class Reports:
-    """The part of `hvdrecover.elastic.interfaces.Framework` that companions ask for; adds hooks as asked.
+    """The part of `hvdrecover.state.adapter.Framework` that reports steps to hooks.
 
     Attributes:
         step_observers: want to know when ``model.fit`` begins a step.

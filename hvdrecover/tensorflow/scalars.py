@@ -16,7 +16,7 @@ _v1 = tf.compat.v1
 
 
 class TensorFlowWriter:
-    """A TensorBoard run; see `hvdrecover.elastic.interfaces.Writer`.
+    """A TensorBoard run; see `hvdrecover.state.adapter.Writer`.
 
     The writer of ``tf.compat.v1`` writes all scalars of a step as one event, with the time of the step, and
     marks steps that a restart takes back. ``tf.summary`` can do neither, and takes 200 times as long.

@@ -9,11 +9,11 @@ import horovod.tensorflow as hvd
 import keras
 
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.scalars.trackers import Tracker
-from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError
 from hvdrecover.guard.settings import Guard
+from hvdrecover.state.random import Randomness
+from hvdrecover.state.state import State
 from hvdrecover.tensorflow import virtual
 from hvdrecover.tensorflow.building import build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.callback_list import refuse_backups
@@ -35,7 +35,7 @@ class TensorFlowState(State):
         variables: ``tf.Variable`` and Keras variables, or None.
         checkpoint: a `Checkpoint` or its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that nothing
             is written.
-        rng: ``"reseed"``, the default, or ``"store"``; see `hvdrecover.elastic.commits.randomness`.
+        rng: ``"reseed"``, the default, or ``"store"``; see `hvdrecover.state.random`.
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
         tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank; None writes none. Make
             the state before functions are traced.
@@ -145,16 +145,16 @@ class TensorFlowState(State):
     @property
     def _virtual_ranks(self) -> int | None:
         """The number of virtual ranks; None without."""
-        return self._context.ranks.virtual
+        return self._session.context.ranks.virtual
 
     def _components(self) -> Iterable[Any]:
         """The tracked attributes."""
-        return self._context.attributes.values()
+        return self._session.context.attributes.values()
 
     @property
     def _datasets(self) -> list[ElasticDataset]:
         """The elastic data sets among the attributes."""
-        return datasets(self._context.attributes)
+        return datasets(self._session.context.attributes)
 
 
 class TensorFlowKerasState(TensorFlowState):

@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdrecover.elastic.commits.per_rank import PerRank
-from hvdrecover.elastic.interfaces import Framework
 from hvdrecover.errors import ConfigError, StepError
+from hvdrecover.state.adapter import Framework
+from hvdrecover.state.rank_local import PerRank
 from hvdrecover.tensorflow import faults
 from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.optimizer import Distributed

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.elastic.horovod import HorovodWorld
+from hvdrecover.state.horovod import HorovodWorld
 from hvdrecover.tensorflow import faults
 
 

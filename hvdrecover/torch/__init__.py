@@ -4,16 +4,16 @@ import horovod.torch as _hvd
 
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
 from hvdrecover.data.version import DataVersion
-from hvdrecover.elastic.commits.loading import Loaded
-from hvdrecover.elastic.commits.per_rank import PerRank
-from hvdrecover.elastic.lifecycle.stalls import paused
-from hvdrecover.elastic.lifecycle.startup import join as _join
-from hvdrecover.elastic.run import run
 from hvdrecover.elastic.scalars.trackers import MLflow, Tracker, WandB
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError, StepError
 from hvdrecover.guard.settings import Guard
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.stand_in import standing_in as _standing_in
+from hvdrecover.state.liveness import paused
+from hvdrecover.state.loading import Loaded
+from hvdrecover.state.rank_local import PerRank
+from hvdrecover.state.run import run
+from hvdrecover.state.startup import join as _join
 from hvdrecover.torch import elastic as elastic
 from hvdrecover.torch import heartbeats as _progress
 from hvdrecover.torch import wrapper as _wrapper

@@ -11,7 +11,7 @@ import torch
 from hvdrecover.checkpoint import memcpy
 from hvdrecover.checkpoint.arena import HUGE_PAGE, allocate
 from hvdrecover.checkpoint.memcpy import Span
-from hvdrecover.elastic.interfaces import Tree
+from hvdrecover.state.adapter import Tree
 
 
 def copy_all(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:

@@ -15,8 +15,8 @@ from hvdrecover.checkpoint.inspection.export import chosen, written_aside
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import Storage
-from hvdrecover.elastic.commits.copier import rebuild
 from hvdrecover.errors import ExportError
+from hvdrecover.state.trees import rebuild
 from hvdrecover.torch.framework import TorchFramework
 
 _SCALARS = {type(None), bool, int, float, complex, str, bytes}

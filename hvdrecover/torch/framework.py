@@ -16,11 +16,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
-from hvdrecover.elastic import horovod
-from hvdrecover.elastic.commits import generator_states
-from hvdrecover.elastic.commits.fitting import fit_tensors
-from hvdrecover.elastic.interfaces import Entry, Tree
 from hvdrecover.errors import UnsupportedTensorError
+from hvdrecover.state import horovod
+from hvdrecover.state import random as streams
+from hvdrecover.state.adapter import Entry, Tree, fit_tensors
 from hvdrecover.torch import guard, optimizers, pinning, unkept
 from hvdrecover.torch.copying import all_equal, copy_all
 from hvdrecover.torch.names import by_name, parameters_of, renamed
@@ -55,7 +54,7 @@ _BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
 
 
 class TorchFramework(Reports):
-    """The torch side of the core; see `hvdrecover.elastic.interfaces.Framework`."""
+    """The torch side of the core; see `hvdrecover.state.adapter.Framework`."""
 
     name = "torch"
 
@@ -253,7 +252,7 @@ class TorchFramework(Reports):
     def generators(self) -> Any:
         """The states of the global generators."""
         return {
-            "python": generator_states.python(),
+            "python": streams.python_state(),
             "numpy": np.random.get_state(legacy=False),
             "torch": torch.get_rng_state().numpy(),
             "cuda": [state.numpy() for state in torch.cuda.get_rng_state_all()] if _cuda_in_use() else [],
@@ -261,8 +260,8 @@ class TorchFramework(Reports):
 
     def set_generators(self, states: Any) -> None:
         """Set what `generators` gave."""
-        generator_states.set_python(states["python"])
-        generator_states.set_numpy(states["numpy"])
+        streams.set_python(states["python"])
+        streams.set_numpy(states["numpy"])
         torch.set_rng_state(torch.from_numpy(states["torch"]))
         if _cuda_in_use():
             for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 import torch.utils.data
 
-from hvdrecover.elastic.interfaces import Entry
 from hvdrecover.errors import ConfigError
 from hvdrecover.guard import shards
 from hvdrecover.guard.missing import Missing
 from hvdrecover.guard.numbers import Judge
+from hvdrecover.state.adapter import Entry
 from hvdrecover.torch.names import Names, parameters_of
 from hvdrecover.torch.stepping import Stepping, stepping
 from hvdrecover.torch.world import TorchWorld

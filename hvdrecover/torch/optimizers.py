@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from hvdrecover.elastic.interfaces import Tree
+from hvdrecover.state.adapter import Tree
 from hvdrecover.torch.copying import can_take, own
 from hvdrecover.torch.names import parameters_of
 

@@ -1,21 +1,21 @@
-"""Reports of steps that companions ask torch for."""
+"""Reports of steps that hooks ask torch for."""
 
 from __future__ import annotations
 
 import torch
 
-from hvdrecover.elastic.commits.contents import Contents
-from hvdrecover.elastic.interfaces import StepObserver
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.guard.missing import Missing
 from hvdrecover.guard.numbers import Judge
+from hvdrecover.state.adapter import StepObserver
+from hvdrecover.state.contents import Contents
 from hvdrecover.torch import guard
 from hvdrecover.torch.scalars import watch
 from hvdrecover.torch.stepping import stepping
 
 
 class Reports:
-    """The part of `hvdrecover.elastic.interfaces.Framework` that companions ask for; adds hooks as asked."""
+    """The part of `hvdrecover.state.adapter.Framework` that reports steps to hooks."""
 
     def original(self, error: BaseException) -> BaseException | None:
         """Return None: torch raises errors as they are."""

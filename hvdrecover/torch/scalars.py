@@ -19,7 +19,7 @@ _WIDE = (torch.float32, torch.float64)
 
 
 class TorchWriter:
-    """A TensorBoard run; see `hvdrecover.elastic.interfaces.Writer`.
+    """A TensorBoard run; see `hvdrecover.state.adapter.Writer`.
 
     Args:
         folder: path or URL of the run.

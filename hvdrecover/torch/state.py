@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.elastic.scalars.trackers import Tracker
-from hvdrecover.elastic.state import State
 from hvdrecover.guard.settings import Guard
+from hvdrecover.state.random import Randomness
+from hvdrecover.state.state import State
 from hvdrecover.torch import virtual
 from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.scalars import require_tensorboard
@@ -28,7 +28,7 @@ class TorchState(State):
         optimizer: an optimizer, wrapped by ``hvd.DistributedOptimizer`` or not, or None.
         checkpoint: a `Checkpoint` or its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that nothing
             is written.
-        rng: ``"reseed"``, the default, or ``"store"``; see `hvdrecover.elastic.commits.randomness`.
+        rng: ``"reseed"``, the default, or ``"store"``; see `hvdrecover.state.random`.
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
         tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank; None writes none.
         tracker: an experiment tracker, such as ``WandB()`` or ``MLflow()``; None reports to none.

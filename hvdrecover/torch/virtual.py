@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from hvdrecover.data.order import SampleOrder, is_sampler
-from hvdrecover.elastic.commits.per_rank import PerRank
-from hvdrecover.elastic.interfaces import Framework
 from hvdrecover.errors import ConfigError
+from hvdrecover.state.adapter import Framework
+from hvdrecover.state.rank_local import PerRank
 from hvdrecover.torch.names import parameters_of
 from hvdrecover.torch.virtual_gradients import Gradients
 from hvdrecover.virtual import buffers, ranks

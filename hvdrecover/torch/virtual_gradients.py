@@ -138,7 +138,7 @@ class Gradients:
             HorovodInternalError: a process was lost.
         """
         self._ended, self._exchange = self._exchange, None
-        self._optimizer.synchronize()  # reports it to companions, and calls `_average`
+        self._optimizer.synchronize()  # reports it to hooks, and calls `_average`
         self._optimizer._should_synchronize = False
 
     def abandon(self) -> None:

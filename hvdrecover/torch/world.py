@@ -13,7 +13,7 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.elastic.horovod import HorovodWorld
+from hvdrecover.state.horovod import HorovodWorld
 
 
 class TorchWorld(HorovodWorld):

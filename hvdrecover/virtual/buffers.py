@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hvdrecover.checkpoint.digest import digest_numbers
-from hvdrecover.elastic.commits.carried import Carried
-from hvdrecover.elastic.interfaces import Tree
 from hvdrecover.errors import ConfigError, MismatchError, PerRankError, StepError
+from hvdrecover.state.adapter import Tree
+from hvdrecover.state.rank_local import Carried
 
 Tensors = dict[str, Any]
 
@@ -21,7 +21,7 @@ class Buffers(ABC):
     step writes to. An adapter reads and writes one buffer.
 
     Attributes:
-        taken: always 0; see `hvdrecover.elastic.commits.own.Value`.
+        taken: always 0; see `hvdrecover.state.rank_local.Value`.
         absorbed: a digest of the script's changes outside of parts; 0 without any.
     """
 
@@ -98,7 +98,7 @@ class Buffers(ABC):
                 raise _unsteady(name)
         self._apart = True
 
-    # -- as a value of each virtual rank; see `hvdrecover.elastic.commits.own.Value` -------------------------
+    # -- as a value of each virtual rank; see `hvdrecover.state.rank_local.Value` -------------------------
 
     def states(self, carried: Carried) -> dict[int, Tree]:
         """Return the changed buffers of these virtual ranks, by name."""

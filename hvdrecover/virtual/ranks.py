@@ -20,23 +20,20 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.elastic.attributes import nothing
-from hvdrecover.elastic.commits.carried import Carried
-from hvdrecover.elastic.commits.randomness import Randomness, stream
-from hvdrecover.elastic.companions import Kept, Moment, Table, Voter
-from hvdrecover.elastic.ranks import Ranks
-from hvdrecover.elastic.watched_library import WatchedLibrary
 from hvdrecover.errors import ConfigError, HvdrecoverError, StepError
+from hvdrecover.state.hooks import Hook, Moment, Table
+from hvdrecover.state.random import Randomness, stream
+from hvdrecover.state.rank_local import Carried, Ranks
+from hvdrecover.state.startup import WatchedLibrary
 from hvdrecover.virtual import shares
 from hvdrecover.virtual.buffers import Buffers
 from hvdrecover.virtual.replay import Replay
 
 if TYPE_CHECKING:
     from hvdrecover.data.order import SampleOrder
-    from hvdrecover.elastic.commits.own import Own, Value
-    from hvdrecover.elastic.commits.per_rank import PerRank
-    from hvdrecover.elastic.context import Context
     from hvdrecover.guard.settings import Guard
+    from hvdrecover.state.hooks import Context
+    from hvdrecover.state.rank_local import PerRank, RankLocalState, Value
 
 OURS = "hvdrecover"
 """The names of this package's collectives begin with this word."""
@@ -66,7 +63,7 @@ class Gradients(Protocol):
         """Forget the step that is under way, if any."""
 
 
-class VirtualRanks(Ranks, Kept, Voter):
+class VirtualRanks(Ranks, Hook):
     """The virtual ranks, as one process sees them.
 
     Args:
@@ -118,7 +115,7 @@ class VirtualRanks(Ranks, Kept, Voter):
         self._seconds: float | None = None  # of a part
         self._measured = 0.0  # when
 
-    # -- a place in a state; see `hvdrecover.elastic.ranks.Ranks` --------------------------------------------
+    # -- a place in a state; see `hvdrecover.state.rank_local.Ranks` -----------------------------------------
 
     def rng(self, asked: Randomness | None, default: Randomness) -> Randomness:
         """Return ``"reseed"``: random streams begin with each part."""
@@ -126,7 +123,7 @@ class VirtualRanks(Ranks, Kept, Voter):
             raise ConfigError("rng", "virtual ranks have random streams of their own; leave out rng='store'")
         return asked or "reseed"
 
-    def join(self, context: Context, own: Own, guard: Guard | None) -> tuple[VirtualRanks, ...]:
+    def join(self, context: Context, own: RankLocalState, guard: Guard | None) -> tuple[VirtualRanks, ...]:
         """Take a place in a state."""
         self._context = context
         self._own = own
@@ -455,3 +452,7 @@ def watch(
     present = getattr(mpi_ops, library)
     if not isinstance(present, Watched):
         setattr(mpi_ops, library, Watched(present, look))
+
+
+def nothing() -> None:
+    """Do nothing when a step is done."""

@@ -24,17 +24,17 @@ from hvdrecover import heartbeat
 from hvdrecover.checkpoint.arena import Bytes, allocate
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.layout import TensorSpec
-from hvdrecover.elastic.agreement.exchange import gather_json
-from hvdrecover.elastic.commits.randomness import stream
 from hvdrecover.errors import ConfigError, DivergedError
 from hvdrecover.guard.parameters import PIECE, Difference, apart
 from hvdrecover.guard.settings import Guard
 from hvdrecover.guard.votes import Vote, first_lines, named, vote
+from hvdrecover.state.adapter import gather_json
+from hvdrecover.state.random import stream
 from hvdrecover.virtual import shares
 
 if TYPE_CHECKING:
-    from hvdrecover.elastic.commits.own import Own
-    from hvdrecover.elastic.context import Context
+    from hvdrecover.state.hooks import Context
+    from hvdrecover.state.rank_local import RankLocalState
     from hvdrecover.virtual.ranks import VirtualRanks
 
 _SENT, _REFUSED = b"+", b"-"
@@ -150,7 +150,7 @@ class Replay:
         ConfigError: this framework cannot replay.
     """
 
-    def __init__(self, guard: Guard, context: Context, own: Own, ranks: VirtualRanks) -> None:
+    def __init__(self, guard: Guard, context: Context, own: RankLocalState, ranks: VirtualRanks) -> None:
         self._gradients = [each for each in ranks.gradients if isinstance(each, Replaying)]
         if not self._gradients:
             raise ConfigError(

@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 
 from hvdrecover.clock import Clock
 from hvdrecover.data.order import Indices, SampleOrder
-from hvdrecover.elastic.attributes import nothing
-from hvdrecover.elastic.commits.per_rank import PerRank
-from hvdrecover.elastic.interfaces import Framework
 from hvdrecover.errors import StepError
-from hvdrecover.virtual.ranks import VirtualRanks
+from hvdrecover.state.adapter import Framework
+from hvdrecover.state.rank_local import PerRank
+from hvdrecover.virtual.ranks import VirtualRanks, nothing
 
 _END = object()
 

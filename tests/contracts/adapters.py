@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdrecover.checkpoint.layout import ITEM_BYTES
-from hvdrecover.elastic.interfaces import Component, Framework, Tensor
+from hvdrecover.state.adapter import Component, Framework, Tensor
 from tests.fakes.framework import Events
 
 

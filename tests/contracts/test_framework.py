@@ -1,4 +1,4 @@
-"""The promises of `hvdrecover.elastic.interfaces.Framework`, held against every adapter."""
+"""The promises of `hvdrecover.state.adapter.Framework`, held against every adapter."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 from hvdrecover.checkpoint import values
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec, plan
-from hvdrecover.elastic.commits.copier import rebuild
-from hvdrecover.elastic.commits.randomness import stream
-from hvdrecover.elastic.interfaces import Component, Framework, Tree
 from hvdrecover.errors import UnsupportedTensorError
+from hvdrecover.state.adapter import Component, Framework, Tree
+from hvdrecover.state.random import stream
+from hvdrecover.state.trees import rebuild
 from tests.contracts.adapters import Adapter, some_bytes
 from tests.fakes.capture import capture
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.elastic.commits.copier import Copier
-from hvdrecover.elastic.interfaces import Framework, Tree
+from hvdrecover.state.adapter import Framework, Tree
+from hvdrecover.state.trees import Copier
 
 
 def capture(
@@ -16,4 +16,4 @@ def capture(
     """Each tree's structure as JSON, and an arena for each tree that holds tensors, by attribute name."""
     copier = Copier(framework)
     parts = copier.take_apart(trees)
-    return {name: part.outline.structure for name, part in parts.items()}, copier.copy(parts, reuse)
+    return {name: part.structure for name, part in parts.items()}, copier.copy(parts, reuse)

@@ -13,12 +13,12 @@ import numpy.typing as npt
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.data.order import SampleOrder, Tail
-from hvdrecover.elastic.commits.contents import Contents
-from hvdrecover.elastic.interfaces import Entry, StepObserver
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.guard.missing import Missing
 from hvdrecover.guard.numbers import Judge
+from hvdrecover.state.adapter import Entry, StepObserver
+from hvdrecover.state.contents import Contents
 
 Array = npt.NDArray[Any]
 Events = dict[str, list[tuple[int, float, float]]]
@@ -168,7 +168,7 @@ class FakeLoader:
 
 
 class FakeFramework:
-    """The fake framework's side of the core; see `hvdrecover.elastic.interfaces.Framework`.
+    """The fake framework's side of the core; see `hvdrecover.state.adapter.Framework`.
 
     Args:
         seed: what the user seeded the global generator with.

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from horovod.common.exceptions import HorovodInternalError
 
-from hvdrecover.elastic.interfaces import Past
-from hvdrecover.elastic.lifecycle.leaving import Preempted
 from hvdrecover.errors import RemovedError, RendezvousError
+from hvdrecover.state.adapter import Past
+from hvdrecover.state.leaving import Preempted
 
 HANG_SECONDS = 20.0  # far more than any rank ever needs
 AT_RENDEZVOUS = "rendezvous"  # any but a process's first; for faults
@@ -140,7 +140,7 @@ def _fail(error: Exception) -> NoReturn:
 
 
 class FakeWorld:
-    """One rank; see `hvdrecover.elastic.interfaces.World`.
+    """One rank; see `hvdrecover.state.adapter.World`.
 
     Attributes:
         place: ranks are numbered in the order of their places.

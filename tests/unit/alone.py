@@ -10,8 +10,8 @@ from typing import Any
 
 from horovod.common import process_sets
 
-from hvdrecover.elastic.horovod import HorovodWorld
-from hvdrecover.elastic.interfaces import Past
+from hvdrecover.state.adapter import Past
+from hvdrecover.state.horovod import HorovodWorld
 
 
 def turn_to(hvd: Any) -> None:

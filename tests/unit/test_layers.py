@@ -5,6 +5,7 @@ import functools
 import importlib
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ LAYERS = {
     "reporting": 1,
     "host_memory": 0,
     "elastic": 2,
+    "state": 2,
     "guard": 2,
     "virtual": 2,
     "torch": 3,
@@ -51,16 +53,19 @@ LAYERS = {
 }
 # Within its layer, data stands above checkpoint: the version of data lists files of its storages;
 # doctor and drill above launch, as they start ranks as jobs are started; keras above tensorflow, as it is
-# another name for a part of that; and virtual above elastic, as virtual ranks replace a state's ranks.
-# The guard votes at each commit of elastic, whose list of voters names it.
+# another name for a part of that; and virtual above state, as virtual ranks replace a state's ranks.
+# Parts of the state lie in elastic and guard, and use it; its list of hooks names them.
 BESIDE = {
-    ("guard", "elastic"),
-    ("elastic", "guard"),
+    ("guard", "state"),
+    ("state", "guard"),
     ("data", "checkpoint"),
     ("doctor", "launch"),
     ("drill", "launch"),
     ("keras", "tensorflow"),
-    ("virtual", "elastic"),
+    ("elastic", "state"),
+    ("state", "elastic"),
+    ("virtual", "state"),
+    ("virtual", "guard"),
 }
 FRAMEWORKS = {"torch", "tensorflow", "keras"}
 ADAPTERS = {"torch", "tensorflow"}
@@ -102,7 +107,7 @@ def topics_imported_by(module):
 
 
 def test_the_modules_are_found():
-    assert {"errors.py", "checkpoint/store.py", "elastic/state.py", "torch/state.py"} <= set(MODULES)
+    assert {"errors.py", "checkpoint/store.py", "state/state.py", "torch/state.py"} <= set(MODULES)
 
 
 def frameworks_imported_by(module):
@@ -136,6 +141,14 @@ def test_topics_of_one_layer_do_not_import_each_other():
     assert beside == []
 
 
+def test_the_files_of_the_state_import_each_other_in_no_circle_not_even_for_types():
+    files = {
+        f"hvdrecover.state.{Path(module).stem}": module for module in MODULES if topic(module) == "state"
+    }
+    graph = {name: set(imports(module)) & files.keys() for name, module in files.items()}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(files)
+
+
 def test_the_lowest_layer_imports_the_standard_library_only():
     known = {"hvdrecover", *sys.stdlib_module_names}
     lowest = [module for module in MODULES if LAYERS[topic(module)] == 0]
@@ -153,7 +166,7 @@ def test_only_adapters_and_examples_import_a_framework():
 def test_only_adapters_examples_and_the_bridge_import_horovod():
     using = {module for module in MODULES if "horovod" in {name.split(".")[0] for name in imports(module)}}
     allowed = ADAPTERS | {"keras", "examples"}
-    assert [module for module in sorted(using) if topic(module) not in allowed] == ["elastic/horovod.py"]
+    assert [module for module in sorted(using) if topic(module) not in allowed] == ["state/horovod.py"]
 
 
 def test_adapters_never_import_each_other_or_the_other_framework():
@@ -192,7 +205,7 @@ def test_only_config_reads_environment_variables():
 
 def test_importing_the_package_imports_neither_a_framework_nor_horovod():
     program = (
-        "import sys, hvdrecover, hvdrecover.elastic.run\n"
+        "import sys, hvdrecover, hvdrecover.state.run\n"
         "print(sorted({'torch', 'tensorflow', 'keras', 'horovod'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

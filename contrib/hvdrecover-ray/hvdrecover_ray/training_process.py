@@ -8,9 +8,9 @@ import traceback
 from typing import Any
 
 from hvdrecover import config, error_kinds, heartbeat
-from hvdrecover.elastic import horovod
 from hvdrecover.errors import ConfigError
 from hvdrecover.heartbeat import Phase
+from hvdrecover.state import horovod
 from hvdrecover_ray import function_server
 from hvdrecover_ray.function_server import DRIVER, ERROR, FUNCTION, RESULT, Message
 

@@ -1,1 +1,1 @@
-"""Commits in memory: what they hold, and how it is copied and loaded."""
+"""The memory of commits."""

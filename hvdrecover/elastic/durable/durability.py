@@ -16,22 +16,21 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.checkpoint.writer import BackgroundWriter
-from hvdrecover.elastic.agreement import reports
-from hvdrecover.elastic.agreement.election import Standing
-from hvdrecover.elastic.commits.memory import Memory
-from hvdrecover.elastic.companions import Moment, Table, Voter
-from hvdrecover.elastic.context import Context
 from hvdrecover.elastic.durable.interval import CAP, Pacing
 from hvdrecover.elastic.durable.near import NearSide
-from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.errors import (
     DurableAgeError,
     FlushTimeoutError,
     HvdrecoverError,
     NoUsableCommitError,
+    StoppedError,
     StorageError,
 )
 from hvdrecover.redaction import redact
+from hvdrecover.state import liveness
+from hvdrecover.state.election import Standing
+from hvdrecover.state.hooks import Context, Hook, Moment, Table
+from hvdrecover.state.memory import Memory
 
 SETTLE_SECONDS = 30.0  # how long a training function that failed waits for the write in flight
 # At the end of a run, to give up loses the result of weeks of training: some 7 minutes of pauses.
@@ -57,7 +56,7 @@ def is_due(settings: Checkpoint, commits_since: int, seconds_since: float, auto:
     return by_count or by_time
 
 
-class DurableSide(Voter):
+class DurableSide(Hook):
     """Durable commits and the near tier. Without a checkpoint root, all methods do nothing.
 
     As a voter it stops the job on all ranks if rank 0 finds that another job has taken the root, or that
@@ -177,7 +176,7 @@ class DurableSide(Voter):
             RecoveryError: the same, on ranks other than 0.
         """
         failure: HvdrecoverError | None = None
-        with stalls.paused():
+        with liveness.paused():
             try:
                 self.flush(None, attempts)
             except HvdrecoverError as error:
@@ -186,7 +185,7 @@ class DurableSide(Voter):
         if failure is not None:
             raise failure
         if failed := int(table.max()):
-            raise reports.stopped(error_kinds.name(failed), "could not make the last commit durable")
+            raise _stopped(error_kinds.name(failed), "could not make the last commit durable")
         self.near.remove()
 
     def settle(self) -> None:
@@ -221,7 +220,7 @@ class DurableSide(Voter):
             retry(writer.store.claims.check_holds, left)
         return retry(writer.store.claim_next, again=again)
 
-    def load(self) -> Snapshot | None:
+    def read_newest(self) -> Snapshot | None:
         """Read the newest durable commit of the root that was claimed; None if there is none.
 
         Raises:
@@ -236,7 +235,8 @@ class DurableSide(Voter):
         """Return what decides between near commits and durable ones, of the root that was claimed.
 
         Args:
-            verified: whether the durable commit has to be one that verifies. It is read, and kept for `load`.
+            verified: whether the durable commit has to be one that verifies. It is read, and kept for
+                `read_newest`.
 
         Raises:
             StorageError: the storage failed.
@@ -248,13 +248,13 @@ class DurableSide(Voter):
         newest = retry(writer.store.newest, suspects)
         if verified:
             with suppress(NoUsableCommitError):
-                self._loaded = self.load()
+                self._loaded = self.read_newest()
             newest = None if self._loaded is None else self._loaded.id
         claims = writer.store.claims
         since = 0 if newest is None else retry(claims.first_of, newest.generation)
         return Standing(retry(claims.unreplaced), newest, since)
 
-    def agreed(self) -> None:
+    def ranks_agreed(self) -> None:
         """The ranks have agreed on a commit: only rank 0 writes to the root from now on."""
         self.near.agreed()
         self._loaded = None
@@ -374,7 +374,7 @@ class DurableSide(Voter):
         if self._failure is not None:
             return self._failure
         failed = int(table.max(initial=0))
-        return reports.stopped(error_kinds.name(failed), "has stopped the job") if failed else None
+        return _stopped(error_kinds.name(failed), "has stopped the job") if failed else None
 
     def _verdict(self) -> HvdrecoverError | None:
         """Return the reason why the job must stop, if it must."""
@@ -389,3 +389,8 @@ class DurableSide(Voter):
             f"allows {self._max_age:g} s, so the job stops: {progress.describe()}. Make the storage work and "
             "start the job again; it resumes from the last durable commit.",
         )
+
+
+def _stopped(kind: str, deed: str) -> StoppedError:
+    """Return the error of the other ranks when rank 0 has had an error of this class."""
+    return StoppedError(f"rank 0 {deed} ({kind}); its error says why", kind)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.clock import Clock
-from hvdrecover.elastic.companions import Kept
+from hvdrecover.state.hooks import Hook
 
 Reason = Literal["optimum", "cap", "least"]
 
@@ -143,7 +143,7 @@ class Decision:
         )
 
 
-class Pacing(Kept):
+class Pacing(Hook):
     """Measures the costs of durable commits, counts losses of the job, and decides.
 
     The counts go into each commit, so they outlive the job. Ranks other than 0 only carry them along.

@@ -11,16 +11,15 @@ from typing import Any
 from hvdrecover.checkpoint import root
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.near import place, room, tier
 from hvdrecover.checkpoint.near.place import Keeper
 from hvdrecover.checkpoint.near.tier import Buffer, NearTier, Recalled
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.elastic.commits.memory import Memory
-from hvdrecover.elastic.context import Context
 from hvdrecover.errors import CheckpointError, StorageError
+from hvdrecover.state.hooks import Context
+from hvdrecover.state.memory import Memory
 
 Files = tuple[Mapping[str, Arena], Mapping[str, str]]
 """Files of a commit, and their digests, by attribute name."""
@@ -97,27 +96,6 @@ class NearSide:
                 if self._recalled is not None:
                     return self._recalled.snapshot.arenas, self._recalled.snapshot.digests or {}
         return {}, {}
-
-    def base(self, layouts: Mapping[str, Layout]) -> Mapping[str, Arena]:
-        """Return memory for a commit that is about to be received; empty if there is none.
-
-        It may hold the very commit, or a part of it, if a process was killed before it was sealed. Only
-        pieces that differ are sent. It is neither this rank's newest commit nor the newest sealed one, as the
-        agreement may fail.
-
-        Args:
-            layouts: of the commit's files, by attribute name.
-        """
-        used = [each.snapshot for each in (self._recalled,) if each is not None]
-        used += [self._memory.newest] if self._memory.newest is not None else []
-        mine = {arena for snapshot in used for arena in snapshot.arenas.values()}
-        newest = next((buffer for _, buffer in tier.sealed(self._left)), None)
-        for buffer in sorted(self._left, key=lambda each: each.commit is not None):
-            free = buffer is not newest and mine.isdisjoint(buffer.arenas.values())
-            if free and buffer.layouts == layouts:
-                buffer.open()
-                return buffer.arenas
-        return {}
 
     def pass_over(self, commit: CommitId, reason: str) -> None:
         """Report a commit that is not resumed from."""

@@ -12,17 +12,15 @@ from typing import Any
 
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.elastic.agreement.transfer import Agreement
-from hvdrecover.elastic.companions import Kept, Moment, Observer, Table, Voter
-from hvdrecover.elastic.context import Context
-from hvdrecover.elastic.interfaces import Framework
-from hvdrecover.elastic.lifecycle import stalls
 from hvdrecover.elastic.scalars.sinks import Log, Number, Tracked
 from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.errors import ConfigError
+from hvdrecover.state import liveness
+from hvdrecover.state.adapter import Framework
+from hvdrecover.state.hooks import Agreement, Context, Hook, Moment, Table
 
 
-class Scalars(Observer, Kept, Voter):
+class Scalars(Hook):
     """One rank's scalars.
 
     Args:
@@ -132,7 +130,7 @@ class Scalars(Observer, Kept, Voter):
         self.poll()
         if self._tracked is not None:
             self._tracked.finish()
-        with stalls.paused():  # on all ranks: they wait for rank 0, which waits for its tracker
+        with liveness.paused():  # on all ranks: they wait for rank 0, which waits for its tracker
             for log in self._logs:
                 log.close()
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdrecover.clock import Clock
-from hvdrecover.elastic.interfaces import Writer
 from hvdrecover.elastic.scalars.trackers import Row, Tracker
+from hvdrecover.state.adapter import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Log(Rows):
 
     Args:
         folder: path or URL of the folder for the runs of all ranks.
-        open_writer: `hvdrecover.elastic.interfaces.Framework.writer`.
+        open_writer: `hvdrecover.state.adapter.Framework.writer`.
         clock: where times come from.
     """
 

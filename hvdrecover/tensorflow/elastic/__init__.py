@@ -13,11 +13,11 @@ import horovod.tensorflow as hvd
 import horovod.tensorflow.elastic as _hvd
 import keras
 
-from hvdrecover.elastic import drop_in
-from hvdrecover.elastic.commits.randomness import Randomness
-from hvdrecover.elastic.run import run
 from hvdrecover.errors import ConfigError
 from hvdrecover.stand_in import standing_in
+from hvdrecover.state import drop_in
+from hvdrecover.state.random import Randomness
+from hvdrecover.state.run import run
 from hvdrecover.tensorflow import state
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.variables import Variable
@@ -33,13 +33,13 @@ def _parts() -> tuple[TensorFlowFramework, TensorFlowWorld]:
 
 
 class State(drop_in.State):
-    """See `hvdrecover.elastic.drop_in.State`."""
+    """See `hvdrecover.state.drop_in.State`."""
 
     _parts = staticmethod(_parts)
 
 
 class ObjectState(drop_in.ObjectState):
-    """See `hvdrecover.elastic.drop_in.ObjectState`."""
+    """See `hvdrecover.state.drop_in.ObjectState`."""
 
     _parts = staticmethod(_parts)
 

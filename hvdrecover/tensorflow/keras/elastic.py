@@ -9,9 +9,9 @@ import horovod.tensorflow.keras.elastic as _hvd
 import keras
 
 from hvdrecover import heartbeat
-from hvdrecover.elastic.run import run
-from hvdrecover.elastic.state import State
 from hvdrecover.stand_in import standing_in
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
 from hvdrecover.tensorflow import callback_list, xla
 from hvdrecover.tensorflow.elastic import TensorFlowKerasState
 

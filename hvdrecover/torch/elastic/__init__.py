@@ -2,8 +2,8 @@
 
 import horovod.torch.elastic as _hvd
 
-from hvdrecover.elastic.run import run
 from hvdrecover.stand_in import standing_in as _standing_in
+from hvdrecover.state.run import run
 from hvdrecover.torch.elastic import sampler as sampler
 from hvdrecover.torch.elastic import state as state
 from hvdrecover.torch.elastic.sampler import ElasticSampler

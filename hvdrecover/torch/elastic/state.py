@@ -7,10 +7,10 @@ from typing import Any
 import horovod.torch as hvd
 import horovod.torch.elastic.state as _hvd
 
-from hvdrecover.elastic import drop_in
-from hvdrecover.elastic.commits.randomness import Randomness
 from hvdrecover.errors import ConfigError
 from hvdrecover.stand_in import standing_in
+from hvdrecover.state import drop_in
+from hvdrecover.state.random import Randomness
 from hvdrecover.torch import state
 from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.world import TorchWorld
@@ -25,13 +25,13 @@ def _parts() -> tuple[TorchFramework, TorchWorld]:
 
 
 class State(drop_in.State):
-    """See `hvdrecover.elastic.drop_in.State`."""
+    """See `hvdrecover.state.drop_in.State`."""
 
     _parts = staticmethod(_parts)
 
 
 class ObjectState(drop_in.ObjectState):
-    """See `hvdrecover.elastic.drop_in.ObjectState`."""
+    """See `hvdrecover.state.drop_in.ObjectState`."""
 
     _parts = staticmethod(_parts)
 
@@ -95,7 +95,7 @@ class TorchState(state.TorchState):
             super().__setattr__(name, value)
 
     def _refuse_durable(self, name: str, handler: Any) -> None:
-        if self._durable.wanted:
+        if self._session.durable.wanted:
             kind = type(handler.value).__name__
             raise ConfigError(
                 f"state.{name}",

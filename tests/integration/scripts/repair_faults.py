@@ -5,9 +5,8 @@ import functools
 import faulty_digits
 
 from hvdrecover import heartbeat
-from hvdrecover.elastic import horovod
-from hvdrecover.elastic.agreement import missing_pieces, transfer
 from hvdrecover.elastic.durable import durability
+from hvdrecover.state import horovod, transfer
 
 
 def before(target, name, place):
@@ -26,6 +25,6 @@ def before(target, name, place):
 before(horovod.HorovodWorld, "shutdown", "reset")
 before(horovod.HorovodWorld, "init", "rendezvous")
 before(durability, "load_newest", "load")
-before(missing_pieces, "_send", "sync")
-before(transfer, "fill", "agree")
+before(transfer, "_send", "sync")
+before(transfer, "_broadcast_files", "agree")
 faulty_digits.main()

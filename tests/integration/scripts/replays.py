@@ -69,8 +69,8 @@ class Script:
 
     def strike(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         """Flip a bit of a gradient, if it is this one's turn."""
-        ranks = virtual_of(self.state._context.ranks)
-        checked = plan(self.state._own.random.seed, self.step, ranks.counts, 1.0, calibrate=False)
+        ranks = virtual_of(self.state._session.context.ranks)
+        checked = plan(self.state._session.own.random.seed, self.step, ranks.counts, 1.0, calibrate=False)
         assert checked is not None
         random = np.random.default_rng(self.step)
         process, tensor = random.choice([checked.owner, *checked.others]), random.choice([*self.parameters])
@@ -114,7 +114,7 @@ class Script:
             tensors = each.values() if isinstance(each, dict) else [each]
             for tensor in tensors:
                 digest.update(tensor.numpy().tobytes())
-        ranks = virtual_of(self.state._context.ranks)
+        ranks = virtual_of(self.state._session.context.ranks)
         seen = {rank: self.state.seen.of(rank) for rank in ranks.carried.ranks}
         return {
             **found,

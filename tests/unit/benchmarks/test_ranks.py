@@ -11,7 +11,7 @@ def test_a_commit_among_simulated_ranks_holds_the_own_states_of_each() -> None:
     state.sync()
     state.batch += 1
     state.commit()
-    newest = state._memory.newest
+    newest = state._session.memory.newest
     assert newest is not None
     assert len(newest.arenas["loss"].layout.specs) == 8
     assert sorted(newest.state["random"]["states"]) == [str(rank) for rank in range(8)]

@@ -25,8 +25,8 @@ from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.elastic.commits.contents import Contents
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, MismatchError, StorageError
+from hvdrecover.state.contents import Contents
 from tests.fakes.framework import FakeFramework, FakeModel, FakeSampler
 from tests.unit.checkpoint import golden
 from tests.unit.checkpoint.roots import make_snapshot, make_store

@@ -9,12 +9,12 @@ from typing import Any
 
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.config import Config
-from hvdrecover.elastic.commits.randomness import Randomness
-from hvdrecover.elastic.companions import Companions
-from hvdrecover.elastic.interfaces import HiddenAttribute
 from hvdrecover.elastic.scalars.trackers import Tracker
-from hvdrecover.elastic.state import State
 from hvdrecover.guard.settings import Guard
+from hvdrecover.state.adapter import HiddenAttribute
+from hvdrecover.state.hooks import Hook
+from hvdrecover.state.random import Randomness
+from hvdrecover.state.state import State
 from hvdrecover.virtual.ranks import VirtualRanks
 from tests.fakes.clock import SharedClock
 from tests.fakes.framework import FakeFramework
@@ -60,7 +60,7 @@ class Process:
         tensorboard: str | None = None,
         tracker: Tracker | None = None,
         config: Config | None = None,
-        companions: Companions | None = None,
+        hooks: Sequence[Hook] = (),
         hidden: Mapping[str, HiddenAttribute] | None = None,
         virtual: VirtualRanks | None = None,
         **attributes: Any,
@@ -75,7 +75,7 @@ class Process:
             tracker=tracker,
             config=config or self.config,
             clock=self.clock,
-            companions=companions,
+            hooks=hooks,
             hidden=hidden,
             virtual=virtual,
             attributes=attributes,
@@ -87,7 +87,7 @@ class Process:
     def end(self) -> None:
         """End the threads that may be left."""
         for state in self.states:
-            state._durable.retire()
+            state._session.durable.retire()
 
 
 def in_drill(config: Config, folder: Path, checkpoint: str) -> Config:

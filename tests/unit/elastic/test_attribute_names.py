@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.elastic.attributes import divide
-from hvdrecover.elastic.interfaces import Past
-from hvdrecover.elastic.run import run
-from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError
+from hvdrecover.state.adapter import Past
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State, _divide
 from tests.unit.elastic.jobs import URL, Process
 
 OURS = ["finish", "finished", "flush", "last_commit", "last_durable", "observe"]
@@ -65,7 +64,7 @@ def test_what_is_not_a_value_for_a_keyword_is_an_attribute(process: Process) -> 
 
 def test_values_for_the_keywords_are_ours() -> None:
     given = {"checkpoint": "file:///x", "rng": "store", "guard": None, "tensorboard": "logs"}
-    assert divide(**given) == (given, {})
+    assert _divide(**given) == (given, {})
 
 
 def test_a_subclass_may_set_an_attribute_before_the_state_is_made(process: Process) -> None:
@@ -110,7 +109,7 @@ def test_a_property_of_a_subclass_is_not_an_attribute(process: Process) -> None:
         Mine(process.framework, process.world, config=process.config, attributes={"epoch": 1})
 
 
-@pytest.mark.parametrize("name", ["_keep", "_around"])
+@pytest.mark.parametrize("name", ["_not_durable", "_around"])
 def test_a_method_of_a_subclass_by_a_name_of_our_own_inside_is_refused(process: Process, name: str) -> None:
     mine = type("Mine", (State,), {"__module__": __name__, name: lambda self: None})
     with pytest.raises(ConfigError, match=rf"^Mine\.{name}: "):
@@ -118,5 +117,5 @@ def test_a_method_of_a_subclass_by_a_name_of_our_own_inside_is_refused(process: 
 
 
 def test_a_name_of_the_states_own_inside_is_refused_when_it_is_set(process: Process) -> None:
-    with pytest.raises(ConfigError, match=r"^state\._memory: "):
-        process.state(epoch=0)._memory = {}  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"^state\._session: "):
+        process.state(epoch=0)._session = {}  # type: ignore[assignment]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.elastic.commits.randomness import Randomness
+from hvdrecover.state.random import Randomness
 from tests.fakes.world import Action, FakeJob, FakeWorld, Replacement, fail_at
 from tests.unit.elastic.training import Training
 

@@ -14,8 +14,8 @@ from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.drill import check
 from hvdrecover.drill.check import Comparison, Finding
 from hvdrecover.drill.records import Agreed, Reader
-from hvdrecover.elastic.run import run
-from hvdrecover.elastic.state import State
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import FakeJob, fail_at
 from tests.unit.elastic.jobs import Process, in_drill, initialised

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from horovod.common.elastic import ObjectState as HorovodsObjectState
 
-from hvdrecover.elastic import drop_in
-from hvdrecover.elastic.run import run
-from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError
+from hvdrecover.state import drop_in
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots
 from tests.fakes.world import FakeJob, fail_at
@@ -225,7 +225,7 @@ def test_a_state_of_objects_takes_horovods_arguments_and_leaves_generators_alone
         assert process.generator.state == streams
 
     run(train)(state)
-    state._durable.retire()
+    state._session.durable.retire()
     again = kind(broadcast_by(process), lambda: 7, epoch=0, seen=[])
     process.states.append(again)
     again.sync()
@@ -242,7 +242,7 @@ def test_a_broadcast_that_is_told_a_root_keeps_it(process: Process) -> None:
         return value, root_rank, name
 
     state = process.state()
-    state._recovery.root = 2
+    state._session.root = 2
     sends = drop_in.from_root(state, broadcast)
     assert (sends(1), sends(value=1), sends(1, 0), sends(1, root_rank=1, name="x")) == (
         (1, 2, None),

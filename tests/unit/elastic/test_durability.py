@@ -14,7 +14,6 @@ from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.store import Store
-from hvdrecover.elastic.state import State
 from hvdrecover.error_kinds import kinds
 from hvdrecover.errors import (
     DurableAgeError,
@@ -26,6 +25,7 @@ from hvdrecover.errors import (
 )
 from hvdrecover.events import Events
 from hvdrecover.host_memory import Available
+from hvdrecover.state.state import State
 from tests.fakes.clock import FakeClock
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoot, FakeRoots
@@ -53,9 +53,9 @@ def commit_and_settle(state: State) -> None:
     """A commit whose write, if it began one, has ended, with all deletions after it."""
     train(state)
     state.commit()
-    assert state._durable._writer is not None
-    state._durable._writer.wait()
-    assert state._durable._writer.wait_for_cleanup(HANG_SECONDS)
+    assert state._session.durable._writer is not None
+    state._session.durable._writer.wait()
+    assert state._session.durable._writer.wait_for_cleanup(HANG_SECONDS)
 
 
 def store_of(roots: FakeRoots) -> Store:
@@ -116,13 +116,13 @@ def test_who_waits_for_a_commit_does_not_wait_for_deletions(process: Process, ro
         if number == 2:
             state.flush()
             assert state.last_durable == CommitId(1, 2)
-    assert state._durable._writer is not None
-    assert not state._durable._writer._cleaned_up.is_set()
-    in_flight = state._durable._writer.in_flight
+    assert state._session.durable._writer is not None
+    assert not state._session.durable._writer._cleaned_up.is_set()
+    in_flight = state._session.durable._writer.in_flight
     assert in_flight is not None
     assert in_flight.id == CommitId(1, 3)
     root.delete_gate.set()
-    state._durable.settle()
+    state._session.durable.settle()
     assert root.commits() == [CommitId(1, 3)]
 
 
@@ -153,7 +153,7 @@ def test_a_commit_made_while_a_write_is_in_flight_stays_in_memory(process: Proce
         train(state)
         state.commit()
     root.gate.set()
-    state._durable._writer.wait()  # type: ignore[union-attr]
+    state._session.durable._writer.wait()  # type: ignore[union-attr]
     commit_and_settle(state)
     assert [commit.commit for commit in root.published] == [1, 5]
 
@@ -166,8 +166,8 @@ def test_the_bytes_of_the_snapshot_in_flight_never_change(
     train(state)
     state.commit()
     wait_until_blocked(root)
-    assert state._durable._writer is not None
-    in_flight = state._durable._writer.in_flight
+    assert state._session.durable._writer is not None
+    in_flight = state._session.durable._writer.in_flight
     assert in_flight is not None
     before = (in_flight.arenas["model"].buffer.tobytes(), str(in_flight.state))
     for _ in range(4):  # more often than there are arenas
@@ -177,7 +177,7 @@ def test_the_bytes_of_the_snapshot_in_flight_never_change(
     state.sync()
     assert (in_flight.arenas["model"].buffer.tobytes(), str(in_flight.state)) == before
     root.gate.set()
-    state._durable._writer.wait()
+    state._session.durable._writer.wait()
     assert weight_in(roots, CommitId(1, 1)) == 1.0
 
 
@@ -213,8 +213,8 @@ def test_memory_holds_at_most_two_snapshots(process: Process, root: FakeRoot) ->
             block(root)
         state.commit()
         root.gate.set()
-        assert state._memory.newest is not None
-        seen.append(weakref.ref(state._memory.newest.arenas["model"]))
+        assert state._session.memory.newest is not None
+        seen.append(weakref.ref(state._session.memory.newest.arenas["model"]))
         assert len({arena() for arena in seen} - {None}) <= 2
 
 
@@ -302,8 +302,8 @@ def test_training_continues_through_an_outage_and_the_newest_commit_is_what_gets
         train(state)
         state.commit()
     assert state.last_commit == CommitId(1, 26)
-    assert state._durable._writer is not None and state._durable._writer.in_flight is not None
-    assert state._durable._writer.in_flight.id == CommitId(1, 21)  # the newest that was due
+    assert state._session.durable._writer is not None and state._session.durable._writer.in_flight is not None
+    assert state._session.durable._writer.in_flight.id == CommitId(1, 21)  # the newest that was due
     root.failures = 0
     state.flush()
     assert root.published == [CommitId(1, 26)]
@@ -312,22 +312,22 @@ def test_training_continues_through_an_outage_and_the_newest_commit_is_what_gets
 
 def without_room(state: State) -> None:
     """Let the host have no memory left."""
-    state._memory.room = lambda: Available(0, limited=True)
+    state._session.memory.room = lambda: Available(0, limited=True)
 
 
 def test_without_memory_for_a_second_commit_one_waits_for_the_write_before_it(
     process: Process, root: FakeRoot, roots: FakeRoots, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = begun(process)
-    arena = state._memory.newest.arenas["model"]  # type: ignore[union-attr]
+    arena = state._session.memory.newest.arenas["model"]  # type: ignore[union-attr]
     without_room(state)
-    vacate = state._memory.vacate
+    vacate = state._session.memory.vacate
 
     def after_the_gate_opens() -> None:
         root.gate.set()
         vacate()
 
-    state._memory.vacate = after_the_gate_opens
+    state._session.memory.vacate = after_the_gate_opens
     block(root)
     train(state)
     state.commit()
@@ -337,7 +337,7 @@ def test_without_memory_for_a_second_commit_one_waits_for_the_write_before_it(
         state.commit()
     state.flush()
     assert root.published == [CommitId(1, number) for number in (1, 2, 3, 4)]
-    assert state._memory.newest is not None and state._memory.newest.arenas["model"] is arena
+    assert state._session.memory.newest is not None and state._session.memory.newest.arenas["model"] is arena
     assert [weight_in(roots, CommitId(1, number)) for number in (2, 3, 4)] == [2.0, 3.0, 4.0]
     (line,) = [message for message in caplog.messages if "commits wait for the write" in message]
     assert "cgroup" in line
@@ -363,7 +363,7 @@ def test_a_commit_for_which_there_is_no_memory_is_an_error_that_says_so(process:
     without_room(state)
     with pytest.raises(StateError, match="cgroup"):
         state.commit()
-    state._memory.room = lambda: None
+    state._session.memory.room = lambda: None
     state.commit()
 
 
@@ -421,7 +421,7 @@ def test_a_write_that_hangs_does_not_hold_up_training(process: Process, root: Fa
     process.clock.impatient = True
     with pytest.raises(FlushTimeoutError, match=r"write .* 50 s"):
         state.flush(timeout=50)
-    state._durable.settle()
+    state._session.durable.settle()
     assert root.published == []
     root.gate.set()
 
@@ -470,7 +470,7 @@ def test_a_job_whose_storage_hangs_for_too_long_stops(process: Process, root: Fa
         state.commit(durable=True)  # has to wait for the write, and does not wait for ever
     with pytest.raises(DurableAgeError):
         state.flush()
-    state._durable.settle()
+    state._session.durable.settle()
     root.gate.set()
 
 
@@ -499,12 +499,12 @@ def test_all_ranks_of_a_job_that_was_replaced_stop_together(root: FakeRoot, root
         if process.world.rank() == 0:
             block(root)
         state.commit()
-        if state._durable._writer is not None:
+        if state._session.durable._writer is not None:
             wait_until_blocked(root)
             store_of(roots).claim_next()
             root.gate.set()
             with pytest.raises(FencedError):
-                state._durable._writer.wait()
+                state._session.durable._writer.wait()
         with pytest.raises((FencedError, StoppedError)) as caught:
             state.commit()
         return kinds(caught.value)
@@ -528,9 +528,9 @@ def test_a_job_that_was_replaced_stops_at_the_first_commit_that_knows(
     wait_until_blocked(root)
     store_of(roots).claim_next()
     root.gate.set()
-    assert state._durable._writer is not None
+    assert state._session.durable._writer is not None
     with pytest.raises(FencedError):
-        state._durable._writer.wait()
+        state._session.durable._writer.wait()
     for _ in range(2):
         with pytest.raises(FencedError, match="generation 2 "):
             state.commit()
@@ -548,16 +548,16 @@ def test_a_rank_that_its_own_job_continued_without_writes_again_after_a_rendezvo
     others = Store(
         roots.open(URL),
         keep=3,
-        job=state._context.place.job,
+        job=state._session.context.place.job,
         host="other",
         events=events,
         clock=process.clock,
     )
     assert others.claim_next() == 2
     root.gate.set()
-    assert state._durable._writer is not None
+    assert state._session.durable._writer is not None
     with pytest.raises(FencedError):
-        state._durable._writer.wait()
+        state._session.durable._writer.wait()
     for _ in range(2):
         state.sync()  # once for each generation
     state.commit()
@@ -572,7 +572,7 @@ def test_a_root_that_has_vanished_is_not_made_anew_when_rank_0_changes(
     state.commit()
     state.flush()
     root.files.clear()
-    state._durable.retire()  # rank 0 is another process from now on, which has never claimed anything
+    state._session.durable.retire()  # rank 0 is another process from now on, which has never claimed anything
     state.sync()
     state.commit()
     with pytest.raises(StorageError, match="claims/ "):
@@ -584,6 +584,6 @@ def test_settling_waits_for_the_write_in_flight_and_raises_nothing(process: Proc
     state = begun(process)
     root.failures = 1
     state.commit()
-    state._durable.settle()
-    assert state._durable._writer is not None
-    assert state._durable._writer.in_flight is None
+    state._session.durable.settle()
+    assert state._session.durable._writer is not None
+    assert state._session.durable._writer.in_flight is None

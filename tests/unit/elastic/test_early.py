@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from hvdrecover.config import Config
-from hvdrecover.elastic.lifecycle import early
 from hvdrecover.errors import EarlyCollectiveError
+from hvdrecover.state import startup
 from hvdrecover.virtual.ranks import Watched
 from tests.unit.elastic.jobs import CONFIG
 
@@ -41,7 +41,7 @@ def driver() -> Iterator[Driver]:
         return dataclasses.replace(CONFIG, rendezvous=("127.0.0.1", server.server_port))
 
     yield start
-    early.end()
+    startup.training_begins()
     for server in servers:
         server.shutdown()
         server.server_close()
@@ -54,7 +54,7 @@ class FakeHorovod(SimpleNamespace):
         self.calls: list[str] = []
         self.ready = True
         native = SimpleNamespace(**{name: self._function(name) for name in collectives})
-        names = {*early._SKIPPED[library], *early._REFUSED}
+        names = {*startup._SKIPPED[library], *startup._REFUSED}
         functions = {name: self._function(name) for name in names}
         super().__init__(mpi_ops=SimpleNamespace(**{library: native}), **functions)
 
@@ -79,7 +79,7 @@ def test_broadcasts_of_what_the_state_brings_return_at_once(
 ) -> None:
     hvd = torch()
     caplog.set_level("DEBUG", "hvdrecover")
-    early.begin(hvd, driver("2"))
+    startup.watch_early_collectives(hvd, driver("2"))
     assert hvd.broadcast_parameters({}) is None
     assert hvd.broadcast_optimizer_state(None) is None
     assert hvd.broadcast_object("mine", root_rank=0) == hvd.broadcast_object(obj="mine") == "mine"
@@ -105,7 +105,7 @@ def test_other_collectives_are_refused_by_name(
     library: str, collective: str, call: str, driver: Driver
 ) -> None:
     hvd = FakeHorovod(library, collective)
-    early.begin(hvd, driver("3"))
+    startup.watch_early_collectives(hvd, driver("3"))
     with pytest.raises(EarlyCollectiveError) as caught:
         getattr(getattr(hvd.mpi_ops, library), collective)()
     assert (caught.value.call, hvd.calls) == (call, [])
@@ -113,14 +113,14 @@ def test_other_collectives_are_refused_by_name(
 
 def test_process_sets_are_not_added_before_the_training_function(driver: Driver) -> None:
     hvd = torch()
-    early.begin(hvd, driver("2"))
+    startup.watch_early_collectives(hvd, driver("2"))
     with pytest.raises(EarlyCollectiveError):
         hvd.add_process_set([0])
 
 
 def test_a_watch_of_virtual_ranks_outlasts_the_beginning_of_the_training_function(driver: Driver) -> None:
     hvd = torch()
-    early.begin(hvd, driver("2"))
+    startup.watch_early_collectives(hvd, driver("2"))
     called: list[str] = []
 
     def look(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,14 +128,14 @@ def test_a_watch_of_virtual_ranks_outlasts_the_beginning_of_the_training_functio
         return function
 
     hvd.mpi_ops.mpi_lib = Watched(hvd.mpi_ops.mpi_lib, look)
-    early.end()
+    startup.training_begins()
     hvd.mpi_ops.mpi_lib.horovod_torch_allreduce_async_torch_FloatTensor()
     assert (called, len(hvd.calls)) == (["allreduce"], 1)
 
 
 def test_functions_that_are_no_collectives_are_left_alone(driver: Driver) -> None:
     hvd = torch()
-    early.begin(hvd, driver("2"))
+    startup.watch_early_collectives(hvd, driver("2"))
     hvd.mpi_ops.mpi_lib.horovod_torch_poll()
     assert hvd.calls == ["horovod_torch_poll"]
 
@@ -148,14 +148,14 @@ def test_the_driver_knows_whether_the_job_runs_else_the_guardian(
     answer: str | None, rejoins: bool, joins: bool, driver: Driver
 ) -> None:
     hvd = torch()
-    early.begin(hvd, dataclasses.replace(driver(answer), rejoins=rejoins))
+    startup.watch_early_collectives(hvd, dataclasses.replace(driver(answer), rejoins=rejoins))
     assert (hvd.broadcast_object("mine") == "mine") == joins
 
 
 def test_nobody_is_asked_before_the_rendezvous(driver: Driver) -> None:
     hvd = torch()
     hvd.ready = False
-    early.begin(hvd, driver("2"))
+    startup.watch_early_collectives(hvd, driver("2"))
     hvd.broadcast_parameters({})
     assert hvd.calls == ["broadcast_parameters"]  # Horovod's own says that it is not initialized
 
@@ -163,7 +163,7 @@ def test_nobody_is_asked_before_the_rendezvous(driver: Driver) -> None:
 def test_from_the_training_function_on_all_are_horovods_own(driver: Driver) -> None:
     hvd = torch()
     library = hvd.mpi_ops.mpi_lib
-    early.begin(hvd, driver("2"))
-    early.end()
+    startup.watch_early_collectives(hvd, driver("2"))
+    startup.training_begins()
     assert hvd.mpi_ops.mpi_lib is library
     assert hvd.broadcast_object("mine") == "everybody's"

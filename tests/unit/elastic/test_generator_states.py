@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrecover.elastic.commits import generator_states
+from hvdrecover.state import random as streams
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
 NUMPY = np.random.get_state(legacy=False)
@@ -28,13 +28,13 @@ def as_before() -> Any:
     np.random.set_state(mine)
 
 
-@pytest.mark.parametrize("take", [generator_states.python, random.getstate])  # older commits have the latter
+@pytest.mark.parametrize("take", [streams.python_state, random.getstate])  # older commits have the latter
 def test_a_state_continues_where_it_was(take: Callable[[], Any]) -> None:
     random.gauss(0, 1)
     python, mine = take(), np.random.get_state(legacy=False)
     drawn = random.random(), np.random.normal()
-    generator_states.set_python(python)
-    generator_states.set_numpy(mine)
+    streams.set_python(python)
+    streams.set_numpy(mine)
     assert (random.random(), np.random.normal()) == drawn
 
 
@@ -42,11 +42,11 @@ def test_a_state_continues_where_it_was(take: Callable[[], Any]) -> None:
 def test_a_place_beyond_the_buffer_is_refused_and_the_process_lives(place: int) -> None:
     script = f"""
 import numpy as np
-from hvdrecover.elastic.commits import generator_states
+from hvdrecover.state import random as streams
 state = np.random.get_state(legacy=False)
 state["state"]["pos"] = {place}
 try:
-    generator_states.set_numpy(state)
+    streams.set_numpy(state)
 except ValueError as error:
     print(error)
 np.random.random(2000)
@@ -61,9 +61,9 @@ def test_other_generators_have_buffers_too(place: int) -> None:
     np.random.set_bit_generator(np.random.Philox(1))
     try:
         state = np.random.get_state(legacy=False)
-        generator_states.set_numpy(state)
+        streams.set_numpy(state)
         with pytest.raises(ValueError, match=str(place)):
-            generator_states.set_numpy({**state, "buffer_pos": place})
+            streams.set_numpy({**state, "buffer_pos": place})
     finally:
         np.random.set_bit_generator(before)
 
@@ -71,7 +71,7 @@ def test_other_generators_have_buffers_too(place: int) -> None:
 @given(value=PLAIN | st.dictionaries(st.sampled_from(sorted(NUMPY)), PLAIN))
 def test_what_is_not_a_state_of_numpys_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="numpy"):
-        generator_states.set_numpy(value)
+        streams.set_numpy(value)
 
 
 @given(field=st.sampled_from(["bit_generator", "state", "has_gauss", "gauss"]), value=PLAIN)
@@ -79,7 +79,7 @@ def test_a_state_of_numpys_with_one_other_field_is_refused_or_good_to_draw_from(
     field: str, value: Any
 ) -> None:
     try:
-        generator_states.set_numpy({**NUMPY, field: value})
+        streams.set_numpy({**NUMPY, field: value})
     except ValueError:
         return
     np.random.normal(size=3)
@@ -89,7 +89,7 @@ def test_a_state_of_numpys_with_one_other_field_is_refused_or_good_to_draw_from(
 @pytest.mark.parametrize("value", [None, 1.5, True, "x", np.zeros(10, np.uint32), np.zeros(624, np.int64)])
 def test_numpys_buffer_is_looked_at(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match="numpy"):
-        generator_states.set_numpy({**NUMPY, "state": {**NUMPY["state"], field: value}})
+        streams.set_numpy({**NUMPY, "state": {**NUMPY["state"], field: value}})
 
 
 WORDS = (1,) * 624
@@ -101,13 +101,13 @@ WORDS = (1,) * 624
 )
 def test_what_is_not_a_state_of_pythons_is_refused(value: Any) -> None:
     with pytest.raises(ValueError):
-        generator_states.set_python(value)
+        streams.set_python(value)
 
 
 @given(half=PLAIN)
 def test_a_state_of_pythons_that_is_taken_is_good_to_draw_from(half: Any) -> None:
     try:
-        generator_states.set_python((3, (*WORDS, 624), half))
+        streams.set_python((3, (*WORDS, 624), half))
     except ValueError:
         return
     assert isinstance(random.gauss(0.0, 1.0), float)

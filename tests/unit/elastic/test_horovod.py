@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
-from hvdrecover.elastic import horovod
 from hvdrecover.errors import ConfigError, RecoveryError, RemovedError, RendezvousError
+from hvdrecover.state import horovod
 
 
 @pytest.mark.parametrize(

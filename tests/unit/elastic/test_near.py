@@ -15,10 +15,10 @@ from hvdrecover import error_kinds
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.near import place, room
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.state import State
 from hvdrecover.errors import EmptiedRootError, StoppedError
 from hvdrecover.guard.settings import Guard
 from hvdrecover.host_memory import Available
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots
 from tests.fakes.world import HANG_SECONDS
@@ -44,15 +44,15 @@ def train(state: State, steps: int) -> None:
         state.step += 1
         state.model.weights["w"][:] = [state.step, -state.step]
         state.commit()
-        state._durable.near.settle(30)
+        state._session.durable.near.settle(30)
 
 
 def dies(state: State) -> None:
     """Leave what a killed process leaves: its lock is gone, its commits are there."""
-    state._durable.near.settle(30)
-    state._durable.retire()
-    if state._memory.arenas.near is not None:
-        state._memory.arenas.near.stop()
+    state._session.durable.near.settle(30)
+    state._session.durable.retire()
+    if state._session.memory.arenas.near is not None:
+        state._session.memory.arenas.near.stop()
 
 
 def job(
@@ -174,13 +174,13 @@ def test_a_process_that_is_restarted_takes_the_commit_from_its_hosts_memory(near
     assert on_ranks(2, body) == [((4, CommitId(2, 4), [4.0, -4.0]), [])] * 2
 
 
-def test_a_commit_that_was_not_sealed_is_the_base_of_what_is_sent(near: Path) -> None:
+def test_a_commit_that_was_not_sealed_is_sent(near: Path) -> None:
     def body(process: Process) -> Any:
         state = made(process, near)
         state.sync()
         train(state, 3)
         if process.world.rank() == 0:
-            state._durable.near.offer = lambda: None  # type: ignore[method-assign]  # killed before that
+            state._session.durable.near.offer = lambda: None  # type: ignore[method-assign]  # killed before that
         state.step += 1
         state.commit()
         if process.world.rank() == 0:
@@ -190,13 +190,13 @@ def test_a_commit_that_was_not_sealed_is_the_base_of_what_is_sent(near: Path) ->
         if process.world.rank() == 0:
             state = made(process, near)
         state.sync()
-        assert state._memory.newest is not None
-        shared = state._memory.newest.arenas["model"].shared
+        resumed = state.step, state.model.weights["w"].tolist()
         train(state, 1)
         dies(state)
-        return state.step, state.model.weights["w"].tolist(), shared
+        return resumed, state.step
 
-    assert on_ranks(2, body) == [(5, [5.0, -5.0], True), (5, [5.0, -5.0], False)]
+    assert on_ranks(2, body) == [((4, [4.0, -4.0]), 5)] * 2
+    assert sealed(near)[-1] == CommitId(2, 5).name
 
 
 def test_a_finished_job_leaves_nothing(near: Path) -> None:
@@ -304,7 +304,7 @@ def test_what_was_sealed_before_stays_until_this_start_has_sealed_a_commit(near:
         state = made(process, near)
         state.sync()
         train(state, 4)
-        state._durable.near.offer = lambda: None  # type: ignore[method-assign]
+        state._session.durable.near.offer = lambda: None  # type: ignore[method-assign]
         state.step += 1
         state.commit(durable=True)
         state.flush()
@@ -312,11 +312,11 @@ def test_what_was_sealed_before_stays_until_this_start_has_sealed_a_commit(near:
 
     def resumed(process: Process) -> Any:
         state = made(process, near)
-        offer, state._durable.near.offer = state._durable.near.offer, lambda: None  # type: ignore[method-assign]
+        offer, state._session.durable.near.offer = state._session.durable.near.offer, lambda: None  # type: ignore[method-assign]
         state.sync()
-        state._durable.near.settle(30)
+        state._session.durable.near.settle(30)
         before = sealed(near)
-        state._durable.near.offer = offer  # type: ignore[method-assign]
+        state._session.durable.near.offer = offer  # type: ignore[method-assign]
         train(state, 2)
         dies(state)
         return state.step, before, sealed(near)[-1]
@@ -335,7 +335,7 @@ def test_a_near_commit_counts_if_the_newer_durable_one_is_damaged(near: Path, ro
         state = made(process, near)
         state.sync()
         train(state, 3)
-        state._durable.near.offer = lambda: None  # type: ignore[method-assign]  # killed before that
+        state._session.durable.near.offer = lambda: None  # type: ignore[method-assign]  # killed before that
         state.step += 1
         state.commit(durable=True)
         state.flush()
@@ -361,16 +361,16 @@ def test_where_the_near_tier_has_no_room_a_commit_waits_for_the_write_before_it(
             Checkpoint(URL, near=str(near)), config=config, model=FakeModel(w=[1.0, 2.0]), step=0
         )
         state.sync()
-        state._durable.near.settle(30)
-        state._memory.room = lambda: Available(0, limited=True)
-        waited, vacate = [], state._memory.vacate
+        state._session.durable.near.settle(30)
+        state._session.memory.room = lambda: Available(0, limited=True)
+        waited, vacate = [], state._session.memory.vacate
 
         def after_the_gate_opens() -> None:
             waited.append(state.step)
             roots[URL].gate.set()
             vacate()
 
-        state._memory.vacate = after_the_gate_opens
+        state._session.memory.vacate = after_the_gate_opens
         roots[URL].gate.clear()
         train(state, 1)
         assert roots[URL].at_the_gate.wait(HANG_SECONDS)

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdrecover.elastic.commits import loading
-from hvdrecover.elastic.commits.carried import Carried
-from hvdrecover.elastic.commits.per_rank import OnResize, PerRank
-from hvdrecover.elastic.commits.randomness import Randomness
-from hvdrecover.elastic.run import run
-from hvdrecover.elastic.state import State
 from hvdrecover.errors import MismatchError, PerRankError
 from hvdrecover.guard.settings import Guard
+from hvdrecover.state import loading
+from hvdrecover.state.random import Randomness
+from hvdrecover.state.rank_local import Carried, OnResize, PerRank
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeFramework, FakeGenerator, FakeModel, FakeSchedule
 from tests.fakes.root import FakeRoots
 from tests.fakes.world import Action, FakeJob, FakeWorld, Fault, Replacement, change_at, fail_at
@@ -360,7 +359,7 @@ def test_a_loader_that_a_reset_callback_makes_anew_gets_its_state_of_the_commit(
 def test_a_durable_commit_shows_all_ranks_states_by_rank(
     roots: FakeRoots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hvdrecover.elastic.commits.loading.open_storage", roots.open)
+    monkeypatch.setattr("hvdrecover.state.loading.open_storage", roots.open)
     FakeJob(Script(URL), 2).results()
     loaded = loading.load(FakeFramework(), URL, {"model": FakeModel(w=[0.0])}, None, strict=True)
     losses = loaded.objects["losses"]

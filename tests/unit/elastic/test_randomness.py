@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.elastic.commits.randomness import stream
-from hvdrecover.elastic.state import State
+from hvdrecover.state.random import stream
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeFramework, FakeGenerator, FakeLoader, FakeModel, FakeSampler
 from tests.fakes.world import FakeJob, FakeWorld, change_at, fail_at
 from tests.unit.elastic.jobs import URL, Process, initialised, on_ranks
@@ -16,8 +16,8 @@ def draws(generator: FakeGenerator, number: int = 3) -> list[int]:
 
 
 def seed_of(state: State) -> int:
-    assert state._memory.newest is not None
-    return int(state._memory.newest.state["random"]["seed"])
+    assert state._session.memory.newest is not None
+    return int(state._session.memory.newest.state["random"]["seed"])
 
 
 # -- streams --------------------------------------------------------------------------------------------
@@ -258,8 +258,8 @@ def test_what_others_send_at_a_commit_is_read_only_when_it_is_asked_for() -> Non
         state = process.state(rng="store", model=FakeModel(w=0.0))
         state.sync()
         state.commit()
-        assert state._memory.newest is not None
-        states = state._memory.newest.state["random"]["states"]
+        assert state._session.memory.newest is not None
+        states = state._session.memory.newest.state["random"]["states"]
         unread = "_states" not in vars(states)
         state.restore()
         return unread, list(states), "_states" in vars(states)

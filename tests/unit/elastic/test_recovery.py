@@ -16,15 +16,14 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic.agreement import missing_pieces, transfer
-from hvdrecover.elastic.agreement.election import Election, Left, Published, Standing, elect, revive
-from hvdrecover.elastic.agreement.exchange import gather_json
-from hvdrecover.elastic.agreement.transfer import Agreement
-from hvdrecover.elastic.companions import Companions, Moment
-from hvdrecover.elastic.lifecycle.heartbeats import Silences
 from hvdrecover.errors import RecoveryError
 from hvdrecover.guard.votes import vote
 from hvdrecover.heartbeat import Page
+from hvdrecover.state import transfer
+from hvdrecover.state.adapter import gather_json
+from hvdrecover.state.election import Election, Left, Published, Standing, elect, revive
+from hvdrecover.state.hooks import Agreement, Hooks, Moment
+from hvdrecover.state.liveness import Liveness
 from tests.fakes.world import FakeJob, FakeWorld, Fault, current_world, fail_at
 
 
@@ -103,8 +102,13 @@ def test_a_near_commit_counts_if_nothing_newer_is_durable(
 def test_all_ranks_learn_the_longest_silence_of_any(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     silences = {0: (2.0, 0.0), 1: (7.2504, 30.0), 2: (0.0, 40.0)}
     monkeypatch.setattr(heartbeat, "longest", lambda: silences[current_world().rank()])
-    companions, moment = Companions(voters=(Silences(),)), Moment("rendezvous")
-    on_ranks(3, lambda world: companions.verdict(moment, companions.exchange(world, moment, [0])[1:]))
+    moment = Moment("rendezvous")
+
+    def body(world: FakeWorld) -> None:
+        hooks = Hooks([Liveness(world)])
+        hooks.verdict(moment, hooks.send(world, moment, [0])()[1:])
+
+    on_ranks(3, body)
     assert page.read().longest == 7.251  # in whole milliseconds, rounded up
     assert page.read().longest_beginning == 40.0
 
@@ -129,7 +133,7 @@ def test_a_snapshot_arrives_whole() -> None:
 
 
 def test_a_large_snapshot_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missing_pieces, "PIECE", 1000)
+    monkeypatch.setattr(transfer, "PIECE", 1000)
     weights = [float(number) for number in range(2000)]
 
     def body(world: FakeWorld) -> tuple[list[float], int]:
@@ -188,38 +192,10 @@ def test_a_rank_that_lacks_the_bytes_gets_them_while_another_keeps_its_own(other
 
 
 def test_a_large_snapshot_is_passed_on_in_the_same_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missing_pieces, "PIECE", 1000)
+    monkeypatch.setattr(transfer, "PIECE", 1000)
     weights = [float(number) for number in range(2000)]
     found = receive_or_keep({1: snapshot_of(*weights)}, snapshot_of(*weights))
     assert found[2][1].snapshot.arenas["model"].bytes_of("w").view(np.float64).tolist() == weights
-
-
-@pytest.mark.parametrize("fresh", [(), (2,)])
-def test_of_a_snapshot_that_is_there_in_part_the_rest_is_sent_unless_a_rank_has_nothing_of_it(
-    monkeypatch: pytest.MonkeyPatch, fresh: tuple[int, ...]
-) -> None:
-    monkeypatch.setattr(missing_pieces, "PIECE", 1000)
-    weights = [float(number) for number in range(2000)]
-    others = [snapshot_of(*weights) for _ in range(3)]
-    memory = {rank: others[rank] for rank in (1, 2) if rank not in fresh}
-    for snapshot in memory.values():
-        snapshot.arenas["model"].bytes_of("w").view(np.float64)[700:720] = -1.0
-
-    def body(world: FakeWorld) -> tuple[Agreement, int]:
-        before = world.visits
-        agreement = Agreement(snapshot_of(*weights), "memory", "job")
-        if world.rank() == 0:
-            transfer.send(world, 0, agreement)
-        else:
-            mine = memory[world.rank()].arenas if world.rank() in memory else {}
-            agreement = transfer.receive(world, 0, base=lambda layouts: mine)
-        return agreement, world.visits - before
-
-    for rank, (agreement, visits) in enumerate(on_ranks(3, body)):
-        assert agreement.snapshot.arenas["model"].bytes_of("w").view(np.float64).tolist() == weights
-        # What is there in part is compared piece by piece, and then one of them is sent.
-        assert visits == DESCRIPTION + (-(-others[0].nbytes // 1000) if fresh else 1 + 1)
-        assert rank not in memory or agreement.snapshot.arenas["model"] is memory[rank].arenas["model"]
 
 
 def test_a_snapshot_without_tensors_needs_no_buffers() -> None:

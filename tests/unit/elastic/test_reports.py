@@ -10,11 +10,11 @@ import pytest
 from hvdrecover import events, heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic.agreement import reports
-from hvdrecover.elastic.agreement.transfer import Agreement
-from hvdrecover.elastic.run import run
-from hvdrecover.elastic.state import State
 from hvdrecover.record import Record
+from hvdrecover.state import rendezvous
+from hvdrecover.state.hooks import Agreement
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.fakes.world import FakeJob, Fault, fail_at
 from tests.support.jobs import read_events
@@ -73,7 +73,7 @@ def test_every_rank_reports_every_rendezvous(tmp_path: Path) -> None:
 def test_what_is_repeated_after_a_fault_is_said(reached: tuple[int, int], said: str) -> None:
     state = {"random": {"seed": 1, "stream": 7, "states": {}}}
     agreement = Agreement(Snapshot(CommitId(3, 29), {}, state, 2, {}), "memory", "job")
-    line = reports.agreed(agreement, 2, "", 0.25, reached)
+    line = rendezvous.report(agreement, 2, "", 0.25, reached)
     assert line == f"resuming from commit 29 in memory on 2 ranks{said}; 0.25 s"
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdrecover.elastic.run import run
-from hvdrecover.elastic.state import State
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import FakeJob, Fault, change_at, fail_at
 from tests.unit.elastic.jobs import URL, Process, initialised, on_ranks

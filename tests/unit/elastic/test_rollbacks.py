@@ -11,11 +11,15 @@ import pytest
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover import heartbeat
-from hvdrecover.elastic.agreement.rollbacks import (
+from hvdrecover.errors import NoProgressError
+from hvdrecover.events import Events
+from hvdrecover.heartbeat import Page, Phase, Reading
+from hvdrecover.state import liveness
+from hvdrecover.state.rollbacks import (
     LATE,
     LIMIT,
     Account,
-    Moment,
+    FaultNotice,
     Rollbacks,
     Tally,
     kept_waiting,
@@ -24,12 +28,8 @@ from hvdrecover.elastic.agreement.rollbacks import (
     tally,
     waits_apart,
 )
-from hvdrecover.elastic.lifecycle import stalls
-from hvdrecover.elastic.run import run
-from hvdrecover.elastic.state import State
-from hvdrecover.errors import NoProgressError
-from hvdrecover.events import Events
-from hvdrecover.heartbeat import Page, Phase, Reading
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
 from tests.fakes.clock import FakeClock
 from tests.fakes.world import FakeJob, FakeWorld, Fault, change_at, fail_at
 from tests.unit.elastic.jobs import Process, initialised, on_ranks
@@ -168,7 +168,7 @@ class Rank:
         self, after: float, reading: Reading, limit: int = 3, missing: dict[int, list[str]] | None = None
     ) -> None:
         """Learn of a fault after so many seconds; the next rendezvous is ten seconds after the first one."""
-        moment = Moment(self.clock.seconds + after, reading, limit, missing or {})
+        moment = FaultNotice(self.clock.seconds + after, reading, limit, missing or {})
         self.rollbacks.note(moment, 5, HorovodInternalError("no"))
         self.clock.advance(10.0)
         self.rollbacks.rejoined()
@@ -254,7 +254,7 @@ def test_what_was_learnt_counts_at_once(page: Page, monkeypatch: pytest.MonkeyPa
     """Ranks wait for as long as their guardians allow, which look at the page now and then."""
     allowed: list[list[int]] = []
     monkeypatch.setattr(heartbeat, "_notes", 2)
-    monkeypatch.setattr(stalls, "_allowed", 3)
+    monkeypatch.setattr(liveness, "_allowed", 3)
 
     def guardian_looks(seconds: float) -> None:
         page.allow_stalls(0, 12)

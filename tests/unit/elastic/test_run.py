@@ -19,9 +19,6 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
-from hvdrecover.elastic.lifecycle.leaving import Preempted
-from hvdrecover.elastic.run import RENDEZVOUS, run
-from hvdrecover.elastic.state import State
 from hvdrecover.errors import (
     NoProgressError,
     RecoveryError,
@@ -30,6 +27,9 @@ from hvdrecover.errors import (
     StorageError,
 )
 from hvdrecover.heartbeat import Page, Phase
+from hvdrecover.state.leaving import Preempted
+from hvdrecover.state.run import RENDEZVOUS, run
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.fakes.root import FakeRoots
 from tests.fakes.world import (
@@ -227,7 +227,7 @@ def resumed_from(make: Callable[[Process], State]) -> dict[bool, tuple[float, bo
         state, begun = make(process), []
 
         def train(state: State) -> None:
-            newest = state._memory.newest
+            newest = state._session.memory.newest
             assert newest is not None
             if newest.id.generation > 1:
                 found[bool(begun)] = float(state.model.weights["w"]), newest.digests is not None
@@ -510,8 +510,8 @@ def test_a_run_without_a_checkpoint_root_is_never_finished() -> None:
 def test_a_rank_that_is_no_longer_rank_0_stops_writing(roots: FakeRoots) -> None:
     counting = Counting(URL, flush=True)
     counting.run(1, change_at(0, "gradient", 2, add=1, ahead=True))
-    old, new = sorted(counting.states, key=lambda state: -state._context.world.rank())
-    assert old._durable._writer is None
+    old, new = sorted(counting.states, key=lambda state: -state._session.context.world.rank())
+    assert old._session.durable._writer is None
     assert (old.last_durable, new.last_durable) == (None, CommitId(2, 5))
     ours = [commit for commit in roots[URL].published if commit.generation == 2]
     assert ours == [CommitId(2, 3), CommitId(2, 4), CommitId(2, 5)]
@@ -528,7 +528,7 @@ def test_a_retired_writer_gives_up_its_retries(roots: FakeRoots) -> None:
             root.failures = 1
             state.commit()
             assert root.at_the_gate.wait(HANG_SECONDS)
-            writer = state._durable._writer  # type: ignore[union-attr]
+            writer = state._session.durable._writer  # type: ignore[union-attr]
             process.world.shutdown()
             process.world.init()
             state.sync()

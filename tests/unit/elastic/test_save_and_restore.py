@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.elastic.commits.per_rank import PerRank
 from hvdrecover.errors import MismatchError, RecoveryError, UnsupportedValueError
+from hvdrecover.state.rank_local import PerRank
 from tests.fakes.framework import FakeModel, FakeOptimizer
 from tests.unit.elastic.jobs import Process, on_ranks
 
@@ -189,7 +189,7 @@ def test_what_is_kept_beside_the_attributes_rolls_back_and_may_be_absent(process
     assert part.loaded == [None, {"best": 3.0, "waits": [1]}]
     part.held = None
     state.commit()
-    assert "_part" not in state._memory.newest.state["attributes"]  # type: ignore[union-attr]
+    assert "_part" not in state._session.memory.newest.state["attributes"]  # type: ignore[union-attr]
 
 
 def test_what_has_changed_is_found_before_large_tensors_are_compared(

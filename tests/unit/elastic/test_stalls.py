@@ -6,10 +6,10 @@ import pytest
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover import heartbeat
-from hvdrecover.elastic.lifecycle import stalls
-from hvdrecover.elastic.run import run
-from hvdrecover.elastic.state import State
 from hvdrecover.heartbeat import Page, Phase
+from hvdrecover.state import liveness
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
 from tests.fakes.world import FakeWorld
 from tests.unit.elastic.jobs import URL, Process
 
@@ -21,8 +21,8 @@ def guardian(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """A guardian that reads the page, and allows seven seconds."""
     monkeypatch.setattr(heartbeat, "_notes", 2)
     monkeypatch.setattr(heartbeat, "notify", lambda **facts: None)
-    monkeypatch.setattr(stalls, "_world", None)
-    monkeypatch.setattr(stalls, "_allowed", 0)
+    monkeypatch.setattr(liveness, "_world", None)
+    monkeypatch.setattr(liveness, "_allowed", 0)
     page.allow_stalls(ALLOWED, 0)
 
 
@@ -30,28 +30,28 @@ def guardian(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
 def world(process: Process) -> FakeWorld:
     """A world in training, whose waiting is limited."""
     heartbeat.enter(Phase.TRAINING)
-    stalls.follow(process.world)
+    liveness.follow(process.world)
     assert process.world.allowed == [ALLOWED]
     return process.world
 
 
 def test_the_limit_is_set_when_it_changes_and_not_each_time(world: FakeWorld, page: Page) -> None:
-    stalls.follow(world)
+    liveness.follow(world)
     page.allow_stalls(9, 0)
-    stalls.follow(world)
-    stalls.follow(world)
+    liveness.follow(world)
+    liveness.follow(world)
     assert world.allowed == [ALLOWED, 9]
 
 
 def test_without_a_guardian_there_is_never_a_limit(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "_notes", None)
     heartbeat.enter(Phase.TRAINING)
-    stalls.follow(process.world)
+    liveness.follow(process.world)
     assert process.world.allowed == []
 
 
 def test_a_pause_lifts_the_limit_until_there_is_progress_again(world: FakeWorld) -> None:
-    with stalls.paused():
+    with liveness.paused():
         assert world.allowed == [ALLOWED, 0]
     assert world.allowed == [ALLOWED, 0]  # others may still be in theirs
     heartbeat.heartbeat()
@@ -60,7 +60,7 @@ def test_a_pause_lifts_the_limit_until_there_is_progress_again(world: FakeWorld)
 
 def test_a_pause_before_a_rendezvous_is_a_pause_all_the_same(page: Page) -> None:
     heartbeat.enter(Phase.TRAINING)
-    with stalls.paused():
+    with liveness.paused():
         assert page.read().paused
     heartbeat.heartbeat()
     assert not page.read().paused
@@ -92,13 +92,13 @@ def test_writing_the_last_commit_is_no_hang(
     state.sync()
     state.commit()
     paused: list[bool] = []
-    flush = state._durable.flush
+    flush = state._session.durable.flush
 
     def noting(*arguments: object) -> None:
         paused.append(page.read().paused)
         flush(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(state._durable, "flush", noting)
+    monkeypatch.setattr(state._session.durable, "flush", noting)
     state.flush()
     state.commit()
     state.finish()

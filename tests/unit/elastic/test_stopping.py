@@ -14,11 +14,11 @@ import pytest
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.config import PREEMPTED
-from hvdrecover.elastic.lifecycle.leaving import Preempted, decide, signals
-from hvdrecover.elastic.run import run
-from hvdrecover.elastic.state import State
 from hvdrecover.errors import StorageError
 from hvdrecover.heartbeat import Page, Phase, Stop
+from hvdrecover.state.leaving import Preempted, decide, signals
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots
 from tests.fakes.world import FakeJob, FakeWorld, Outcome, current_world, fail_at
@@ -70,7 +70,7 @@ def test_who_leaves(
 TRAIN = """
 import signal, time
 from hvdrecover import config, heartbeat
-from hvdrecover.elastic.lifecycle.leaving import signals
+from hvdrecover.state.leaving import signals
 {before}
 with signals(config.read()):
     print("trains", flush=True)

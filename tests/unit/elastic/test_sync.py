@@ -12,8 +12,9 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.state import State
 from hvdrecover.errors import MismatchError, NoUsableCommitError, RecoveryError
+from hvdrecover.state.rendezvous import _adopt, _from_memory, agree
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.root import FakeRoots
 from tests.fakes.world import FakeJob, fail_at
@@ -57,7 +58,7 @@ def write_commits(number: int, size: int = 1, **options: Any) -> list[Any]:
             step(state)
             state.commit()
             state.flush()
-        state._durable.settle()  # what is no longer kept is deleted after that
+        state._session.durable.settle()  # the writer deletes old commits after that
         return facts(state)
 
     return on_ranks(size, body, **options)
@@ -66,7 +67,7 @@ def write_commits(number: int, size: int = 1, **options: Any) -> list[Any]:
 def test_the_initial_state_comes_from_rank_0() -> None:
     def body(process: Process) -> tuple[str, dict[str, Any]]:
         state = made(process, value=process.world.rank() + 1.0)
-        return state._recovery.agree(), facts(state)
+        return agree(state._session), facts(state)
 
     results = on_ranks(3, body)
     assert results[0][1]["w"] == [1.0, 1.0]
@@ -93,11 +94,11 @@ def test_a_new_process_lets_go_of_its_initial_state_before_it_loads_another() ->
         load = state.model.load_state_dict
 
         def noted(tree: Any) -> None:
-            held.append(state._memory.newest is not None)
+            held.append(state._session.memory.newest is not None)
             load(tree)
 
         state.model.load_state_dict = noted
-        initial = weakref.ref(state._memory.newest.arenas["model"])
+        initial = weakref.ref(state._session.memory.newest.arenas["model"])
         state.sync()
         gc.collect()
         state.restore()
@@ -139,7 +140,7 @@ def test_the_newest_memory_commit_wins_whoever_holds_it(holder: int) -> None:
         if process.world.rank() == holder:
             step(state)
             state.save()
-        assert state._recovery.agree() == "memory"
+        assert agree(state._session) == "memory"
         return facts(state)
 
     results = on_ranks(3, body)
@@ -153,7 +154,7 @@ def test_a_fresh_rank_0_takes_the_state_of_the_others() -> None:
     def body(process: Process) -> dict[str, Any]:
         state = made(process, value=process.world.newcomer * 100.0)
         if process.world.newcomer:
-            assert state._recovery.agree() == "memory"
+            assert agree(state._session) == "memory"
             return {**facts(state), "rank": process.world.rank()}
         state.sync()
         step(state)
@@ -181,8 +182,8 @@ def test_a_straggler_with_a_higher_number_of_an_older_generation_loses() -> None
             state.save()
         if not straggler:
             # What an agreement that the straggler missed did to the others.
-            recovery = state._recovery
-            recovery._adopt(recovery._from_memory(state.last_commit, None, kept=False))
+            session = state._session
+            _adopt(session, _from_memory(session, state.last_commit, None, state_unchanged=False))
         state.sync()
         return facts(state)
 
@@ -254,7 +255,7 @@ def test_if_every_save_was_torn_the_durable_commit_is_taken(roots: FakeRoots) ->
         process.framework.tear = 1
         with pytest.raises(RuntimeError):
             state.save()
-        assert state._recovery.agree() == "durable"
+        assert agree(state._session) == "durable"
         return list(state.history)
 
     assert on_ranks(2, body) == [[0.0], [0.0]]
@@ -297,7 +298,7 @@ def test_fresh_ranks_resume_from_the_newest_durable_commit() -> None:
 
     def body(process: Process) -> tuple[str, dict[str, Any]]:
         state = made(process, URL, value=77.0)
-        return state._recovery.agree(), facts(state)
+        return agree(state._session), facts(state)
 
     results = on_ranks(2, body)
     assert results[0] == ("durable", {**written, "commit": CommitId(2, 3)})

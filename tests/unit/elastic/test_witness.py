@@ -14,7 +14,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.storage.local import LocalStorage
-from hvdrecover.elastic.state import State
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.unit.elastic.jobs import Process, in_drill, on_ranks
 
@@ -59,9 +59,9 @@ def test_the_initial_state_is_kept_so_that_another_run_can_begin_with_it(
 @pytest.mark.parametrize("checkpoint", [None, "fake://own", Checkpoint("fake://own", keep=7)])
 def test_the_jobs_own_root_is_never_touched(checkpoint: Any, process: Process, folder: Path) -> None:
     state = drilled(process, folder, checkpoint)
-    assert state._durable._settings is not None
-    assert state._durable._settings.url == str(folder.parent / "root")
-    assert state._durable._settings.keep == (7 if isinstance(checkpoint, Checkpoint) else 3)
+    assert state._session.durable._settings is not None
+    assert state._session.durable._settings.url == str(folder.parent / "root")
+    assert state._session.durable._settings.keep == (7 if isinstance(checkpoint, Checkpoint) else 3)
 
 
 def test_a_commit_is_told_with_digests_values_and_what_was_done_for_it(

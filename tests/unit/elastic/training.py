@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.commits.randomness import Randomness
-from hvdrecover.elastic.run import run
-from hvdrecover.elastic.state import State
+from hvdrecover.state.random import Randomness
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeLoader, FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import FakeWorld
 from tests.support.ledger import Batch

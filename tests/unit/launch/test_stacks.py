@@ -33,7 +33,7 @@ def step():
 step()
 """
 JOIN = """\
-from hvdrecover.elastic.lifecycle import startup
+from hvdrecover.state import startup
 startup.join(SimpleNamespace(is_initialized=lambda: True))"""
 # What py-spy 0.4.1 prints with --full-filenames; LIB is where the standard library is.
 PY_SPY = """\

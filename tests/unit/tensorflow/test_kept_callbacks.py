@@ -219,7 +219,7 @@ def test_a_users_own_callback_is_kept_if_it_is_named_and_else_there_is_a_warning
     with pytest.raises(InterruptionError):
         fit(state, own, interrupt, keep=[own] if kept else [])
     state.flush()
-    assert state._durable._writer.wait_for_cleanup(60.0)  # else the next start does it, and says so
+    assert state._session.durable._writer.wait_for_cleanup(60.0)  # else the next start does it, and says so
     state, own = a_state(tmp_path), Counting()
     fit(state, own, keep=[own] if kept else [])
     texts = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -269,9 +269,9 @@ def test_a_commit_sets_only_attributes_that_the_script_has_made_and_of_their_kin
 def test_no_commit_holds_a_fit_that_has_ended(tmp_path: Path) -> None:
     state = a_state(tmp_path)
     fit(state, *of_keras(tmp_path / "files"))
-    assert "_callbacks" in state._memory.newest.state["attributes"]
+    assert "_callbacks" in state._session.memory.newest.state["attributes"]
     state.commit()
-    assert "_callbacks" not in state._memory.newest.state["attributes"]
+    assert "_callbacks" not in state._session.memory.newest.state["attributes"]
 
 
 def test_a_list_of_keras_own_is_put_in_order_too() -> None:

@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
-from hvdrecover.elastic import companions
 from hvdrecover.errors import ConfigError
+from hvdrecover.state.hooks import Hook, Hooks
 from hvdrecover.tensorflow.keras_callbacks import Observer
 from tests.integration.scalars import Run, read
 
@@ -187,12 +187,12 @@ def test_without_a_folder_nothing_is_changed() -> None:
 
 
 def test_without_a_folder_a_mean_that_is_not_finite_is_told_once() -> None:
-    class Reported(companions.Observer):
+    class Reported(Hook):
         def observed(self, values: Mapping[str, Any]) -> None:
             found[-1] += [value for value in values.values() if not math.isfinite(value)]
 
     state = a_state(None)
-    state._companions.observers += (Reported(),)
+    state._session.hooks = Hooks([*state._session.hooks, Reported()])
     observer = Observer(state)
     found: list[list[float]] = []
     for _ in range(2):

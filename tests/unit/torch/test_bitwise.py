@@ -6,7 +6,7 @@ import typing
 
 import pytest
 
-from hvdrecover.elastic.commits.randomness import Randomness
+from hvdrecover.state.random import Randomness
 from tests.unit.torch.training import Loading, Place, Training
 
 pytestmark = pytest.mark.usefixtures("roots")

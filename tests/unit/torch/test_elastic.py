@@ -92,10 +92,10 @@ def test_with_a_root_in_the_environment_its_commits_are_durable(
     state = made(epoch=0)
     with pytest.raises(KeyboardInterrupt):
         hvd.elastic.run(train)(state)
-    state._durable.retire()
+    state._session.durable.retire()
     again = made(epoch=0)
     hvd.elastic.run(train)(again)
-    again._durable.retire()
+    again._session.durable.retire()
     assert entries == [0, 1, 1, 2]
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from hvdrecover.elastic.companions import Moment
 from hvdrecover.guard.missing import Missing
+from hvdrecover.state.hooks import Moment
 from hvdrecover.torch import guard
 
 

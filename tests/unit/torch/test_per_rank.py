@@ -11,7 +11,7 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import hvdrecover.torch as recover
-from hvdrecover.elastic.commits.randomness import Randomness
+from hvdrecover.state.random import Randomness
 from tests.unit.torch.jobs import URL, bits, commit_durably
 
 pytestmark = [

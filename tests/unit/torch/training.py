@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 import hvdrecover.torch as recover
-from hvdrecover.elastic.commits.randomness import Randomness
+from hvdrecover.state.random import Randomness
 from tests.unit import alone
 from tests.unit.torch.jobs import bits
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from hvdrecover.checkpoint.layout import TensorSpec
-from hvdrecover.elastic.commits.per_rank import PerRank
-from hvdrecover.elastic.run import run
 from hvdrecover.errors import ConfigError, DivergedError
 from hvdrecover.guard.settings import Guard
+from hvdrecover.state.rank_local import PerRank
+from hvdrecover.state.run import run
 from hvdrecover.virtual.ranks import VirtualRanks
 from hvdrecover.virtual.replay import judge, plan
 from hvdrecover.virtual.shares import run_of

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdrecover.elastic.commits.per_rank import PerRank
-from hvdrecover.elastic.run import run
-from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError, HvdrecoverError, StepError
+from hvdrecover.state.rank_local import PerRank
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
 from hvdrecover.virtual.exchange import RunningSum
 from hvdrecover.virtual.ranks import VirtualRanks, virtual_of, virtual_rank, virtual_size
 from hvdrecover.virtual.shares import Counts, Policy
@@ -358,7 +358,8 @@ def test_samples_of_a_step_that_ends_in_an_error_are_not_done() -> None:
 def test_a_loop_that_is_left_counts_its_last_step_before_the_next_begins() -> None:
     def body(state: State, steps_once: Iterator[Step]) -> None:
         list(next(steps_once))
-        again = steps(virtual_of(state._context.ranks), feed(state.sampler), state._context.clock, Step)
+        context = state._session.context
+        again = steps(virtual_of(context.ranks), feed(state.sampler), context.clock, Step)
         first = next(iter(next(again)))
         order = state.sampler.order
         assert order.done == SIZE * BATCH

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from hvdrecover import record
-from hvdrecover.elastic.run import run
-from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError, NumericsError
 from hvdrecover.guard.numbers import WINDOW
 from hvdrecover.guard.settings import Guard, Numerics
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeLoader, FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import fail_at
 from tests.unit.elastic.jobs import CONFIG, Process, on_ranks

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hvdrecover.data.version import DataVersion
-from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError, DataChangedError, MismatchError, RecoveryError, StructureError
 from hvdrecover.guard.settings import DataChanged, Guard
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.unit.elastic.jobs import URL, Process, on_ranks
 
@@ -51,7 +51,7 @@ def train_on(data: DataVersion | None) -> None:
         state.model.weights["w"][0] = 5.0
         state.commit()
         state.flush()
-        state._durable.settle()
+        state._session.durable.settle()
 
     on_ranks(2, body)
 

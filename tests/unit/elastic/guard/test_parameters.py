@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdrecover.elastic.run import run
-from hvdrecover.elastic.state import State
 from hvdrecover.errors import DivergedError
 from hvdrecover.guard import parameters
 from hvdrecover.guard.settings import Divergence, Guard
+from hvdrecover.state.rendezvous import rendezvous
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeOptimizer
 from tests.fakes.root import FakeRoots
 from tests.fakes.world import HANG_SECONDS, fail_at
@@ -35,7 +36,7 @@ def weights(state: State) -> list[list[float]]:
 def train(state: State, steps: int) -> None:
     for _ in range(steps):
         state.optimizer.step({"w": np.ones(6), "small": np.ones(2, np.float32)})
-        state.model.weights["local"] += state._context.world.rank()
+        state.model.weights["local"] += state._session.context.world.rank()
         state.step += 1
         state.commit()
 
@@ -162,9 +163,9 @@ def test_a_commit_that_was_healed_has_not_the_digests_of_before() -> None:
         if process.world.rank() == 1:
             flip(state.model.weights["w"])
         state.commit()
-        state._memory.take_digests()
+        state._session.memory.take_digests()
         state.commit()  # the same, but that it is healed
-        newest = state._memory.newest
+        newest = state._session.memory.newest
         assert newest is not None
         return weights(state), newest.digests is not None
 
@@ -208,7 +209,7 @@ def test_a_commit_that_differs_is_not_made_durable(roots: FakeRoots) -> None:
             state.model.weights["w"][0] = 9.0
         state.commit(durable=True)
         state.flush()
-        state._durable.settle()
+        state._session.durable.settle()
 
     on_ranks(3, body)
 
@@ -233,7 +234,7 @@ def test_healing_does_not_change_a_commit_that_is_being_written(roots: FakeRoots
         state.commit()  # of the same tensors, and they are compared
         root.gate.set()
         state.flush()
-        state._durable.settle()
+        state._session.durable.settle()
         return weights(state)[0][0]
 
     assert on_ranks(3, body) == [0.0] * 3
@@ -279,7 +280,7 @@ def test_every_bit_of_what_is_shared_counts_and_no_other() -> None:
         state = build(process, guard("raise"))
         state.sync()
         train(state, 1)
-        snapshot = state._memory.newest
+        snapshot = state._session.memory.newest
         assert snapshot is not None
         shared = {"model": {"w", "small"}, "optimizer": set(snapshot.arenas["optimizer"].layout.by_name)}
         tensors = parameters.tensors_of(snapshot, shared)
@@ -326,7 +327,7 @@ def test_ranks_at_the_rendezvous_after_a_fault_believe_the_majority(
             try:
                 process.world.allgather([1], "work")
             except Exception as fault:
-                state._recovery.rendezvous(fault)
+                rendezvous(state._session, fault)
         try:
             state.sync()
         except DivergedError as caught:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.elastic.run import run
-from hvdrecover.elastic.state import State
 from hvdrecover.guard.settings import Guard
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
 from tests.fakes.world import fail_at
 from tests.unit.elastic.jobs import Process, on_ranks

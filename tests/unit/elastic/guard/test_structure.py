@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.elastic.interfaces import Entry
 from hvdrecover.errors import StructureError
 from hvdrecover.guard.settings import Guard
 from hvdrecover.guard.structure import Description, differences, numbers
+from hvdrecover.state.adapter import Entry
+from hvdrecover.state.rendezvous import rendezvous as meet_again
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import fail_at
 from tests.unit.elastic.jobs import Process, on_ranks
@@ -126,7 +127,7 @@ def test_a_rank_that_joins_later_may_have_other_settings() -> None:
             try:
                 process.world.allgather([1], "work")
             except Exception as error:
-                state._recovery.rendezvous(error)
+                meet_again(state._session, error)
         state.sync()
         return float(state.optimizer.rate)
 
@@ -143,7 +144,7 @@ def test_a_rank_that_joins_later_must_have_the_same_model() -> None:
                 try:
                     process.world.allgather([1], "work")
                 except Exception as error:
-                    state._recovery.rendezvous(error)
+                    meet_again(state._session, error)
             state.sync()
         except StructureError as error:
             return str(error.differences)

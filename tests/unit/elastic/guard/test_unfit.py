@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from hvdrecover import heartbeat
-from hvdrecover.elastic.horovod import hosts_updated
-from hvdrecover.elastic.run import run
-from hvdrecover.elastic.state import State
 from hvdrecover.errors import NumericsError, StoppedError
 from hvdrecover.guard.settings import Guard
+from hvdrecover.state.horovod import hosts_updated
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots
 from tests.unit.elastic.jobs import URL, Process, on_ranks

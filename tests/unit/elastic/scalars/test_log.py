@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.elastic.interfaces import Writer
 from hvdrecover.elastic.scalars.sinks import KEPT_SECONDS, KEPT_STEPS, Log
+from hvdrecover.state.adapter import Writer
 from tests.fakes.clock import FakeClock
 from tests.fakes.framework import FakeWriter, read_run
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvdrecover.elastic.run import run
 from hvdrecover.elastic.scalars.scalars import Scalars, as_numbers
-from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeFramework, FakeModel, read_run
 from tests.fakes.root import FakeRoots
 from tests.fakes.world import FakeJob, Fault, change_at, fail_at
@@ -229,7 +229,7 @@ def test_without_a_folder_a_commit_holds_no_count_of_steps(tmp_path: Path) -> No
         state.sync()
         state.log_metrics(loss=0.5, accuracy=1.0)
         state.commit()
-        assert state._memory.newest is not None
-        assert "scalars" not in state._memory.newest.state
+        assert state._session.memory.newest is not None
+        assert "scalars" not in state._session.memory.newest.state
 
     FakeJob(initialised(body), 1).results()

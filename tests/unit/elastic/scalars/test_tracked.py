@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from hvdrecover.elastic.run import run
 from hvdrecover.elastic.scalars.sinks import Tracked
 from hvdrecover.elastic.scalars.trackers import MLflow, Row, Tracker, WandB
-from hvdrecover.elastic.state import State
 from hvdrecover.errors import ConfigError
 from hvdrecover.heartbeat import Page
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
 from tests.fakes.clock import FakeClock
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots
@@ -160,8 +160,8 @@ def test_commits_of_a_job_without_a_tracker_have_no_run(server: Server) -> None:
         state = process.state(step=0)
         state.sync()
         state.commit()
-        assert state._memory.newest is not None
-        assert "scalars" not in state._memory.newest.state
+        assert state._session.memory.newest is not None
+        assert "scalars" not in state._session.memory.newest.state
 
     FakeJob(initialised(body), 1).results()
 
@@ -171,8 +171,8 @@ def test_all_ranks_keep_one_id(server: Server) -> None:
         state = process.state(tracker=Memory(server), step=0)
         state.sync()
         state.commit()
-        assert state._memory.newest is not None
-        return str(state._memory.newest.state["scalars"])
+        assert state._session.memory.newest is not None
+        return str(state._session.memory.newest.state["scalars"])
 
     assert len({*FakeJob(initialised(body), 3).results()}) == 1
 

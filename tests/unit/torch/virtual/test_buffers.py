@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hvdrecover.elastic.commits.carried import Carried
 from hvdrecover.errors import StepError
+from hvdrecover.state.rank_local import Carried
 from hvdrecover.torch.virtual import Buffers
 
 ALL = Carried((0, 1), 2)

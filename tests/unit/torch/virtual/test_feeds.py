@@ -12,11 +12,9 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from hvdrecover.elastic.commits.carried import Carried
-from hvdrecover.elastic.commits.own import Own
-from hvdrecover.elastic.commits.per_rank import PerRank
-from hvdrecover.elastic.commits.randomness import Generators, stream
 from hvdrecover.errors import ConfigError, StepError
+from hvdrecover.state.random import Generators, stream
+from hvdrecover.state.rank_local import Carried, PerRank, RankLocalState
 from hvdrecover.torch.elastic.sampler import ElasticSampler
 from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.virtual import _Seeded, feed
@@ -107,10 +105,10 @@ def other_sampler(sampler: ElasticSampler) -> Any:
 
 
 def own_batches(sampler: ElasticSampler) -> Any:
-    class Own(BatchSampler):
+    class RankLocalState(BatchSampler):
         pass
 
-    loader = DataLoader(Noisy(), batch_sampler=Own(sampler, 2, drop_last=False))
+    loader = DataLoader(Noisy(), batch_sampler=RankLocalState(sampler, 2, drop_last=False))
     vars(loader)["sampler"] = sampler
     return loader
 
@@ -141,7 +139,7 @@ def test_a_sampler_of_virtual_ranks_is_not_gone_through_without_steps() -> None:
 def test_loaders_that_know_their_place_continue_when_shares_change() -> None:
     loaders = PerRank(lambda rank, size: StatefulDataLoader(range(4), batch_size=None))
     loaders.become_virtual(SIZE, lambda: 0)
-    own = Own(TorchFramework(), {"loaders": loaders}, Generators(TorchFramework(), "reseed"))
+    own = RankLocalState(TorchFramework(), {"loaders": loaders}, Generators(TorchFramework(), "reseed"))
     world: Any = SimpleNamespace(size=lambda: 1)
     ranks: Any = Ranks(1, 2)
     found = []

@@ -1,1 +1,0 @@
-"""Agreement of the ranks on one commit after a rendezvous."""

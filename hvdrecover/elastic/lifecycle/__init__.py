@@ -1,1 +1,0 @@
-"""One training process among others: start, signs of life, waiting, leaving."""

@@ -1,0 +1,298 @@
+"""The adapter protocol: the part that a framework and Horovod supply to a state.
+
+Lifecycle: `World.init` and `World.shutdown` alternate. All else of `World` is called in between, by all ranks
+in the same order. `Framework` may be called at any time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdrecover.checkpoint.arena import Arena, Bytes
+from hvdrecover.checkpoint.layout import TensorSpec
+
+Tensor = Any
+Component = Any
+Tree = Any
+"""Nested containers of plain values and tensors, such as a ``state_dict()``."""
+Buffer = bytes | memoryview
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One property of a component that all ranks must have in common.
+
+    Attributes:
+        name: such as ``.0.weight``; it follows the attribute's name.
+        value: such as ``F32[64, 128], trained``.
+        setting: whether it is a hyper-parameter. A script may choose it by the number of ranks, and training
+            changes it: a rank that joins later takes it over.
+        stored: whether a commit holds it, so that the script's value is ignored in a resumed run.
+    """
+
+    name: str
+    value: str
+    setting: bool = False
+    stored: bool = False
+
+
+class Framework(Protocol):
+    """Facts about a framework: its tensors, its components and its random generators.
+
+    Attributes:
+        name: ``torch`` or ``tensorflow``.
+        attributes: those of the state, by name; `Contents` sets it.
+    """
+
+    name: str
+    attributes: Mapping[str, Any]
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the framework and of Horovod."""
+
+    # Tensors.
+
+    def is_tensor(self, value: Any) -> bool:
+        """Return whether a value is a tensor of this framework."""
+
+    def spec(self, tensor: Tensor, name: str) -> TensorSpec:
+        """Dtype and shape of a tensor.
+
+        Raises:
+            UnsupportedTensorError: safetensors cannot hold it.
+        """
+
+    def match(self, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> bool:
+        """Return whether `spec` would give these very specs. Fast; if in doubt, False."""
+
+    def views(self, arena: Arena) -> dict[str, Tensor]:
+        """A tensor over each tensor's bytes in an arena; no copies."""
+
+    def pin(self, arena: Arena, tensors: Sequence[Tensor]) -> None:
+        """Prepare an arena into which these tensors are copied again and again, wherever they are."""
+
+    def clone(self, tensor: Tensor) -> Tensor:
+        """A copy of a tensor."""
+
+    def move(self, tree: Tree, present: Any) -> Tree:
+        """Return a plain value's tree with its tensors on the device of the value that it replaces."""
+
+    def copy_out(self, tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
+        """Copy tensors into views of an arena; done on return."""
+
+    def equal(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
+        """Return whether each tensor holds the very bits of its view; compares the first pairs first."""
+
+    # Components: models, optimizers, schedulers.
+
+    def is_component(self, value: Any) -> bool:
+        """Return whether a value has its own training state: a model, an optimizer, a scheduler."""
+
+    def tree(self, component: Component) -> Tree:
+        """The component's state; its tensors may share the component's memory."""
+
+    def fit(self, name: str, component: Component, tree: Tree) -> tuple[Tree, list[str]]:
+        """Return the part of a stored tree that fits a component, and a line for each difference."""
+
+    def copies_on_load(self, component: Component) -> bool:
+        """Return whether `load` copies tensors; if not, it is given tensors that the component may keep."""
+
+    def load(self, component: Component, tree: Tree, *, keep: bool = False) -> None:
+        """Load a tree that fits; ``keep``: the component may keep the tree's tensors in any case."""
+
+    def unkept(self, component: Component) -> list[str]:
+        """Names of a component's tensors that `tree` does not return: a recovery loses them."""
+
+    def passes(self, component: Component) -> tuple[int, int]:
+        """How many backward passes an optimizer has done since its last step, and how many a step takes."""
+
+    def forget_passes(self, component: Component) -> None:
+        """Reset the accumulated backward passes of an optimizer."""
+
+    def describe(self, component: Component) -> list[Entry]:
+        """Return what ranks that train together must have in common of a component, in a fixed order."""
+
+    def rank_local(self, component: Component) -> Collection[str]:
+        """Names of the tensors of `tree` that differ between ranks, such as running statistics."""
+
+    def trained(self, component: Component) -> Mapping[str, Tensor]:
+        """The trained tensors of a model's `tree` by name, each once; empty for other components."""
+
+    def not_finite(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Names of the tensors that hold NaN or infinity."""
+
+    def writer(self, folder: str, first: int) -> Writer:
+        """Open a TensorBoard run at a path or URL; ``first`` and later steps of earlier files are dropped."""
+
+    # Global random generators.
+
+    def draw_seed(self) -> int:
+        """A number below 2**63 from the global generator."""
+
+    def seed(self, derive: Callable[[str], int]) -> None:
+        """Seed every global generator with ``derive(its name)``, a number below 2**63."""
+
+    def generators(self) -> Any:
+        """The states of all global generators, as plain values and numpy arrays."""
+
+    def set_generators(self, states: Any) -> None:
+        """Set what `generators` gave; skip generators that this process lacks."""
+
+    def original(self, error: BaseException) -> BaseException | None:
+        """Return our own error if this framework has wrapped it in this one."""
+
+    # The reports of steps that hooks ask for, each at most once for a state. ``contents`` is the state's
+    # `Contents`; the other argument is the hook. Both are defined above this file.
+
+    def report_steps(self, contents: Any, observer: StepObserver) -> None:
+        """Report each step of an optimizer before it begins."""
+
+    def report_times(self, contents: Any, scalars: Any) -> None:
+        """Report the time of each step, and the norm of its gradients."""
+
+    def report_missing(self, contents: Any, missing: Any) -> None:
+        """Report parameters that had no gradient at a step."""
+
+    def report_gradients(self, contents: Any, judge: Any) -> None:
+        """Report steps whose gradients are not finite, before they are applied."""
+
+
+class StepObserver(Protocol):
+    """A hook that looks at each step."""
+
+    def step_begins(self) -> None:
+        """An optimizer is about to step."""
+
+
+class HiddenAttribute(Protocol):
+    """An attribute that an adapter adds to the user's, such as the state of Keras callbacks."""
+
+    def tree(self) -> Tree | None:
+        """Return the state to be part of a commit; None leaves it out."""
+
+    def load(self, tree: Tree | None) -> None:
+        """Load the state from a commit, or None if it has none; copy the tensors that are used."""
+
+
+class Writer(Protocol):
+    """A TensorBoard run; its files are written in the background."""
+
+    def scalars(self, values: Mapping[str, float], step: int, time: float) -> None:
+        """Write scalars of one step by name, with the time in seconds since the Unix epoch."""
+
+    def close(self) -> None:
+        """Write all to the file and close it."""
+
+
+@dataclass
+class Past:
+    """The history of this process.
+
+    Attributes:
+        functions: how many training functions it has begun.
+        finished: checkpoint roots whose training functions have returned.
+    """
+
+    functions: int = 0
+    finished: set[str] = field(default_factory=set)
+
+
+class World(Protocol):
+    """The ranks of the job and the collectives that recovery needs.
+
+    Attributes:
+        past: the history of this process, whatever the state.
+    """
+
+    past: Past
+
+    def rank(self) -> int:
+        """This process's rank."""
+
+    def size(self) -> int:
+        """Number of ranks."""
+
+    def init(self) -> None:
+        """Rendezvous with the other ranks.
+
+        Raises:
+            RemovedError: the job has removed this host.
+            RendezvousError: a rank was lost meanwhile.
+        """
+
+    def shutdown(self) -> None:
+        """Leave the other ranks."""
+
+    def allow_stalls(self, seconds: int) -> None:
+        """Have collectives fail that wait for a missing rank for so long; 0 lets them wait for ever."""
+
+    def lost(self, error: BaseException) -> bool:
+        """Return whether an error came of a collective that failed because ranks were lost.
+
+        Horovod's own ``HorovodInternalError`` is known; this is about the errors that a framework makes of
+        it.
+        """
+
+    def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
+        """The values of all ranks, as int64 of shape ``[size, len(values)]``."""
+
+    def send(self, values: Sequence[int], name: str) -> Callable[[], npt.NDArray[np.int64]]:
+        """Begin an `allgather`. The returned function waits for its result, or raises its error."""
+
+    def gather(self, mine: bytes, name: str) -> Sequence[Buffer]:
+        """The bytes of all ranks by rank, each of any length; in one collective."""
+
+    def broadcast(self, buffer: Bytes, root: int, name: str) -> None:
+        """Fill ``buffer``, a uint8 array of the same length on all ranks, with the root's, in place."""
+
+
+def gather_json(world: World, value: Any, name: str) -> list[Any]:
+    """Return the JSON values of all ranks, by rank; all ranks call this."""
+    return [json.loads(bytes(text)) for text in world.gather(json.dumps(value).encode(), name)]
+
+
+def fit_tensors(
+    framework: Framework,
+    name: str,
+    what: str,
+    mine: Mapping[str, Any],
+    stored: Mapping[str, Any],
+    fits_anyway: Callable[[str], bool] = lambda key: False,
+) -> tuple[dict[str, Any], list[str]]:
+    """Compare a component's tensors with those in a commit, name by name.
+
+    Args:
+        framework: whose tensors they are.
+        name: the component's attribute name.
+        what: what it is called in a message, such as ``model``.
+        mine: its tensors.
+        stored: those of the commit.
+        fits_anyway: tells names whose values may be of different kinds.
+
+    Returns:
+        The part of ``stored`` that fits, and a line for each difference.
+    """
+
+    def kind(value: Any, key: str) -> str:
+        return str(framework.spec(value, key)) if framework.is_tensor(value) else f"a {type(value).__name__}"
+
+    differences = [
+        f"{name}.{key}: in the commit, but not in the {what}" for key in stored.keys() - mine.keys()
+    ]
+    differences += [
+        f"{name}.{key}: in the {what}, but not in the commit" for key in mine.keys() - stored.keys()
+    ]
+    fitting = {}
+    for key in stored.keys() & mine.keys():
+        theirs, ours = kind(stored[key], key), kind(mine[key], key)
+        if theirs == ours or fits_anyway(key):
+            fitting[key] = stored[key]
+        else:
+            differences.append(f"{name}.{key}: {theirs} in the commit, {ours} in the {what}")
+    return fitting, differences

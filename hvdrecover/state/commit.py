@@ -1,0 +1,288 @@
+"""The life of a commit, from the user's call to the offer to the writer; and the way back to it.
+
+`commit` does, on every rank:
+
+1. Ask the hooks whether the present state may become a commit. A rank with an objection skips this one.
+2. Exchange rank-local state, so that each copy holds the states of all ranks.
+3. Send this rank's vote. The votes travel while the tensors are copied.
+4. Copy the attributes into memory (`Memory.commit`).
+5. Let the hooks inspect the commit. The guard may replace this rank's tensors by another rank's.
+6. Offer the commit to the writer, which writes it in the background if a durable commit is due.
+7. Hear the votes of all ranks, and apply the verdict: leave, raise or continue.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from hvdrecover import heartbeat
+from hvdrecover.checkpoint.retrying import ATTEMPTS
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
+from hvdrecover.errors import HvdrecoverError, RecoveryError
+from hvdrecover.guard.numbers import RolledBack
+from hvdrecover.state import liveness
+from hvdrecover.state.contents import Strict
+from hvdrecover.state.hooks import Hook, Moment
+from hvdrecover.state.horovod import fault_of, hosts_updated
+from hvdrecover.state.leaving import Departure, Preempted
+from hvdrecover.state.session import Hear, Session
+
+
+def commit(session: Session, *, durable: bool) -> None:
+    """Make a commit on all ranks; see `State.commit`."""
+    hooks, memory = session.hooks, session.memory
+    hooks.notify(Hook.begins)
+    objection = hooks.objection(committing=True)
+    catch_up(session)
+    session.own.gather(session.context.world, session.context.place.carried)
+    # A durable commit may wait for a write under way, and the outcome of that belongs into the vote.
+    hear = None if durable else send_vote(session, Moment("commit"))
+    if objection is None:
+        session.call("save", lambda: save(session, None))
+    else:
+        memory.pass_over()
+    if hooks.inspect(memory):
+        session.call("restore", lambda: reload(session))
+    if objection is None:
+        session.durable.offer(ask=durable)
+    apply_verdict(session, hear or send_vote(session, Moment("commit")))
+    session.own.forget()
+    hooks.notify(Hook.committed)
+
+
+def check(session: Session) -> None:
+    """Apply the collective verdict between commits; see `State.check_host_updates`."""
+    apply_verdict(session, send_vote(session, Moment("check")), between=True)
+
+
+def save(session: Session, objection: HvdrecoverError | None) -> None:
+    """Copy the state into memory; an objection keeps the commit from becoming durable."""
+    clock = session.context.clock
+    started = clock.monotonic()
+    snapshot = session.memory.commit()
+    session.memory.objection = objection
+    stall = clock.monotonic() - started
+    session.hooks.notify(Hook.captured, snapshot)
+    session.context.events.emit("commit", **vars(snapshot.id), stall=stall)
+
+
+def keep(session: Session) -> None:
+    """Make a commit outside of `commit`, with the known rank-local states of the other ranks."""
+    save(session, session.hooks.objection(committing=False))
+
+
+def keep_alone(session: Session) -> None:
+    """Make a commit without rank-local states of the other ranks."""
+    session.own.forget()
+    keep(session)
+
+
+# -- votes -----------------------------------------------------------------------------------------------
+
+
+def send_vote(session: Session, moment: Moment) -> Hear:
+    """Send this rank's numbers to the other ranks; return a function that waits for theirs.
+
+    If a commit fails before that function is called, the next commit gets the same function: the others may
+    have heard these numbers already, and this rank retries that commit.
+    """
+    if moment.kind == "check":
+        catch_up(session, retried=False)
+    if session.unheard is not None:
+        return session.unheard
+    context = session.context
+    sent = session.hooks.send(context.world, moment)
+
+    def hear() -> BaseException | None:
+        session.unheard = None
+        verdict = session.hooks.verdict(moment, sent()[1:])
+        if moment.kind == "check" and verdict is not None and _loses_nothing(session, verdict):
+            session.own.gather(context.world, context.place.carried)  # all are there; a commit follows
+        return verdict
+
+    session.unheard, session.unheard_at = hear, _position(session)
+    return hear
+
+
+def catch_up(session: Session, *, retried: bool | None = None) -> None:
+    """Raise the verdict of a commit that failed on this rank only and was not retried here.
+
+    Ranks that want to leave or join ask again, so that verdict is dropped.
+
+    Args:
+        session: this rank's.
+        retried: whether this rank retries that commit now; None if it does unless a sampler has moved or an
+            optimizer has made a step.
+    """
+    if session.unheard is None:
+        return
+    if retried is None:
+        retried = session.unheard_at == _position(session)
+    if not retried:
+        verdict = session.unheard()
+        if verdict is not None and not _loses_nothing(session, verdict):
+            raise verdict
+
+
+def _position(session: Session) -> tuple[Mapping[str, tuple[int, int]], int]:
+    """Return the samplers' positions, and how many steps this process has done since its last commit."""
+    return session.context.contents.positions(), heartbeat.steps()
+
+
+def _loses_nothing(session: Session, verdict: BaseException) -> bool:
+    """Return whether ranks leave or join, and all work is kept."""
+    return isinstance(verdict, Departure) or fault_of(verdict, session.context.world) == "hosts"
+
+
+def apply_verdict(session: Session, hear: Hear, *, between: bool = False) -> None:
+    """Apply the collective verdict, at a commit or between commits: leave, raise or continue."""
+    verdict = hear()
+    if isinstance(verdict, Departure):
+        if between:
+            session.call("save", lambda: keep(session))  # ranks leave at a commit
+        leave(session, verdict)
+    if verdict is not None:
+        raise verdict
+
+
+# -- the way back ----------------------------------------------------------------------------------------
+
+
+def roll_back(session: Session) -> None:
+    """Return to the newest commit in this rank's memory.
+
+    Raises:
+        RecoveryError: a commit was interrupted while it was being made, so memory holds none.
+    """
+    session.memory.resume(reload(session))
+
+
+def reload(session: Session) -> Snapshot:
+    """Load the newest commit again; rank-local state stays as it is.
+
+    Raises:
+        RecoveryError: as in `roll_back`.
+    """
+    newest = session.memory.newest
+    if newest is None:
+        raise RecoveryError("memory holds no commit: the last one was interrupted; sync() fetches one")
+    load(session, newest, strict=among_ranks(session))
+    session.hooks.notify(Hook.rolled_back)
+    return newest
+
+
+def skip(session: Session, batch: RolledBack) -> None:
+    """Roll back, and leave a bad batch out of the rest of its epoch."""
+    roll_back(session)
+    if batch.order is not None:
+        batch.order.leave_out(batch.samples)
+
+
+def among_ranks(session: Session) -> Strict:
+    """Return which attributes must fit a commit of this job, so that all ranks have the same."""
+    return True if session.durable.strict else "components"
+
+
+def load(session: Session, snapshot: Snapshot, *, strict: Strict, where: str | None = None) -> bool:
+    """Load a commit; return whether all of it fits."""
+    where = where or f"commit {snapshot.id}"
+    differences = session.memory.load(snapshot, where, strict=strict)
+    for line in differences:
+        message = f"not loaded from {where}: {line}"
+        session.context.announce("not_loaded", message, level=logging.WARNING, what=line)
+    return not differences
+
+
+def iteration_begins(session: Session) -> None:
+    """If an iterator is created exactly at a commit, restore the random streams.
+
+    A data loader draws from the global generator when its iterator is made. An undisturbed run made it before
+    the commit, a resumed one makes it after.
+    """
+    context, memory = session.context, session.memory
+    if not context.place.joined:
+        return
+    if memory.newest is not None and memory.is_at_commit():
+        memory.resume_streams(memory.newest)
+    for name, order in context.contents.orders.items():
+        if order.padding or order.dropped:
+            facts: dict[str, Any] = order.tail_report()
+            context.events.emit("tail", sampler=name, **facts)
+
+
+# -- the last commit -------------------------------------------------------------------------------------
+
+
+def leave(session: Session, departure: Departure) -> NoReturn:
+    """Leave at a commit that all ranks have made, or have a rendezvous of the ranks that stay.
+
+    Raises:
+        Preempted: this rank leaves; if all do, the commit is durable.
+        HostsUpdatedInterrupt: others leave.
+    """
+    context, durable, whole = session.context, session.durable, departure.whole
+    commit = session.memory.last
+    # All ranks have the commit before a rank that holds it is gone.
+    context.world.allgather([commit.commit], "hvdrecover.leave")
+    if not departure.leaving[context.world.rank()]:
+        raise hosts_updated()
+    if whole and durable.wanted:
+        durable.make_durable(ATTEMPTS)
+    if not whole:
+        durable.near.remove()  # the others have the commit, and continue
+    scope = "job" if whole else "host"
+    heartbeat.notify(left=scope)
+    heartbeat.enter(heartbeat.Phase.LEFT)
+    if not whole:
+        message = f"this host leaves at commit {commit.commit}; the others continue"
+    elif not durable.root:
+        message = f"stopping at commit {commit.commit}; without a checkpoint root, the state is lost"
+    else:
+        message = f"stopping at commit {commit.commit}, which is durable; start the job again to continue"
+    shown = message if not whole or context.world.rank() == 0 else None
+    context.events.emit("leave", shown, scope=scope, **vars(commit))
+    raise Preempted()
+
+
+def leave_if_told(session: Session) -> None:
+    """Leave at the last commit, if ranks are to leave when the training function has returned.
+
+    A signal handler of the script may have made it return early, so the run is not finished. Changes after
+    the last commit are rolled back: the function may have counted an epoch that it did not train.
+    """
+    with liveness.paused():  # the other ranks may still be at work after their last step
+        verdict = send_vote(session, Moment("check", returned=True))()
+    if isinstance(verdict, Departure):
+        session.call("restore", lambda: roll_back(session))
+        leave(session, verdict)
+
+
+def finish(session: Session) -> None:
+    """Mark the run finished with a last durable commit; see `State.finish`."""
+    session.hooks.notify(Hook.closing)
+    if not session.durable.wanted:
+        return
+    if not session.memory.finished:
+        session.own.gather(session.context.world, session.context.place.carried)
+        session.call("save", lambda: keep(session))
+    session.memory.mark(finished=True)
+    session.durable.make_durable(FINISH_ATTEMPTS)
+    session.durable.settle()
+    commit = session.memory.last
+    message = f"finished at commit {commit.commit}; {session.durable.root} holds the result"
+    session.context.announce("finished", message, **vars(commit))
+
+
+def say_finished(session: Session) -> None:
+    """Report that an earlier start has finished the run."""
+    session.durable.near.remove()
+    commit = session.memory.last
+    message = (
+        f"this run was finished at commit {commit.commit}, and its state is restored; "
+        "to continue it, start it by `hvdrecover run --reopen`, or with HVDRECOVER_REOPEN=1; to train anew, "
+        "name another checkpoint root"
+    )
+    session.context.announce("finished", message, **vars(commit))

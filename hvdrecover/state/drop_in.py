@@ -1,0 +1,119 @@
+"""Horovod's classes of states, for scripts that have changed nothing but the import; for all frameworks."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from hvdrecover import config as configs
+from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.elastic.scalars.trackers import Tracker
+from hvdrecover.guard.settings import Guard
+from hvdrecover.state import state as states
+from hvdrecover.state.adapter import Framework, World
+from hvdrecover.state.random import Randomness
+
+Broadcast = Callable[..., Any]
+
+
+class ObjectState(states.State):
+    """``ObjectState`` of Horovod's: a state of plain objects, and of whatever else the framework knows.
+
+    Random generators are left alone: a script that was not written for us may draw the same numbers on all
+    ranks from a global one.
+
+    Args:
+        bcast_object: Horovod's ``broadcast_object``. Subclasses find it as ``self._bcast_object``, where it
+            sends from the rank whose state all have taken, as rank 0 may be a process that has just started.
+        get_rank: Horovod's ``rank``; subclasses find it as ``self._rank``.
+        checkpoint: see `hvdrecover.state.state.State`, as for the following.
+        rng: how random generators are treated.
+        guard: what is compared between the ranks.
+        tensorboard: the folder for TensorBoard's runs.
+        tracker: the experiment tracker.
+        attributes: what to track, by name.
+
+    Raises:
+        ConfigError: as for `hvdrecover.state.state.State`.
+        UnsupportedValueError: a plain object that JSON can't hold.
+        UnsupportedTensorError: a tensor that safetensors can't hold.
+    """
+
+    _rng: Randomness = "store"
+
+    def __init__(
+        self,
+        bcast_object: Broadcast,
+        get_rank: Callable[[], int],
+        *,
+        checkpoint: Checkpoint | str | None = None,
+        rng: Randomness | None = None,
+        guard: Guard | None = None,
+        tensorboard: str | None = None,
+        tracker: Tracker | None = None,
+        **attributes: Any,
+    ) -> None:
+        super().__init__(
+            *self._parts(),
+            checkpoint=checkpoint,
+            rng=rng,
+            guard=guard,
+            tensorboard=tensorboard,
+            tracker=tracker,
+            attributes=attributes,
+        )
+        self._bcast_object, self._rank = from_root(self, bcast_object), get_rank
+
+    @staticmethod
+    def _parts() -> tuple[Framework, World]:
+        """Return the adapter's framework and world."""
+        raise NotImplementedError
+
+
+class State(states.State):
+    """``State`` of Horovod's, the base of states whose `save`, `restore` and `sync` do everything themselves.
+
+    They are called where Horovod would call them, and ranks leave, join and restart as with any state. What
+    they keep is in memory only: no commit becomes durable.
+
+    Args:
+        bcast_object: as for `ObjectState`.
+        get_rank: as for `ObjectState`.
+    """
+
+    _rng: Randomness = "store"
+
+    def __init__(self, bcast_object: Broadcast, get_rank: Callable[[], int]) -> None:
+        config = configs.read()
+        super().__init__(*self._parts(), config=dataclasses.replace(config, checkpoint=None), attributes={})
+        self._url = config.checkpoint
+        self._bcast_object, self._rank = from_root(self, bcast_object), get_rank
+
+    @staticmethod
+    def _parts() -> tuple[Framework, World]:
+        """Return the adapter's framework and world."""
+        raise NotImplementedError
+
+    def _not_durable(self) -> str | None:
+        return self._url and (
+            f"{type(self).__name__} keeps its commits by itself, in memory: none becomes durable at "
+            f"{self._url}; derive it from ObjectState, and pass what is to be kept to the constructor by name"
+        )
+
+
+def from_root(state: states.State, bcast_object: Broadcast) -> Broadcast:
+    """Return a function that broadcasts from the rank whose state all have taken, if it is not told a rank.
+
+    ``bcast_object`` is Horovod's function, or the script's, which may take no rank.
+    """
+    if "root_rank" not in inspect.signature(bcast_object).parameters:
+        return bcast_object
+
+    def broadcast(*args: Any, **kwargs: Any) -> Any:
+        if len(args) < 2:
+            kwargs.setdefault("root_rank", state._session.root)
+        return bcast_object(*args, **kwargs)
+
+    return broadcast

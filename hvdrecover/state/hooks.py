@@ -1,0 +1,252 @@
+"""Hooks: what takes part in a rank's commits and recoveries beside the state's own path.
+
+The path of a commit and of a recovery knows no hook by name. A `Hook` may observe, keep JSON in each commit,
+and vote on what all ranks do next. The list of hooks stands in `hvdrecover.state.session`; their order is
+the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.values import Json
+from hvdrecover.clock import Clock
+from hvdrecover.config import Config
+from hvdrecover.errors import HvdrecoverError
+from hvdrecover.events import Events
+from hvdrecover.state.adapter import Framework, World
+from hvdrecover.state.contents import Contents
+from hvdrecover.state.election import Election
+from hvdrecover.state.memory import Memory
+from hvdrecover.state.rank_local import Place, Ranks
+
+logger = logging.getLogger(__name__)
+
+Source = Literal["memory", "near", "durable", "initial"]
+Table = npt.NDArray[np.int64]
+"""The numbers of all ranks; of shape ``[size, n]``."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """The surroundings of one rank's state, which each hook is given.
+
+    Attributes:
+        framework: the adapter's facts about its framework.
+        world: the ranks.
+        contents: the state's attributes.
+        config: the process's settings.
+        events: of this process.
+        clock: where times come from.
+        place: this rank's place in the job.
+        ranks: which ranks a process carries out.
+    """
+
+    framework: Framework
+    world: World
+    contents: Contents
+    config: Config
+    events: Events
+    clock: Clock
+    place: Place
+    ranks: Ranks
+
+    def announce(self, kind: str, message: str, *, level: int = logging.INFO, **facts: Any) -> None:
+        """Emit an event on every rank, with a line on the terminal from rank 0 only."""
+        self.events.emit(kind, message if self.world.rank() == 0 else None, level=level, **facts)
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """The tracked attributes by name; for adapters, which set none."""
+        return self.contents.values
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The state that all ranks resume from.
+
+    Attributes:
+        snapshot: the commit, the same on all ranks.
+        source: where it came from.
+        job: identity of the job.
+        loaded: the name of the durable or near commit that it came from; empty if it came from a memory.
+    """
+
+    snapshot: Snapshot
+    source: Source
+    job: str
+    loaded: str = ""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The occasion of a vote.
+
+    Attributes:
+        kind: a ``commit``, a ``check`` for changes between commits, or a ``rendezvous``.
+        held: at a rendezvous, the newest commit in this rank's memory.
+        elected: at a rendezvous, its outcome; None until all have sent their numbers.
+        returned: whether the training function has returned, so that no step is under way.
+    """
+
+    kind: Literal["commit", "check", "rendezvous"]
+    held: Snapshot | None = None
+    elected: Election | None = None
+    returned: bool = False
+
+
+class Hook:
+    """Takes part in commits and recoveries. Each method does nothing by default.
+
+    Attributes:
+        key: the name of its JSON in a commit; empty for a hook that keeps none.
+    """
+
+    key: str = ""
+
+    # Observe. A hook that raises an exception here is reported once and no longer notified; training
+    # continues.
+
+    def observed(self, values: Mapping[str, Any]) -> None:
+        """The script reports numbers of a step, by name."""
+
+    def begins(self) -> None:
+        """A commit begins."""
+
+    def captured(self, snapshot: Snapshot) -> None:
+        """A commit has been copied into this rank's memory."""
+
+    def committed(self) -> None:
+        """The commit has ended on all ranks, or this rank has skipped it; training continues."""
+
+    def agreed(self, agreement: Agreement) -> None:
+        """The ranks have agreed on the state that they resume from."""
+
+    def rolled_back(self) -> None:
+        """The attributes have gone back to the last commit."""
+
+    def closing(self) -> None:
+        """The training function has returned."""
+
+    def leaving(self) -> None:
+        """This process stops training, though the run is not finished: it leaves, or an error ends it."""
+
+    # Keep JSON in each commit, under `key`.
+
+    def capture(self) -> Json | None:
+        """Return the JSON for a commit; None leaves it out."""
+        return None
+
+    def load(self, value: Json | None) -> None:
+        """Take the JSON out of a commit; None if the commit has none. Values may be nonsense."""
+
+    def resumed(self, value: Json | None) -> Json | None:
+        """Return the JSON's new value when a job starts from a durable commit; on the source rank only."""
+        return value
+
+    # Vote. Errors are raised.
+
+    def attach(self) -> None:
+        """Ask the framework for reports of steps; called once, when the state is made."""
+
+    def objection(self, *, committing: bool) -> HvdrecoverError | None:
+        """Return the reason why the present state cannot be a commit, or must not become durable.
+
+        Args:
+            committing: whether all ranks are at a commit, which this one skips if there is a reason. If not,
+                the commit stays in memory, and the reason is raised when it is to become durable.
+        """
+        return None
+
+    def inspect(self, memory: Memory) -> bool:
+        """Look at a commit of all ranks; return whether this rank's tensors were replaced in it."""
+        return False
+
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        """Return the numbers that this rank sends: as many on all ranks, and at a check as at a commit."""
+        return ()
+
+    def prefer(self, holders: Sequence[int], table: Table) -> Sequence[int]:
+        """Return which of the ranks that hold the newest commit may be elected; at least one."""
+        return holders
+
+    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        """Return an error for all ranks to raise, by the numbers of all; None if there is none."""
+        return None
+
+    def resuming(self, stored: Snapshot, where: str) -> None:
+        """A durable commit is about to be loaded on the source rank. May raise an error."""
+
+
+class Hooks:
+    """The hooks of one rank, in their order; of several verdicts the first one counts."""
+
+    def __init__(self, hooks: Iterable[Hook]) -> None:
+        self._hooks = tuple(hooks)
+        self._failed: set[Hook] = set()
+
+    def __iter__(self) -> Iterator[Hook]:
+        return iter(self._hooks)
+
+    def notify(self, method: Callable[..., None], *facts: Any) -> None:
+        """Call a method of `Hook` that observes, on all hooks; one that fails is not notified again."""
+        for hook in self._hooks:
+            if getattr(type(hook), method.__name__) is not method and hook not in self._failed:
+                try:
+                    getattr(hook, method.__name__)(*facts)
+                except Exception as error:
+                    self._failed.add(hook)
+                    logger.warning("%s fails and is left out from now on: %r", type(hook).__name__, error)
+
+    def kept(self) -> list[Hook]:
+        """Return those that keep JSON in each commit."""
+        return [hook for hook in self if hook.key]
+
+    def objection(self, *, committing: bool) -> HvdrecoverError | None:
+        """Return the first reason against a commit; all hooks are asked."""
+        found = [hook.objection(committing=committing) for hook in self]
+        return next((each for each in found if each is not None), None)
+
+    def inspect(self, memory: Memory) -> bool:
+        """Have all hooks look at a commit; return whether tensors of this rank were replaced in it."""
+        return True in [hook.inspect(memory) for hook in self]  # all of them look
+
+    def send(self, world: World, moment: Moment, own: Sequence[int] = ()) -> Callable[[], list[Table]]:
+        """Send the numbers of all hooks in one allgather; all ranks call this.
+
+        Args:
+            world: the ranks.
+            moment: the occasion.
+            own: numbers of the caller, which are sent as well.
+
+        Returns:
+            A function that waits for all ranks' numbers. It returns the caller's table, then each hook's.
+        """
+        rows = [list(own), *(list(hook.numbers(moment)) for hook in self)]
+        name = "election" if moment.kind == "rendezvous" else "updates"
+        sent = world.send([number for row in rows for number in row], f"hvdrecover.{name}")
+
+        def hear() -> list[Table]:
+            table, ends = sent(), accumulate(map(len, rows))
+            return [table[:, end - len(row) : end] for row, end in zip(rows, ends, strict=True)]
+
+        return hear
+
+    def prefer(self, holders: Sequence[int], tables: Sequence[Table]) -> Sequence[int]:
+        """Return the ranks with the newest commit that all hooks prefer."""
+        for hook, table in zip(self, tables, strict=True):
+            holders = hook.prefer(holders, table)
+        return holders
+
+    def verdict(self, moment: Moment, tables: Sequence[Table]) -> BaseException | None:
+        """Return the first verdict; all hooks are asked, as some exchange more on the way."""
+        found = [hook.verdict(moment, table) for hook, table in zip(self, tables, strict=True)]
+        return next((each for each in found if each is not None), None)

@@ -1,0 +1,209 @@
+"""Horovod's elastic machinery, the part that is the same for all frameworks.
+
+Horovod is imported when a function is called, so that importing this module costs nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdrecover import config
+from hvdrecover.errors import ConfigError, RemovedError, RendezvousError
+from hvdrecover.state.adapter import Buffer, Past, World
+
+Fault = Literal["peers", "hosts", "numbers"]
+
+_NO_ADASUM = "No Adasum operation enabled"
+_JOINED = "is not supported with Join at this time"
+_SHUT_DOWN = "Horovod is shutting down."  # to who adds a process set as a rank is lost
+_WORD = 8  # bytes of the length before a rank's message
+_BLOCK = 4096  # bytes
+
+
+def version() -> str:
+    """The version of the installed Horovod, with the local label that tells builds apart."""
+    return metadata.version("horovod")
+
+
+def rank() -> int:
+    """This process's rank, by whichever of Horovod's modules it has initialised; -1 if by none."""
+    modules = (sys.modules.get(name) for name in ("horovod.torch", "horovod.tensorflow"))
+    return next((int(hvd.rank()) for hvd in modules if hvd is not None and hvd.is_initialized()), -1)
+
+
+def fault_of(error: BaseException, world: World) -> Fault | None:
+    """Classify an error that ended a training function.
+
+    Args:
+        error: the error.
+        world: the ranks.
+
+    Returns:
+        ``peers`` if a collective failed because ranks were lost, ``hosts`` if hosts have come or gone without
+        a loss, None if it is an error of the user's own.
+    """
+    from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
+    if isinstance(error, HostsUpdatedInterrupt):
+        return "hosts"
+    lost = isinstance(error, HorovodInternalError) or str(error) == _SHUT_DOWN or world.lost(error)
+    return "peers" if lost else None
+
+
+def mistake_of(error: BaseException) -> ConfigError | None:
+    """Return the mistake of a script for which Horovod raises an error that looks like a lost rank."""
+    if _NO_ADASUM in str(error):
+        remedy = "Adasum on CPUs needs MPI: start the job by mpirun, or by horovodrun --mpi"
+        mistake = ConfigError("op", remedy)
+    elif _JOINED in str(error):
+        mistake = ConfigError(
+            "hvd.join",
+            "a rank has joined, and another rank has called state.commit() or a collective other than "
+            "allreduce. Joined ranks cannot take part in these. Call state.commit() on all ranks after "
+            "hvd.join() has returned",
+        )
+    else:
+        return None
+    return mistake.with_traceback(error.__traceback__)
+
+
+def hosts_updated() -> Exception:
+    """The exception that says that hosts have come or gone."""
+    from horovod.common.exceptions import HostsUpdatedInterrupt
+
+    interrupt: Exception = HostsUpdatedInterrupt(False)
+    return interrupt
+
+
+class HorovodWorld:
+    """The ranks as each of Horovod's framework modules knows them; the base of each `World`.
+
+    Args:
+        hvd: the module, such as ``horovod.torch``.
+    """
+
+    past = Past()  # one for all instances
+
+    def __init__(self, hvd: Any) -> None:
+        self._hvd = hvd
+
+    def rank(self) -> int:
+        """This process's rank."""
+        return int(self._hvd.rank())
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return int(self._hvd.size())
+
+    def init(self) -> None:
+        """Rendezvous with the other ranks, and make the script's process sets again.
+
+        Raises:
+            RemovedError: the job has removed this host.
+            RendezvousError: a rank was lost meanwhile.
+            ConfigError: the ranks of a process set no longer exist, or other ranks have others.
+        """
+        made = getattr(self._hvd.mpi_ops._basics, "process_sets", ())  # of our build of Horovod
+        try:
+            self._hvd.init(process_sets=[each for each in made if each.process_set_id is not None])
+        except ValueError as error:
+            reason = _failure(self._hvd) or str(error)
+            if "process set" in reason:
+                raise ConfigError(
+                    "process_sets",
+                    f"{reason}. The ranks of the job have changed, and the process sets "
+                    f"{[each.ranks for each in made]} no longer fit. Start the job with enough processes "
+                    "(--min-np), or add the sets in the training function, by hvd.add_process_set()",
+                ) from error
+            kind = RemovedError if "has been removed from elastic job" in reason else RendezvousError
+            raise kind(reason) from error
+
+    def shutdown(self) -> None:
+        """Leave the other ranks."""
+        self._hvd.shutdown()
+
+    def join(self, mine: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64]:
+        """Everybody's arrays one after another, joined along the first axis; the lengths there may differ."""
+        raise NotImplementedError
+
+    def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
+        """Everybody's values, as int64 of shape ``[size, len(values)]``."""
+        return self.join(np.array([list(values)], dtype=np.int64), name)
+
+    def send(self, values: Sequence[int], name: str) -> Callable[[], npt.NDArray[np.int64]]:
+        """Begin an `allgather`; this one does all of it when its outcome is waited for."""
+        return lambda: self.allgather(values, name)
+
+    def gather(self, mine: bytes, name: str) -> Sequence[Buffer]:
+        """Everybody's bytes by rank, of any length each; in one collective. They are not copied."""
+        rest = self.join(np.frombuffer(framed(mine), dtype="<i8"), name).view(np.uint8).data
+        found = []
+        while rest:
+            length = int.from_bytes(rest[:_WORD], "little")
+            found.append(rest[_WORD : _WORD + length])
+            rest = rest[-(-(length + _WORD) // _BLOCK) * _BLOCK :]
+        return found
+
+    def allow_stalls(self, seconds: int) -> None:
+        """Have collectives fail for which a rank is missing for so long; 0 lets them wait for ever."""
+        if (function := _own(self._hvd, "horovod_set_stall_shutdown_seconds")) is not None:
+            function(seconds)
+
+
+def framed(mine: bytes) -> bytes:
+    """Return bytes of any length in whole blocks, with the length before them.
+
+    A tensor of another shape than the last one of its name has to be negotiated again.
+    """
+    blocks = -(-(len(mine) + _WORD) // _BLOCK)
+    return len(mine).to_bytes(_WORD, "little") + mine.ljust(blocks * _BLOCK - _WORD, b"\0")
+
+
+def rendezvous_alone(hvd: Any) -> None:
+    """Initialise Horovod without any other rank, and shut it down again.
+
+    From then on ``hvd.init()`` asks the driver for this process's place, as after a reset, and waits until
+    the other ranks do so as well. So a process takes the place of one that was lost.
+    """
+    with config.alone():
+        hvd.init()
+        hvd.shutdown()
+
+
+def _own(hvd: Any, name: str) -> Any:
+    """A function that our build of Horovod has; None in any other."""
+    return getattr(hvd.mpi_ops._basics.MPI_LIB_CTYPES, name, None)
+
+
+def _failure(hvd: Any) -> str:
+    """Return why the last ``hvd.init()`` failed, if Horovod tells."""
+    function = _own(hvd, "horovod_initialization_error")
+    if function is None:
+        return ""
+    function.restype = ctypes.c_char_p
+    return str(function().decode(errors="replace"))
+
+
+@contextmanager
+def notifications(state: Any) -> Iterator[None]:
+    """Have Horovod's driver tell a state when hosts come or go, by ``state.on_hosts_updated``."""
+    from horovod.common.elastic import notification_manager
+
+    config.bypass_proxy()
+    drawn = random.getstate()
+    notification_manager.init()  # draws ports from the generator that the run's seed may come from
+    random.setstate(drawn)
+    notification_manager.register_listener(state)
+    try:
+        yield
+    finally:
+        notification_manager.remove_listener(state)

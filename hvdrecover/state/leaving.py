@@ -1,0 +1,155 @@
+"""Ranks leave and hosts change: how a process learns of it, and which ranks leave."""
+
+from __future__ import annotations
+
+import functools
+import queue
+import signal
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from hvdrecover import heartbeat
+from hvdrecover.config import PREEMPTED, Config
+from hvdrecover.events import logger
+from hvdrecover.heartbeat import Stop
+from hvdrecover.state.hooks import Hook, Moment, Table
+from hvdrecover.state.horovod import hosts_updated
+
+_reported: set[int] = set()  # signals whose handlers by the script were reported
+
+
+class Preempted(SystemExit):
+    """This process was asked to leave, and does so at a commit; its exit code is 75 (``EX_TEMPFAIL``)."""
+
+    def __init__(self) -> None:
+        super().__init__(PREEMPTED)
+
+
+class Departure(Exception):  # noqa: N818  not an error: the ranks have decided it together
+    """Ranks leave at a commit that all have made.
+
+    Attributes:
+        leaving: for each rank, whether it leaves.
+        whole: whether all do, so that the job is to be started again later.
+    """
+
+    def __init__(self, leaving: Sequence[bool], *, whole: bool) -> None:
+        super().__init__("ranks leave")
+        self.leaving = tuple(leaving)
+        self.whole = whole
+
+
+class Leaving(Hook):
+    """The wish of this rank's host to leave, such as after a preemption."""
+
+    def __init__(self, config: Config) -> None:
+        self._elastic = config.elastic
+        self._host = zlib.crc32(config.host.encode())
+
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        """Send the wish, and the host."""
+        return () if moment.kind == "rendezvous" else [heartbeat.stop_asked(), self._host]
+
+    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        """Return the departure, if there is one."""
+        if moment.kind == "rendezvous":
+            return None
+        asked, hosts = table.T.tolist()
+        return decide(asked, hosts, elastic=self._elastic)
+
+
+def decide(asked: Sequence[int], hosts: Sequence[int], *, elastic: bool) -> Departure | None:
+    """Decide which ranks leave, if any.
+
+    A host leaves as a whole, as Horovod gives up hosts and not ranks. If no host would be left, or the others
+    could not continue without it, all leave.
+
+    Args:
+        asked: each rank's `Stop`.
+        hosts: each rank's host, as any number.
+        elastic: whether the job can continue with fewer ranks.
+    """
+    emptied = {host for host, stop in zip(hosts, asked, strict=True) if stop != Stop.NO}
+    whole = Stop.JOB in asked or (bool(emptied) and (not elastic or emptied == set(hosts)))
+    leaving = [whole or host in emptied for host in hosts]
+    return Departure(leaving, whole=whole) if any(leaving) else None
+
+
+class HostChanges(Hook):
+    """The changes that one rank knows of. If any rank knows of one, all have a rendezvous."""
+
+    def __init__(self, config: Config) -> None:
+        self._elastic = config.elastic
+        self._reports: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._known = 0
+
+    def note(self, update: int) -> None:
+        """Take a report, on any thread: hosts have come (2) or gone (1)."""
+        self._reports.put(update)
+
+    def forget(self) -> None:
+        """Forget all changes so far, as a rendezvous heeds them."""
+        self._take()
+        self._known = 0
+
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        """Send all changes since the last rendezvous."""
+        if moment.kind == "rendezvous":
+            return ()
+        self._take()
+        return [self._known]
+
+    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        """Return the interrupt that leads to a rendezvous, if there was a change."""
+        return hosts_updated() if self._elastic and table.any() else None
+
+    def _take(self) -> None:
+        while not self._reports.empty():
+            self._known |= self._reports.get()
+
+
+@contextmanager
+def signals(config: Config, *, reports: bool = False) -> Iterator[None]:
+    """Take the signals of a preemption as a wish to leave at the next commit; a second one ends the process.
+
+    A handler of the user's own stays; ``reports``: this process warns of it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours = [number for number in config.stop_signals if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _take_note)
+    if reports:
+        _report_others(config)
+        # Again at the first commit: the training function may set a handler.
+        heartbeat.at_commit(functools.partial(_report_others, config))
+    try:
+        yield
+    finally:
+        for number in ours:
+            if signal.getsignal(number) is _take_note:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _report_others(config: Config) -> None:
+    for number in config.stop_signals:
+        handler = signal.getsignal(number)
+        if not callable(handler) or handler is _take_note or number in _reported:
+            continue
+        _reported.add(number)
+        logger.warning(
+            "%s goes to the script's own handler (%s), not to hvdrecover's: if only a training process gets "
+            "the signal, the job does not leave. Remove that handler, or send the signal to hvdrecover run: "
+            "then the job leaves at its next commit, with exit code 75",
+            signal.Signals(number).name,
+            getattr(handler, "__qualname__", handler),
+        )
+
+
+def _take_note(number: int, frame: FrameType | None) -> None:
+    heartbeat.ask_to_stop(Stop.HOST)
+    signal.signal(number, signal.SIG_DFL)

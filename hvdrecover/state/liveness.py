@@ -1,0 +1,94 @@
+"""This rank's signs of life: its heartbeat, and how long collectives wait for a silent rank.
+
+A rank that hangs is killed by its guardian. The others must have left their collectives by then, or they
+would be taken for hanging as well. So waiting is limited, except while a rank may be busy for long: before
+the job's first commit, in a recovery, and in a pause.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from hvdrecover import heartbeat
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.state.adapter import World
+from hvdrecover.state.hooks import Agreement, Hook, Moment, Table
+
+_world: World | None = None
+_allowed = 0
+
+
+def follow(world: World | None = None) -> None:
+    """Limit waiting as this process's page says; cheap if nothing has changed."""
+    global _world, _allowed
+    _world = world or _world
+    if _world is not None and heartbeat.watched() and (seconds := heartbeat.stall_seconds()) != _allowed:
+        _world.allow_stalls(seconds)
+        _allowed = seconds
+
+
+def allowed() -> int:
+    """Return how many seconds collectives of this process may wait for a rank; 0 for ever, or if unknown."""
+    return _allowed
+
+
+def forget() -> None:
+    """Horovod has been initialised again, and waits without limit."""
+    global _allowed
+    _allowed = 0
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Cover a phase that may take long without a sign of progress, such as an evaluation.
+
+    All ranks must enter it, also those that have nothing to do in it: they wait for the others afterwards,
+    and that wait does not count as a hang until there is progress again.
+
+    Examples:
+        >>> with recover.paused():
+        ...     evaluated = sum(range(1000))  # something long
+    """
+    with heartbeat.paused():
+        follow()
+        yield
+    heartbeat.at_progress(follow)
+
+
+class Liveness(Hook):
+    """Keeps the heartbeat and the limit of collectives up to date.
+
+    All ranks learn the longest silence of any, so that all judge hangs alike.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def captured(self, snapshot: Snapshot) -> None:
+        """Count a commit as progress."""
+        heartbeat.committed(snapshot.id.generation, snapshot.id.commit, snapshot.state["random"]["stream"])
+
+    def committed(self) -> None:
+        """Limit waiting as the heartbeat now says."""
+        follow(self._world)
+
+    def agreed(self, agreement: Agreement) -> None:
+        """Resume training at a commit."""
+        commit = agreement.snapshot.id
+        heartbeat.stand_at(commit.generation, commit.commit, agreement.snapshot.state["random"]["stream"])
+        heartbeat.resume()
+        follow(self._world)
+
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        """Send the longest silences of this rank, in milliseconds."""
+        if moment.kind != "rendezvous":
+            return ()
+        return [math.ceil(seconds * 1000) for seconds in heartbeat.longest()]
+
+    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        """Take over the longest of all."""
+        if moment.kind == "rendezvous":
+            heartbeat.has_seen(*(table.max(axis=0) / 1000).tolist())
+        return None

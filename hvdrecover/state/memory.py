@@ -1,0 +1,270 @@
+"""The newest commit in one rank's memory: made, loaded, and returned to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Protocol
+
+from hvdrecover import host_memory
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.layout import Layout
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.values import Json
+from hvdrecover.elastic.commits.arenas import Arenas
+from hvdrecover.errors import HvdrecoverError, StateError
+from hvdrecover.host_memory import Available
+from hvdrecover.state.contents import Contents, Present, Strict
+from hvdrecover.state.rank_local import RANDOM, Place, RankLocalState, Shares
+
+logger = logging.getLogger(__name__)
+
+
+class Kept(Protocol):
+    """The part of a hook that memory uses: JSON in each commit, under ``key``."""
+
+    key: str
+
+    def capture(self) -> Json | None:
+        """Return the JSON for a commit."""
+
+    def load(self, value: Json | None) -> None:
+        """Take the JSON out of a commit."""
+
+
+class Memory:
+    """The newest commit of one rank.
+
+    Attributes:
+        newest: the newest commit; None if making the last one was interrupted.
+        attempt: the commit that was last begun, whether or not it was completed.
+        objection: the reason why the newest commit must not become durable, if there is one.
+        arenas: the memory that commits are copied into.
+        kept: the hooks that keep JSON in each commit.
+        in_flight: returns the snapshot that is being written and must not change, if any.
+        vacate: waits until it is written, or given up.
+        room: returns the free memory; None if that is unknown.
+    """
+
+    def __init__(
+        self,
+        contents: Contents,
+        own: RankLocalState,
+        place: Place,
+        versions: dict[str, str],
+        dataset: dict[str, Any] | None = None,
+    ) -> None:
+        self._contents = contents
+        self._own = own
+        self._random = own.random
+        self._place = place
+        self._versions = versions
+        self._dataset = dataset
+        self._positions = contents.positions()
+        self.kept: Sequence[Kept] = ()
+        self.arenas = Arenas()
+        self.newest: Snapshot | None = None
+        self.attempt = CommitId(0, 0)
+        self.objection: HvdrecoverError | None = None
+        self.in_flight: Callable[[], Snapshot | None] = lambda: None
+        self.vacate: Callable[[], None] = lambda: None
+        self.room: Callable[[], Available | None] = host_memory.left
+        self._has_waited = False
+
+    # -- commits ---------------------------------------------------------------------------------------
+
+    @property
+    def last(self) -> CommitId:
+        """The newest commit; generation 0 before the first agreement."""
+        return self.newest.id if self.newest is not None else CommitId(0, 0)
+
+    @property
+    def finished(self) -> bool:
+        """Return whether the newest commit is the last one of a finished run."""
+        return self.newest is not None and self.newest.finished
+
+    def commit(self) -> Snapshot:
+        """Make the next commit of the present state, and begin its random streams.
+
+        Raises:
+            StateError: a value cannot be part of a commit.
+        """
+        # Counted from the last attempt: the other ranks count one that was interrupted here as well.
+        commit = CommitId(self.attempt.generation, self.attempt.commit + 1)
+        present = self._present()
+        unchanged = self._is_unchanged(present)
+        if not unchanged:
+            self._random.number += 1
+        snapshot = self.capture(commit, present, unchanged=unchanged)
+        if self._place.joined and not self._random.stored:
+            self.resume_streams(snapshot)
+        return snapshot
+
+    def pass_over(self) -> None:
+        """Count a commit that this rank skips; the others may make it."""
+        self.attempt = CommitId(self.attempt.generation, self.attempt.commit + 1)
+
+    def capture(
+        self,
+        commit: CommitId,
+        present: Present | None = None,
+        *,
+        finished: bool = False,
+        unchanged: bool = False,
+    ) -> Snapshot:
+        """Copy the present state under a commit's identity.
+
+        Args:
+            commit: the identity.
+            present: the attributes' contents, if they have been taken apart already.
+            finished: whether the training function has returned.
+            unchanged: whether the newest commit has the same tensors, so that none has to be copied.
+        """
+        present = present or self._present()
+        random = self._random.capture(present.own.get(RANDOM, Shares(0)).states)
+        self.attempt, self.objection = commit, None
+        layouts, arenas, digests = present.layouts(), {}, None
+        if unchanged and self.newest is not None and self.newest.layouts == layouts:
+            arenas, digests = dict(self.newest.arenas), self.newest.digests
+        else:
+            self._make_room(layouts)
+            reuse = self.arenas.acquire(self.in_flight(), layouts)
+            self.newest = None  # an interrupted copy must not pass for a commit
+            arenas = self._contents.copy(present, reuse)
+            self.arenas.hold(arenas)
+        state = {**present.state(), "random": random}
+        state.update({each.key: value for each in self.kept if (value := each.capture()) is not None})
+        self.newest = Snapshot(
+            commit, arenas, state, self._place.size, self._versions, finished, self._dataset, digests
+        )
+        self._mark()
+        return self.newest
+
+    def adopt(self, snapshot: Snapshot) -> None:
+        """Take a commit that has been loaded; the memory of those before is let go."""
+        self.arenas.adopt(snapshot.arenas)
+        self.newest = replace(snapshot, dataset=self._dataset)
+        self.attempt, self.objection = snapshot.id, None
+
+    def stay(self) -> None:
+        """Have something to restore, if `load` let go of the initial state for a commit that failed."""
+        if self.newest is None and self.attempt.generation == 0:
+            with suppress(StateError):  # no room for it; the first error is the one to report
+                self.capture(CommitId(0, 0))
+
+    def separate(self, snapshot: Snapshot) -> Snapshot:
+        """Return a copy of the newest commit that may be changed; it is not held, as it is half changed."""
+        self._make_room(snapshot.layouts)
+        target = self.arenas.acquire(self.in_flight(), snapshot.layouts)
+        self.newest = None
+        arenas = {name: _copied(arena, target.get(name)) for name, arena in snapshot.arenas.items()}
+        self.arenas.hold(arenas)
+        return replace(snapshot, arenas=arenas, digests=None)
+
+    def take_digests(self) -> None:
+        """Compute the digests of the newest commit before the other ranks ask for them."""
+        if self.newest is not None and self.newest.id.generation:
+            self.newest = self.newest.digested()
+
+    def mark(self, *, finished: bool) -> None:
+        """Mark the newest commit as the last one of a finished run, or clear the mark."""
+        if self.newest is not None and self.newest.finished != finished:
+            self.newest = replace(self.newest, finished=finished)
+
+    def load(self, snapshot: Snapshot, where: str, *, strict: Strict) -> list[str]:
+        """Load a commit into the attributes and hooks; return a line for each part that does not fit.
+
+        Args:
+            snapshot: the commit.
+            where: what to call it in an error.
+            strict: what of it must fit; see `Contents.load`.
+
+        Raises:
+            MismatchError: ``strict``, and something doesn't fit.
+            CorruptCheckpointError: the commit holds nonsense.
+        """
+        if snapshot is not self.newest and self.last.generation == 0:
+            # A new process needs as much memory for its optimizer now, and reuses that of its initial state.
+            self.arenas.adopt({})
+            self.newest = None
+        differences = self._contents.load(snapshot.state, snapshot.arenas, where, strict=strict)
+        for each in self.kept:
+            each.load(snapshot.state.get(each.key))
+        self._mark()
+        if self._place.joined:
+            self._contents.place(self._place.rank, self._place.size)
+        return differences
+
+    def resume(self, snapshot: Snapshot, *, load: bool = True) -> None:
+        """Go to the rank-local state and the random streams of a commit; ``load``: values are not there yet.
+
+        Raises:
+            PerRankError: the commit's are of other ranks.
+        """
+        self._own.resume(snapshot, self._place.carried, load=load)
+        if self._place.joined:
+            self.resume_streams(snapshot)
+        self._mark()
+
+    def resume_streams(self, snapshot: Snapshot) -> None:
+        """Go to the random streams that began at a commit."""
+        self._random.resume(snapshot.state["random"], snapshot.id.commit, self._place.stream)
+
+    def is_at_commit(self) -> bool:
+        """Return whether no sampler has moved since the newest commit."""
+        return self.newest is not None and self._contents.positions() == self._positions
+
+    def _present(self) -> Present:
+        return self._contents.take_apart(self._own.capture(self._place.carried))
+
+    def _make_room(self, layouts: Mapping[str, Layout]) -> None:
+        """If two commits do not fit into memory, wait for the one that is being written.
+
+        Raises:
+            StateError: it does not fit by itself.
+        """
+        if (lacking := self._beyond_room(layouts)) is None:
+            return
+        if self.in_flight() is not None:
+            if not self._has_waited:
+                self._has_waited = True
+                logger.warning("commits wait for the write before them: %s", _shortage(*lacking))
+            self.vacate()
+            lacking = self._beyond_room(layouts)
+        if lacking is not None:
+            remedy = "use a host or a limit with more, fewer processes on each host, or a smaller state"
+            raise StateError("state", f"{_shortage(*lacking)}; {remedy}")
+
+    def _beyond_room(self, layouts: Mapping[str, Layout]) -> tuple[int, Available] | None:
+        """Return the memory that the next commit needs, and the free memory, if that is too little."""
+        need = self.arenas.lacks(self.in_flight(), layouts)
+        left = self.room() if need else None
+        return None if left is None or need <= left.nbytes else (need, left)
+
+    def _mark(self) -> None:
+        """Note where the samplers are at the newest commit."""
+        self._positions = self._contents.positions()
+
+    def _is_unchanged(self, present: Present) -> bool:
+        """Return whether the present state equals the newest commit, bit for bit."""
+        return (
+            self.newest is not None
+            and self.is_at_commit()
+            and self._contents.is_copy(present, self.newest.state, self.newest.arenas)
+        )
+
+
+def _copied(arena: Arena, target: Arena | None) -> Arena:
+    if target is not arena:
+        target = target if target is not None and target.layout == arena.layout else Arena(arena.layout)
+        target.buffer[:] = arena.buffer
+    return target
+
+
+def _shortage(need: int, left: Available) -> str:
+    where = "in this process's cgroup" if left.limited else "on this host"
+    sizes = f"{need / 1e9:.3g} GB of memory, and {left.nbytes / 1e9:.3g} GB are left"
+    return f"a commit takes another {sizes} {where}"

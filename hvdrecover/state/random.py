@@ -1,0 +1,147 @@
+"""The random streams of a job.
+
+With ``"reseed"``, each rank seeds its generators at every commit with numbers derived from the run's seed,
+the stream's number and the rank. So a commit stores two numbers, a rank that lost its memory continues with
+the very stream it had, and a rank that joins has one of its own. A stream's number rises at every commit,
+except one at which nothing has changed since the last: a script that commits before it trains commits once
+more when it is resumed, and must continue with the same stream. With ``"store"``, the user's own streams
+continue through commits. Each rank's states are part of a commit, and a rank without stored states is seeded
+as above.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from hvdrecover.checkpoint import values
+from hvdrecover.checkpoint.values import Json
+from hvdrecover.errors import ConfigError, CorruptCheckpointError
+from hvdrecover.state.adapter import Framework
+
+Randomness = Literal["reseed", "store"]
+
+_ENDS = {("MT19937", "pos"): 624, ("Philox", "buffer_pos"): 4}  # the last place in a generator's buffer
+
+
+def stream(run_seed: int, number: int | str, rank: int) -> Callable[[str], int]:
+    """Return a function from a generator's name to its seed after one commit; it can be pickled."""
+    return functools.partial(_derive, f"{run_seed}/{number}/{rank}")
+
+
+def _derive(stream: str, generator: str) -> int:
+    digest = hashlib.blake2b(f"{stream}/{generator}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class Generators:
+    """The global generators of one rank.
+
+    Attributes:
+        seed: the run's seed.
+        number: the number of the present stream.
+        stored: whether each rank's states are part of a commit.
+    """
+
+    def __init__(self, framework: Framework, mode: Randomness) -> None:
+        if mode not in ("reseed", "store"):
+            raise ConfigError(
+                "rng", f"'{mode}' is not a way to treat random generators; use 'reseed' or 'store'"
+            )
+        self._framework = framework
+        self.stored = mode == "store"
+        self.seed = 0
+        self.number = 0
+
+    def draw_seed(self) -> None:
+        """Take the run's seed from the global generator of this rank."""
+        self.seed = self._framework.draw_seed()
+
+    def states(self) -> Json:
+        """The states of this rank's generators."""
+        return values.encode(self._framework.generators(), "rng")
+
+    def put(self, states: Json) -> None:
+        """Set what `states` gave."""
+        self._framework.set_generators(values.decode(states))
+
+    def capture(self, states: Mapping[str, Json]) -> dict[str, Json]:
+        """Return the part of a commit: the run's seed, the stream's number, and the states by rank."""
+        return {"seed": self.seed, "stream": self.number, "states": states}
+
+    def resume(self, kept: Mapping[str, Json], commit: int, rank: int) -> None:
+        """Go to the stream that began at a commit.
+
+        Raises:
+            CorruptCheckpointError: a generator refuses the commit's state.
+        """
+        try:
+            self.seed, self.number = int(kept["seed"]), int(kept.get("stream", commit))
+            state = kept["states"].get(str(rank)) if self.stored else None
+            if state is None:
+                self._framework.seed(stream(self.seed, self.number, rank))
+            else:
+                self.put(state)
+        except Exception as error:  # each framework has its own
+            raise CorruptCheckpointError(
+                f"commit {commit}", f"its random streams can't be set: {error!r}"
+            ) from error
+
+
+# States out of a commit are checked before they are set. numpy does not check: it reads a place beyond the
+# end of a generator's buffer, and the process dies.
+
+
+def python_state() -> Any:
+    """The state of Python's global generator, its 625 words as an array: JSON takes it at every commit."""
+    version, words, gauss = random.getstate()
+    return version, np.array(words, dtype=np.uint32), gauss
+
+
+def set_python(state: Any) -> None:
+    """Set Python's global generator to what `python_state` or ``random.getstate()`` gave.
+
+    Raises:
+        ValueError: this is not a state of it.
+    """
+    try:
+        if state[2] is not None and type(state[2]) is not float:  # the other half of a pair of gauss()
+            raise ValueError(f"Python's generator has no such state: {state[2]!r}")
+        words = state[1].tolist() if isinstance(state[1], np.ndarray) else state[1]
+        random.setstate((state[0], tuple(words), state[2]))
+    except (TypeError, OverflowError, LookupError) as error:
+        raise ValueError(f"Python's generator has no such state: {error}") from error
+
+
+def set_numpy(state: Any) -> None:
+    """Set numpy's global generator to what ``numpy.random.get_state(legacy=False)`` gave.
+
+    Raises:
+        ValueError: this is not a state of a generator of the present kind.
+    """
+    present = np.random.get_state(legacy=False)
+    if not _is_like(state, present) or state["bit_generator"] != present["bit_generator"]:
+        raise ValueError(f"numpy's generator, {present['bit_generator']}, has no such state")
+    for (kind, field), end in _ENDS.items():
+        holder = {**state, **state["state"]}
+        if state["bit_generator"] == kind and not 0 <= holder[field] <= end:
+            raise ValueError(f"numpy's generator has no place {holder[field]}")
+    try:
+        np.random.set_state(state)
+    except (TypeError, OverflowError, KeyError) as error:
+        raise ValueError(f"numpy's generator has no such state: {error}") from error
+
+
+def _is_like(value: Any, other: Any) -> bool:
+    """Return whether both have the same containers, types, dtypes and shapes."""
+    if isinstance(other, dict):
+        same = isinstance(value, dict) and value.keys() == other.keys()
+        return same and all(_is_like(value[key], other[key]) for key in other)
+    if isinstance(other, np.ndarray):
+        return isinstance(value, np.ndarray) and (value.dtype, value.shape) == (other.dtype, other.shape)
+    return type(value) is type(other)

@@ -1,0 +1,659 @@
+"""Rank-local state: `PerRank` values, random streams, and which ranks a process carries out.
+
+The rank-local states of all ranks are exchanged before a commit is made. So a process that holds a commit
+holds the states of all ranks at that very commit, and a process that has lost its memory gets its own back
+from any other. With virtual ranks, each process has the states of those that it carries out; the process that
+carries them out next finds them in the commit.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdrecover.checkpoint import layout
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.data.order import SampleOrder, is_sampler
+from hvdrecover.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    HvdrecoverError,
+    PerRankError,
+    UnsupportedValueError,
+)
+from hvdrecover.state.adapter import Buffer, Framework, Tree, World
+from hvdrecover.state.random import Generators, Randomness
+from hvdrecover.state.trees import Copier, rebuild
+
+RANDOM = "_random"  # the key of random streams; no attribute has this name
+
+_LARGEST = 1 << 26  # bytes that a process sends with each commit
+_ALIGNMENT = 64  # bytes; of files in a message, so that tensors can be made over them
+_layout = functools.lru_cache(maxsize=16)(layout.parse)  # most ranks send a value of the same layout
+
+OnResize = Callable[[list[Any], int, int], Any]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Ranks whose share of the job a process carries out: the process itself, or its virtual ranks.
+
+    Attributes:
+        ranks: in order; a spare process carries out none.
+        size: the number of all ranks.
+    """
+
+    ranks: tuple[int, ...]
+    size: int
+
+    def __str__(self) -> str:
+        return f"rank {', '.join(map(str, self.ranks)) or '-'} of {self.size}"
+
+
+class Value(Protocol):
+    """A rank-local value; ``taken``: how many items have been taken from it."""
+
+    taken: int
+
+    def states(self, carried: Carried) -> dict[int, Tree]:
+        """Return the states of these ranks for a commit."""
+
+    def made_anew(self, carried: Carried) -> list[int]:
+        """Return the ranks whose value was made again since the last state was loaded."""
+
+    def gathered(self, states: Mapping[int, Tree]) -> None:
+        """Learn the states of all ranks that the next commit will hold."""
+
+    def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
+        """Go to the states of a commit that ``size`` ranks made. ``name`` is for errors."""
+
+    def keep(self, carried: Carried) -> None:
+        """Note that the values are of these ranks."""
+
+    def stand_in(self, rank: int, state: Tree) -> Callable[[], None]:
+        """Begin a virtual rank with a state for a while; return a function that restores its own value."""
+
+
+class Ranks:
+    """The ranks of a job without virtual ranks: a process carries out itself.
+
+    Attributes:
+        virtual: the number of virtual ranks; None if the job has none.
+        replaying: whether the present computation is another process's, and only compared.
+    """
+
+    virtual: int | None = None
+    replaying = False
+
+    def rng(self, asked: Randomness | None, default: Randomness) -> Randomness:
+        """Return how random generators are treated."""
+        return asked or default
+
+    def join(self, context: Any, own: RankLocalState, guard: Any) -> tuple[Any, ...]:
+        """Take a place in a state; called once. Return the hooks that come with these ranks.
+
+        Raises:
+            ConfigError: the guard asks for replays.
+        """
+        if guard is not None and guard.replay:
+            raise ConfigError("replay", "only parts of virtual ranks are replayed, and the state has none")
+        return ()
+
+    def values(self) -> Mapping[str, Value]:
+        """Return the rank-local values besides the user's `PerRank`, by hidden name."""
+        return {}
+
+    def split(self, value: PerRank) -> None:
+        """Give each of these ranks its own value."""
+
+    def deal(self, order: SampleOrder) -> None:
+        """Deal the samples of an order to these ranks."""
+
+    def carried_by(self, rank: int, size: int) -> Carried:
+        """Return the ranks that a process carries out, given its rank and the number of processes."""
+        return Carried((rank,), size)
+
+    def stream_of(self, rank: int) -> int:
+        """Return the rank whose random streams this process has outside of a virtual rank's part."""
+        return rank
+
+
+class Place:
+    """This rank's place in the job. Until it has agreed on a state with the others, it counts as alone.
+
+    After a rendezvous it reports the previous rank and size, of which the present state is, until `arrived`.
+
+    Attributes:
+        job: identity of the job; empty before the first agreement.
+    """
+
+    def __init__(self, world: World, ranks: Ranks) -> None:
+        self._world = world
+        self._ranks = ranks
+        self._rank, self._size = 0, 1
+        self.job = ""
+
+    @property
+    def joined(self) -> bool:
+        """Return whether this rank has agreed on a state with the others."""
+        return self.job != ""
+
+    @property
+    def rank(self) -> int:
+        """This rank; 0 while it is alone."""
+        return self._rank if self.joined else 0
+
+    @property
+    def size(self) -> int:
+        """The number of ranks; 1 while this one is alone."""
+        return self._size if self.joined else 1
+
+    def arrived(self) -> None:
+        """Take the rank and size of the last rendezvous."""
+        self._rank, self._size = self._world.rank(), self._world.size()
+
+    @property
+    def carried(self) -> Carried:
+        """The ranks whose states this process has: itself, or its virtual ranks."""
+        return self._ranks.carried_by(self.rank, self.size)
+
+    @property
+    def among_all(self) -> Carried:
+        """The same once this rank has agreed with the others."""
+        return self._ranks.carried_by(self._world.rank(), self._world.size())
+
+    @property
+    def stream(self) -> int:
+        """The rank whose random streams this process has outside of a virtual rank's part."""
+        return self._ranks.stream_of(self.rank)
+
+
+class PerRank:
+    """A rank-local value, tracked as an attribute of a state.
+
+    Of other attributes, all ranks have one rank's copy after a recovery. Of this one, each commit holds the
+    states of all ranks, and each rank gets its own back: after a rollback, in a process that was restarted in
+    place, and from a durable commit. Read and assign ``state.name.value``; iterate over ``state.name``, which
+    leaves the random streams as they are in an undisturbed run.
+
+    In a state with virtual ranks, each of these has its own value, whichever process carries it out.
+    ``value`` belongs to the virtual rank that is being carried out.
+
+    Args:
+        value: has ``state_dict`` and ``load_state_dict``, as a loader that knows its place has; or is a plain
+            value. With virtual ranks, instead of the first, a function of a virtual rank and their number
+            that makes it.
+        on_resize: called when the ranks are not those of the commit: with the states of all its ranks by
+            rank, this rank and the number of ranks. Returns the state that this rank resumes from. For a
+            value with ``state_dict``, None leaves it as it is. It must return the same at each call.
+
+    Attributes:
+        on_resize: as above.
+        taken: how many items have been taken from it by iterating.
+        on_iterate: called when an iteration begins, after the value has begun it.
+
+    Raises:
+        ConfigError: all ranks have the value in common, such as an elastic sampler.
+
+    Examples:
+        >>> losses = recover.PerRank(0.0, on_resize=lambda states, rank, size: sum(states) / size)
+        >>> losses.value += 0.5  # as state.losses.value, once it is an attribute of a state
+        >>> losses.value
+        0.5
+    """
+
+    def __init__(self, value: Any, on_resize: OnResize | None = None) -> None:
+        if isinstance(value, PerRank) or is_sampler(value):
+            raise ConfigError(
+                "PerRank",
+                f"a {type(value).__name__} is not a rank's own; make it an attribute of the state as it is",
+            )
+        self.on_resize = on_resize
+        self.taken = 0
+        self.on_iterate: Callable[[], None] | None = None
+        self._current: Callable[[], int] | None = None  # the virtual rank that is being carried out
+        self._given = value
+        self._one = self._made(value)
+        self._each: dict[int, _One] = {}
+        self._sent: dict[int, Tree] = {}
+
+    @property
+    def value(self) -> Any:
+        """The value itself."""
+        return self.of(self._current() if self._current is not None else 0)
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        if self._current is None:
+            self._one = self._made(value)
+        else:
+            self._each[self._current()] = self._made(value)
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator = iter(self.value)
+        if self.on_iterate is not None:
+            self.on_iterate()
+        for item in iterator:
+            self.taken += 1
+            yield item
+
+    def stateful(self, value: Any) -> Any:
+        """Return the object with ``state_dict`` and ``load_state_dict``; None for a plain value."""
+        verbs = [getattr(value, verb, None) for verb in ("state_dict", "load_state_dict")]
+        return value if all(map(callable, verbs)) and not isinstance(value, type) else None
+
+    def of(self, rank: int) -> Any:
+        """Return the value of a virtual rank."""
+        return self._of(rank).value
+
+    def ended(self, rank: int) -> None:
+        """The value of a virtual rank has been gone through to its end; an iterable begins again."""
+
+    # -- called by the state -----------------------------------------------------------------------------
+
+    def become_virtual(self, size: int, current: Callable[[], int]) -> None:
+        """Have a value for each of ``size`` virtual ranks; ``current`` returns the one that is carried out.
+
+        Raises:
+            ConfigError: it was given one value with a state, which several virtual ranks cannot share.
+        """
+        if self._one.stateful is not None:
+            raise ConfigError(
+                "PerRank",
+                f"each virtual rank has its own {type(self._given).__name__}: pass a function that makes it, "
+                "PerRank(lambda rank, size: ...)",
+            )
+        self._current, self._size = current, size
+
+    def states(self, carried: Carried) -> dict[int, Tree]:
+        """Return the states of these ranks for a commit."""
+        return {rank: self._of(rank).state() for rank in carried.ranks}
+
+    def made_anew(self, carried: Carried) -> list[int]:
+        """Return the ranks whose value was made again since the last state was loaded."""
+        ones = {rank: self._of(rank) for rank in carried.ranks}
+        return [rank for rank, one in ones.items() if one.stateful is not None and one.place is None]
+
+    def gathered(self, states: Mapping[int, Tree]) -> None:
+        """Learn the states of all ranks that the next commit will hold."""
+
+    def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
+        """Go to the states of a commit that ``size`` ranks made. ``name`` is for errors.
+
+        Raises:
+            PerRankError: the ranks are others, and there is no `on_resize`; or a rank's state is lost.
+        """
+        for rank in carried.ranks:
+            self._resume(name, states, size, rank, carried.size)
+            self._of(rank).place = (rank, carried.size)
+
+    def keep(self, carried: Carried) -> None:
+        """Note that the values are of these ranks; drop those of others."""
+        for rank in carried.ranks:
+            self._of(rank).place = (rank, carried.size)
+        self._each = {rank: one for rank, one in self._each.items() if rank in carried.ranks}
+        self._sent.clear()
+
+    def stand_in(self, rank: int, state: Tree) -> Callable[[], None]:
+        """Begin a virtual rank with a state for a while; return a function that restores its own value."""
+        own = self._each.pop(rank, None)
+        self._sent[rank] = state
+
+        def put_back() -> None:
+            self._sent.clear()
+            self._each.pop(rank, None)
+            if own is not None:
+                self._each[rank] = own
+
+        return put_back
+
+    def _resume(self, name: str, states: Mapping[int, Tree], ranks: int, rank: int, size: int) -> None:
+        one = self._of(rank)
+        if ranks == size and (one.place in (None, (rank, size)) or one.stateful is None):
+            if rank not in states:
+                raise PerRankError(
+                    name,
+                    f"the commit has no state of rank {rank}; state.save() knows this rank's only, so make "
+                    "commits by state.commit()",
+                )
+            one.load(states[rank])
+        elif self.on_resize is None or len(states) < ranks:
+            now = f"this one is rank {rank} of {size}"
+            before = f"{ranks} ranks made the commit" if ranks != size else f"its value was of {one.place}"
+            raise PerRankError(
+                name,
+                f"{before}, and {now}. Start {ranks} ranks, or say what they resume from by "
+                "PerRank(value, on_resize=lambda states, rank, size: ...)",
+            )
+        else:
+            state = self.on_resize([states[each] for each in range(ranks)], rank, size)
+            if state is not None or one.stateful is None:
+                one.load(state)
+
+    def _made(self, value: Any) -> _One:
+        return _One(value, self.stateful(value))
+
+    def _of(self, rank: int) -> _One:
+        if self._current is None:
+            return self._one
+        if rank not in self._each:
+            given = self._given
+            self._each[rank] = self._made(
+                given(rank, self._size) if callable(given) else copy.deepcopy(given)
+            )
+            if rank in self._sent:
+                self._each[rank].load(self._sent[rank])
+        return self._each[rank]
+
+
+class _One:
+    """The value of one rank; ``place``: the rank and size that it was made for, None if any."""
+
+    def __init__(self, value: Any, stateful: Any) -> None:
+        self.value = value
+        self.stateful = stateful  # has state_dict and load_state_dict; None for a plain value
+        self.place: tuple[int, int] | None = None
+
+    def state(self) -> Tree:
+        return self.value if self.stateful is None else self.stateful.state_dict()
+
+    def load(self, state: Tree) -> None:
+        if self.stateful is None:
+            self.value = state
+        else:
+            self.stateful.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The states of one rank-local value on the ranks of a commit.
+
+    Attributes:
+        ranks: how many ranks made the commit.
+        states: the known states by rank, as trees; those of random streams as JSON, as are their ranks.
+    """
+
+    ranks: int
+    states: Mapping[Any, Any] = field(default_factory=dict)
+
+
+class _Sent(Mapping[str, Any]):
+    """The random states that the processes have sent, by rank, parsed on the first access.
+
+    Few commits are written, and few are resumed from: if each rank parsed all messages at each commit, a
+    thousand ranks would take a thousand times as long as one.
+    """
+
+    def __init__(self, rows: Sequence[Buffer]) -> None:
+        self._rows = rows
+
+    @functools.cached_property
+    def _states(self) -> dict[str, Any]:
+        heads = (_unpacked(row)[0] for row in self._rows)
+        return {rank: state for head in heads for rank, state in head[RANDOM].items()}
+
+    def __getitem__(self, rank: str) -> Any:
+        return self._states[rank]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+
+class RankLocalState:
+    """The rank-local states of the ranks that one process carries out.
+
+    Attributes:
+        random: the random streams.
+    """
+
+    def __init__(self, framework: Framework, values: Mapping[str, Value], random: Generators) -> None:
+        self._framework = framework
+        self._copier = Copier(framework)
+        self._values = values
+        self.random = random
+        self._known: dict[str, Shares] = {}
+        self._carried = Carried((0,), 1)  # of which the present states are
+
+    @property
+    def exists(self) -> bool:
+        """Return whether there is any rank-local state."""
+        return self.random.stored or bool(self._values)
+
+    # -- exchange --------------------------------------------------------------------------------------
+
+    def gather(self, world: World, carried: Carried) -> None:
+        """Before a commit of all ranks: learn the states of all.
+
+        Raises:
+            UnsupportedValueError: this process's take more bytes than can be exchanged at each commit.
+        """
+        self.forget()  # the values of a commit that failed later
+        if not self.exists:
+            return
+        if world.size() > 1:
+            rows = world.gather(self._packed(carried, self._present(carried)), "hvdrecover.own")
+            self._carried = carried
+            if self._values:
+                self._learn(rows)
+            else:
+                self._known = {RANDOM: Shares(carried.size, _Sent(rows))}
+        else:
+            self._known = self.capture(carried)
+        for name, each in self._values.items():
+            each.gathered(self._known[name].states)
+
+    def rendezvous(
+        self, world: World, carried: Carried, held: Snapshot | None, newest: CommitId | None
+    ) -> None:
+        """At a rendezvous: learn the present states of the ranks that hold the elected commit.
+
+        Other ranks get theirs from the commit. So does a loader that was made again since, as by a reset
+        callback.
+
+        Args:
+            world: the ranks, all of which call this.
+            carried: the ranks that this process carries out from now on.
+            held: the newest commit in this rank's memory.
+            newest: the elected one; None if no memory holds any, and each rank begins with its present
+                states.
+        """
+        if not self.exists:
+            return
+        self._known = {}
+        mine = _pack(None, [])
+        if newest is None:
+            mine = self._packed(carried, self._present(carried))
+        elif held is not None and held.id == newest:
+            self._known = self._stored(held)
+            present = self._present(self._carried)
+            for name, each in self._values.items():
+                shares = self._known.get(name)
+                if shares is not None and shares.ranks == self._carried.size:
+                    anew = [rank for rank in each.made_anew(self._carried) if rank in shares.states]
+                    present[name] |= {rank: shares.states[rank] for rank in anew}
+            mine = self._packed(self._carried, present)
+        self._learn([mine] if world.size() == 1 else world.gather(mine, "hvdrecover.own"))
+        for name, shares in self._known.items():
+            if name in self._values:
+                self._values[name].gathered(shares.states)
+
+    def forget(self) -> None:
+        """Training continues, so the known states of the other ranks are out of date."""
+        self._known = {}
+
+    def _packed(self, carried: Carried, present: Mapping[str, Any]) -> bytes:
+        """Return these states as JSON and, for each value that holds tensors, a safetensors file."""
+        parts = self._copier.take_apart({name: present[name] for name in self._values})
+        arenas = self._copier.copy(parts, {})
+        values = {name: [part.structure, name in arenas] for name, part in parts.items()}
+        head = {
+            "ranks": carried.ranks,
+            "size": carried.size,
+            "values": values,
+            RANDOM: present.get(RANDOM, {}),
+        }
+        row = _pack(head, [arenas[name].buffer for name in values if name in arenas])
+        if len(row) > _LARGEST:
+            files = {name: len(arena.buffer) for name, arena in arenas.items()}
+            largest = max(values, key=lambda name: len(json.dumps(values[name])) + files.get(name, 0))
+            raise UnsupportedValueError(
+                f"state.{largest}",
+                f"the ranks exchange their own states at each commit, and this rank's take {len(row)} "
+                f"bytes of {_LARGEST} that they may. Keep less in it",
+            )
+        return row
+
+    def _learn(self, rows: Iterable[Buffer]) -> None:
+        """Add the states that processes have sent to the known ones."""
+        known = {name: Shares(shares.ranks, dict(shares.states)) for name, shares in self._known.items()}
+
+        def add(name: str, ranks: int, states: Mapping[Any, Any]) -> None:
+            shares = known.setdefault(name, Shares(ranks, {}))
+            if shares.ranks == ranks:  # else `PerRank.on_resize` has made them of these
+                shares.states.update(states)  # type: ignore[attr-defined]
+
+        for head, files in map(_unpacked, rows):
+            if head is None:  # of a process that has no states
+                continue
+            ranks, left = int(head["size"]), iter(files)
+            for name in self._values:
+                structure, has_file = head["values"][name]
+                add(name, ranks, self._rebuilt(structure, next(left) if has_file else None))
+            if self.random.stored:
+                add(RANDOM, ranks, head[RANDOM])
+        self._known = known
+
+    def _rebuilt(self, structure: Any, file: Bytes | None) -> Any:
+        if file is None:
+            return rebuild(self._framework, structure, None, own=False)
+        header = file[: layout.header_size(file[:8].tobytes(), len(file))].tobytes()
+        return rebuild(self._framework, structure, Arena(_layout(header, len(file)), file), own=True)
+
+    # -- commits ---------------------------------------------------------------------------------------
+
+    def capture(self, carried: Carried) -> dict[str, Shares]:
+        """Return the states for a commit: all ranks' states if they are known, else this process's."""
+        if self._known:
+            return self._known
+        self._carried = carried
+        present = self._present(carried)
+        for name, each in self._values.items():
+            each.gathered(present[name])
+        return {name: Shares(carried.size, states) for name, states in present.items()}
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """The next commit holds the states of this one."""
+        self._known |= self._stored(snapshot)
+
+    def resume(self, snapshot: Snapshot, carried: Carried, *, load: bool) -> None:
+        """Go to the states of a commit, all but the random streams.
+
+        Args:
+            snapshot: the commit.
+            carried: the ranks to whose states to go.
+            load: whether values are loaded; if not, they are at the commit already.
+
+        Raises:
+            PerRankError: they are states of other ranks.
+            CorruptCheckpointError: the commit holds nonsense.
+        """
+        self.forget()
+        self._carried = carried
+        try:
+            stored = self._stored(snapshot)
+            for name, each in self._values.items():
+                shares = stored.get(name)
+                if load and shares is not None and not (snapshot.finished and shares.ranks != carried.size):
+                    each.resume(f"state.{name}", shares.states, shares.ranks, carried)
+                each.keep(carried)
+        except HvdrecoverError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = f"the ranks' own states can't be read: {error!r}"
+            raise CorruptCheckpointError(f"commit {snapshot.id}", reason) from error
+
+    def move(self, carried: Carried) -> None:
+        """Right after a commit of all: carry out other virtual ranks, from the states that were exchanged."""
+        self._carried = carried
+        for name, each in self._values.items():
+            # Those that stay as well: their loaders are iterated over again, which would begin at the start.
+            each.resume(f"state.{name}", self._known[name].states, self._known[name].ranks, carried)
+            each.keep(carried)
+
+    def share_of(self, rank: int) -> dict[str, Tree]:
+        """Return the states of a virtual rank of this process, by name."""
+        carried = Carried((rank,), self._carried.size)
+        return {name: each.states(carried)[rank] for name, each in self._values.items()}
+
+    def stand_in(self, rank: int, states: Mapping[str, Tree]) -> Callable[[], None]:
+        """Begin a virtual rank's part with states of `share_of`; return a function that restores its own."""
+        undo = [each.stand_in(rank, states[name]) for name, each in self._values.items()]
+
+        def put_back() -> None:
+            for each in undo:
+                each()
+
+        return put_back
+
+    def _present(self, carried: Carried) -> dict[str, dict[int, Any]]:
+        """The states of ranks: of values as trees, of random streams as JSON."""
+        if not self.exists:
+            return {}
+        streams = self.random.states()
+        present: dict[str, dict[int, Any]] = {
+            name: each.states(carried) for name, each in self._values.items()
+        }
+        if present and self.random.states() != streams:
+            self.random.put(streams)  # a loader that has just been loaded draws when it is asked
+        random: dict[Any, Any] = {str(rank): streams for rank in carried.ranks}
+        return present | {RANDOM: random} if self.random.stored else present
+
+    def _stored(self, snapshot: Snapshot) -> dict[str, Shares]:
+        """The states in a commit of the values that this rank has as well."""
+        ranks, found = snapshot.state.get("own", {}), {}
+        for name in [*self._values, *([RANDOM] if self.random.stored else [])]:
+            if name in ranks:
+                if name == RANDOM:
+                    states = snapshot.state["random"]["states"]
+                else:
+                    structure = snapshot.state["attributes"][name]
+                    states = rebuild(self._framework, structure, snapshot.arenas.get(name), own=True)
+                found[name] = Shares(ranks[name], states)
+        return found
+
+
+# A value and files in one message: the length of the JSON, the JSON, then each file, each piece aligned.
+
+
+def _pack(value: Any, files: Sequence[Bytes]) -> bytes:
+    head = json.dumps([value, [len(file) for file in files]]).encode()
+    pieces = [len(head).to_bytes(8, "little"), head, *(file.tobytes() for file in files)]
+    return b"".join(piece.ljust(_aligned(len(piece)), b"\0") for piece in pieces)
+
+
+def _unpacked(row: Buffer) -> tuple[Any, list[Bytes]]:
+    whole = np.frombuffer(bytearray(row), dtype=np.uint8)  # writable, as torch wants memory to be
+    size = int.from_bytes(whole[:8].tobytes(), "little")
+    value, lengths = json.loads(whole[_ALIGNMENT : _ALIGNMENT + size].tobytes())
+    files, start = [], _ALIGNMENT + _aligned(size)
+    for length in lengths:
+        files.append(whole[start : start + length])
+        start += _aligned(length)
+    return value, files
+
+
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT

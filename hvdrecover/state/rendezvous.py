@@ -1,0 +1,421 @@
+"""Rendezvous of the ranks, and their agreement on one commit.
+
+After a fault, `rendezvous` leaves the old ranks and meets the present ones. Then, on every rank, `agree`
+does:
+
+1. Gather the newest (generation, commit) of every memory. A process that has just started looks for a newer
+   near commit on its host.
+2. Elect the source rank in one allgather, together with the hooks' votes: the newest commit wins, its lowest
+   preferred holder sends. Ranks at different states of the script are refused.
+3. Exchange the rank-local states of the ranks that hold the elected commit: they are newer than the commit's.
+4. If no memory holds a commit, rank 0 claims the checkpoint root, and decides between near and durable
+   commits.
+5. The source rank sends its present state under a new generation; or a near or durable commit; or, if there
+   is none, the initial state of rank 0. All others receive it into memory of their own.
+6. All adopt the commit, take their places in the samplers, and go to its random streams.
+
+A new generation each time: a rank that is left behind may hold, or be writing, another commit of this number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hvdrecover import heartbeat
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.digest import digest_numbers
+from hvdrecover.checkpoint.near.tier import Recalled
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.elastic.durable.near import Files
+from hvdrecover.errors import RecoveryError
+from hvdrecover.state import liveness
+from hvdrecover.state.adapter import gather_json
+from hvdrecover.state.commit import among_ranks, load
+from hvdrecover.state.election import Election, Left, Published, elect, revive
+from hvdrecover.state.hooks import Agreement, Hook, Moment, Source
+from hvdrecover.state.session import Session
+from hvdrecover.state.transfer import digests, failure, receive, send, send_failure, stopped
+
+
+@dataclasses.dataclass(frozen=True)
+class Claimed:
+    """The decision of rank 0 for a job that has just started and found near commits.
+
+    Attributes:
+        generation: that the job may write.
+        job: identity of the job and of its start.
+        root: the rank whose host has the near commit; None if the durable one is newer, or no near commit
+            counts.
+        commit: the near commit, or None.
+        line: where the near commit was, and how much newer than the durable one it is.
+    """
+
+    generation: int
+    job: str
+    root: int | None
+    commit: CommitId | None
+    line: str
+
+
+def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
+    """Leave the old ranks and rendezvous with the present ones, after a fault.
+
+    Args:
+        session: this rank's.
+        reason: the fault, in words.
+        steps: how many steps this rank has rolled back for it.
+
+    Raises:
+        RendezvousError: a rank was lost during the rendezvous.
+        RemovedError: the job has removed this host.
+    """
+    session.context.events.emit("reset", reason=reason, steps=steps)
+    with session.timings.of("reset"):
+        session.context.world.shutdown()
+    session.hosts.forget()  # the rendezvous covers all changes so far, and none after it
+    with session.timings.of("rendezvous"):
+        session.context.world.init()
+    liveness.forget()
+
+
+def reset(session: Session) -> None:
+    """The ranks are others than before: give samplers their places, and call the user's functions."""
+    _place_samplers(session)
+    for callback in session.reset_callbacks:
+        callback()
+
+
+def agree(session: Session, reached: tuple[int, int] = (0, 0), *, state_unchanged: bool = False) -> Source:
+    """Bring all ranks to one commit; return where it came from.
+
+    Args:
+        session: this rank's.
+        reached: how far the job had come before, for the line that says what is repeated.
+        state_unchanged: whether the attributes still equal the commit in memory.
+
+    Raises:
+        CheckpointError: rank 0 could not load a durable commit.
+        RecoveryError: the same, on the other ranks.
+        StructureError: the ranks were not started with the same, and the state has a guard.
+        DivergedError: memories hold one commit with different parameters, and the guard is to raise it.
+        PerRankError: the commit has the rank-local states of other ranks.
+    """
+    context, memory, clock = session.context, session.memory, session.context.clock
+    started = clock.monotonic()
+    context.place.arrived()
+    context.events.rank = context.world.rank()
+    heartbeat.take_rank(context.world.rank())
+    recalled = _recall(session)
+    election = _elect(session, recalled)
+    session.own.rendezvous(context.world, context.place.among_all, memory.newest, election.newest)
+    claimed = _revive(session, recalled) if election.revives else None
+    session.root = election.root if claimed is None or claimed.root is None else claimed.root
+    try:
+        if context.world.rank() == session.root:
+            agreement = _lead(session, election, recalled, claimed, state_unchanged)
+        else:
+            agreement = _follow(session, election, recalled, claimed)
+    except BaseException:
+        session.durable.near.give_back()
+        memory.stay()
+        raise
+    _adopt(session, agreement)
+    seconds = clock.monotonic() - started
+    near = "" if claimed is None else claimed.line
+    line = report(agreement, context.world.size(), session.durable.root, seconds, reached, near)
+    facts = {"source": agreement.source, **vars(agreement.snapshot.id), "size": context.world.size()}
+    context.announce("sync", line, **facts, seconds=seconds)
+    session.timings.add("sync", seconds - session.timings.spent("load"))
+    session.hooks.notify(Hook.agreed, agreement)
+    return agreement.source
+
+
+def _recall(session: Session) -> Recalled | None:
+    """Return the host's near commit if it is newer than all in memory, and this process has none."""
+    mine = session.memory.last
+    rows = session.context.world.allgather([mine.generation, mine.commit], "hvdrecover.memories")
+    if mine.generation:
+        return None
+    return session.durable.near.recall(max(CommitId(*row) for row in rows.tolist()))
+
+
+def _elect(session: Session, recalled: Recalled | None) -> Election:
+    context, hooks = session.context, session.hooks
+    moment, session.unheard = Moment("rendezvous", session.memory.newest), None
+    own, job = session.memory.last, context.place.job
+    if recalled is not None:
+        own, job = recalled.snapshot.id, recalled.job
+    numbers = [digest_numbers(text.encode())[0] for text in (job, session.durable.root)]
+    row = [own.generation, own.commit, recalled is not None, *numbers, context.world.past.functions]
+    published, *tables = hooks.send(context.world, moment, row)()
+    if (published[:, 4:] != published[0, 4:]).any():
+        _refuse_other_states(session)
+    words = [Published(CommitId(*row[:2]), bool(row[2]), row[3]) for row in published.tolist()]
+    election = elect(words, lambda holders: hooks.prefer(holders, tables))
+    verdict = hooks.verdict(dataclasses.replace(moment, elected=election), tables)
+    if verdict is not None:
+        raise verdict
+    return election
+
+
+def _refuse_other_states(session: Session) -> None:
+    """Refuse to mix up the ranks' states of one script.
+
+    Raises:
+        RecoveryError: on all ranks, so that all start again, and reach the same state.
+    """
+    mine = [session.context.world.past.functions, session.durable.root]
+    states = gather_json(session.context.world, mine, "hvdrecover.states")
+    listed = ", ".join(
+        f"rank {rank} in call {number} of a training function, at checkpoint root {root or None!r}"
+        for rank, (number, root) in enumerate(states)
+    )
+    raise RecoveryError(
+        f"the ranks are at different states of the script: {listed}. All ranks start again, to reach "
+        "the same state. Give each state its own checkpoint root, the same on all ranks: then a finished "
+        "state is not trained again"
+    )
+
+
+# -- a job that starts again on hosts that still have commits of its earlier start -------------------------
+
+
+def _revive(session: Session, recalled: Recalled | None) -> Claimed:
+    """Decide which commit the job resumes from; all ranks call this, and find the same.
+
+    Raises:
+        CheckpointError: the checkpoint root cannot be claimed; on rank 0.
+        StoppedError: the same, on the other ranks.
+    """
+    context = session.context
+    mine = None if recalled is None else [vars(recalled.snapshot.id), recalled.start]
+    rows = gather_json(context.world, [context.config.host, mine], "hvdrecover.near")
+    hosts = [host for host, _ in rows]
+    left = [None if each is None else Left(CommitId(**each[0]), each[1]) for _, each in rows]
+    error: Exception | None = None
+    decided: dict[str, Any] = {}
+    if context.world.rank() == 0:
+        try:
+            decided = _decide(session, hosts, left)
+        except Exception as raised:
+            error, decided = raised, failure(raised)
+    decided = gather_json(context.world, decided, "hvdrecover.near.decided")[0]
+    if error is not None:
+        raise error
+    if "error" in decided:
+        raise stopped(0, decided)
+    if recalled is not None and recalled.start not in decided["starts"]:
+        reason = "another job has taken the checkpoint root since"
+        session.durable.near.pass_over(recalled.snapshot.id, reason)
+    root = decided["root"]
+    chosen = None if root is None else left[root]
+    if chosen is None:
+        return Claimed(decided["generation"], decided["job"], root, None, "")
+    line = _newer(chosen.commit.commit, decided["durable"], hosts[root])
+    return Claimed(decided["generation"], decided["job"], root, chosen.commit, line)
+
+
+def _decide(session: Session, hosts: Sequence[str], left: Sequence[Left | None]) -> dict[str, Any]:
+    """Claim the checkpoint root, and choose between the near commits and the durable one; on rank 0."""
+    starts = {
+        each.start: f"{each.commit} in the memory of {host}"
+        for host, each in zip(hosts, left, strict=True)
+        if each is not None
+    }
+    generation = _claim(session, starts)
+    standing = session.durable.standing(False)
+    chosen = revive(left, standing)
+    if chosen is None and not standing.starts.keys().isdisjoint(starts):
+        # A durable commit is newer. If it turns out to be damaged, the one before it may be older.
+        standing = session.durable.standing(True)
+        chosen = revive(left, standing)
+    return {
+        "generation": generation,
+        "job": session.context.place.job,
+        "root": chosen,
+        "durable": None if standing.durable is None else standing.durable.commit,
+        "starts": list(standing.starts),
+    }
+
+
+def _claim(session: Session, left: Mapping[str, str]) -> int:
+    """Claim the root for a new start of the job; for ``left``, see `DurableSide.claim`."""
+    start, job = uuid.uuid4().hex, session.context.config.job
+    session.context.place.job = f"{job}/{start}" if job else start
+    session.durable.retire()  # its claim is of an earlier attempt at this, and so of another job
+    with session.timings.of("load"):
+        return session.durable.claim(left)
+
+
+def _newer(commit: int, durable: int | None, host: str) -> str:
+    if durable is None:
+        return f"in the memory of {host}, as no commit was durable"
+    newer = commit - durable
+    if newer <= 0:
+        return f"in the memory of {host}{', of a later start than the durable one' if newer else ''}"
+    return f"in the memory of {host}, {newer} commit{'' if newer == 1 else 's'} newer than the durable one"
+
+
+# -- the source rank, and the others ---------------------------------------------------------------------
+
+
+def _follow(
+    session: Session, election: Election, recalled: Recalled | None, claimed: Claimed | None
+) -> Agreement:
+    """Receive the source rank's commit, and load it."""
+    newest = election.newest if claimed is None else claimed.commit
+    agreement = receive(session.context.world, session.root, *_held(session, newest, recalled))
+    session.context.place.job = agreement.job
+    # If a rank fails next, its guardian knows from which commit the rank has resumed.
+    heartbeat.notify(loaded=agreement.loaded)
+    load(session, agreement.snapshot, strict=among_ranks(session))
+    return agreement
+
+
+def _held(session: Session, commit: CommitId | None, recalled: Recalled | None) -> Files:
+    """Return the files that this rank, or its host, has of a commit, or of another of that number."""
+    for mine in (session.memory.newest, None if recalled is None else recalled.snapshot):
+        if mine is not None and mine.id == commit:
+            return mine.arenas, digests(mine)
+    return ({}, {}) if commit is None else session.durable.near.held(commit)
+
+
+def _lead(
+    session: Session,
+    election: Election,
+    recalled: Recalled | None,
+    claimed: Claimed | None,
+    state_unchanged: bool,
+) -> Agreement:
+    """Choose the commit that all resume from, and send it; on the source rank."""
+    world = session.context.world
+    try:
+        if election.newest is not None:
+            agreement = _from_memory(session, election.newest, recalled, state_unchanged)
+        elif recalled is not None and claimed is not None and claimed.root is not None:
+            agreement = _from_near(session, recalled, claimed)
+        else:
+            agreement = _from_root(session, _claim(session, {}) if claimed is None else claimed.generation)
+    except Exception as error:
+        send_failure(world, session.root, error)
+        raise
+    send(world, session.root, agreement)
+    return agreement
+
+
+def _from_memory(
+    session: Session, elected: CommitId, recalled: Recalled | None, state_unchanged: bool
+) -> Agreement:
+    newest = CommitId(elected.generation + 1, elected.commit)
+    heartbeat.notify(loaded="")  # no durable commit can be the cause of later faults
+    if recalled is not None:
+        load(session, recalled.snapshot, strict=among_ranks(session))
+        return Agreement(dataclasses.replace(recalled.snapshot, id=newest), "memory", recalled.job)
+    unchanged = state_unchanged and not session.context.contents.per_rank
+    snapshot = session.memory.capture(newest, finished=session.memory.finished, unchanged=unchanged)
+    return Agreement(snapshot, "memory", session.context.place.job)
+
+
+def _from_near(session: Session, recalled: Recalled, claimed: Claimed) -> Agreement:
+    session.context.place.job = claimed.job
+    name = recalled.snapshot.id.name
+    heartbeat.notify(loaded=name)
+    with session.timings.of("load"):
+        snapshot = _resumed(session, recalled.snapshot, claimed.generation, f"near commit {name}")
+    return Agreement(snapshot, "near", claimed.job, name)
+
+
+def _from_root(session: Session, generation: int) -> Agreement:
+    context, memory = session.context, session.memory
+    with session.timings.of("load"):
+        stored = session.durable.read_newest()
+    if stored is None:
+        if memory.newest is None:
+            raise RecoveryError(
+                "no commit is left: the last one was interrupted on all ranks, and none is durable"
+            )
+        session.own.random.draw_seed()
+        return Agreement(memory.capture(CommitId(generation, 0)), "initial", context.place.job)
+    heartbeat.notify(loaded=stored.id.name)
+    if stored.finished and context.config.reopen:
+        line = f"this run was finished at commit {stored.id.commit}; it is reopened, and continues from there"
+        context.events.emit("reopened", line, **vars(stored.id))
+        stored = dataclasses.replace(stored, finished=False)
+    snapshot = _resumed(session, stored, generation, f"{session.durable.root}/{stored.id}")
+    return Agreement(snapshot, "durable", context.place.job, stored.id.name)
+
+
+def _resumed(session: Session, stored: Snapshot, generation: int, where: str) -> Snapshot:
+    """Load a commit of an earlier start under this one's generation; return it as all ranks get it."""
+    for hook in session.hooks:
+        hook.resuming(stored, where)
+    resumed = {hook.key: hook.resumed(stored.state.get(hook.key)) for hook in session.hooks.kept()}
+    state = {**stored.state, **{key: value for key, value in resumed.items() if value is not None}}
+    stored = dataclasses.replace(stored, id=CommitId(generation, stored.id.commit), state=state)
+    if load(session, stored, strict=session.durable.strict, where=where):
+        return stored
+    # It fits in part, and is completed by this rank's values, so that all ranks get the same.
+    session.own.keep(stored)
+    present = session.memory.capture(stored.id, finished=stored.finished)
+    state = {**present.state, "random": stored.state["random"]}
+    return dataclasses.replace(present, state=state, world_size=stored.world_size)
+
+
+def _adopt(session: Session, agreement: Agreement) -> None:
+    context, memory, snapshot = session.context, session.memory, agreement.snapshot
+    memory.adopt(snapshot)
+    context.place.job = agreement.job
+    _place_samplers(session)
+    session.durable.ranks_agreed()
+    resized = snapshot.world_size != context.world.size()
+    if agreement.source in ("near", "durable") and resized and session.reset_callbacks:
+        reset(session)
+        session.own.keep(snapshot)
+        memory.capture(snapshot.id, finished=snapshot.finished)
+    # The commit in memory has just been loaded, or sent.
+    memory.objection = session.hooks.objection(committing=False)
+    memory.resume(snapshot, load=agreement.source != "initial")
+
+
+def _place_samplers(session: Session) -> None:
+    session.context.contents.place(session.context.world.rank(), session.context.world.size())
+
+
+def report(
+    agreement: Agreement,
+    size: int,
+    root: str,
+    seconds: float,
+    reached: tuple[int, int] = (0, 0),
+    near: str = "",
+) -> str:
+    """Return the line that names the commit, and the work that is repeated.
+
+    Args:
+        agreement: their agreement.
+        size: number of ranks.
+        root: the checkpoint root, without credentials.
+        seconds: how long it took.
+        reached: how far the job is known to have come: commits at which the state had changed, and steps
+            since.
+        near: of a near commit, where it was, and how much newer than the durable one it is.
+    """
+    commit, before = agreement.snapshot.id.commit, agreement.snapshot.world_size
+    ranks = f"{size} rank{'s' if size > 1 else ''}"
+    change = f"it was {before}" if before != size else "as before"
+    no_root = "" if root else ", without a checkpoint root: commits are in memory only"
+    line = {
+        "initial": f"starting from the beginning on {ranks}{no_root}",
+        "durable": f"resumed from commit {commit} at {root} on {ranks} ({change})",
+        "near": f"resumed from commit {commit} {near}, on {ranks} ({change})",
+        "memory": f"resuming from commit {commit} in memory on {ranks}",
+    }[agreement.source]
+    commits, steps = reached[0] - agreement.snapshot.state["random"]["stream"], reached[1]
+    if commits >= 0 and (commits or steps):
+        counted = [f"{commits} commit{'s' if commits > 1 else ''}"] if commits else []
+        counted += [f"{steps} step{'s' if steps > 1 else ''}"] if steps else []
+        line += f"; {' and '.join(counted)} {'are' if commits + steps > 1 else 'is'} repeated"
+    return f"{line}; {seconds:.2f} s"

@@ -1,0 +1,214 @@
+"""The life of a job on one rank: agree on a state, train, and after a fault do it again.
+
+1. `agree`: all ranks have one commit (see `rendezvous`). A run that an earlier start has finished ends here.
+2. Train: call the user's function. When it returns, make the last commit durable, and end.
+3. An error ends the function. It is an error of the user's own, which ends the process; or one of these
+   faults:
+   ``peers`` (ranks were lost), ``hosts`` (hosts have come or gone), ``numbers`` (the guard rolls back a bad
+   step).
+4. After ``numbers``, all ranks are still there: roll back at once, leave out the bad batch, go to 1.
+   After ``hosts``, nothing is lost: make a commit, go to 5.
+   After ``peers``, go to 5, and roll back only then: until Horovod is shut down, a collective may still write
+   into the tensors, and the frames of the failed step may hold memory.
+5. Rendezvous. Other ranks may be lost in it, so it is tried `RENDEZVOUS` times. Roll back if needed, call the
+   user's reset callbacks, go to 1.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from hvdrecover import heartbeat
+from hvdrecover.errors import ConfigError, RemovedError, RendezvousError
+from hvdrecover.events import show_on_terminal
+from hvdrecover.guard.numbers import RolledBack
+from hvdrecover.state import commit as commits
+from hvdrecover.state import leaving, startup
+from hvdrecover.state.hooks import Context, Hook
+from hvdrecover.state.horovod import Fault, fault_of, mistake_of, notifications
+from hvdrecover.state.rendezvous import agree, rendezvous
+from hvdrecover.state.rollbacks import Rollbacks
+from hvdrecover.state.session import Session
+from hvdrecover.state.state import State
+
+logger = logging.getLogger(__name__)
+
+RENDEZVOUS = 10
+
+Result = TypeVar("Result")
+
+
+def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
+    """Decorate a training function, so that it survives lost, new and restarted ranks.
+
+    Before the function is called, all ranks are brought to one state (`State.sync`). When ranks are lost, the
+    state goes back to the last commit, the present ranks rendezvous, and the function is called again; when
+    hosts merely come or go, nothing is rolled back. When it returns, the run is marked finished.
+
+    SIGTERM or SIGUSR1 (``HVDRECOVER_STOP_SIGNALS``) makes a rank leave at the next commit, with exit code
+    75: with its host, if others can continue without it, else with all ranks, after a durable commit.
+
+    Args:
+        func: takes the state as its first argument. It must not make a collective call before it is
+            called, and must resume from the state.
+
+    Returns:
+        A function of the same arguments. It returns None at once if the run was finished by an earlier start.
+
+    Examples:
+        >>> @recover.run
+        ... def train(state):
+        ...     while state.epoch < 3:
+        ...         state.epoch += 1
+        ...         state.commit()  # the job can go back to here
+        ...     return state.epoch
+        >>> train(recover.TorchState(epoch=0))
+        3
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Result | None:
+        _refuse_others(state)
+        session = state._session
+        config, is_first = session.context.config, session.context.world.rank() == 0
+        _begin(session)
+        show_on_terminal(config)
+        if (lack := state._not_durable()) is not None and is_first:
+            logger.warning("%s", lack)
+        session.memory.mark(finished=False)  # an earlier function of this process may have finished the state
+        with leaving.signals(config, reports=is_first), notifications(state):
+            try:
+                return _loop(lambda: func(state, *args, **kwargs), state, session)
+            except (Exception, SystemExit):
+                session.hooks.notify(Hook.leaving)
+                raise
+
+    return wrapper
+
+
+def _loop(train: Callable[[], Result], state: State, session: Session) -> Result | None:
+    result: Result | None = None
+    reason = ""  # for another rendezvous; the error itself would keep the tensors of the step that it ended
+    steps = 0
+    back = False  # whether to roll back after the rendezvous
+    context, memory, timings = session.context, session.memory, session.timings
+    rollbacks = Rollbacks(context.world, context.events, context.clock)
+    while True:
+        try:
+            if reason:
+                _rendezvous(session, reason, steps)
+                rollbacks.rejoined()
+                if back:
+                    with timings.of("reset"):
+                        session.call("restore", lambda: commits.roll_back(session))
+                state.on_reset()
+                if context.world.size() > 1:
+                    with timings.of("reset"):
+                        memory.take_digests()  # meanwhile other ranks may have to start
+            if context.config.elastic:
+                rollbacks.compare()
+            unchanged = back and not state._has_hooks()
+            source = agree(session, rollbacks.farthest, state_unchanged=unchanged)
+            rollbacks.agreed()
+            session.call("sync", _nothing)  # a subclass's own: after ours, when all have one state
+            # The mark ends a start, not a process: a second function resumes from the first one's result.
+            if memory.finished and source == "durable":
+                commits.say_finished(session)
+            else:
+                if not memory.finished:
+                    result = train()
+                    commits.leave_if_told(session)
+                commits.finish(session)
+            if session.durable.wanted:
+                context.world.past.finished.add(session.durable.root)
+            heartbeat.enter(heartbeat.Phase.FINISHED)
+            return result
+        except leaving.Preempted:
+            raise
+        except RemovedError as error:
+            heartbeat.enter(heartbeat.Phase.REMOVED)
+            logger.warning("%s; this process leaves", error)
+            raise leaving.Preempted() from None
+        except (Exception, SystemExit) as raised:
+            notice = rollbacks.notice()
+            cause = cause_of(session, raised)
+            fault = _fault(cause, context)
+            if fault is None:
+                session.durable.settle()
+                if cause is raised:
+                    raise
+                raise cause from None
+            reason, steps = _text(cause), 0 if fault == "hosts" else heartbeat.steps()
+            heartbeat.enter(heartbeat.Phase.RECOVERING)
+            if fault == "peers":
+                rollbacks.note(notice, session.own.random.number, cause)
+            if isinstance(cause, RolledBack):
+                session.call("restore", functools.partial(commits.skip, session, cause))
+                reason = ""
+            elif fault == "hosts":
+                session.call("save", lambda: commits.keep(session))  # before the ranks part
+            back = fault == "peers" and memory.last.generation > 0
+            del cause
+
+
+def cause_of(session: Session, error: BaseException) -> BaseException:
+    """Return the error that ended the training function, before a framework or Horovod changed it."""
+    error = session.context.framework.original(error) or error
+    return mistake_of(error) or error
+
+
+def _refuse_others(state: Any) -> None:
+    if not isinstance(state, State):
+        kind = type(state)
+        raise ConfigError(
+            "state",
+            f"a {kind.__module__}.{kind.__qualname__} is not a state of hvdrecover's; import its class, or "
+            "the one that it is derived from, from hvdrecover.torch.elastic or "
+            "hvdrecover.tensorflow.elastic, where they have the same names",
+        )
+
+
+def _begin(session: Session) -> None:
+    """Note that a training function begins.
+
+    Raises:
+        ConfigError: it would be given the result of another state that this process has finished.
+    """
+    startup.training_begins()
+    past, root = session.context.world.past, session.durable.root
+    if root in past.finished and not session.memory.last.generation:
+        raise ConfigError(
+            "checkpoint",
+            f"this process has already finished another state at {root}. This state would get the result "
+            f"of that one, without training. Give each state its own checkpoint root, such as {root}/2",
+        )
+    past.functions += 1
+
+
+def _fault(cause: BaseException, context: Context) -> Fault | None:
+    """Return why the training function is to be called again; None if it is not."""
+    if isinstance(cause, RolledBack):
+        return "numbers"
+    return fault_of(cause, context.world) if context.config.elastic else None
+
+
+def _rendezvous(session: Session, reason: str, steps: int) -> None:
+    for attempt in range(1, RENDEZVOUS + 1):
+        try:
+            rendezvous(session, reason, steps if attempt == 1 else 0)
+            break
+        except RendezvousError as error:
+            if attempt == RENDEZVOUS:
+                raise
+            reason = _text(error)
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _nothing() -> None:
+    pass

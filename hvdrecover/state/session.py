@@ -1,0 +1,134 @@
+"""One rank's session in a job: the parts of its state, and the one list of hooks.
+
+A new feature that observes, keeps JSON in each commit, or votes is one file, and an entry here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Literal
+
+from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.config import Config
+from hvdrecover.elastic.durable.durability import DurableSide
+from hvdrecover.elastic.durable.interval import Pacing
+from hvdrecover.elastic.scalars.scalars import Scalars
+from hvdrecover.elastic.scalars.trackers import Tracker
+from hvdrecover.guard.guard import GuardHook
+from hvdrecover.guard.missing import Missing
+from hvdrecover.guard.numbers import Judge
+from hvdrecover.guard.settings import Guard
+from hvdrecover.state.hooks import Context, Hook, Hooks
+from hvdrecover.state.leaving import HostChanges, Leaving
+from hvdrecover.state.liveness import Liveness
+from hvdrecover.state.memory import Memory
+from hvdrecover.state.random import Generators, Randomness
+from hvdrecover.state.rank_local import RankLocalState
+from hvdrecover.state.timings import Timings
+from hvdrecover.state.unresumed import Unresumed
+from hvdrecover.version import __version__
+
+Hear = Callable[[], BaseException | None]
+"""Waits for the votes of all ranks, and returns the error that all are to raise."""
+
+
+class Session:
+    """The parts of one rank's state, which `commit`, `rendezvous` and `run` work on.
+
+    Args:
+        context: its surroundings.
+        settings: the user's wishes for durable commits; None without a checkpoint root.
+        rng: how random generators are treated.
+        guard: what is compared between the ranks; None for nothing.
+        tensorboard: path or URL of the folder for TensorBoard's runs; None writes none.
+        tracker: the experiment tracker to which rank 0 reports; None reports to none.
+        others: the adapter's hooks.
+        call: calls a method of the state that the user's class may override, around our own work.
+
+    Raises:
+        ConfigError: a setting has no usable value.
+
+    Attributes:
+        memory: the newest commit in memory.
+        durable: the durable side.
+        own: the rank-local state.
+        timings: of recoveries.
+        hosts: changes of hosts, as Horovod's driver reports them.
+        hooks: all hooks.
+        reset_callbacks: functions to call when the ranks are others than before.
+        root: the source rank of the last agreement.
+        unheard: the vote of a commit that failed on this rank only; None if there is none.
+        unheard_at: the samplers' positions and the steps since the last commit at that vote.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        settings: Checkpoint | None,
+        rng: Randomness,
+        guard: Guard | None,
+        tensorboard: str | None,
+        tracker: Tracker | None,
+        others: Sequence[Hook],
+        call: Callable[[Literal["save", "restore", "sync"], Callable[[], object]], None],
+    ) -> None:
+        self.context = context
+        self.call = call
+        self.own = RankLocalState(
+            context.framework, context.contents.per_rank, Generators(context.framework, rng)
+        )
+        virtual = context.ranks.join(context, self.own, guard)
+        dataset = guard.data.as_json() if guard is not None and guard.data is not None else None
+        versions = {**context.framework.versions(), "hvdrecover": __version__}
+        self.memory = Memory(context.contents, self.own, context.place, versions, dataset)
+        pacing = Pacing(context.clock, on=settings is not None and settings.interval == "auto")
+        self.durable = DurableSide(settings, context, pacing, self.memory)
+        self.timings = Timings(context.clock, context.events, pacing)
+        self.hosts = HostChanges(context.config)
+        self.hooks = Hooks(
+            (
+                Liveness(context.world),
+                self.timings,
+                *_instruments(context),
+                # It watches gradients before the judge, which may skip a step.
+                Scalars(tensorboard, context, tracker),
+                pacing,
+                self.durable,
+                GuardHook(guard, context),
+                Missing(context, on=guard is not None),
+                Judge(guard, context),
+                Unresumed(context),
+                Leaving(context.config),
+                self.hosts,
+                *virtual,
+                *others,
+            )
+        )
+        self.memory.kept = self.hooks.kept()
+        self.reset_callbacks: list[Callable[[], None]] = []
+        self.root = 0
+        self.unheard: Hear | None = None
+        self.unheard_at: tuple[Mapping[str, tuple[int, int]], int] = ({}, 0)
+
+
+def settings_of(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoint | None:
+    """Return the settings of durable commits; None without a checkpoint root.
+
+    In a rehearsal, the environment's root replaces the script's, so that the job's is never touched.
+    """
+    root = checkpoint or config.checkpoint
+    settings = root if isinstance(root, Checkpoint) or root is None else Checkpoint(root)
+    if not config.rehearsal or settings is None or config.checkpoint is None:
+        return settings
+    return dataclasses.replace(settings, url=config.checkpoint)
+
+
+def _instruments(context: Context) -> tuple[Hook, ...]:
+    """Return the hooks that the environment asks for, such as the witness of a drill."""
+    if context.config.instruments is None:
+        return ()
+    found: tuple[Hook, ...] = import_module(context.config.instruments).observers(context)
+    return found
