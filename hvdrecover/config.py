@@ -11,7 +11,7 @@ This is the only module that reads environment variables; a test holds the other
 ``HVDRECOVER_NEAR``            the near tier of states whose script leaves it open: ``auto`` (default),
                                ``off``, or a folder on each host
 ``HVDRECOVER_REMOTE_SHELL``    the command that starts processes on other hosts instead of ssh: a program,
-                               or an installed remote shell (``launch/remote_shells.py``)
+                               or an installed remote shell (``launch/ssh.py``)
 ``HVDRECOVER_REOPEN``          ``1`` has a run that was finished continue, instead of returning at once
 ``HVDRECOVER_STOP_SIGNALS``    which signals announce a preemption: names, separated by commas
                                (``SIGTERM,SIGUSR1``)

@@ -19,7 +19,7 @@ from hvdrecover import config
 from hvdrecover.discovery.checks import Checks, command_on, is_local
 from hvdrecover.doctor.host import MARK
 from hvdrecover.errors import LaunchError
-from hvdrecover.launch import processes, remote_shells
+from hvdrecover.launch import processes, ssh
 
 _CONNECT = 15.0  # seconds for a busy host's ssh server to answer
 _NEEDED = (
@@ -84,7 +84,7 @@ class Agents:
         here, settings, environ = name in self.local, config.read(), config.environment()
         words = command_on(name, self._checks, here=here, seconds=_CONNECT)
         if settings.remote_shell and not here:  # instead of ssh, as for ranks
-            words = [*remote_shells.command(settings.remote_shell, settings.path), *words[1:]]
+            words = [*ssh.remote_shell(settings.remote_shell, settings.path), *words[1:]]
         passed_on = {k: v for k, v in environ.items() if not here and not k.startswith(_NOT_PASSED_ON)}
         output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  (`ask` closes them)
         with tempfile.TemporaryFile() as asked:

@@ -12,18 +12,16 @@ from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config, environment, open_mpi
 from hvdrecover.errors import LaunchError
 from hvdrecover.heartbeat import Phase, Reading, Stop
-from hvdrecover.launch import deaths, early, hangs, oom, processes, slurm, waits
-from hvdrecover.launch.deaths import Death
+from hvdrecover.launch import deaths, hangs, processes, python_command, slurm, waits
+from hvdrecover.launch.deaths import Death, Record
 from hvdrecover.launch.ends import FIRST_ERROR, End
 from hvdrecover.launch.hangs import Limits
 from hvdrecover.launch.launcher import LauncherWatch
-from hvdrecover.launch.python_command import parse
-from hvdrecover.launch.readiness import Readiness
-from hvdrecover.launch.record import Record
 from hvdrecover.launch.reports import Reports
+from hvdrecover.launch.signals import Waking
+from hvdrecover.launch.stacks import Whereabouts
+from hvdrecover.launch.standby import Readiness
 from hvdrecover.launch.training import Training
-from hvdrecover.launch.waking import Waking
-from hvdrecover.launch.whereabouts import Whereabouts
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +70,7 @@ class Guardian:
         self._clock = clock
         self._reports = Reports(config, clock)
         self._whereabouts = Whereabouts(config, self._reports)
-        program = parse(command)
+        program = python_command.parse(command)
         self._wrapped = program is None
         self._readiness = Readiness(program if settings.standby and config.elastic else None, environ)
         self._record = Record()
@@ -87,7 +85,7 @@ class Guardian:
         self._signalled = False
         self._signals: list[int] = []
         self._ticked = self._reported = clock.monotonic()
-        self._memory_kills = oom.kills()
+        self._memory_kills = processes.memory_kills()
         self._launcher = LauncherWatch(config.rendezvous, config.collective_seconds, clock)
         self._training: Training
 
@@ -106,7 +104,7 @@ class Guardian:
         with Waking((*heeded, signal.SIGCHLD)) as waking:
             self._connect()
             try:
-                early.check(self._command)
+                python_command.check_script(self._command)
                 self._training = self._start()
             except LaunchError as error:
                 if not self._reports.is_supervised:
@@ -231,7 +229,7 @@ class Guardian:
 
     def _died(self, returncode: int) -> int | None:
         """Restart the training process in place, or return the code to exit with."""
-        kills, notes, reading = oom.kills(), self._training.notes(), self._training.read()
+        kills, notes, reading = processes.memory_kills(), self._training.notes(), self._training.read()
         returncode = processes.returncode_of(returncode) if self._wrapped else returncode
         error = notes if returncode >= 0 else {}  # else a signal has ended it, whatever it had failed of
         death = Death(
@@ -376,7 +374,7 @@ class Guardian:
 
     def _start(self, *, rejoins: bool = False) -> Training:
         try:
-            more = early.environment(self._command, self._environ)
+            more = python_command.early_environment(self._command, self._environ)
             environ = {**self._environ, **more, **self._record.handed_down}
             return Training(self._command, environ, rejoins=rejoins)
         except OSError as error:

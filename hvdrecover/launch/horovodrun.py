@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from hvdrecover import config
 from hvdrecover.discovery.checks import is_local
+from hvdrecover.discovery.hosts import Host, parse
 from hvdrecover.discovery.sources import Source
 from hvdrecover.discovery.sources.lists import File, Static
-from hvdrecover.errors import ConfigError, LaunchError
-from hvdrecover.launch import discovery_script, hangs
+from hvdrecover.errors import ConfigError, DiscoveryError, LaunchError
+from hvdrecover.launch import hangs, processes, waits
 from hvdrecover.surroundings import source_towards
 
 COLLECTIVE_SECONDS = 10  # after which ranks give up one that doesn't answer
@@ -154,13 +156,51 @@ def _listing(named: Mapping[str, int]) -> str:
     return f"printf {shlex.quote(text)}"
 
 
+def ask(command: str, stderr: int | None = None) -> tuple[list[Host], int]:
+    """Run a script's command in a shell, which dies with this process.
+
+    Horovod puts the names of hosts into commands of a shell, so nothing else may come in their place.
+
+    Args:
+        command: what prints a line for each host.
+        stderr: as for `subprocess.Popen`.
+
+    Returns:
+        The hosts, none of them if it has failed, and its exit code.
+
+    Raises:
+        DiscoveryError: it has not ended in time, or has printed what names no host.
+    """
+    child = processes.start(
+        ["/bin/sh", "-c", command],
+        config.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+    )
+    try:
+        printed, _ = child.communicate(timeout=waits.DISCOVERY)
+    except subprocess.TimeoutExpired:
+        problem = f"'{command}' has not ended in {waits.DISCOVERY:g} s"
+        raise DiscoveryError("--host-discovery-script", problem) from None
+    finally:
+        child.kill_group()  # if it was not waited for: with all that the shell has started
+        child.ends()
+        assert child.stdout is not None
+        child.stdout.close()
+    if child.returncode != 0:
+        return [], child.returncode
+    lines = dict.fromkeys(printed.decode(errors="replace").splitlines())  # some say a host twice
+    return parse("\n".join(lines), "--host-discovery-script"), 0
+
+
 def discovered(command: str) -> dict[str, int | None]:
     """The hosts that a discovery command names now, with their slots if it tells; none if it can't yet.
 
     Raises:
         DiscoveryError: it has not ended in time, or has printed what names no host.
     """
-    named, _ = discovery_script.ask(command, stderr=subprocess.DEVNULL)
+    named, _ = ask(command, stderr=subprocess.DEVNULL)
     return {host.name: host.slots for host in named}
 
 

@@ -1,4 +1,4 @@
-"""Processes that don't outlive who started them."""
+"""Processes: start them so that they die with their parent, find them, kill them, describe them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ _TIDYING = 5.0  # seconds
 _OPEN_FILES = 1 << 16  # more than any job needs; some programs go through all that they might have open
 _SHORTEST_LOOK, _LONGEST_LOOK = 0.01, 0.5  # seconds between looks at what was killed
 _libc = ctypes.CDLL(None, use_errno=True)
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
@@ -276,3 +277,25 @@ def _stat(process: int) -> tuple[str, str]:
         return head.partition("(")[2], rest.split()[0]
     except OSError:
         return "", ""
+
+
+def memory_kills() -> int:
+    """Return how many processes were killed for lack of memory, in this cgroup or on this host, so far."""
+    return max(_count(_cgroup() / "memory.events"), _count(Path("/proc/vmstat")))
+
+
+def _cgroup() -> Path:
+    """The cgroup (version 2) of this process."""
+    try:
+        line = Path("/proc/self/cgroup").read_text().strip().splitlines()[-1]
+    except (OSError, IndexError):
+        return _CGROUPS
+    return _CGROUPS / line.rpartition(":")[2].lstrip("/")
+
+
+def _count(file: Path) -> int:
+    try:
+        words = file.read_text().split()
+    except OSError:
+        return 0
+    return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
+from hvdrecover.errors import LaunchError
+
+EARLY = Path(__file__).parent / "early"  # the folder of our `sitecustomize`
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)*)?")
 _ISOLATED = re.compile(r"-[^-WX]*[EIS].*")  # no environment variables, or no site
 _FLAGS = re.compile(r"-[^-WXcm]*(?P<last>[WXcm])(?P<value>.*)")  # several in a word; these take what follows
@@ -55,3 +59,30 @@ def parse(command: Sequence[str]) -> PythonCommand | None:
 def _parsed(command: Sequence[str], place: int, module: bool) -> PythonCommand:
     options = command[:place] if module else command[: place + 1]
     return PythonCommand(tuple(options), module, command[place + 1], tuple(command[place + 2 :]))
+
+
+def early_environment(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a training process gets on top of its environment.
+
+    Python finds our `sitecustomize` by them, which reports errors that come before hvdrecover is imported.
+
+    Args:
+        command: the training command.
+        environ: its environment.
+    """
+    program = parse(command)
+    if program is None or not program.customizes:
+        return {}
+    path = environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(EARLY), *([path] if path else [])])}
+
+
+def check_script(command: Sequence[str]) -> None:
+    """Check that the script is there.
+
+    Raises:
+        LaunchError: it is not.
+    """
+    program = parse(command)
+    if program is not None and not program.module and not Path(program.program).exists():
+        raise LaunchError(program.program, f"there is no such script in {Path.cwd()}")

@@ -15,8 +15,8 @@ from hvdrecover.errors import LaunchError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Reading
 from hvdrecover.launch import ends, link, waits
+from hvdrecover.launch.signals import Waking
 from hvdrecover.launch.training import Training
-from hvdrecover.launch.waking import Waking
 from hvdrecover.record import Record, number
 
 logger = logging.getLogger(__name__)

@@ -16,13 +16,14 @@ import logging
 import re
 import signal
 import sys
+import threading
 from types import FrameType, SimpleNamespace
 from typing import Any
 
 from hvdrecover import config
+from hvdrecover.errors import DiscoveryError
 from hvdrecover.events import Events, recorded, show_on_terminal
-from hvdrecover.launch import discovery_script, hidden_environment, output, returned_hosts, waits
-from hvdrecover.launch.processes import die_with_parent
+from hvdrecover.launch import horovodrun, output, processes, ssh, waits
 
 _WORKERS_FAILED = "one or more processes exited with non-zero status"  # their guardians have said why
 _STOPS = re.compile(r"(failure|blacklisted slots) count == \d+ -> stop running")
@@ -31,15 +32,15 @@ _WORKER_FAILED = re.compile(r"Process \d+ exit with status code (?!255\b)")  # 2
 
 def main() -> None:
     """Run ``horovodrun`` with this process's arguments, of which the first says what starts workers."""
-    die_with_parent()
+    processes.die_with_parent()
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")  # of what is left when this is killed
     read = config.read()
     how, sys.argv[:2] = sys.argv[1], ["horovodrun"]
     if how == "gloo":  # mpirun sends the environment through its own connections
         _hide_environment()
-        returned_hosts.start_anew(importlib.import_module("horovod.runner.elastic.driver").ElasticDriver)
+        start_anew(importlib.import_module("horovod.runner.elastic.driver").ElasticDriver)
         scripts = importlib.import_module("horovod.runner.elastic.discovery")
-        discovery_script.ask_by_shell(scripts.HostDiscoveryScript)
+        ask_by_shell(scripts.HostDiscoveryScript)
     if read.supervisor is not None:
         signal.signal(signal.SIGTERM, _left_to_supervisor)
         _leave_to_guardians()
@@ -99,8 +100,59 @@ def _hide_environment() -> None:
     """Have Horovod leave out of its commands what workers inherit, or get through ssh."""
     env = importlib.import_module("horovod.runner.common.util.env")
     if not env.is_kubeflow_mpi():  # whose program in ssh's place takes no input
-        names = "|".join(hidden_environment.hidden(config.environment()))
+        names = "|".join(ssh.hidden(config.environment()))
         env.IGNORE_REGEXES.add(rf"(?:{names})\Z")
+
+
+def ask_by_shell(script: Any) -> None:
+    """Have a class of scripts run its command in a shell, without a process in between.
+
+    Args:
+        script: Horovod's class, which is changed.
+    """
+    script._execute_discovery_script = _printed
+
+
+def _printed(self: Any) -> str:
+    """Return what a script prints.
+
+    Raises:
+        RuntimeError: there is no usable answer; Horovod's driver reports that, and asks again.
+    """
+    command: str = self._discovery_script
+    try:
+        hosts, code = horovodrun.ask(command)
+    except DiscoveryError as error:
+        raise RuntimeError(str(error)) from error
+    if code != 0:
+        raise RuntimeError(f"the host discovery script `{command}` has ended with {processes.describe(code)}")
+    return "\n".join(host.name if host.slots is None else f"{host.name}:{host.slots}" for host in hosts)
+
+
+def start_anew(driver: Any) -> None:
+    """Have a driver's class forget the slots of hosts that it has given up since it started them.
+
+    Args:
+        driver: Horovod's class, which is changed.
+    """
+    start, assign = driver._start_worker_process, driver._update_host_assignments
+
+    def started(self: Any, slot: Any) -> None:
+        given_up: threading.Event = self._host_manager.get_host_event(slot.hostname)
+        vars(self).setdefault("_given_up", {})[slot.hostname, slot.local_rank] = given_up
+        start(self, slot)
+
+    def assigned(self: Any, hosts: Any) -> Any:
+        given_up = vars(self).get("_given_up", {})
+        lost = {place for place, event in given_up.items() if event.is_set()}
+        kept = {
+            host: [slot for slot in slots if (host, slot.local_rank) not in lost]
+            for host, slots in self._host_assignments.items()
+        }
+        self._host_assignments = {host: slots for host, slots in kept.items() if slots}
+        return assign(self, hosts)
+
+    driver._start_worker_process, driver._update_host_assignments = started, assigned
 
 
 if __name__ == "__main__":

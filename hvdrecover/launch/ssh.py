@@ -1,22 +1,32 @@
 """The ``ssh`` that ``horovodrun`` finds first on its search path.
 
 Horovod gives ssh no options, so a connection to a host that was cut off would stay open for hours. Our
-``ssh`` adds keepalive options and keeps the environment off command lines (``launch/hidden_environment.py``).
+``ssh`` adds keepalive options and keeps the environment off command lines.
+
+Every user of a host can read command lines. Horovod writes the whole environment into the commands that start
+workers, including storage credentials and the supervisor's token. Workers on this host inherit it anyway.
+Workers on other hosts read it from ssh's input: `main` writes it there.
+
 If ``HVDRECOVER_REMOTE_SHELL`` is set, our ``ssh`` runs that command instead. The command must pass the
-environment itself.
-"""
+environment itself. The first word of the setting is a program, or the name of an entry point in the group
+``hvdrecover.remote_shells``. The entry point names a module, which runs as ``python -m MODULE``. The other
+words of the setting come next, then the arguments that ``horovodrun`` gives ssh."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 
+from hvdrecover import config
 from hvdrecover.config import Config
-from hvdrecover.errors import LaunchError
-from hvdrecover.launch import hidden_environment, remote_shells
+from hvdrecover.errors import ConfigError, LaunchError
 
 _OTHER = """\
 #!/bin/sh
@@ -25,10 +35,20 @@ exec {shell} "$@"
 _SCRIPT = """\
 #!/bin/sh
 case "$*" in
-*" {mark}=${mark} "*) exec {python} -m {environment} {ssh} {options} "$@" ;;
+*" {mark}=${mark} "*) exec {python} -m {module} {ssh} {options} "$@" ;;
 esac
 exec {ssh} {options} "$@"
 """
+GROUP = "hvdrecover.remote_shells"
+_SETTING = "HVDRECOVER_REMOTE_SHELL"
+MARK = "HVDRECOVER_START"  # stays on the commands that start workers, and tells them from others
+# Horovod's options and NCCL's are changed on the way, so they have to stay; a shell keeps some for itself.
+_KEPT = re.compile(
+    rf"{MARK}|HOROVOD_.*|NCCL_.*|PYTHONUNBUFFERED|_|PWD|SHLVL|UID|EUID|PPID|BASHOPTS|SHELLOPTS|BASH_VERSINFO"
+)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# What Horovod does not hand on either: it means nothing on another host.
+_NOT_HANDED_ON = re.compile(r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|_HOROVOD_SECRET_KEY")
 
 
 def kept_alive(config: Config, folder: Path) -> str:
@@ -47,13 +67,13 @@ def kept_alive(config: Config, folder: Path) -> str:
     path = os.pathsep.join([config.programs, config.path])
     program = shutil.which("ssh", path=path)
     if config.remote_shell is not None:
-        shell = remote_shells.command(config.remote_shell, path)
+        shell = remote_shell(config.remote_shell, path)
         text = _OTHER.format(shell=shlex.join(shell))
     elif program is not None:
         text = _SCRIPT.format(
-            mark=hidden_environment.MARK,
+            mark=MARK,
             python=shlex.quote(sys.executable),
-            environment=hidden_environment.__name__,
+            module=__name__,
             ssh=shlex.quote(program),
             options=config.ssh_options,
         )
@@ -70,3 +90,76 @@ def kept_alive(config: Config, folder: Path) -> str:
         remedy = "name another folder for the run's files: HVDRECOVER_EVENTS=FOLDER"
         raise LaunchError(str(script), f"can't be written: {error.strerror}; {remedy}") from error
     return os.pathsep.join([os.fspath(script.parent), path])
+
+
+def remote_shell(setting: str, path: str) -> list[str]:
+    """Return the words of the command.
+
+    Args:
+        setting: value of ``HVDRECOVER_REMOTE_SHELL``, split like words in a shell, but not expanded.
+        path: search path for programs.
+
+    Raises:
+        ConfigError: the first word is unknown, or its entry point is broken.
+    """
+    try:
+        words = shlex.split(setting)
+    except ValueError as error:
+        raise ConfigError(_SETTING, f"cannot split '{setting}' into words: {error}") from error
+    if not words:
+        raise ConfigError(_SETTING, "is blank; unset it to use ssh")
+    name = words[0]
+    installed = {point.name: point for point in metadata.entry_points(group=GROUP)}
+    if name in installed:
+        return [sys.executable, "-m", _module(installed[name]), *words[1:]]
+    if shutil.which(name, path=path) is None:
+        names = ", ".join(sorted(installed)) or "none"
+        problem = f"'{name}' is neither a program nor an installed remote shell (installed: {names})"
+        raise ConfigError(_SETTING, problem)
+    return words
+
+
+def _module(point: metadata.EntryPoint) -> str:
+    """Return the module that an entry point names. This does not run it: it may act on import."""
+    package = f" of package {point.dist.name}" if point.dist else ""
+    broken = f"entry point '{point.name} = {point.value}'{package}"
+    if point.attr:
+        raise ConfigError(_SETTING, f"{broken} must name a module, without ':{point.attr}'")
+    try:
+        found = importlib.util.find_spec(point.module)
+    except ImportError as error:  # from a package that contains the module
+        raise ConfigError(_SETTING, f"{broken} cannot be imported: {error}") from error
+    if found is None:
+        raise ConfigError(_SETTING, f"{broken} names a module that does not exist")
+    return point.module
+
+
+def hidden(names: Iterable[str]) -> list[str]:
+    """The names of variables that need not stand on command lines."""
+    return [name for name in names if _NAME.fullmatch(name) and not _KEPT.fullmatch(name)]
+
+
+def script(command: str, environ: Mapping[str, str]) -> str:
+    """Return what a shell on another host reads: it sets the hidden variables, and becomes the command."""
+    names = [name for name in hidden(environ) if not _NOT_HANDED_ON.match(name)]
+    lines = [f"export {name}={shlex.quote(environ[name])}" for name in sorted(names)]
+    return "\n".join([*lines, f"exec /bin/sh -c {shlex.quote(command)} </dev/null", ""])
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Become ``ssh``, with the environment as its input.
+
+    Args:
+        arguments: ssh's path and its arguments, of which the last is the command.
+    """
+    *words, command = arguments
+    given = os.memfd_create("hvdrecover-environment")
+    with os.fdopen(os.dup(given), "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(script(command, config.environment()))
+    os.lseek(given, 0, os.SEEK_SET)
+    os.dup2(given, 0)
+    os.execv(words[0], [*words, "exec /bin/sh -s"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -22,17 +22,15 @@ from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import cooldown
 from hvdrecover.events import Events
-from hvdrecover.launch import deaths, hidden_environment, horovodrun, processes, restarts, ssh, waits
+from hvdrecover.launch import deaths, horovodrun, processes, restarts, ssh, waits
 from hvdrecover.launch.guardians import Guardian, Guardians
-from hvdrecover.launch.init_process import run_below
 from hvdrecover.launch.link import Message
+from hvdrecover.launch.missing_hosts import Shortage, Unreachable
 from hvdrecover.launch.presence import Announcement, Supervised
 from hvdrecover.launch.restarts import Attempt, Outcome
-from hvdrecover.launch.shortage import Shortage
+from hvdrecover.launch.signals import Waking, run_below
 from hvdrecover.launch.slurm import SlurmJob
-from hvdrecover.launch.stalls import Stall
-from hvdrecover.launch.unreachable import Unreachable
-from hvdrecover.launch.waking import Waking
+from hvdrecover.launch.stacks import Stall
 from hvdrecover.record import Record
 from hvdrecover.redaction import redact
 from hvdrecover.surroundings import machine, versions
@@ -96,7 +94,7 @@ class Supervisor:
         self._clock = clock
         self._record = None if config.events is None else Record(config.events, waits.DISK)
         self._events = Events(None if self._record is None else self._record.add, config.host, clock)
-        self._mark = f"{hidden_environment.MARK}={secrets.token_hex(16)}"
+        self._mark = f"{ssh.MARK}={secrets.token_hex(16)}"
         self._attempts: list[Attempt] = []
         self._leaving = self._signalled = False
         self._unreachable: Unreachable | None = None

@@ -15,11 +15,13 @@ from typing import Any
 
 from hvdrecover import heartbeat
 from hvdrecover.heartbeat import Page, Phase, Reading
-from hvdrecover.launch import huge_pages, processes
+from hvdrecover.launch import processes
 
 logger = logging.getLogger(__name__)
 
 _PIPE = 1 << 18  # bytes of events that wait until the guardian looks, a few times a second
+_TUNABLES = "GLIBC_TUNABLES"
+_HUGE_PAGES = "glibc.malloc.hugetlb"
 
 
 class Training:
@@ -61,7 +63,7 @@ class Training:
         settings = {
             "HVDRECOVER_SLOT": ",".join(map(str, [*self._descriptors, events])),
             "HOROVOD_STALL_REPORT": str(self._notes),
-            **huge_pages.asked_for(environ),
+            **_huge_pages(environ),
         }
         if rejoins:
             settings["HVDRECOVER_REJOIN"] = "1"
@@ -146,3 +148,15 @@ class Training:
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors = []
+
+
+def _huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable by which a process has its memory in huge pages; nothing if the user has decided.
+
+    Args:
+        environ: its environment.
+    """
+    given = environ.get(_TUNABLES, "")
+    if _HUGE_PAGES in given:
+        return {}
+    return {_TUNABLES: ":".join([*([given] if given else []), f"{_HUGE_PAGES}=1"])}

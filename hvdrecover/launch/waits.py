@@ -44,7 +44,7 @@ _PIPE_HAS_ROOM = "a pipe takes 64 KiB without a reader, and these bytes are all 
 _SOCKET = "the socket has a timeout of waits.MESSAGE, or 0 at the supervisor"
 
 UNBOUNDED: Mapping[str, str] = {
-    "init_process.run_below: wait": "the first process of a container lasts as long as the job below "
+    "signals.run_below: wait": "the first process of a container lasts as long as the job below "
     "it, whose processes have deadlines",
     "standby.main: readline": "a standby waits for as long as nothing is lost; it dies with its guardian",
     "standby.start: open": "a file in memory",
@@ -65,7 +65,7 @@ UNBOUNDED: Mapping[str, str] = {
     "ssh.kept_alive: mkdir": _START,
     "ssh.kept_alive: write_text": _START,
     "ssh.kept_alive: replace": _START,
-    "hidden_environment.main: write": "a file in memory",
+    "ssh.main: write": "a file in memory",
     "processes.start: Child": "waits until the program runs: on a disk that hangs, there is nothing to train "
     "with. The supervisor's SIGKILL ends a guardian that waits here",
     "slurm.leave_heir: Popen": "the last act of a guardian",
@@ -73,8 +73,8 @@ UNBOUNDED: Mapping[str, str] = {
     "job.Job.__init__: open": "the log of a drill's job; " + _START,
     "reports.Reports._send_events: flush": _RECORD,
     "supervisor.Supervisor._serve: flush": _RECORD,
-    "whereabouts._append: mkdir": _BOUNDED,
-    "whereabouts._append: open": _BOUNDED,
-    "whereabouts._append: write": _BOUNDED,
+    "stacks._append: mkdir": _BOUNDED,
+    "stacks._append: open": _BOUNDED,
+    "stacks._append: write": _BOUNDED,
 }
 """The calls that may block without a timeout, as ``module.function: name``, each with its reason."""

@@ -12,8 +12,7 @@ import pytest
 from horovod.runner.util.remote import get_remote_command
 
 from hvdrecover import config
-from hvdrecover.launch.hidden_environment import MARK
-from hvdrecover.launch.ssh import kept_alive
+from hvdrecover.launch.ssh import MARK, kept_alive
 from tests.contracts.servers import HOST, SftpServer
 from tests.contracts.test_storage_sftp import OTHER
 

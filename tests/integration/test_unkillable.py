@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.launch import processes
+from hvdrecover.launch.signals import Waking
 from hvdrecover.launch.training import Training
-from hvdrecover.launch.waking import Waking
 from tests.integration.mounts import mounted
 from tests.support.jobs import PREEMPTED, Job, read_events
 from tests.unit.launch.children import environment, gone, is_alive, state, until

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
-from hvdrecover.launch import hidden_environment
+from hvdrecover.launch import ssh
 from hvdrecover_ray import connections
 from hvdrecover_ray.slot_server import EXIT, OUTPUT
 
@@ -58,7 +58,7 @@ def script(command: str, environ: Mapping[str, str], devices: Sequence[str]) -> 
     path = [each for each in environ.get("PATH", os.defpath).split(os.pathsep) if each != own]
     environ = {**environ, "PATH": os.pathsep.join(path)}
     visible = f"export CUDA_VISIBLE_DEVICES={','.join(devices)}\n" if devices else ""
-    return visible + hidden_environment.script(command, environ)
+    return visible + ssh.script(command, environ)
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def main() -> None:
     if slot is None:
         sys.exit(_failed(host, "Ray no longer has this slot"))
     command = use_interface(command, slot["interface"])
-    if f" {hidden_environment.MARK}=" in command:  # this command starts a worker
+    if f" {ssh.MARK}=" in command:  # this command starts a worker
         devices = [device for each in slots for device in each["devices"]]
         text = script(command, os.environ, devices)
         given: IO[bytes] = BytesIO(text.encode(errors="surrogateescape"))

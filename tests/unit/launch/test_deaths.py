@@ -8,8 +8,7 @@ import pytest
 from hvdrecover.config import PREEMPTED
 from hvdrecover.heartbeat import Phase, Stop
 from hvdrecover.launch import deaths
-from hvdrecover.launch.deaths import Cause, Death
-from hvdrecover.launch.record import Record
+from hvdrecover.launch.deaths import Cause, Death, Record
 from tests.unit.launch.readings import death, reading
 
 KILLED, ABORTED = -signal.SIGKILL, -signal.SIGABRT

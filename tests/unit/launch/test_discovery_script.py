@@ -13,14 +13,14 @@ import pytest
 from horovod.runner.elastic.discovery import HostDiscoveryScript
 
 from hvdrecover.launch import waits
-from hvdrecover.launch.discovery_script import ask_by_shell
 from hvdrecover.launch.processes import kill
+from hvdrecover.launch.run_horovodrun import ask_by_shell
 from tests.unit.launch.children import until
 
 ASKING = """
 import sys
 from horovod.runner.elastic.discovery import HostDiscoveryScript
-from hvdrecover.launch.discovery_script import ask_by_shell
+from hvdrecover.launch.run_horovodrun import ask_by_shell
 ask_by_shell(HostDiscoveryScript)
 HostDiscoveryScript(sys.argv[1], 1).find_available_hosts_and_slots()
 """

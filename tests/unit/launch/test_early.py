@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.errors import LaunchError
-from hvdrecover.launch import early
+from hvdrecover.launch import python_command
 from hvdrecover.launch.training import Training
 from tests.unit.launch.children import environment
 from tests.unit.launch.scripts import write
@@ -36,7 +36,7 @@ def run(script: Path, tmp_path: Path, **variables: str) -> Training:
     """A script that has ended as a training process does."""
     command = [sys.executable, str(script)]
     environ = {**environment(), **variables}
-    training = Training(command, {**environ, **early.environment(command, environ)})
+    training = Training(command, {**environ, **python_command.early_environment(command, environ)})
     training.process.wait(60)
     return training
 
@@ -159,18 +159,18 @@ def test_the_script_sees_nothing_of_it_and_gets_its_own_sitecustomize(
 def test_a_script_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LaunchError, match=rf"^train\.py: .* {tmp_path}$"):
-        early.check(["python", "-u", "train.py", "--lr", "1"])
+        python_command.check_script(["python", "-u", "train.py", "--lr", "1"])
     write(tmp_path, "")
     for command in (["python", "train.py"], ["python", "-m", "gone"], ["sh", "gone"]):
-        early.check(command)
+        python_command.check_script(command)
 
 
 @pytest.mark.parametrize("flags", [["-I"], ["-E"], ["-S"], ["-bE", "-u"], ["-X", "dev", "-I"]])
 def test_an_interpreter_that_would_not_read_it_gets_no_path(flags: list[str]) -> None:
-    assert early.environment([sys.executable, *flags, "train.py"], {}) == {}
+    assert python_command.early_environment([sys.executable, *flags, "train.py"], {}) == {}
 
 
 @pytest.mark.parametrize("flags", [[], ["-u"], ["-X", "faulthandler"], ["-WError::I"]])
 def test_any_other_interpreter_gets_it(flags: list[str]) -> None:
-    found = early.environment([sys.executable, *flags, "train.py"], {"PYTHONPATH": "mine"})
-    assert found["PYTHONPATH"].split(":") == [str(early.FOLDER), "mine"]
+    found = python_command.early_environment([sys.executable, *flags, "train.py"], {"PYTHONPATH": "mine"})
+    assert found["PYTHONPATH"].split(":") == [str(python_command.EARLY), "mine"]

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover import config
-from hvdrecover.launch.hidden_environment import MARK
-from hvdrecover.launch.ssh import kept_alive
+from hvdrecover.launch.ssh import MARK, kept_alive
 from tests.unit.launch.children import environment
 
 SECRET = "wJalr'XUtn\n $HOME `id` \\ \udcff"  # with all that a shell could take for its own

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from hvdrecover.launch import init_process
+from hvdrecover.launch import signals
 
 SCRIPT = """
 import os, signal, subprocess, sys, time
 from contextlib import suppress
 from pathlib import Path
-from hvdrecover.launch.init_process import run_below
+from hvdrecover.launch.signals import run_below
 
 def dead():
     states = []
@@ -48,4 +48,4 @@ def test_the_first_process_waits_for_orphans_and_hands_signals_on() -> None:
 
 
 def test_another_process_has_no_child() -> None:
-    assert init_process.run_below(os.getpid, []) == os.getpid()
+    assert signals.run_below(os.getpid, []) == os.getpid()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.launch import oom
+from hvdrecover.launch import processes
 
 
 @pytest.fixture
@@ -14,8 +14,8 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def instead(path: str) -> Path:
         return tmp_path / path.lstrip("/")
 
-    monkeypatch.setattr(oom, "Path", instead)
-    monkeypatch.setattr(oom, "_CGROUPS", instead("/sys/fs/cgroup"))
+    monkeypatch.setattr(processes, "Path", instead)
+    monkeypatch.setattr(processes, "_CGROUPS", instead("/sys/fs/cgroup"))
     return tmp_path
 
 
@@ -32,20 +32,20 @@ def test_kills_in_the_cgroup_are_counted(kernel: Path) -> None:
         "low 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n",
     )
     say(kernel, "sys/fs/cgroup/memory.events", "oom_kill 99\n")
-    assert oom.kills() == 2
+    assert processes.memory_kills() == 2
 
 
 def test_kills_on_the_host_are_counted(kernel: Path) -> None:
     say(kernel, "proc/vmstat", "pgfault 70\noom_kill 5\nnuma_hit 3\n")
-    assert oom.kills() == 5
+    assert processes.memory_kills() == 5
 
 
 def test_without_a_word_there_are_none(kernel: Path) -> None:
-    assert oom.kills() == 0
+    assert processes.memory_kills() == 0
     say(kernel, "proc/vmstat", "pgfault 70\n")
     say(kernel, "proc/self/cgroup", "")
-    assert oom.kills() == 0
+    assert processes.memory_kills() == 0
 
 
 def test_this_kernel_can_be_asked() -> None:
-    assert oom.kills() >= 0
+    assert processes.memory_kills() >= 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.errors import ConfigError
-from hvdrecover.launch import remote_shells
+from hvdrecover.launch import ssh
 
 ENTRY_POINTS = """\
 [hvdrecover.remote_shells]
@@ -32,7 +32,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_installed_remote_shell_runs_as_a_module(site: Path) -> None:
-    command = remote_shells.command("racks 'a file'", os.defpath)
+    command = ssh.remote_shell("racks 'a file'", os.defpath)
     environ = {**os.environ, "PYTHONPATH": str(site)}
     done = subprocess.run(
         [*command, "-o", "X=1", "n1", "true"], env=environ, capture_output=True, text=True, timeout=60
@@ -44,11 +44,11 @@ def test_an_installed_remote_shell_runs_as_a_module(site: Path) -> None:
 def test_an_installed_remote_shell_goes_before_a_program_of_that_name(site: Path) -> None:
     (site / "racks").write_text("#!/bin/sh\n")
     (site / "racks").chmod(0o755)
-    assert remote_shells.command("racks", str(site)) == [sys.executable, "-m", "rack_shell"]
+    assert ssh.remote_shell("racks", str(site)) == [sys.executable, "-m", "rack_shell"]
 
 
 def test_other_words_are_a_program_of_the_search_path(site: Path) -> None:
-    assert remote_shells.command("sh -c 'a  b'", os.defpath) == ["sh", "-c", "a  b"]
+    assert ssh.remote_shell("sh -c 'a  b'", os.defpath) == ["sh", "-c", "a  b"]
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_other_words_are_a_program_of_the_search_path(site: Path) -> None:
 )
 def test_an_unknown_or_broken_remote_shell_is_an_error(site: Path, setting: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=f"^HVDRECOVER_REMOTE_SHELL: .*{problem}"):
-        remote_shells.command(setting, os.defpath)
+        ssh.remote_shell(setting, os.defpath)

@@ -15,7 +15,7 @@ from horovod.runner.elastic.discovery import FixedHosts
 from horovod.runner.elastic.rendezvous import create_rendezvous_handler
 from horovod.runner.http.http_server import RendezvousServer
 
-from hvdrecover.launch.returned_hosts import start_anew
+from hvdrecover.launch.run_horovodrun import start_anew
 
 HANGS = 20.0  # seconds, far more than anything here takes
 COOLDOWN = (600, 600)  # seconds, which pass when the test says so

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hvdrecover.launch.horovodrun import Options
-from hvdrecover.launch.shortage import Shortage
+from hvdrecover.launch.missing_hosts import Shortage
 from tests.fakes.clock import FakeClock
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdrecover.launch.stalls import Stall
+from hvdrecover.launch.stacks import Stall
 
 
 def test_tensors_ranks_and_places_are_in_one_message() -> None:

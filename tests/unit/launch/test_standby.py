@@ -14,7 +14,7 @@ import pytest
 from hvdrecover.heartbeat import Phase
 from hvdrecover.launch import standby
 from hvdrecover.launch.python_command import PythonCommand, parse
-from hvdrecover.launch.readiness import STUCK, Readiness, _is_stuck
+from hvdrecover.launch.standby import STUCK, Readiness, _is_stuck
 from hvdrecover.launch.training import Training
 from tests.unit.launch.children import child, descriptors, environment, fields, gone, line, state, until
 from tests.unit.launch.readings import reading

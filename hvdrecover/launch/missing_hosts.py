@@ -1,4 +1,4 @@
-"""The lines about hosts that ssh can't reach, which Horovod waits for without a word."""
+"""Log lines about hosts that a job waits for: too few processes are left, or ssh cannot reach a host."""
 
 from __future__ import annotations
 
@@ -11,9 +11,48 @@ from hvdrecover.discovery import checks, programs
 from hvdrecover.discovery.checks import Checks
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch import horovodrun, waits
+from hvdrecover.launch.horovodrun import Options
 
-_PATIENCE = 8.0  # seconds from the start for guardians to come
+_SHORTAGE_PATIENCE = 10.0  # seconds for a spare host's guardian, or one whose host comes back at once
+_SSH_PATIENCE = 8.0  # seconds from the start for guardians to come
 _MOST = 64  # hosts that are tried
+
+
+class Shortage:
+    """Notices that a start has lost processes, and that none have come in their place.
+
+    Args:
+        options: the job's; if they say how few processes suffice, nothing is reported.
+        clock: where times come from.
+    """
+
+    def __init__(self, options: Options, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._wanted = options.processes
+        self._reports = options.least is None and not options.mpi
+        self._clock = clock
+        self._was_full = False
+        self._since: float | None = None
+
+    def message(self, present: int) -> str:
+        """Return a message for people, once; an empty string if there is nothing to report.
+
+        Args:
+            present: how many guardians there are now.
+        """
+        if present >= self._wanted:
+            self._was_full = True
+        if not (self._reports and self._was_full and 0 < present < self._wanted):
+            self._since = None
+            return ""
+        now = self._clock.monotonic()
+        self._since = now if self._since is None else self._since
+        if now - self._since < _SHORTAGE_PATIENCE:
+            return ""
+        self._reports = False
+        return (
+            f"{present} of {self._wanted} processes are left; the job waits until {self._wanted} run again, "
+            f"up to Horovod's --elastic-timeout. With --min-np {present} it would resume with what is left"
+        )
 
 
 class Unreachable:
@@ -31,7 +70,7 @@ class Unreachable:
         self._options = options
         self._environ = environ
         self._clock = clock
-        self._due: float | None = clock.monotonic() + _PATIENCE
+        self._due: float | None = clock.monotonic() + _SSH_PATIENCE
         self._found: list[str] = []
 
     def news(self, present: Collection[str]) -> list[str]:
