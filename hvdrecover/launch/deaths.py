@@ -16,10 +16,10 @@ from hvdrecover.launch.ends import End
 Fault = Literal[
     "crash", "hang", "out_of_memory", "preemption", "lost_host", "launcher_lost", "script_error", "early_exit"
 ]
-OF_HOSTS = ("crash", "hang", "out_of_memory")  # which may come of the host, and happen again there
-# Errors that come of other ranks' faults, wherever the script gets them.
+OF_HOSTS = ("crash", "hang", "out_of_memory")  # possibly because of the host, so they may happen again there
+# Errors because of other ranks' faults, wherever the script catches them.
 _OF_OTHERS = ("Horovod initialization failed", "HorovodInternalError", "HostsUpdatedInterrupt")
-# Horovod's objections to what the script asked for. All ranks are there: they have told each other so.
+# Horovod rejects the script's request. No rank is lost: the ranks have compared their requests.
 _OBJECTION = re.compile(
     r"HorovodInternalError: (Mismatched |No \w+ operation enabled|Requested to |Process-set rank zero "
     r"tried to |\w+ is not supported with Join|Reducescatter with prescale_factor)"
@@ -32,29 +32,20 @@ _LONGEST_PAUSE = 60.0  # seconds
 
 @dataclass(frozen=True)
 class Death:
-    """The end of a training process.
+    """The end of a training process."""
 
-    Attributes:
-        returncode: as `subprocess` has it: negative for a signal.
-        reading: what its page said last.
-        hung: whether its guardian killed it because it was hanging.
-        out_of_memory: whether the kernel has killed for lack of memory meanwhile.
-        error: the error that ended it, or an empty string.
-        identity: the error's class and its line in the script, which stay the same where its text varies.
-        kinds: what that error is, as `hvdrecover.error_kinds.kinds` said.
-    """
-
-    returncode: int
-    reading: Reading
-    hung: bool = False
-    out_of_memory: bool = False
-    error: str = ""
+    returncode: int  # as `subprocess` has it: negative for a signal
+    reading: Reading  # the last state of its page
+    hung: bool = False  # whether its guardian killed it because it was hanging
+    out_of_memory: bool = False  # whether the kernel killed processes for lack of memory meanwhile
+    error: str = ""  # the error that ended it, or an empty string
+    # the error's class and its line in the script, which stay the same where its text varies
     identity: str = ""
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()  # `hvdrecover.error_kinds.kinds` of the error
 
     @property
     def cause(self) -> Cause:
-        """Return what the script has failed of, and how far it had come."""
+        """Return the error of the script and its progress."""
         return Cause(self.returncode, (self.identity or self.words)[-_BRIEF:], self.reading.point)
 
     @property
@@ -65,21 +56,15 @@ class Death:
 
 @dataclass(frozen=True)
 class Cause:
-    """An error of the script; the same error at the same place is equal.
+    """An error of the script; the same error at the same place is equal."""
 
-    Attributes:
-        returncode: the exit code.
-        error: what `Death.identity` says of it; without that, the exit code in words.
-        point: how far the training had come, as in `hvdrecover.heartbeat.Reading.point`.
-    """
-
-    returncode: int
-    error: str
-    point: tuple[int, int]
+    returncode: int  # the exit code
+    error: str  # `Death.identity`, else the exit code in words
+    point: tuple[int, int]  # how far the training had come, as in `hvdrecover.heartbeat.Reading.point`
 
     @classmethod
     def of(cls, fault: Mapping[str, Any]) -> Cause:
-        """The one that a guardian has reported, as a fault."""
+        """Return the cause in a guardian's report of a fault."""
         changed, steps = fault["point"]
         error = str(fault.get("identity") or fault["detail"])[-_BRIEF:]
         return cls(int(fault["exit"]), error, (int(changed), int(steps)))
@@ -92,12 +77,7 @@ def brief(text: str) -> str:
 
 
 def end(death: Death, *, first: bool = False) -> End:
-    """Return how a process has ended.
-
-    Args:
-        death: its end.
-        first: whether the job has not made any commit yet.
-    """
+    """Return how a process has ended; `first` says whether the job is still without a commit."""
     phase = death.reading.phase
     if death.returncode == 0 and phase == Phase.FINISHED:
         name = "finished"
@@ -133,14 +113,7 @@ def fault(death: Death) -> Fault:
 
 
 def given_up(death: Death, ending: End, deaths: int, seen: Collection[Cause]) -> str:
-    """Return why a process is not restarted in place that could be; an empty string if it is.
-
-    Args:
-        death: this death.
-        ending: how the process has ended.
-        deaths: deaths in a row without progress, this one included.
-        seen: the errors of the script that were seen before.
-    """
+    """Return the reason not to restart a process in place, or '' if it is restarted."""
     if death.reading.phase == Phase.FINISHED:
         return "the other ranks have finished, and there is no rendezvous any more"
     if ending.name == "script_error" and death.cause in seen:
@@ -151,35 +124,25 @@ def given_up(death: Death, ending: End, deaths: int, seen: Collection[Cause]) ->
 
 
 def pause(deaths: int) -> float:
-    """Return for how many seconds to wait before a process is restarted in place.
-
-    Args:
-        deaths: deaths in a row without progress.
-    """
+    """Return the seconds to wait before a restart in place."""
     return min(_LONGEST_PAUSE, 2.0 ** (deaths - 2)) if deaths > 1 else 0.0
 
 
 @dataclass
 class Record:
-    """The record of one slot.
+    """The record of one slot."""
 
-    Attributes:
-        deaths: deaths in a row without progress, which is what goes beyond the farthest point reached before.
-        farthest: the farthest point that is known of, as in `hvdrecover.heartbeat.Reading.point`.
-        causes: the errors of the script that were seen, here or in an earlier start of the job.
-        committed: whether the job has made any commit.
-        joined: whether any training process of the job is known to have imported hvdrecover.
-        trained: whether a training process of this slot, or of an earlier start, was in a training function.
-        root: the checkpoint root in use, which the job has claimed; empty if there was none.
-    """
-
+    # deaths in a row without progress, which is what goes beyond the farthest point reached before
     deaths: int = 0
+    # the farthest point that is known of, as in `hvdrecover.heartbeat.Reading.point`
     farthest: tuple[int, int] = (0, 0)
+    # the errors of the script that were seen, here or in an earlier start of the job
     causes: set[Cause] = field(default_factory=set)
-    committed: bool = False
-    joined: bool = False
+    committed: bool = False  # whether the job has made any commit
+    joined: bool = False  # whether any training process of the job is known to have imported hvdrecover
+    # whether a training process of this slot, or of an earlier start, was in a training function
     trained: bool = False
-    root: str = ""
+    root: str = ""  # the checkpoint root in use, which the job has claimed; empty if there was none
     _reached: tuple[int, int] = (0, 0)  # the farthest point at the last death
 
     def note(self, reading: Reading) -> None:
@@ -201,13 +164,13 @@ class Record:
         return untrained | ({"HVDRECOVER_CLAIMED": self.root} if self.root and self.committed else {})
 
     def learn(self, known: dict[str, Any]) -> None:
-        """Take over what the supervisor knows of the job."""
+        """Add the supervisor's facts about the job."""
         self.committed = self.committed or bool(known["committed"])
         self.root = self.root or str(known["root"])
         self.causes |= {Cause.of(each) for each in known["causes"]}
 
     def died(self, death: Death, end: End) -> str:
-        """Note a death that can be repaired in place; why it is not, or an empty string."""
+        """Record a death that can be repaired in place; return the reason not to, or ''."""
         if self.farthest > self._reached:
             self.deaths = 0
         self.deaths, self._reached = self.deaths + 1, self.farthest

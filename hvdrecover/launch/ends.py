@@ -18,23 +18,15 @@ _AGAIN = "the whole job starts again from its newest durable commit"
 
 @dataclass(frozen=True)
 class End:
-    """One way to end.
+    """One way to end."""
 
-    Attributes:
-        name: for events and messages between our processes.
-        how: how the process or the job has ended; for people.
-        repair: what is done at first.
-        done: what is done, in words.
-        code: the job's exit code if it ends by this; None for the script's own, or if others decide.
-        errors: names of the exceptions of ours by which it is recognised.
-    """
-
-    name: str
-    how: str
-    repair: Repair
-    done: str
+    name: str  # for events and messages between our processes
+    how: str  # how the process or the job has ended; for people
+    repair: Repair  # the first action
+    done: str  # the action in words
+    # the job's exit code if it ends by this; None for the script's own, or if others decide
     code: int | None = None
-    errors: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()  # names of the exceptions of ours by which it is recognised
 
 
 # Of one training process.
@@ -184,12 +176,7 @@ def named(name: object) -> End | None:
 
 
 def of_error(kinds: Sequence[str], *, first: bool) -> End:
-    """Return how a process has ended that an exception has ended.
-
-    Args:
-        kinds: what `hvdrecover.error_kinds.kinds` said of it.
-        first: whether the job has not made any commit yet.
-    """
+    """Return the end that an exception of these kinds means; `first`: the job is still without a commit."""
     if first and not _REFUSALS.isdisjoint(kinds):
         return FIRST_ERROR
     known = next((_BY_ERROR[kind] for kind in kinds if kind in _BY_ERROR), None)

@@ -31,29 +31,15 @@ _SUSPENDED = 5.0  # seconds between looks after which this process, too, must ha
 
 @dataclass(frozen=True)
 class Settings:
-    """The user's settings of a guardian.
+    """The user's settings of a guardian."""
 
-    Attributes:
-        limits: when a process counts as hanging.
-        grace: seconds for a process to leave after a preemption.
-        standby: whether a standby is kept.
-    """
-
-    limits: Limits = field(default_factory=Limits)
-    grace: float = 30.0
-    standby: bool = True
+    limits: Limits = field(default_factory=Limits)  # when a process counts as hanging
+    grace: float = 30.0  # seconds for a process to leave after a preemption
+    standby: bool = True  # whether a standby is kept
 
 
 class Guardian:
-    """The guardian.
-
-    Args:
-        command: the training command.
-        environ: the environment to hand on.
-        settings: what the user decides.
-        config: this process's settings.
-        clock: where times come from.
-    """
+    """Starts the training process of one slot, and restarts it in place."""
 
     def __init__(
         self,
@@ -90,19 +76,16 @@ class Guardian:
         self._training: Training
 
     def run(self) -> int:
-        """Watch over the slot until its work is done or given up.
+        """Watch over the slot until its work is done or given up; return the exit code.
 
-        Returns:
-            The exit code: the training process's own, 128 and the signal's number if it was killed, 75 if it
-            has left after a preemption.
-
-        Raises:
-            LaunchError: the command can't be started.
+        That is the training process's own code, 128 plus the signal's number if it was killed, or 75 if it
+        left after a preemption. Raises `LaunchError` if the command cannot be started.
         """
-        processes.die_with_parent(signal.SIGHUP)  # so it is heeded here, though nohup has it ignored
+        processes.die_with_parent(signal.SIGHUP)  # handled here, even if nohup ignores it
         heeded = (*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
         with Waking((*heeded, signal.SIGCHLD)) as waking:
-            self._connect()
+            if self._reports.connect():  # the supervisor watches the launcher
+                self._launcher = LauncherWatch(None, 0.0, self._clock)
             try:
                 python_command.check_script(self._command)
                 self._training = self._start()
@@ -127,7 +110,7 @@ class Guardian:
     # -- what may happen -------------------------------------------------------------------------------
 
     def _look(self) -> int | None:
-        """See what has happened; the exit code, if that was the end."""
+        """Act on one event; return the exit code if the work of this guardian is over."""
         while self._signals:
             if (code := self._heed(self._signals.pop(0))) is not None:
                 return code
@@ -135,7 +118,7 @@ class Guardian:
             return self._abandon("the supervisor is gone")
         if self._config.launched and (reason := self._launcher.lost()):
             return self._abandon(reason)
-        if self._dismissed_by is not None:  # Horovod must not end the other ranks before they are heard
+        if self._dismissed_by is not None:  # the other ranks must report before Horovod ends them
             return self._code if self._clock.monotonic() > self._dismissed_by else None
         if self._restart_at is not None:
             return self._restart_if_due(self._restart_at)
@@ -148,7 +131,7 @@ class Guardian:
         now = self._clock.monotonic()
         suspended = now - self._ticked > _SUSPENDED
         self._ticked = now
-        if suspended:  # all of this host was, as it seems: nobody could show progress
+        if suspended:  # this host was suspended, so no process could report progress
             self._training.page.touch()
         reading = self._training.read()
         self._record.note(reading)
@@ -181,7 +164,8 @@ class Guardian:
         if number == signal.SIGQUIT:
             self._whereabouts.show(self._training)
         elif number in self._config.stop_signals and not self._signalled:
-            self._signalled = True  # one may come with the supervisor's order: a batch system tells all
+            # one may come with the supervisor's order: a batch system signals all processes
+            self._signalled = True
             if self._stop_by is None:
                 self._ask(Stop.HOST, self._settings.grace)
         elif number != signal.SIGCHLD:
@@ -193,18 +177,19 @@ class Guardian:
     def _ask(self, stop: Stop, grace: float) -> None:
         """Ask the training process to leave at its next commit."""
         self._stop_by = self._clock.monotonic() + grace
-        if self._training.read().phase == Phase.UNKNOWN:  # it doesn't know how to
+        # it cannot leave at a commit: it has not imported hvdrecover
+        if self._training.read().phase == Phase.UNKNOWN:
             self._training.process.terminate()
         self._training.page.ask(stop)
 
     def _follow_orders(self) -> None:
-        """Do what the supervisor says."""
+        """Carry out the supervisor's orders."""
         for message in self._reports.receive():
             match message.get("order"):
                 case "leave":
                     self._ask(Stop.JOB, float(message["grace"]))
                 case "stop":
-                    if message.get("shows_error"):  # the error of this rank may be the same
+                    if message.get("shows_error"):  # this rank may have the same error
                         self._training.leave_error()
                     self._signals.append(signal.SIGHUP)
                 case "stacks":
@@ -215,8 +200,9 @@ class Guardian:
                     self._whereabouts.report(self._training, message["ranks"])
 
     def _abandon(self, reason: str) -> int:
-        """Nobody is left to train for."""
-        if self._config.is_first_of_host and not self._reports.is_supervised:  # else somebody has said so
+        """Stop: the supervisor or the launcher is gone."""
+        # else another process has reported it
+        if self._config.is_first_of_host and not self._reports.is_supervised:
             rank = self._training.read().rank
             self._reports.report("fault", f"{reason}: stopping", rank, fault="launcher_lost", detail=reason)
         self._kill()
@@ -231,7 +217,7 @@ class Guardian:
         """Restart the training process in place, or return the code to exit with."""
         kills, notes, reading = processes.memory_kills(), self._training.notes(), self._training.read()
         returncode = processes.returncode_of(returncode) if self._wrapped else returncode
-        error = notes if returncode >= 0 else {}  # else a signal has ended it, whatever it had failed of
+        error = notes if returncode >= 0 else {}  # a signal ended it, whatever error it noted before
         death = Death(
             returncode,
             reading,
@@ -316,7 +302,8 @@ class Guardian:
         follows = f"restarted {'by its standby' if warm else 'in place'}{later}"
         if reason:
             follows = f"given up: {reason}"
-        words = death.kinds[0] if end.errors else deaths.brief(death.words)  # all of it is printed elsewhere
+        # the full text is printed elsewhere
+        words = death.kinds[0] if end.errors else deaths.brief(death.words)
         commit = f"after its commit {reading.commit}" if reading.commit else "before its first commit"
         what = f"{kind.replace('_', ' ')} ({words}) {commit}"
         self._reports.report(
@@ -351,8 +338,8 @@ class Guardian:
     # -- hangs -----------------------------------------------------------------------------------------
 
     def _end_hang(self, reading: Reading) -> None:
-        """Write down where the process is, and kill it."""
-        if reading.phase == Phase.READY:  # no fault of the training: the budget of deaths is not for it
+        """Save the stacks of a hanging process, and kill it."""
+        if reading.phase == Phase.READY:  # this does not count as a death of the training process
             logger.warning(
                 "the standby on %s was woken, but has not begun to run its program for %.0f s; starting a "
                 "new process",
@@ -385,28 +372,12 @@ class Guardian:
         if self._training.returncode is None and not self._training.kill():
             self._reports.events.emit("unkillable", processes=[self._training.pid])
 
-    def _connect(self) -> None:
-        if self._reports.connect():
-            self._launcher = LauncherWatch(None, 0.0, self._clock)  # which the supervisor watches
-
     def _say_end(self, how: str) -> None:
         self._record.note_root(self._training.notes())
         self._reports.end(how, self._training.read(), self._record.root)
 
 
 def guard(command: Sequence[str], settings: Settings, config: Config) -> int:
-    """Watch over a training command; what ``hvdrecover worker`` does.
-
-    Args:
-        command: the command.
-        settings: what the user decides.
-        config: this process's settings.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        LaunchError: the command can't be started.
-    """
+    """Watch over a training command, as ``hvdrecover worker`` does; return the exit code."""
     environ = environment()
     return Guardian(command, {**open_mpi(environ), **environ}, settings, config).run()

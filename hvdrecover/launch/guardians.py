@@ -22,35 +22,27 @@ _REST = 0.2  # seconds until connections are taken again, when none can be
 
 @dataclass
 class Guardian:
-    """One guardian.
+    """One guardian."""
 
-    Attributes:
-        host: its host's name.
-        slot: its place there.
-        ended: whether it has said that it goes.
-        commit: generation and number of the last commit that it reported, or None.
-        unclear: whether it has sent a message that cannot be read.
-    """
-
-    host: str = ""
-    slot: int | None = None
-    ended: bool = False
-    commit: list[int] | None = None
-    unclear: bool = False
+    host: str = ""  # its host's name
+    slot: int | None = None  # its place there
+    ended: bool = False  # whether it has said that it goes
+    commit: list[int] | None = None  # generation and number of the last commit that it reported, or None
+    unclear: bool = False  # whether it has sent a message that cannot be read
 
 
 class Guardians:
-    """Takes guardians' connections, hears what they send, and hands on orders.
+    """Accepts guardians' connections, receives their messages, and sends them orders.
 
-    Anybody who reaches the port can connect. Who does not say the token within seconds, or sends something
-    else, is dropped, and so many are held at most that guardians can always come.
+    Anyone can connect to the port. A connection that does not send the token within seconds is dropped. The
+    number of such connections is limited, so guardians can always connect.
 
     Args:
         selector: wakes the supervisor.
         hear: called with each message.
-        lost: called with a guardian that is gone without a word.
-        greeting: gives the orders for a guardian that has just come.
-        clock: where times come from.
+        lost: called with a guardian whose connection ended without a last message.
+        greeting: returns the first orders for a new guardian.
+        clock: source of times.
     """
 
     def __init__(
@@ -85,19 +77,15 @@ class Guardians:
 
     @property
     def strangers(self) -> int:
-        """Return how many connections have not said yet whose they are."""
+        """Return the number of connections that have not sent the token yet."""
         return len(self._strangers)
 
     def address(self, host: str) -> str:
-        """Return how guardians find their supervisor, for the environment.
-
-        Args:
-            host: this host's name, for guardians that Horovod tells none.
-        """
+        """Return the address for ``HVDRECOVER_SUPERVISOR``: ``host/port:token``."""
         return f"{host}/{self._listener.getsockname()[1]}:{self._token}"
 
     def order(self, **order: Any) -> None:
-        """Hand an order on to all."""
+        """Send an order to all guardians."""
         line = link.encode(order)
         for each in list(self._known):
             each.send_line(line)
@@ -105,7 +93,7 @@ class Guardians:
                 self._drop(each)
 
     def tend(self) -> None:
-        """Drop strangers whose time is over, and take connections again; to be called every now and then."""
+        """Drop connections that are late with the token, and accept again after a pause. Call it often."""
         now = self._clock.monotonic()
         for each in [each for each, due in self._strangers.items() if due <= now]:
             self._drop(each)
@@ -143,7 +131,7 @@ class Guardians:
                 self._drop(next(iter(self._strangers)))
 
     def _make_room(self, error: OSError) -> None:
-        """Drop the stranger that has been silent for longest; without any, take no connections for now."""
+        """Drop the oldest connection without a token. If there is none, pause accepting."""
         if self._strangers:
             self._drop(next(iter(self._strangers)))
             return
@@ -163,7 +151,7 @@ class Guardians:
             self._drop(source)
 
     def _take(self, guardian: Guardian, message: Message) -> None:
-        """Hear a message. One guardian of another version must not end the supervisor."""
+        """Handle a message. A guardian of another version must not end the supervisor."""
         try:
             self._hear(guardian, message)
         except (KeyError, TypeError, ValueError):
@@ -173,7 +161,7 @@ class Guardians:
                 logger.warning(text, guardian.host, guardian.slot, exc_info=True)
 
     def _welcome(self, source: Link, message: Message) -> bool:
-        """Take the first message of a connection; return whether it comes from a guardian of this job."""
+        """Check the first message of a connection; return whether it holds the job's token."""
         if not link.is_welcome(message, self._token):
             self._drop(source)
             return False

@@ -18,26 +18,19 @@ _AFTERWARDS = 86400.0  # seconds for the script's own work after its training fu
 
 @dataclass(frozen=True)
 class Limits:
-    """The time that a process may go without progress.
+    """The user's limits on time without progress."""
 
-    Attributes:
-        timeout: seconds in training, or None for a multiple of the longest that was seen.
-        startup: seconds until the first commit, in a recovery, and after a pause until there is progress.
-            Once it is known how long it took until a first commit, that is what later ones are judged by.
-    """
-
-    timeout: float | None = None
+    timeout: float | None = None  # seconds in training, or None for a multiple of the longest that was seen
+    # seconds until the first commit, in a recovery, and after a pause until there is progress. Once it is
+    # known how long it took until a first commit, that is what later ones are judged by.
     startup: float = _STARTUP
 
 
 def limit(reading: Reading, limits: Limits, *, joins: bool = True) -> float:
-    """Return how many seconds a process may go without progress now; infinite if it is not judged.
+    """Return how many seconds a process may go without progress now; infinite if there is no limit.
 
-    Args:
-        reading: the process's page.
-        limits: the user's limits.
-        joins: whether the process is known to import hvdrecover. The first process of a script that never
-            does so is not judged: it can't show progress.
+    `joins` says whether the process is known to import hvdrecover. The first process of a script that never
+    imports it has no limit: it cannot report progress.
     """
     if reading.paused or (reading.phase == Phase.UNKNOWN and not joins):
         return math.inf
@@ -72,25 +65,20 @@ DEADLINES: Mapping[Phase, Callable[[Reading, Limits], float]] = {
 
 
 def training_limit(longest: float, limits: Limits) -> float:
-    """Return how many seconds a process may go without progress in training.
-
-    Args:
-        longest: the longest time that it, or another rank, has.
-        limits: what the user said.
-    """
+    """Return how many seconds a process may go without progress in training."""
     return limits.timeout if limits.timeout is not None else max(_FLOOR, FACTOR * longest)
 
 
 def beginning_limit(reading: Reading, limits: Limits) -> float:
-    """Return how many seconds without progress are allowed from an agreement to the next commit.
+    """Return how many seconds may pass from an agreement to the next commit.
 
-    What has to be compiled anew took about as long in beginnings that are over.
+    Compiling again takes about as long as it took in earlier beginnings.
     """
     return max(training_limit(reading.longest, limits), FACTOR * reading.longest_beginning)
 
 
 def stalls(reading: Reading, limits: Limits) -> tuple[int, int]:
-    """Return how many seconds ranks may wait for a silent one, in training and in a beginning; 0 for ever."""
+    """Return the seconds that ranks wait for a silent one, in training and in a beginning; 0: no limit."""
     training = stall_seconds(training_limit(reading.longest, limits))
     known = reading.longest_beginning > 0
     return training, stall_seconds(beginning_limit(reading, limits)) if known else 0
@@ -102,24 +90,19 @@ def is_hanging(reading: Reading, limits: Limits, *, joins: bool = True) -> bool:
 
 
 def stall_seconds(timeout: float) -> int:
-    """After how long without a rank the others' collectives fail: well before they would count as hanging.
+    """Return after how many seconds other ranks' collectives fail, well before these ranks count as hanging.
 
-    Horovod takes up to two check intervals longer, where it has cached a tensor: in all 5/8 of the timeout.
-    The rest is for a framework to turn that into an error; TensorFlow may need a second.
+    Horovod takes up to two check intervals longer for a cached tensor: in all 5/8 of the timeout. The rest is
+    for the framework to raise the error; TensorFlow may need a second.
     """
     return max(1, int(timeout * 3 / 8))
 
 
 def check_seconds(timeout: float) -> int:
-    """Return how often Horovod is to look for missing ranks."""
+    """Return the interval at which Horovod checks for missing ranks."""
     return max(1, int(timeout / 8))
 
 
 def collective_seconds(timeout: float | None, default: int) -> int:
-    """Return how long Horovod's network operations are to wait for a host that doesn't answer.
-
-    Args:
-        timeout: the user's limit for hangs, if any.
-        default: seconds without one.
-    """
+    """Return the timeout of Horovod's network operations, in seconds."""
     return default if timeout is None else max(1, min(default, int(timeout / 2)))

@@ -30,55 +30,37 @@ _TIMEOUT = 300.0  # for Horovod's own look-out, where there is no fixed limit fo
 
 @dataclass(frozen=True)
 class Options:
-    """The options of ``horovodrun`` that ``hvdrecover run`` knows; all others are handed on.
+    """The options of ``horovodrun`` that ``hvdrecover run`` knows; all others are handed on."""
 
-    Attributes:
-        processes: number of processes to start with (``-np``).
-        least: number of processes that suffices (``--min-np``); None for all of them, as in Horovod.
-        most: number of processes that may be used (``--max-np``).
-        hosts: as ``host:slots,host:slots`` (``-H``).
-        hostfile: a file of lines ``host slots=N``.
-        discovery: command that prints a line ``host:slots`` for each host.
-        interfaces: network interfaces to use.
-        ssh_port: of all hosts.
-        identity: ssh's private key.
-        mpi: whether the job is started by ``mpirun``; it is not elastic then.
-        others: what to hand on as it is.
-    """
-
-    processes: int
+    processes: int  # number of processes to start with (``-np``)
+    # number of processes that suffices (``--min-np``); None for all of them, as in Horovod
     least: int | None = None
-    most: int | None = None
-    hosts: str | None = None
-    hostfile: Path | None = None
-    discovery: str | None = None
-    interfaces: tuple[str, ...] = ()
-    ssh_port: int | None = None
-    identity: str | None = None
-    mpi: bool = False
-    others: tuple[str, ...] = ()
+    most: int | None = None  # number of processes that may be used (``--max-np``)
+    hosts: str | None = None  # as ``host:slots,host:slots`` (``-H``)
+    hostfile: Path | None = None  # a file of lines ``host slots=N``
+    discovery: str | None = None  # command that prints a line ``host:slots`` for each host
+    interfaces: tuple[str, ...] = ()  # network interfaces to use
+    ssh_port: int | None = None  # of all hosts
+    identity: str | None = None  # ssh's private key
+    mpi: bool = False  # whether the job is started by ``mpirun``; it is not elastic then
+    others: tuple[str, ...] = ()  # what to hand on as it is
 
 
 def arguments(options: Options, command: Sequence[str]) -> list[str]:
-    """The arguments of ``horovodrun``.
-
-    Args:
-        options: the user's.
-        command: what each slot runs.
-
-    Raises:
-        ConfigError: no host is named.
-        DiscoveryError: the hosts can't be found out.
-    """
+    """Return the arguments of ``horovodrun``. Raises what `hosts` and `ask` raise."""
     words = ["-np", str(options.processes)]
     for name, value in (("-p", options.ssh_port), ("-i", options.identity)):
         words += [name, str(value)] if value is not None else []
     interfaces = options.interfaces
     if options.mpi:
-        words += ["--mpi", *_static_hosts(options)]
+        words += ["--mpi"]
+        if options.hosts is not None:
+            words += ["-H", options.hosts]
+        elif options.hostfile is not None:
+            words += ["--hostfile", str(options.hostfile)]
     else:
         discovery = options.discovery or _listing(hosts(options))
-        named = known(options)  # with any interface, so that wrong names are told now
+        named = known(options)  # also if an interface is given: unknown names must fail now
         interfaces = interfaces or _only_interface(named)
         words += ["--min-np", str(options.least or options.processes), "--host-discovery-script", discovery]
         words += ["--max-np", str(options.most)] if options.most is not None else []
@@ -90,13 +72,7 @@ def arguments(options: Options, command: Sequence[str]) -> list[str]:
 
 
 def settings(timeout: float | None, environ: Mapping[str, str], *, ours: bool) -> dict[str, str]:
-    """Horovod's settings that recovery needs, where the user has not set them.
-
-    Args:
-        timeout: the user's limit for hangs, or None.
-        environ: the environment.
-        ours: whether Horovod was built by hvdrecover: then ranks limit their waiting while they run.
-    """
+    """Horovod's settings that recovery needs, where the user has not set them."""
     values = {
         "HOROVOD_GLOO_TIMEOUT_SECONDS": hangs.collective_seconds(timeout, COLLECTIVE_SECONDS),
         "HOROVOD_STALL_CHECK_TIME_SECONDS": hangs.check_seconds(timeout or _TIMEOUT),
@@ -107,11 +83,7 @@ def settings(timeout: float | None, environ: Mapping[str, str], *, ours: bool) -
 
 
 def is_ours() -> bool:
-    """Return whether the installed Horovod was built by ``hvdrecover install-horovod``.
-
-    Raises:
-        LaunchError: Horovod is not installed.
-    """
+    """Return whether the installed Horovod was built by ``hvdrecover install-horovod``."""
     try:
         return "hvdrecover" in metadata.version("horovod")
     except metadata.PackageNotFoundError:
@@ -120,11 +92,9 @@ def is_ours() -> bool:
 
 
 def hosts(options: Options) -> dict[str, int]:
-    """The hosts that were named, and how many slots each has; this host, if none was.
+    """Return the named hosts with their slots, or this host if none is named.
 
-    Raises:
-        DiscoveryError: what names them can't be read.
-        ConfigError: it names none.
+    Raises `DiscoveryError` if the list cannot be read, `ConfigError` if it is empty.
     """
     source: Source
     if options.hosts is not None:
@@ -140,36 +110,21 @@ def hosts(options: Options) -> dict[str, int]:
 
 
 def known(options: Options) -> list[str]:
-    """The names of the hosts that there are now; raises what `hosts` and `discovered` do."""
+    """Return the names of the hosts of a job. Raises what `hosts` and `ask` raise."""
     return list(discovered(options.discovery) if options.discovery else hosts(options))
 
 
-def _static_hosts(options: Options) -> list[str]:
-    if options.hosts is not None:
-        return ["-H", options.hosts]
-    return ["--hostfile", str(options.hostfile)] if options.hostfile is not None else []
-
-
 def _listing(named: Mapping[str, int]) -> str:
-    """A discovery command for hosts that don't change; with one, Horovod takes a lost host back."""
+    """Return a discovery command for a fixed list of hosts: with one, Horovod takes a lost host back."""
     text = "".join(f"{host}:{slots}\\n" for host, slots in named.items())
     return f"printf {shlex.quote(text)}"
 
 
 def ask(command: str, stderr: int | None = None) -> tuple[list[Host], int]:
-    """Run a script's command in a shell, which dies with this process.
+    """Run a discovery command in a shell that dies with this process; return the hosts and its exit code.
 
-    Horovod puts the names of hosts into commands of a shell, so nothing else may come in their place.
-
-    Args:
-        command: what prints a line for each host.
-        stderr: as for `subprocess.Popen`.
-
-    Returns:
-        The hosts, none of them if it has failed, and its exit code.
-
-    Raises:
-        DiscoveryError: it has not ended in time, or has printed what names no host.
+    Horovod puts host names into shell commands, so lines that are no host names raise `DiscoveryError`. So
+    does a command that does not end in time. After a failure there are no hosts.
     """
     child = processes.start(
         ["/bin/sh", "-c", command],
@@ -195,11 +150,7 @@ def ask(command: str, stderr: int | None = None) -> tuple[list[Host], int]:
 
 
 def discovered(command: str) -> dict[str, int | None]:
-    """The hosts that a discovery command names now, with their slots if it tells; none if it can't yet.
-
-    Raises:
-        DiscoveryError: it has not ended in time, or has printed what names no host.
-    """
+    """Return the hosts that a discovery command prints now, with their slots if given; empty if it fails."""
     named, _ = ask(command, stderr=subprocess.DEVNULL)
     return {host.name: host.slots for host in named}
 
@@ -208,8 +159,8 @@ def _only_interface(named: Sequence[str]) -> tuple[str, ...]:
     """The interface for a job on one host, which Horovod can't find by comparing hosts."""
     if len(set(named)) != 1:
         return ()
-    if is_local(named[0]):  # perhaps under a name of its own, as a node of Slurm has
-        return ("lo",)  # Horovod takes no other interface then
+    if is_local(named[0]):  # perhaps under another name, as a Slurm node
+        return ("lo",)  # Horovod accepts no other interface then
     return interface_of(source_towards(named[0]))
 
 

@@ -19,15 +19,10 @@ _MARK = "HVDRECOVER_JOB"
 
 
 class Job:
-    """A launcher such as ``horovodrun`` and all that it starts on this host.
+    """A launcher such as ``horovodrun`` and all processes that it starts on this host.
 
-    Every process of the job is known by a mark in its environment, which a launcher hands on to its workers;
-    so even those that have left the launcher's process group are found.
-
-    Args:
-        command: the launcher and its arguments.
-        log: file that takes the output of all processes.
-        environ: variables on top of this process's own.
+    A mark in the environment identifies the job's processes, even outside the launcher's process group:
+    launchers hand their environment to workers.
     """
 
     def __init__(self, command: Sequence[str], log: Path, environ: Mapping[str, str] | None = None) -> None:
@@ -59,17 +54,7 @@ class Job:
         return processes.marked(self._mark)
 
     def wait(self, timeout: float) -> int:
-        """Wait until the launcher exits.
-
-        Args:
-            timeout: seconds to wait.
-
-        Returns:
-            The launcher's exit code.
-
-        Raises:
-            HvdrecoverError: it still runs; the message holds the end of the log.
-        """
+        """Wait for the launcher's exit code; after a timeout, raise `HvdrecoverError` with the log's end."""
         try:
             return self._launcher.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -78,14 +63,7 @@ class Job:
             ) from None
 
     def kill(self, patience: float = waits.ALL_KILLED) -> list[int]:
-        """SIGKILL the launcher and everything that it started, until all of it is gone.
-
-        Args:
-            patience: seconds to wait for the end of what was killed.
-
-        Returns:
-            The processes that can't be killed, which are named and left.
-        """
+        """SIGKILL the launcher and all its processes; return and log those that cannot be killed."""
         if self._launcher.poll() is None:
             self._launcher.kill()
         left = processes.kill_marked(self._mark, patience)

@@ -16,13 +16,7 @@ _REFUSALS = 2  # in a row, for the driver to be gone
 
 
 class LauncherWatch:
-    """Watches for the end of Horovod's driver, on this host or another one.
-
-    Args:
-        rendezvous: the driver's host and port, or None if there is none.
-        timeout: seconds without an answer after which this host counts as cut off.
-        clock: where times come from.
-    """
+    """Watches for the end of Horovod's driver, on this host or another one."""
 
     def __init__(self, rendezvous: tuple[str, int] | None, timeout: float, clock: Clock) -> None:
         self._rendezvous = rendezvous
@@ -33,7 +27,7 @@ class LauncherWatch:
         self._connect = Bounded(waits.DRIVER)
 
     def lost(self) -> str:
-        """Return why the launcher counts as lost; an empty string if it does not."""
+        """Return why the launcher counts as lost; '' if it does not."""
         if output_is_closed():
             return "nobody reads its output any more"
         if self._rendezvous is not None and self._clock.monotonic() - self._looked >= _EVERY:
@@ -60,7 +54,7 @@ class LauncherWatch:
 
 
 def output_is_closed(descriptor: int = 1) -> bool:
-    """Return whether nobody is left to read this process's output, where that goes to another process."""
+    """Return whether this output goes to a process that has closed it."""
     mode = os.fstat(descriptor).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         return False

@@ -38,13 +38,9 @@ class Link:
 
     Args:
         connection: the connected socket.
-        patience: seconds for the other side to take a message; with 0, the link is closed when it does not
-            fit between.
-
-    Attributes:
-        is_open: whether it can be used.
-        known: whether the other side is one of ours. What can't be read of it is left out, then; else it
-            closes the link.
+        patience: seconds for the other side to accept a message; with 0, a full send buffer closes the link.
+        known: whether the other side has sent the token. Its invalid messages are skipped; those of others
+            close the link.
     """
 
     def __init__(
@@ -87,7 +83,7 @@ class Link:
         return list(self.arriving())
 
     def arriving(self) -> Iterator[Message]:
-        """As `receive`, one by one: the first may tell that the other side is known."""
+        """Yield messages one by one, as the first one may set `known`."""
         try:
             data = self._connection.recv(1 << 16)
         except BlockingIOError:
@@ -108,7 +104,7 @@ class Link:
         self._bound()
 
     def _bound(self) -> None:
-        """Do not keep a line that is too long: skip what comes of it, or close the link."""
+        """Skip a line that is too long, or close the link."""
         if self._skips or len(self._pending) > (_LONGEST if self.known else _LONGEST_GREETING):
             self._skips, self._pending = True, b""
             if not self.known:

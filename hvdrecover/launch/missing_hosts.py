@@ -19,12 +19,7 @@ _MOST = 64  # hosts that are tried
 
 
 class Shortage:
-    """Notices that a start has lost processes, and that none have come in their place.
-
-    Args:
-        options: the job's; if they say how few processes suffice, nothing is reported.
-        clock: where times come from.
-    """
+    """Notices that an attempt has lost processes, and that no others have replaced them."""
 
     def __init__(self, options: Options, clock: Clock = SYSTEM_CLOCK) -> None:
         self._wanted = options.processes
@@ -34,11 +29,7 @@ class Shortage:
         self._since: float | None = None
 
     def message(self, present: int) -> str:
-        """Return a message for people, once; an empty string if there is nothing to report.
-
-        Args:
-            present: how many guardians there are now.
-        """
+        """Return a message for people, once; '' if there is nothing to report."""
         if present >= self._wanted:
             self._was_full = True
         if not (self._reports and self._was_full and 0 < present < self._wanted):
@@ -56,13 +47,7 @@ class Shortage:
 
 
 class Unreachable:
-    """Tries ssh, once, to each host from which no guardian has come.
-
-    Args:
-        options: the job's.
-        environ: the environment, with the ``PATH`` on which Horovod finds ssh.
-        clock: where times come from.
-    """
+    """Tries ssh, once, to each host from which no guardian has come."""
 
     def __init__(
         self, options: horovodrun.Options, environ: Mapping[str, str], clock: Clock = SYSTEM_CLOCK
@@ -74,11 +59,7 @@ class Unreachable:
         self._found: list[str] = []
 
     def news(self, present: Collection[str]) -> list[str]:
-        """Return messages for people, about each host once.
-
-        Args:
-            present: the hosts that have guardians now.
-        """
+        """Return a message about each unreachable host, once."""
         if self._due is not None and self._clock.monotonic() >= self._due:
             self._due = None
             # Daemons, as a name may take long to be resolved, and the job may end meanwhile.

@@ -26,12 +26,8 @@ Report = Callable[[str, str], object]  # takes the name of a stream, and what is
 class Outlet(io.TextIOBase):
     """A text stream whose thread writes to a descriptor. Text that does not fit is lost, and counted.
 
-    Args:
-        descriptor: where to write.
-        name: for people.
-        report: called once whenever writing begins to fail. With it, a writer waits up to two seconds for a
-            slow reader before text is lost. With None, no writer waits.
-        encoding: of the text.
+    `report` is called once each time that writing begins to fail. With it, a writer waits up to two seconds
+    for a slow reader before text is lost. Without it, no writer waits.
     """
 
     def __init__(
@@ -143,11 +139,9 @@ def append(path: str, report: Report) -> Outlet:
 
 @contextmanager
 def unblocked(*names: str, report: Report | None = None) -> Iterator[None]:
-    """Have streams of `sys` never fail, and never block for long.
+    """Replace ``stdout`` or ``stderr`` by outlets, which never fail and never block for long.
 
-    Args:
-        names: ``stdout`` or ``stderr``. One that is no real file, as in a notebook, is left as it is.
-        report: as of `Outlet`.
+    A stream without a descriptor, as in a notebook, stays.
     """
     before = {}
     for name in names:

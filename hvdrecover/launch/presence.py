@@ -24,31 +24,18 @@ _PREFIX = "supervisor-"
 
 @dataclass(frozen=True)
 class Supervised:
-    """A supervisor's word about itself and its job.
+    """A supervisor's word about itself and its job."""
 
-    Attributes:
-        host: its host's name.
-        pid: its process number there.
-        process: its `hvdrecover.process_identity.identity`.
-        began: when it began, in seconds since the Unix epoch.
-        command: the training command.
-        processes: with how many processes the job starts.
-        least: how many suffice.
-        stop_signal: the name of the signal that has the job leave; empty if there is none.
-        grace: seconds for the job to leave.
-        leaving: whether it has been told to.
-    """
-
-    host: str
-    pid: int
-    process: str
-    began: float
-    command: tuple[str, ...]
-    processes: int
-    least: int
-    stop_signal: str
-    grace: float
-    leaving: bool = False
+    host: str  # its host's name
+    pid: int  # its process number there
+    process: str  # its `hvdrecover.process_identity.identity`
+    began: float  # when it began, in seconds since the Unix epoch
+    command: tuple[str, ...]  # the training command
+    processes: int  # with how many processes the job starts
+    least: int  # how many suffice
+    stop_signal: str  # the name of the signal that has the job leave; empty if there is none
+    grace: float  # seconds for the job to leave
+    leaving: bool = False  # whether it has been told to
 
     @property
     def lives(self) -> bool | None:
@@ -59,15 +46,7 @@ class Supervised:
 
 
 class Announcement:
-    """The file of this process, the supervisor; gone when it is left.
-
-    Args:
-        folder: the run's.
-        supervised: what the file says.
-
-    Raises:
-        LaunchError: the folder can't be written to.
-    """
+    """The file of this supervisor in the run's folder; a context manager that removes it at the end."""
 
     def __init__(self, folder: Path, supervised: Supervised) -> None:
         self._path = folder / f"{_PREFIX}{supervised.host}-{supervised.pid}.json"
@@ -102,60 +81,47 @@ class Announcement:
 
 
 def find(folder: Path) -> Supervised | None:
-    """The supervisor of a run: one that may live, else the last one that left a file; None without a file."""
+    """Return the supervisor of a run: a living one if possible, else the latest; None without a file."""
     found = [each for each in map(_read, folder.glob(f"{_PREFIX}*.json")) if each is not None]
     return max(found, key=lambda each: (each.lives is not False, each.began), default=None)
 
 
-def ask_to_leave(supervised: Supervised) -> Leaving:
-    """Have a supervisor's job leave at a durable commit, unless it is about to.
+def ask_to_leave(supervised: Supervised) -> int:
+    """Signal a supervisor to let its job leave, unless it is leaving; return a pidfd for `wait_for_end`.
 
-    Raises:
-        LaunchError: it has ended, or is not to be reached from here, or heeds no signal.
+    Raises `LaunchError` if the supervisor has ended, is on another host, or has no stop signal.
     """
     name = f"the supervisor, process {supervised.pid} on {supervised.host}"
     try:
         descriptor = os.pidfd_open(supervised.pid)
     except OSError:
-        descriptor = None
-    # Looked at once there is a descriptor, so that means the same process.
-    if supervised.lives is not True or descriptor is None:
-        if descriptor is not None:
-            os.close(descriptor)
-        gone = "has ended; nothing of its job is left to stop"
-        there = f"is not of this host or container; send it {supervised.stop_signal or 'a signal'} there"
-        raise LaunchError(name, gone if supervised.lives is False else there)
+        descriptor = -1
     try:
+        # `lives` is read after the descriptor was opened, so both mean the same process.
+        if supervised.lives is not True or descriptor < 0:
+            gone = "has ended; nothing of its job is left to stop"
+            there = f"is not of this host or container; send it {supervised.stop_signal or 'a signal'} there"
+            raise LaunchError(name, gone if supervised.lives is False else there)
         if not supervised.stop_signal:
             raise LaunchError(name, "heeds no signal; HVDRECOVER_STOP_SIGNALS named none as it was started")
         if not supervised.leaving:
             signal.pidfd_send_signal(descriptor, signal.Signals[supervised.stop_signal])
-    except (LaunchError, ProcessLookupError, PermissionError) as error:
+        return os.dup(descriptor)
+    except OSError as error:
+        raise LaunchError(name, f"can't be sent a signal: {error.strerror}") from error
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def wait_for_end(descriptor: int, seconds: float) -> bool:
+    """Wait for the process of a pidfd, close the pidfd, and return whether the process has ended."""
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+    finally:
         os.close(descriptor)
-        if isinstance(error, OSError):
-            raise LaunchError(name, f"can't be sent a signal: {error.strerror}") from error
-        raise
-    return Leaving(descriptor)
-
-
-class Leaving:
-    """The end of a supervisor, to be waited for.
-
-    Args:
-        descriptor: of the process.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for it; whether it has ended."""
-        try:
-            poll = select.poll()
-            poll.register(self._descriptor, select.POLLIN)
-            return bool(poll.poll(seconds * 1000))
-        finally:
-            os.close(self._descriptor)
 
 
 def _read(path: Path) -> Supervised | None:

@@ -27,13 +27,14 @@ _CGROUPS = Path("/sys/fs/cgroup")
 def die_with_parent(number: int = signal.SIGKILL) -> None:
     """Have the kernel send a signal to this process when its parent dies.
 
-    The kernel means the parent's thread that has started this process, so only main threads may do that.
+    The kernel means the parent's *thread* that started this process, so only main threads may start such
+    ones.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, number)
 
 
 def allow_open_files(wanted: int = _OPEN_FILES) -> None:
-    """Raise the soft limit of open files of this process and of those that it starts, as far as it may."""
+    """Raise the soft limit of open files of this process and its children, up to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
@@ -41,10 +42,10 @@ def allow_open_files(wanted: int = _OPEN_FILES) -> None:
 
 
 class Child(subprocess.Popen[bytes]):
-    """A process that this one has started.
+    """A child process that `poll` does not reap.
 
-    `poll` does not reap it. So its number, and that of its group, stay its own until `wait` returns, and a
-    signal can't go to another process that has got the number since.
+    Its number, and that of its group, therefore stay taken until `wait` returns. A signal cannot reach
+    another process that got the same number.
     """
 
     def poll(self) -> int | None:
@@ -82,20 +83,7 @@ def start(
     stderr: int | IO[Any] | None = None,
     new_session: bool = False,
 ) -> Child:
-    """Start a process that the kernel kills when this one dies; in a process group of its own.
-
-    Args:
-        command: program and arguments.
-        environ: its environment.
-        hand_down: file descriptors that it keeps, under their numbers.
-        stdin: as for `subprocess.Popen`.
-        stdout: as for `subprocess.Popen`.
-        stderr: as for `subprocess.Popen`.
-        new_session: whether it is to be apart from this process's terminal.
-
-    Raises:
-        OSError: the program can't be started.
-    """
+    """Start a process that the kernel kills when this one dies, in its own process group."""
     return Child(
         list(command),
         env=dict(environ),
@@ -127,10 +115,9 @@ def kill(process: int) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes of this host that have ``NAME=value`` in the environment that they were started with.
+    """Return the living processes on this host that were started with ``NAME=value`` in their environment.
 
-    Launchers hand their environment on, so this finds what has left its process group, too. Zombies don't
-    count.
+    Launchers hand their environment on, so this also finds processes that left the launcher's group.
     """
     numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return [process for process in numbers if _has(mark, process)]
@@ -151,22 +138,20 @@ def kill_marked(
     pause: Callable[[float], object] = time.sleep,
     hurries: Callable[[], bool] = lambda: False,
 ) -> list[int]:
-    """SIGKILL all that `marked` finds, until all of it is gone or can't be killed.
+    """SIGKILL all processes that `marked` finds; return those that cannot be killed.
 
-    A process that Python's multiprocessing has set up to remove from shared memory what others leave there
-    does that when they are gone, and ends; it is killed only if it has not after some seconds.
+    The resource tracker of Python's multiprocessing removes shared memory that others leave behind, and then
+    ends. So it is killed only if it has not ended after some seconds.
 
     Args:
         mark: as for `marked`.
-        patience: seconds to wait for the end of what was killed.
-        pause: waits for so many seconds, and may do other things meanwhile.
-        hurries: whether `waits.KILLED` is all the time that there is.
-
-    Returns:
-        What is left: processes in a system call that does not end, to a disk that hangs say.
+        patience: seconds to wait for the end of killed processes.
+        pause: called to sleep; may do other work meanwhile.
+        hurries: whether to wait for `waits.KILLED` only.
     """
     began, look = time.monotonic(), _SHORTEST_LOOK
-    found: dict[int, int] = {}  # descriptors of processes, by number: these never mean another process
+    # descriptors of processes, by number: a descriptor never means another process
+    found: dict[int, int] = {}
     tidy: set[int] = set()
     try:
         while True:
@@ -197,7 +182,7 @@ def _find(mark: str, found: dict[int, int]) -> list[int]:
             descriptor = os.pidfd_open(process)
         except ProcessLookupError:
             continue
-        if _has(mark, process):  # so the descriptor means it, and not another one of this number
+        if _has(mark, process):  # so the descriptor is not of a later process with this number
             found[process] = descriptor
             fresh.append(process)
         else:
@@ -237,7 +222,7 @@ def command(process: int) -> list[str]:
 
 def named(processes: Sequence[int]) -> str:
     """Processes with their programs' names, for people: ``process 12 (python)``."""
-    # Not by their command lines: those of a process that can't be killed can make a reader wait as well.
+    # Not by command lines: reading that of an unkillable process may block, too.
     return ", ".join(f"process {each} ({_stat(each)[0] or 'gone'})" for each in processes)
 
 

@@ -18,19 +18,12 @@ _FLAGS = re.compile(r"-[^-WXcm]*(?P<last>[WXcm])(?P<value>.*)")  # several in a 
 
 @dataclass(frozen=True)
 class PythonCommand:
-    """A command that runs a Python program.
+    """A command that runs a Python program."""
 
-    Attributes:
-        interpreter: the interpreter with its own options.
-        module: whether the program is a module (``-m``), else it is a file.
-        program: the module or file.
-        arguments: the program's arguments.
-    """
-
-    interpreter: tuple[str, ...]
-    module: bool
-    program: str
-    arguments: tuple[str, ...]
+    interpreter: tuple[str, ...]  # the interpreter with its own options
+    module: bool  # whether the program is a module (``-m``), else it is a file
+    program: str  # the module or file
+    arguments: tuple[str, ...]  # the program's arguments
 
     @property
     def customizes(self) -> bool:
@@ -46,9 +39,11 @@ def parse(command: Sequence[str]) -> PythonCommand | None:
     while place < len(command):
         word = command[place]
         if word == "-m" and place + 1 < len(command):
-            return _parsed(command, place, True)
+            return PythonCommand(
+                tuple(command[:place]), True, command[place + 1], tuple(command[place + 2 :])
+            )
         if not word.startswith("-"):
-            return _parsed(command, place - 1, False)
+            return PythonCommand(tuple(command[:place]), False, word, tuple(command[place + 1 :]))
         flags = _FLAGS.fullmatch(word)
         if word in ("-", "--") or (flags and flags["last"] in "cm"):
             return None
@@ -56,19 +51,10 @@ def parse(command: Sequence[str]) -> PythonCommand | None:
     return None
 
 
-def _parsed(command: Sequence[str], place: int, module: bool) -> PythonCommand:
-    options = command[:place] if module else command[: place + 1]
-    return PythonCommand(tuple(options), module, command[place + 1], tuple(command[place + 2 :]))
-
-
 def early_environment(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a training process gets on top of its environment.
+    """Return variables that make Python run our `sitecustomize` first.
 
-    Python finds our `sitecustomize` by them, which reports errors that come before hvdrecover is imported.
-
-    Args:
-        command: the training command.
-        environ: its environment.
+    It reports errors that come before hvdrecover is imported.
     """
     program = parse(command)
     if program is None or not program.customizes:
@@ -78,11 +64,7 @@ def early_environment(command: Sequence[str], environ: Mapping[str, str]) -> dic
 
 
 def check_script(command: Sequence[str]) -> None:
-    """Check that the script is there.
-
-    Raises:
-        LaunchError: it is not.
-    """
+    """Raise `LaunchError` if the script does not exist."""
     program = parse(command)
     if program is not None and not program.module and not Path(program.program).exists():
         raise LaunchError(program.program, f"there is no such script in {Path.cwd()}")

@@ -28,15 +28,7 @@ _UNWRITTEN = frozenset({"traceback", "identity", "final", "end", "point", "again
 
 
 class Reports:
-    """The reports of one guardian.
-
-    Args:
-        config: this process's settings.
-        clock: where times come from.
-
-    Attributes:
-        events: the events of its slot.
-    """
+    """The reports of one guardian; `events` are the events of its slot."""
 
     def __init__(self, config: Config, clock: Clock) -> None:
         self._config = config
@@ -128,29 +120,16 @@ class Reports:
     def report(
         self, kind: str, message: str, rank: int, *, level: int = logging.WARNING, **facts: Any
     ) -> None:
-        """Report to all: by an event, a line on the terminal, and a message to the supervisor.
-
-        Args:
-            kind: of the event, and of the message.
-            message: for people.
-            rank: of the training process; -1 if it has none.
-            level: of the line on the terminal.
-            facts: of the event and the message.
-        """
+        """Report by an event, a line on the terminal, and a message to the supervisor."""
         self.events.rank = rank
         self.send(kind=kind, message=message, **facts)
         written = {name: value for name, value in facts.items() if name not in _UNWRITTEN}
         self.events.emit(kind, message, level=level, **written)
 
     def cannot_start(self, error: LaunchError, waking: Waking, seconds: float) -> None:
-        """Report that there is nothing to train with, and wait until the supervisor ends the job.
+        """Report that the command cannot be started, and wait until the supervisor ends the job.
 
-        It shows the error. Of its orders, only that to stop concerns a slot without a training process.
-
-        Args:
-            error: what is wrong with the command.
-            waking: notes signals, of which any ends the wait.
-            seconds: for the supervisor to end the job.
+        The supervisor shows the error. Without a training process, only its order to stop matters.
         """
         facts: dict[str, Any] = {"end": ends.FIRST_ERROR.name, "point": (0, 0), "commit": [0, 0]}
         facts |= {"fault": "script_error", "detail": str(error), "exit": 1, "final": True}
@@ -163,12 +142,6 @@ class Reports:
                 return
 
     def end(self, how: str, reading: Reading, root: str) -> None:
-        """Report to the supervisor how this slot has ended.
-
-        Args:
-            how: ``finished``, ``untrained``, ``preempted``, ``left`` or ``stopped``.
-            reading: of the training process's page.
-            root: the checkpoint root that it has claimed, if any.
-        """
+        """Tell the supervisor how this slot ended: finished, untrained, preempted, left or stopped."""
         commit = [reading.generation, reading.commit]
         self.send(kind="end", how=how, phase=reading.phase, commit=commit, root=root)

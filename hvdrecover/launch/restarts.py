@@ -36,26 +36,18 @@ Fault = dict[str, Any]
 
 @dataclass
 class Attempt:
-    """One start of the whole job.
+    """One start of the whole job."""
 
-    Attributes:
-        number: counted from 1.
-        code: how the launcher has ended; negative for a signal.
-        ends: how slots have ended, by their own account: finished, untrained, preempted (with the whole job),
-            left (with their host) or stopped.
-        faults: the faults that guardians reported.
-        point: the farthest point that was reported, as in `hvdrecover.heartbeat.Reading.point`.
-        committed: whether a commit was reported.
-        root: the checkpoint root that it has claimed and made a commit for, if one was reported.
-    """
-
-    number: int
-    code: int = 0
+    number: int  # counted from 1
+    code: int = 0  # how the launcher has ended; negative for a signal
+    # how slots have ended, by their own account: finished, untrained, preempted (with the whole job), left
+    # (with their host) or stopped
     ends: list[str] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)  # the faults that guardians reported
+    # the farthest point that was reported, as in `hvdrecover.heartbeat.Reading.point`
     point: tuple[int, int] = (0, 0)
-    committed: bool = False
-    root: str = ""
+    committed: bool = False  # whether a commit was reported
+    root: str = ""  # the checkpoint root that it has claimed and made a commit for, if one was reported
 
     @property
     def errors(self) -> list[Fault]:
@@ -65,33 +57,25 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The decision.
+    """The decision after an attempt."""
 
-    Attributes:
-        action: end the job or start it again.
-        code: the exit code, if it ends.
-        reason: why, in words.
-        pause: seconds until it is started again.
-        without_progress: restarts in a row, the one to come included, before which there was no progress.
-        suspect: durable commits that the next start is to pass over, as ``FIRST..LAST``, or None.
-        traceback: of the error that ends the job or this start, if it is to be printed; or an empty string.
-        message: for people, before the traceback; by default the reason.
-    """
-
-    action: Literal["end", "restart"]
-    code: int
-    reason: str
-    pause: float = 0.0
+    action: Literal["end", "restart"]  # end the job or start it again
+    code: int  # the exit code, if it ends
+    reason: str  # why, in words
+    pause: float = 0.0  # seconds until it is started again
+    # restarts in a row, the one to come included, before which there was no progress
     without_progress: int = 0
+    # durable commits that the next start is to pass over, as ``FIRST..LAST``, or None
     suspect: str | None = None
+    # of the error that ends the job or this start, if it is to be printed; or an empty string
     traceback: str = ""
-    message: str = ""
+    message: str = ""  # for people, before the traceback; by default the reason
 
 
 def ending(attempts: Sequence[Attempt]) -> Fault | None:
-    """Return the fault that ends the last of some starts at once; None if there is none.
+    """Return the fault that ends the last attempt at once, or None.
 
-    A rank's own error is preferred to what others report of it.
+    A rank's own error is preferred to another rank's report of it.
     """
     found = [each for each in attempts[-1].faults if each.get("final") and _is_ending(each, attempts)]
     return min(found, key=lambda fault: bool(fault.get("heard")), default=None)
@@ -100,15 +84,7 @@ def ending(attempts: Sequence[Attempt]) -> Fault | None:
 def outcome(
     attempts: Sequence[Attempt], without_progress: int, *, ranks: int, stopping: bool, max_restarts: int
 ) -> Outcome:
-    """Decide what to do after the last of some starts.
-
-    Args:
-        attempts: all starts so far.
-        without_progress: restarts in a row, up to that of the last start, before which there was no progress.
-        ranks: how many ranks the job was to start with.
-        stopping: whether the job was to leave.
-        max_restarts: how many restarts in a row may bring no progress.
-    """
+    """Decide what to do after the last of some starts."""
     last = attempts[-1]
     # The ranks have confirmed to each other that training is finished. If all slots ended like this, the
     # launcher's exit code does not count: it may have failed only because its terminal is gone.
@@ -164,12 +140,12 @@ def first_errors(attempt: Attempt) -> list[Fault]:
 
 
 def suspected(attempts: Sequence[Attempt]) -> str | None:
-    """Return the durable commits that the next start is to pass over, as ``FIRST..LAST``, or None.
+    """Return the durable commits that the next attempt skips, as ``FIRST..LAST``, or None.
 
-    A commit is suspect if the job has failed from it twice in the same way at the same place. So are later
-    commits that were made from it without progress. If the script itself has failed, only the second failure
-    need have begun at the commit: the first may have come on the way there. Faults from outside (kills, lack
-    of memory, hangs, unreachable storage) say nothing about a commit.
+    A commit is suspect if the job failed twice from it in the same way at the same place, and so are later
+    commits without progress. If the script itself failed, only the second failure must have begun at the
+    commit: the first may have come on the way there. Kills, lack of memory, hangs and unreachable storage say
+    nothing about a commit.
     """
     faults = attempts[-1].faults
     last = next((fault for fault in reversed(faults) if fault.get("loaded")), None)
@@ -179,7 +155,7 @@ def suspected(attempts: Sequence[Attempt]) -> str | None:
     alike = [
         each
         for each in failures
-        # Of one slot: one fault may cost several slots their process.
+        # Of the same slot: one fault may kill the processes of several slots.
         if each.get("loaded")
         and _is_own(each)
         and each["at"] == last["at"]
@@ -223,8 +199,7 @@ def _unrepaired(attempt: Attempt) -> str:
 def _may_need_no_repair(fault: Fault, attempts: Sequence[Attempt]) -> bool:
     """Return whether an error came only after a recovery in place, so that a fresh start may avoid it.
 
-    A process that survived still has objects that its script keeps outside the state, such as a half-full
-    list.
+    A surviving process still has objects outside the state, such as a half-full list.
     """
     cause = Cause.of(fault)
     if cause in {Cause.of(each) for attempt in attempts[:-1] for each in attempt.errors}:

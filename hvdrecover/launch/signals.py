@@ -10,13 +10,7 @@ from types import FrameType
 
 
 class Waking:
-    """Waits for what is registered with its selector, and for signals.
-
-    A registered file's ``data`` is the function to call when there is something to read.
-
-    Args:
-        signals: the signals to take note of, from `__enter__` to `__exit__`.
-    """
+    """Waits for signals, and for files in its selector. Their ``data`` is the function to call."""
 
     def __init__(self, signals: Iterable[int]) -> None:
         self.selector = selectors.DefaultSelector()
@@ -40,7 +34,7 @@ class Waking:
         os.close(self._writer)
 
     def wait(self, seconds: float) -> list[int]:
-        """Wait for so long at most, serve what there is to read, and return the signals that have come."""
+        """Wait at most this long, call the functions of readable files, and return the received signals."""
         for key, _ in self.selector.select(seconds):
             key.data()
         noted = self._noted.copy()
@@ -52,17 +46,10 @@ class Waking:
 
 
 def run_below(function: Callable[[], int], signals: Iterable[int]) -> int:
-    """Run a function, in a child if this is the first process of a container.
+    """Run a function, in a child if this is the first process of a container; return the exit code.
 
-    Host discovery leaves a process behind at each look. An ordinary first process would never wait for these,
-    until the container is full of dead ones.
-
-    Args:
-        function: returns an exit code.
-        signals: those that are meant for the function, and handed on to it.
-
-    Returns:
-        The exit code, of a shell's kind if the child was killed.
+    Host discovery leaves an orphan behind each time. An ordinary first process never waits for orphans, so
+    the container fills with zombies.
     """
     if os.getpid() != 1:
         return function()

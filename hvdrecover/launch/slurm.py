@@ -38,30 +38,20 @@ _FIELD = re.compile(r"(?:^| )(JobState|Requeue|BatchFlag|EndTime|PreemptTime|Nod
 
 @dataclass(frozen=True)
 class Plan:
-    """Slurm's plan for a job.
+    """Slurm's plan for a job."""
 
-    Attributes:
-        state: the job's, such as RUNNING, or COMPLETING for one that is being ended or requeued already.
-        end: when it is to end, in seconds since 1970; None if it has no time limit.
-        preempted: whether it ends then to make room for another one.
-        may_requeue: whether it is a batch job that may start again.
-        headless: whether its script was lost with the first node.
-    """
-
-    state: str
-    end: float | None
-    preempted: bool
-    may_requeue: bool
-    headless: bool = False
+    state: str  # the job's, such as RUNNING, or COMPLETING for one that is being ended or requeued already
+    end: float | None  # when it is to end, in seconds since 1970; None if it has no time limit
+    preempted: bool  # whether it ends then to make room for another one
+    may_requeue: bool  # whether it is a batch job that may start again
+    headless: bool = False  # whether its script was lost with the first node
 
 
 def planned(shown: str, job: str) -> Plan | None:
-    """Return what Slurm has in mind for a job; None if it does not know the job.
+    """Return Slurm's plan for a job, or None if Slurm does not know the job.
 
-    Args:
-        shown: as ``scontrol show job --oneliner`` has it, with times in seconds since 1970: a line for each
-            task of an array, and each part of a heterogeneous job.
-        job: its id.
+    `shown` is the output of ``scontrol show job --oneliner`` with times in seconds since 1970: a line for
+    each task of an array, and for each part of a heterogeneous job.
     """
     for line in shown.splitlines():
         if line.startswith(f"JobId={job} "):
@@ -78,13 +68,7 @@ def planned(shown: str, job: str) -> Plan | None:
 
 
 class SlurmJob:
-    """The job, asked about in a thread of its own, as a busy controller takes its time to answer.
-
-    Args:
-        environ: the environment of one of its processes.
-        job: its id.
-        clock: where times come from.
-    """
+    """The Slurm job of this process. A thread asks the controller, which may be slow."""
 
     def __init__(self, environ: Mapping[str, str], job: str, clock: Clock) -> None:
         self._environ = {**environ, "SLURM_TIME_FORMAT": "%s"}
@@ -109,7 +93,7 @@ class SlurmJob:
         self._closed.set()
 
     def ends_within(self, seconds: float) -> str:
-        """Return how it ends within so many seconds; an empty string if it does not, or has been told."""
+        """Return how it ends within so many seconds, or '' if it does not or is ending already."""
         plan = self._plan
         if plan is None or plan.end is None or plan.state != "RUNNING":
             return ""
@@ -120,21 +104,23 @@ class SlurmJob:
         return f"Slurm {why} in {max(left, 0.0):.0f} s"
 
     def requeue(self, *, committed: bool) -> None:
-        """Have Slurm start it again, if ``--requeue`` allows that and Slurm has not decided otherwise.
+        """Have Slurm start the job again, if ``--requeue`` allows it and Slurm has not decided otherwise.
 
-        Only if its script has become this process by ``exec``: else that sees the exit code, and decides. The
-        job's processes are killed, so this comes last.
-
-        Args:
-            committed: whether this start has made any commit.
+        This applies only if the batch script became this process by ``exec``; any other script sees the exit
+        code, and decides. Slurm kills the job's processes, so this comes last.
         """
         if self._environ.get("SLURM_TASK_PID") != str(os.getpid()):
             return
         try:
             plan = self._asked()
             if plan is None or not plan.may_requeue or plan.state != "RUNNING":
-                return  # one that was cancelled would come to life again; Slurm requeues some by itself
-            if not committed and not plan.preempted and self._ends_soon(plan):
+                return  # a cancelled job must stay so; Slurm itself requeues others
+            if (
+                not committed
+                and not plan.preempted
+                and plan.end is not None
+                and plan.end - self._clock.now() < _AT_THE_END
+            ):
                 logger.error(
                     "Slurm job %s is not requeued: it has made no commit within its time limit, nor would it "
                     "the next time; raise --time, or commit more often",
@@ -147,7 +133,7 @@ class SlurmJob:
             logger.error("Slurm job %s could not be requeued: %s", self.name, error)
 
     def outlive_script(self) -> None:
-        """Wait until Slurm has ended it, or has lost its script and takes a requeue."""
+        """Wait until Slurm ends the job, or the job has lost its script and can be requeued."""
         for _ in range(int(_HEIR / waits.BETWEEN_QUESTIONS)):
             try:
                 plan = self._asked()
@@ -156,12 +142,9 @@ class SlurmJob:
                 if plan.headless:
                     self._requeue()
                     return
-            except DiscoveryError:  # the controller is away, or it is this host that is cut off
+            except DiscoveryError:  # the controller or this host is cut off
                 pass
             self._clock.wait(self._closed, waits.BETWEEN_QUESTIONS)
-
-    def _ends_soon(self, plan: Plan) -> bool:
-        return plan.end is not None and plan.end - self._clock.now() < _AT_THE_END
 
     def _keep_asking(self) -> None:
         while not self._closed.is_set():
@@ -188,12 +171,7 @@ def of_environment(environ: Mapping[str, str], clock: Clock) -> SlurmJob | None:
 
 
 def leave_heir(environ: Mapping[str, str], host: str) -> None:
-    """Have a Slurm job that loses its first node start again, for which nobody else is left.
-
-    Args:
-        environ: the environment of the job's script, as it has been handed on.
-        host: this host.
-    """
+    """Start a process that requeues this Slurm job if its first node, with the supervisor, is lost."""
     if of_environment(environ, SYSTEM_CLOCK) is None or host == environ.get("SLURMD_NODENAME"):
         return
     subprocess.Popen(
@@ -207,7 +185,7 @@ def leave_heir(environ: Mapping[str, str], host: str) -> None:
 
 
 def main() -> None:
-    """Be the heir of the script of this environment's job."""
+    """Requeue the job of this environment once it has lost its script."""
     if (job := of_environment(config.environment(), SYSTEM_CLOCK)) is not None:
         job.outlive_script()
 

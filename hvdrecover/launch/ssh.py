@@ -54,15 +54,9 @@ _NOT_HANDED_ON = re.compile(r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|_HOROVO
 def kept_alive(config: Config, folder: Path) -> str:
     """Return a search path on which ``ssh`` adds `Config.ssh_options`, or runs `Config.remote_shell`.
 
-    If the host has no ssh and the setting is unset, the search path stays as it is.
-
-    Args:
-        config: the process's settings.
-        folder: the run's folder. Our ssh stays there, because this process may be killed at any time.
-
-    Raises:
-        ConfigError: `Config.remote_shell` is unknown or broken.
-        LaunchError: the folder cannot be written to.
+    If the host has no ssh and the setting is unset, the search path stays as it is. Our ssh stays in
+    `folder`, because this process may be killed at any time. Raises `ConfigError` for an invalid setting,
+    `LaunchError` if the folder cannot be written to.
     """
     path = os.pathsep.join([config.programs, config.path])
     program = shutil.which("ssh", path=path)
@@ -93,14 +87,10 @@ def kept_alive(config: Config, folder: Path) -> str:
 
 
 def remote_shell(setting: str, path: str) -> list[str]:
-    """Return the words of the command.
+    """Return the command of ``HVDRECOVER_REMOTE_SHELL``, split like words in a shell, but not expanded.
 
-    Args:
-        setting: value of ``HVDRECOVER_REMOTE_SHELL``, split like words in a shell, but not expanded.
-        path: search path for programs.
-
-    Raises:
-        ConfigError: the first word is unknown, or its entry point is broken.
+    `path` is the search path for programs. Raises `ConfigError` if the first word or its entry point is
+    invalid.
     """
     try:
         words = shlex.split(setting)
@@ -135,23 +125,19 @@ def _module(point: metadata.EntryPoint) -> str:
 
 
 def hidden(names: Iterable[str]) -> list[str]:
-    """The names of variables that need not stand on command lines."""
+    """Return the names of variables to keep off command lines."""
     return [name for name in names if _NAME.fullmatch(name) and not _KEPT.fullmatch(name)]
 
 
 def script(command: str, environ: Mapping[str, str]) -> str:
-    """Return what a shell on another host reads: it sets the hidden variables, and becomes the command."""
+    """Return the input of the remote shell: it sets the hidden variables, and executes the command."""
     names = [name for name in hidden(environ) if not _NOT_HANDED_ON.match(name)]
     lines = [f"export {name}={shlex.quote(environ[name])}" for name in sorted(names)]
     return "\n".join([*lines, f"exec /bin/sh -c {shlex.quote(command)} </dev/null", ""])
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Become ``ssh``, with the environment as its input.
-
-    Args:
-        arguments: ssh's path and its arguments, of which the last is the command.
-    """
+    """Execute ssh (the first arguments) with the environment and the command (the last one) as its input."""
     *words, command = arguments
     given = os.memfd_create("hvdrecover-environment")
     with os.fdopen(os.dup(given), "w", encoding="utf-8", errors="surrogateescape") as file:

@@ -32,16 +32,11 @@ _MAIN = re.compile(r'Current thread|Thread .*"MainThread"')
 
 @dataclass
 class Stall:
-    """A rank's report of a stall, and what is learnt of the ranks that are waited for.
+    """A rank's report of a stall, with the places of the missing ranks."""
 
-    Attributes:
-        missing: the tensors that wait for each rank.
-        seconds: how long there has been no progress.
-        places: where these ranks are, in words; None of one that has said to be at something long.
-    """
-
-    missing: Mapping[int, Sequence[str]]
-    seconds: float
+    missing: Mapping[int, Sequence[str]]  # tensors that wait for each rank
+    seconds: float  # how long there has been no progress
+    # in words; None of a rank in ``recover.paused()``
     places: dict[int, str | None] = field(default_factory=dict)
 
     @property
@@ -50,7 +45,7 @@ class Stall:
         return self.places.keys() >= self.missing.keys()
 
     def message(self) -> str:
-        """The message; empty if all that are waited for have said to be at something long."""
+        """Return the message; empty if all missing ranks are in ``recover.paused()``."""
         return "; ".join(
             f"{_listed(names)} waited {self.seconds:.0f} s for {self.places.get(rank) or f'rank {rank}'}"
             for rank, names in sorted(self.missing.items())
@@ -66,12 +61,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def take(process: int, written: int) -> str:
-    """Have a process write down where its threads are; py-spy does, if it is installed and the process can't.
-
-    Args:
-        process: the process; it must have imported an adapter.
-        written: file descriptor of the memory that it writes to.
-    """
+    """Have a process write its stacks to `written`; if it does not answer, try py-spy."""
     before = os.fstat(written).st_size
     os.kill(process, STACKS_SIGNAL)
     deadline = time.monotonic() + waits.STACKS
@@ -79,7 +69,7 @@ def take(process: int, written: int) -> str:
     while time.monotonic() < deadline:
         time.sleep(0.02)
         now = os.fstat(written).st_size
-        if now > before and now == size:  # it has answered, and has come to an end
+        if now > before and now == size:  # the answer is complete
             return os.pread(written, now - before, before).decode(errors="replace")
         size = now
     return _by_py_spy(process)
@@ -97,14 +87,7 @@ def _by_py_spy(process: int) -> str:
 
 
 def summary(stacks: str) -> str:
-    """The frame that tells most: the innermost of the user's own in the main thread, as ``file:line in f``.
-
-    Args:
-        stacks: what `take` gave.
-
-    Returns:
-        The frame, or an empty string if there is none.
-    """
+    """Return the main thread's innermost frame, the user's own if possible, as ``file:line in f``, or ''."""
     main = next((each for each in _THREADS.split(stacks) if _MAIN.match(each)), stacks)
     frames = list(_FRAME.finditer(main)) or list(_PY_SPY_FRAME.finditer(main))
     own = [frame for frame in frames if not _is_library(frame["file"])]
@@ -119,12 +102,7 @@ def _is_library(file: str) -> bool:
 
 
 class Whereabouts:
-    """A guardian's reports of where its training process is.
-
-    Args:
-        config: this process's settings.
-        reports: of this guardian.
-    """
+    """A guardian's reports of where its training process is."""
 
     def __init__(self, config: Config, reports: Reports) -> None:
         self._config = config
@@ -133,7 +111,7 @@ class Whereabouts:
         self._stall: tuple[int, int, list[int]] | None = None
 
     def report_stall(self, training: Training, reading: Reading) -> None:
-        """Hand on, once for each commit, that Horovod says which tensors wait for which ranks."""
+        """Report, once per commit, which tensors wait for which ranks."""
         missing = training.stalled()
         stall = (reading.generation, reading.commit, sorted(missing))
         if not missing or stall == self._stall:
@@ -146,7 +124,7 @@ class Whereabouts:
             self._reports.report("stalled", message, reading.rank, seconds=reading.silent, missing=missing)
 
     def report(self, training: Training, ranks: Sequence[int]) -> None:
-        """Report to the supervisor where the training process is, if it is one of these ranks."""
+        """Tell the supervisor where the training process is, if it is one of these ranks."""
         reading = training.read()
         if reading.rank not in ranks:
             return
@@ -160,18 +138,14 @@ class Whereabouts:
         self._reports.send(kind="where", rank=reading.rank, place=place)
 
     def show(self, training: Training) -> None:
-        """Show where the training process is, to somebody who asks."""
+        """Show where the training process is, after SIGQUIT."""
         reading = training.read()
         if not self.take(training, reading):
             reason = "it is stopped, or has not imported hvdrecover yet"
             logger.warning("%s does not say where it is: %s", self._reports.name(reading), reason)
 
     def take(self, training: Training, reading: Reading) -> str:
-        """Save the stacks of the training process.
-
-        Returns:
-            Where it is, in a few words; an empty string if it does not say.
-        """
+        """Save the stacks of the training process; return its place in words, or '' if it does not answer."""
         if reading.phase == Phase.UNKNOWN:
             return ""
         text = take(training.pid, training.stacks)

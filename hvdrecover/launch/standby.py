@@ -34,12 +34,7 @@ STUCK = 600.0  # seconds after which a standby that is still not ready is replac
 
 
 class Readiness:
-    """Keeps the standby of one slot.
-
-    Args:
-        command: what a standby is to run; None keeps none.
-        environ: the environment of the training process.
-    """
+    """Keeps the standby of one slot: starts it in calm training, replaces a useless one, wakes it."""
 
     def __init__(self, command: PythonCommand | None, environ: Mapping[str, str]) -> None:
         self._command = command
@@ -55,7 +50,7 @@ class Readiness:
         return standby is not None and standby.returncode is None and standby.read().phase == Phase.READY
 
     def news(self) -> bool | None:
-        """Return whether there is a standby that has imported all and waits; None if that is known."""
+        """Return whether a standby is ready, if that has changed; else None."""
         ready = self.is_warm
         if ready == self._reported:
             return None
@@ -63,13 +58,7 @@ class Readiness:
         return ready
 
     def keep(self, training: Training, reading: Reading, now: float) -> None:
-        """Start a standby when training has been calm for a while, and replace one that is of no use.
-
-        Args:
-            training: the training process.
-            reading: what its page says.
-            now: the time, in seconds.
-        """
+        """Start a standby when training has been calm for a while, and replace one that is of no use."""
         calm = reading.phase == Phase.TRAINING and reading.commits > 0
         self._calm_since = (self._calm_since or now) if calm else None
         if self._standby is not None and (
@@ -88,12 +77,9 @@ class Readiness:
                 self._command = None
 
     def wake(self, environ: Mapping[str, str]) -> Training | None:
-        """Have the standby take the slot over; None if there is none that can.
+        """Let the standby take over the slot; None if none is ready.
 
-        One that still imports is ended: nobody could tell a slow import from one that never ends.
-
-        Args:
-            environ: more for its environment.
+        A standby that still imports is killed: a slow import cannot be told from one that never ends.
         """
         self._calm_since = None
         woken = self._standby if self.is_warm else None
@@ -111,18 +97,12 @@ class Readiness:
 
 
 def _is_stuck(standby: Reading) -> bool:
-    """Return whether a standby has not become ready for so long that it never will."""
+    """Return whether a standby has not become ready for too long."""
     return standby.phase != Phase.READY and standby.silent > STUCK
 
 
 def start(command: PythonCommand, modules: Sequence[str], environ: Mapping[str, str]) -> Training:
-    """Start a standby.
-
-    Args:
-        command: what it is to run.
-        modules: what it imports now.
-        environ: the environment of the training process.
-    """
+    """Start a standby."""
     program = [command.module, command.program, *command.arguments]
     # In memory and not through a pipe, which takes 64 KiB until its reader has come to read.
     orders = os.memfd_create("hvdrecover-orders")
@@ -137,12 +117,7 @@ def start(command: PythonCommand, modules: Sequence[str], environ: Mapping[str, 
 
 
 def wake(standby: Training, environ: Mapping[str, str]) -> bool:
-    """Let a standby that is ready run its program. Returns whether it lives.
-
-    Args:
-        standby: the standby.
-        environ: more for its environment.
-    """
+    """Let a standby that is ready run its program; return whether it lives."""
     if standby.returncode is not None:
         return False
     stdin = standby.process.stdin
@@ -180,7 +155,7 @@ def main() -> None:
 
 
 def _run_file(program: str) -> None:
-    """Do as ``python FILE`` does, where `runpy.run_path` would change ``__file__`` and ``sys.argv[0]``."""
+    """Do as ``python FILE`` does; `runpy.run_path` would change ``__file__`` and ``sys.argv[0]``."""
     if pkgutil.get_importer(program) is not None:
         runpy.run_path(program, run_name="__main__")
         return
@@ -198,14 +173,14 @@ def _import(modules: Sequence[str]) -> None:
             if module not in sys.modules:
                 try:
                     importlib.import_module(module)
-                except Exception:  # some can only be imported by others; they come with those
+                except Exception:  # some modules are importable only through others, which import them
                     continue
-    gc.freeze()  # modules are no garbage: a look through torch's takes 0.08 s, through TensorFlow's 0.2 s
+    gc.freeze()  # scanning torch's modules takes 0.08 s, TensorFlow's 0.2 s
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Return what libraries print when they are imported, the training process has printed before."""
+    """Discard what libraries print on import: the training process has printed it before."""
     kept = [os.dup(1), os.dup(2)]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for target in (1, 2):
@@ -215,7 +190,7 @@ def _silence() -> Iterator[None]:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        ctypes.CDLL(None).fflush(None)  # of C code, which has a buffer of its own
+        ctypes.CDLL(None).fflush(None)  # C code has its own buffer
         for target, descriptor in zip((1, 2), kept, strict=True):
             os.dup2(descriptor, target)
             os.close(descriptor)

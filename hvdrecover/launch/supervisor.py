@@ -44,35 +44,18 @@ _REPORTS = "failing-hosts"  # hosts on which slots were given up or diverged; di
 
 @dataclass(frozen=True)
 class Settings:
-    """The user's settings of a supervised job.
+    """The user's settings of a supervised job."""
 
-    Attributes:
-        options: those of ``horovodrun``.
-        worker: the guardian's command, before the training command.
-        environ: variables on top of this process's own.
-        folder: the run's, for its events and what else belongs to it.
-        max_restarts: how many restarts in a row may bring no progress.
-        grace: seconds for the job to leave after a preemption.
-    """
-
-    options: horovodrun.Options
-    worker: tuple[str, ...]
-    environ: dict[str, str]
-    folder: Path
-    max_restarts: int = 10
-    grace: float = 30.0
+    options: horovodrun.Options  # those of ``horovodrun``
+    worker: tuple[str, ...]  # the guardian's command, before the training command
+    environ: dict[str, str]  # variables on top of this process's own
+    folder: Path  # the run's, for its events and what else belongs to it
+    max_restarts: int = 10  # how many restarts in a row may bring no progress
+    grace: float = 30.0  # seconds for the job to leave after a preemption
 
 
 class Supervisor:
-    """The supervisor.
-
-    Args:
-        command: the training command.
-        settings: what the user decides.
-        config: this process's settings.
-        slurm: the Slurm job that this process is in, if it is in one.
-        clock: where times come from.
-    """
+    """Starts ``horovodrun``, and starts it again when Horovod gives up."""
 
     def __init__(
         self,
@@ -110,20 +93,15 @@ class Supervisor:
         self._begun: dict[str, float] = {}  # by slot, when this start's process is known to have begun
 
     def run(self) -> int:
-        """Keep the job going until its training is finished or can't be.
+        """Keep the job going until its training is finished or given up; return the exit code (`ends`).
 
-        Returns:
-            The exit code, as in `hvdrecover.launch.ends`.
-
-        Raises:
-            ConfigError: an option has no usable value.
-            LaunchError: the run's folder can't be written to.
+        Raises `ConfigError` for an invalid option, `LaunchError` if the run's folder cannot be written to.
         """
         return run_below(self._run, self._heeded)
 
     @property
     def _heeded(self) -> set[int]:
-        """The signals that are meant for the job; not those that whoever started it has it ignore."""
+        """The stop signals and signals that end the job, except those that the caller has ignored."""
         meant = {*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
         return {number for number in meant if signal.getsignal(number) is not signal.SIG_IGN}
 
@@ -132,7 +110,7 @@ class Supervisor:
         path = ssh.kept_alive(self._config, self._settings.folder)
         if self._config.remote_shell is None:
             self._unreachable = Unreachable(self._settings.options, {**os.environ, "PATH": path}, self._clock)
-        processes.allow_open_files()  # a connection for each slot, and what horovodrun needs
+        processes.allow_open_files()  # one connection per slot, and those of horovodrun
         with (
             Waking((*self._heeded, signal.SIGCHLD)) as self._waking,
             Announcement(self._settings.folder, self._supervised()) as self._announcement,
@@ -228,28 +206,25 @@ class Supervisor:
             self._end_attempt()
         finally:
             driver.kill()
-            left = processes.kill_marked(self._mark, pause=self._serve, hurries=self._hurries)
-            driver.kill_group()  # last, as shared memory is tidied up before
+            left = processes.kill_marked(
+                self._mark, pause=self._serve, hurries=lambda: self._leaving or self._stopped is not None
+            )
+            driver.kill_group()  # last: the resource tracker must remove shared memory before
             driver.ends()
             if left:
-                self._say_left(left)
+                message = f"{processes.named(left)} can't be killed, as a disk hangs perhaps: left"
+                self._events.emit("unkillable", message, level=logging.ERROR, processes=left)
 
     def _report_shortage(self, shortage: Shortage, attempt: Attempt) -> None:
         ends = self._kill_at is not None or {"finished", "untrained", "preempted"} & set(attempt.ends)
         if message := "" if ends else shortage.message(len(self._guardians)):
             logger.warning(message)
 
-    def _hurries(self) -> bool:
-        return self._leaving or self._stopped is not None
-
-    def _say_left(self, left: Sequence[int]) -> None:
-        message = f"{processes.named(left)} can't be killed, as a disk hangs perhaps: left"
-        self._events.emit("unkillable", message, level=logging.ERROR, processes=list(left))
-
     def _is_over(self) -> bool:
-        """Return whether a fault ends this start.
+        """Return whether a fault ends this attempt.
 
-        One that another rank reports waits for its own rank, and one of the script's start for other ranks.
+        A fault that another rank reported waits for the report of the rank itself. An error at the start of
+        the script waits for the other ranks, so that they are counted.
         """
         fault = restarts.ending(self._attempts)
         if fault is None:
@@ -266,14 +241,14 @@ class Supervisor:
         return self._clock.monotonic() - since >= patience
 
     def _lingers(self, attempt: Attempt) -> bool:
-        """Return whether Horovod's driver has been all that is left of a finished training for too long."""
+        """Return whether horovodrun still runs long after a finished training."""
         now = self._clock.monotonic()
         if "finished" not in attempt.ends or len(self._guardians):
             self._left_at = now
         return now - self._left_at > waits.LINGERING
 
     def _end_attempt(self) -> None:
-        """Hear guardians' last words, and end those that are left, on all hosts."""
+        """Receive guardians' last messages, and end those that are left, on all hosts."""
         deadline = self._clock.monotonic() + waits.LAST_WORDS
         shows_error = restarts.ending(self._attempts) is not None
         self._guardians.order(order="stop", shows_error=shows_error)
@@ -294,8 +269,10 @@ class Supervisor:
             self._heed(number)
         if self._record is not None:
             self._record.flush()
-        if not self._leaving and (detail := self._ends_soon()):
-            self._leave(detail)
+        if self._slurm is not None and not self._leaving:
+            needed = self._settings.grace + _MARGIN + _REQUEUE
+            if detail := self._slurm.ends_within(needed):
+                self._leave(detail)
         self._guardians.tend()
         for message in self._unreachable.news(self._guardians.hosts) if self._unreachable else ():
             logger.warning(message)
@@ -306,7 +283,7 @@ class Supervisor:
         if number == signal.SIGQUIT:
             self._guardians.order(order="stacks")
         elif number in self._config.stop_signals and not self._signalled:
-            self._signalled = True  # it may leave already: a batch system's signal follows on its plan
+            self._signalled = True  # may be leaving: a batch system signals after we read its plan
             if self._leaving:
                 logger.info("%s: the job leaves already", signal.Signals(number).name)
             else:
@@ -314,12 +291,7 @@ class Supervisor:
         elif number != signal.SIGCHLD:
             self._stopped = PREEMPTED if self._leaving else processes.exit_code(-number)
             self._guardians.order(order="stop")
-            self._kill_at = self._clock.monotonic()  # all else is killed at once: nothing is left to print
-
-    def _ends_soon(self) -> str:
-        """Return how Slurm ends the job, if it is time to leave before that."""
-        needed = self._settings.grace + _MARGIN + _REQUEUE
-        return self._slurm.ends_within(needed) if self._slurm is not None else ""
+            self._kill_at = self._clock.monotonic()  # kill everything at once
 
     def _leave(self, detail: str) -> None:
         """Have the job leave at its next commit."""

@@ -25,18 +25,7 @@ _HUGE_PAGES = "glibc.malloc.hugetlb"
 
 
 class Training:
-    """A process that trains, or stands by to.
-
-    Args:
-        command: program and arguments.
-        environ: its environment.
-        rejoins: whether it takes the place of one that was lost.
-        stdin: as for `subprocess.Popen`.
-        hand_down: further file descriptors that it keeps, under their numbers.
-
-    Raises:
-        OSError: the program can't be started.
-    """
+    """A training process or a standby."""
 
     def __init__(
         self,
@@ -81,10 +70,7 @@ class Training:
 
     @property
     def returncode(self) -> int | None:
-        """Return how it has ended, as `subprocess` reports it; None while it runs.
-
-        One that can't be killed counts as killed: it never gets back to its own code.
-        """
+        """Return its exit code, or None while it runs. One that cannot be killed counts as killed."""
         code = self.process.poll()
         return -signal.SIGKILL if code is None and self._left else code
 
@@ -110,7 +96,7 @@ class Training:
         return [each for each in found if isinstance(each, dict)]
 
     def stalled(self) -> dict[int, list[str]]:
-        """Return which tensors wait for which ranks, if Horovod has reported it since the last time."""
+        """Return which tensors wait for which ranks, if Horovod has reported that since the last call."""
         seen, self._seen = self._seen, os.fstat(self._notes).st_size
         return heartbeat.stalled_since(self._notes, seen) if self._seen > seen else {}
 
@@ -123,15 +109,11 @@ class Training:
         self._shown = True
 
     def leave_error(self) -> None:
-        """Leave it to the supervisor to print the error."""
+        """Let the supervisor print the error."""
         self._shown = True
 
     def kill(self) -> bool:
-        """SIGKILL it and all that is left of its process group, and wait for its end.
-
-        Returns:
-            Whether it has ended. If not in time, as a system call of it does not end, it is named and left.
-        """
+        """SIGKILL it and its process group, wait, and return whether it ended; if not, log it."""
         self.process.kill_group()
         if self._left or self.process.ends():
             return not self._left
@@ -151,10 +133,11 @@ class Training:
 
 
 def _huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable by which a process has its memory in huge pages; nothing if the user has decided.
+    """Return the variable that requests huge pages for all memory, unless the user has set it.
 
-    Args:
-        environ: its environment.
+    Linux gives huge pages to processes that ask, but neither frameworks nor Python ask. A state of 1 GB then
+    takes 250,000 pages, and a killed process frees them one by one before its death is reported. glibc, from
+    2.35 on, asks if this variable is set when the process starts.
     """
     given = environ.get(_TUNABLES, "")
     if _HUGE_PAGES in given:
