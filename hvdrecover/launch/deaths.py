@@ -1,4 +1,4 @@
-"""The deaths of training processes, and the decision what follows; pure functions and one slot's record."""
+"""The deaths of training processes, and the decisions after them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Death:
 
     @property
     def words(self) -> str:
-        """Return what it died of, in words."""
+        """Return the error, or the exit code or signal in words."""
         return self.error or processes.describe(self.returncode)
 
 
@@ -87,10 +87,10 @@ def end(death: Death, *, first: bool = False) -> End:
         name = "removed"
     elif phase == Phase.LEFT or (death.returncode == PREEMPTED and death.reading.stop):
         name = "left"
-    elif death.returncode == -signal.SIGTERM:  # which Horovod sends to what it no longer needs
+    elif death.returncode == -signal.SIGTERM:  # Horovod sends it to workers that it no longer needs
         name = "dismissed"
     elif death.hung and phase in (Phase.STARTING, Phase.RECOVERING):
-        name = "apart"  # ranks wait for each other there, so nobody knows who is to blame
+        name = "apart"  # ranks wait for each other there, so the culprit is unknown
     elif (name := fault(death)) == "script_error":
         return ends.of_error(death.kinds, first=first)
     known = ends.named(name)

@@ -1,4 +1,4 @@
-"""The ends of processes and jobs, and what is done about each: one table, by which the code goes."""
+"""The table of ends: how processes and jobs end, and the reaction to each."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ OF_JOBS = (
     End("interrupted", "Ctrl-C", "end", _ENDS, 130),
 )
 _BY_NAME = {end.name: end for end in (*OF_PROCESSES, *OF_JOBS)}
-# What a storage raises that waiting does not mend, if the job has never made a commit there.
+# Errors of a storage that waiting does not repair, if the job has never made a commit there.
 _REFUSALS = {
     "AuthenticationException",
     "FileNotFoundError",

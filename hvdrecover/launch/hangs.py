@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hvdrecover.heartbeat import Phase, Reading
 
-LEAST_TIMEOUT = 5.0  # seconds; below, Horovod's own limits, of whole seconds, can't be told from it
+LEAST_TIMEOUT = 5.0  # seconds; Horovod's own limits are whole seconds, so less is indistinguishable from them
 _FLOOR = 300.0
 FACTOR = 5.0  # how many times as long as the longest time without progress a process may have none
 _STARTUP = 3600.0
@@ -27,7 +27,7 @@ class Limits:
 
 
 def limit(reading: Reading, limits: Limits, *, joins: bool = True) -> float:
-    """Return how many seconds a process may go without progress now; infinite if there is no limit.
+    """Return how many seconds a process may go without progress now; infinite for a process without a limit.
 
     `joins` says whether the process is known to import hvdrecover. The first process of a script that never
     imports it has no limit: it cannot report progress.

@@ -25,7 +25,7 @@ FOREIGN = (
     "resume from its durable commit"
 )
 _COOLDOWN = ("10", "600")  # seconds for which a host that has failed is left alone
-_TIMEOUT = 300.0  # for Horovod's own look-out, where there is no fixed limit for hangs
+_TIMEOUT = 300.0  # for Horovod's stall check, without a fixed hang timeout
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The connection of the supervisor and its guardians: lines of JSON over TCP.
 
-Whoever connects must say the job's token first. After that, both ends trust each other: they are of the same
-version, which `hvdrecover doctor` checks. Bytes from strangers are bounded, and close the connection.
+A guardian first sends the job's token. Then both ends trust each other: they have the same version, which
+`hvdrecover doctor` checks. A connection without the token may send few bytes; invalid ones close it.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _cut(value: Any, most: int) -> Any:
 
 
 def connect(host: str, port: int, token: str, **facts: Any) -> Link | None:
-    """Connect to the supervisor and say who this is; None if it can't be reached."""
+    """Connect to the supervisor and send the token; None if it does not answer."""
     try:
         connection = Bounded(waits.MESSAGE)(socket.create_connection, (host, port), timeout=waits.MESSAGE)
     except OSError:

@@ -1,7 +1,7 @@
-"""Output that never makes its writer wait for long, whatever becomes of its reader.
+"""Output that never blocks its writer for long, even if the reader stops reading.
 
-Ranks print into pipes that ``horovodrun`` reads. If it stopped reading because its own output can't be
-written, every rank would block in its next ``print``, and be killed as hanging.
+Ranks print into pipes that ``horovodrun`` reads. If it stopped reading because its own output is
+blocked, every rank would block in its next ``print``, and be killed as hanging.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST = 1 << 24  # bytes that are kept for a reader that is slow, or a disk that
 _PIECE = 4096  # bytes; a pipe takes so many at once, so that lines of several writers stay whole
 _RETRY = 0.2  # seconds
 
-Report = Callable[[str, str], object]  # takes the name of a stream, and what is wrong with it
+Report = Callable[[str, str], object]  # takes the name of a stream, and the problem
 
 
 class Outlet(io.TextIOBase):
@@ -121,10 +121,10 @@ class Outlet(io.TextIOBase):
 
 
 class _File(Outlet):
-    """A file that is appended to; closing it waits for what is to be written."""
+    """A file that is appended to; closing it first writes the held text."""
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Write the held text, and close the file."""
         if not self.closed:
             self.drain()
             super().close()

@@ -1,7 +1,7 @@
 """The supervisor of a run, as other commands find it: by a file in the run's folder.
 
-A supervisor that was killed leaves its file behind, so whoever reads one looks whether the process lives, and
-takes no other process of the same number for it.
+A killed supervisor leaves its file behind. So readers check that the process lives, and that it is not
+another process with the same number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PREFIX = "supervisor-"
 
 @dataclass(frozen=True)
 class Supervised:
-    """A supervisor's word about itself and its job."""
+    """The contents of a supervisor's file."""
 
     host: str  # its host's name
     pid: int  # its process number there

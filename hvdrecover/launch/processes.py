@@ -19,7 +19,7 @@ from hvdrecover.launch import waits
 _PR_SET_PDEATHSIG = 1
 _TIDYING = 5.0  # seconds
 _OPEN_FILES = 1 << 16  # more than any job needs; some programs go through all that they might have open
-_SHORTEST_LOOK, _LONGEST_LOOK = 0.01, 0.5  # seconds between looks at what was killed
+_SHORTEST_LOOK, _LONGEST_LOOK = 0.01, 0.5  # seconds between checks of killed processes
 _libc = ctypes.CDLL(None, use_errno=True)
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -222,7 +222,7 @@ def command(process: int) -> list[str]:
 
 def named(processes: Sequence[int]) -> str:
     """Processes with their programs' names, for people: ``process 12 (python)``."""
-    # Not by command lines: reading that of an unkillable process may block, too.
+    # Not by command lines: reading the command line of an unkillable process may block, too.
     return ", ".join(f"process {each} ({_stat(each)[0] or 'gone'})" for each in processes)
 
 
@@ -232,12 +232,12 @@ def is_stopped(process: int) -> bool:
 
 
 def exit_code(returncode: int) -> int:
-    """Return what a shell makes of a return code of `subprocess`: 128 and the signal's number."""
+    """Return a shell's exit code for a return code of `subprocess`: 128 plus the signal's number."""
     return 128 - returncode if returncode < 0 else returncode
 
 
 def returncode_of(code: int) -> int:
-    """Return what `subprocess` would say of the process whose exit code a shell has handed on."""
+    """Return the return code of `subprocess` for an exit code that a shell has passed on."""
     return 128 - code if 128 < code <= 128 + signal.SIGRTMAX else code
 
 

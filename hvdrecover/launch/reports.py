@@ -111,7 +111,7 @@ class Reports:
             self._record.flush()
 
     def name(self, reading: Reading) -> str:
-        """Return what a training process is called."""
+        """Return the name of a training process in messages."""
         rank = (
             f"rank {reading.rank}" if reading.rank >= 0 else f"the process of slot {self._config.local_rank}"
         )

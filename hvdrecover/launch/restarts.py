@@ -1,4 +1,4 @@
-"""The decision after one start of a job has ended; pure functions."""
+"""The decision after an attempt (one start of the whole job); pure functions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hvdrecover.launch import ends
 from hvdrecover.launch.deaths import SAME_ERROR, Cause
 from hvdrecover.launch.ends import FIRST_ERROR, End
 
-_CAUSES = 50  # errors of the script that are told of, all of which a connection takes at once
+_CAUSES = 50  # known errors of the script in one message, which must fit into a send buffer
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
-# Signals by which a process ends because of what it does itself; others come from outside.
+# Signals that a process causes itself; others come from outside.
 _OWN_SIGNALS = {-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT}
 
 _UNTRAINED = (
@@ -36,7 +36,7 @@ Fault = dict[str, Any]
 
 @dataclass
 class Attempt:
-    """One start of the whole job."""
+    """One start of the job."""
 
     number: int  # counted from 1
     code: int = 0  # how the launcher has ended; negative for a signal
@@ -51,7 +51,7 @@ class Attempt:
 
     @property
     def errors(self) -> list[Fault]:
-        """The failures of the script itself, but for those that came of another rank's."""
+        """The errors of the script, without those that follow another rank's."""
         return [each for each in self.faults if each.get("fault") == "script_error" and not each.get("heard")]
 
 
@@ -84,7 +84,7 @@ def ending(attempts: Sequence[Attempt]) -> Fault | None:
 def outcome(
     attempts: Sequence[Attempt], without_progress: int, *, ranks: int, stopping: bool, max_restarts: int
 ) -> Outcome:
-    """Decide what to do after the last of some starts."""
+    """Decide whether the job ends or starts again after the last attempt."""
     last = attempts[-1]
     # The ranks have confirmed to each other that training is finished. If all slots ended like this, the
     # launcher's exit code does not count: it may have failed only because its terminal is gone.
@@ -185,7 +185,7 @@ _FOR_GOOD = {"fenced", "too_old"}  # ends that another start must not undo
 
 
 def _is_own(fault: Fault) -> bool:
-    """Return whether a process has ended by what it did, and not by what was done to it."""
+    """Return whether a process caused its own end."""
     return fault.get("end") == "script_error" or (fault["fault"] == "crash" and fault["exit"] in _OWN_SIGNALS)
 
 

@@ -1,7 +1,7 @@
 """``horovodrun`` without its stack traces; started by the supervisor.
 
-When workers fail, ``horovodrun`` prints a line for each, raises an error that nobody catches, and prints
-twenty lines of its own code. What has failed was told by the guardian that saw it.
+When workers fail, ``horovodrun`` prints a line for each, raises an uncaught error, and prints
+twenty lines of its own code. The guardian has reported the failure already.
 
 SIGTERM is left to the supervisor and the guardians. Batch systems send it to all processes of a host at once,
 and a ``horovodrun`` that heeds it ends the workers before they can leave at their next commit.
@@ -33,7 +33,7 @@ _WORKER_FAILED = re.compile(r"Process \d+ exit with status code (?!255\b)")  # 2
 def main() -> None:
     """Run ``horovodrun`` with this process's arguments, of which the first says what starts workers."""
     processes.die_with_parent()
-    sys.warnoptions.append("ignore:resource_tracker:UserWarning")  # of what is left when this is killed
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")  # about semaphores left after a kill
     read = config.read()
     how, sys.argv[:2] = sys.argv[1], ["horovodrun"]
     if how == "gloo":  # mpirun sends the environment through its own connections
@@ -93,7 +93,7 @@ def _leave_to_guardians() -> None:
 
 
 def _left_to_supervisor(number: int, frame: FrameType | None) -> None:
-    """Do nothing: a handler, as programs that are started inherit what is ignored."""
+    """Do nothing. A handler, because child processes would inherit an ignored signal."""
 
 
 def _hide_environment() -> None:

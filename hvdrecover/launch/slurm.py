@@ -80,7 +80,7 @@ class SlurmJob:
 
     @property
     def name(self) -> str:
-        """The job as ``scontrol requeue`` takes it: the id of an array's last task is that of the array."""
+        """The name for ``scontrol requeue``: in an array, the last task has the id of the whole array."""
         array, task = self._environ.get("SLURM_ARRAY_JOB_ID"), self._environ.get("SLURM_ARRAY_TASK_ID")
         return f"{array}_{task}" if array and task else self._job
 

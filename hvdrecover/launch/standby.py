@@ -104,7 +104,7 @@ def _is_stuck(standby: Reading) -> bool:
 def start(command: PythonCommand, modules: Sequence[str], environ: Mapping[str, str]) -> Training:
     """Start a standby."""
     program = [command.module, command.program, *command.arguments]
-    # In memory and not through a pipe, which takes 64 KiB until its reader has come to read.
+    # In memory, as a pipe takes only 64 KiB before its reader reads.
     orders = os.memfd_create("hvdrecover-orders")
     try:
         with open(orders, "w", closefd=False) as file:

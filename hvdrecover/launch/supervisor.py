@@ -37,7 +37,7 @@ from hvdrecover.surroundings import machine, versions
 
 logger = logging.getLogger(__name__)
 
-_MARGIN = 5.0  # seconds beyond the grace for what is left to end
+_MARGIN = 5.0  # seconds after the grace before everything is killed
 _REQUEUE = 10.0  # seconds beyond these for a controller to take a requeue before it ends the job
 _REPORTS = "failing-hosts"  # hosts on which slots were given up or diverged; discovery excludes them
 
@@ -377,6 +377,6 @@ class Supervisor:
 
 def _show(text: str) -> None:
     # Where the terminal is closed, even an empty text fails, as lines before it are still to be written. The
-    # exit code must not be that of this error: a scheduler goes by it.
+    # exit code must not come from this error, as schedulers act on it.
     with contextlib.suppress(OSError):
         sys.stderr.write(text)

@@ -36,7 +36,7 @@ class Training:
         stdin: int | None = None,
         hand_down: Sequence[int] = (),
     ) -> None:
-        # Memory without a name: nothing to remove, whoever is killed.
+        # Memory without a name: no file is left behind after a kill.
         self._descriptors = [os.memfd_create(f"hvdrecover-{name}") for name in ("page", "stacks", "notes")]
         page, self.stacks, self._notes = self._descriptors
         self._events, events = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -122,7 +122,7 @@ class Training:
         return False
 
     def close(self) -> None:
-        """Kill what is left of it, and free its memory."""
+        """Kill its process group, and free its memory."""
         self.kill()
         self.show_error()
         if self.process.stdin is not None:
