@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from hvdrecover.install.edits.edit import Edit
+from hvdrecover.install.edits.edit import Edit, add_after
 
-_REGISTRY = (
-    "a worker that is restarted while it waits for the others counts twice, or another is left at a barrier "
-    "to which nobody else comes: then ranks wait for each other for ever"
-)
-_ORDER = "of the hosts that are discovered at once, chance decides which are used and which are spare"
-_SLOW_START = "horovodrun imports TensorFlow, just to learn whether Gloo is built in: seconds at each start"
+_REGISTRY = "horovod/runner/elastic/registration.py"
+_UTIL = "horovod/common/util.py"
 _REGISTRY_CODE = """\
         key = (host, slot)
         with self._lock:
@@ -46,74 +42,64 @@ _REGISTRY_CODE = """\
 
 
 LAUNCHER: tuple[Edit, ...] = (
+    # A worker that is restarted while it waits for the others counts twice, or another is left at a barrier
+    # to which nobody else comes: then ranks wait for each other for ever.
     Edit(
-        name="registry-lock",
-        file="horovod/runner/elastic/registration.py",
-        old="        self._lock = threading.Lock()\n        self._states = {}\n",
-        new=(
+        "registry-lock",
+        _REGISTRY,
+        "        self._lock = threading.Lock()\n        self._states = {}\n",
+        (
             "        self._lock = threading.Condition()\n"
             "        self._states = {}\n"
             "        self._waiting = {}\n"
             "        self._acting = False\n"
         ),
-        why=_REGISTRY,
+    ),
+    Edit("registry-barrier", _REGISTRY, "        self._barrier = None\n", ""),
+    Edit(
+        "registry-event",
+        _REGISTRY,
+        "        self._action_event = threading.Event()\n        self._action_event.set()\n",
+        "",
     ),
     Edit(
-        name="registry-barrier",
-        file="horovod/runner/elastic/registration.py",
-        old="        self._barrier = None\n",
-        new="",
-        why=_REGISTRY,
+        "registry-reset",
+        _REGISTRY,
+        "            self._barrier = threading.Barrier(parties=size, action=self._action)\n",
+        "",
     ),
     Edit(
-        name="registry-event",
-        file="horovod/runner/elastic/registration.py",
-        old="        self._action_event = threading.Event()\n        self._action_event.set()\n",
-        new="",
-        why=_REGISTRY,
-    ),
-    Edit(
-        name="registry-reset",
-        file="horovod/runner/elastic/registration.py",
-        old="            self._barrier = threading.Barrier(parties=size, action=self._action)\n",
-        new="",
-        why=_REGISTRY,
-    ),
-    Edit(
-        name="registry",
-        file="horovod/runner/elastic/registration.py",
-        old="        # we should wait for _action finished",
+        "registry",
+        _REGISTRY,
+        "        # we should wait for _action finished",
+        _REGISTRY_CODE,
         until="    def _on_workers_recorded(self):\n",
-        new=_REGISTRY_CODE,
-        why=_REGISTRY,
+    ),
+    # Of the hosts that are discovered at once, chance decides which are used and which are spare.
+    Edit(
+        "host-order",
+        "horovod/runner/elastic/discovery.py",
+        "lines = set(result.strip()",
+        "lines = dict.fromkeys(result.strip()",
     ),
     Edit(
-        name="host-order",
-        file="horovod/runner/elastic/discovery.py",
-        old="lines = set(result.strip()",
-        new="lines = dict.fromkeys(result.strip()",
-        why=_ORDER,
+        "host-order-kept",
+        "horovod/runner/elastic/discovery.py",
+        "available_hosts = set([host for host in host_slots.keys()",
+        "available_hosts = list([host for host in host_slots.keys()",
     ),
+    # `horovodrun` imports TensorFlow, just to learn whether Gloo is built in: seconds at each start.
     Edit(
-        name="host-order-kept",
-        file="horovod/runner/elastic/discovery.py",
-        old="available_hosts = set([host for host in host_slots.keys()",
-        new="available_hosts = list([host for host in host_slots.keys()",
-        why=_ORDER,
+        "noted-features",
+        "CMakeLists.txt",
+        'metadata.json" "\\"dummy\\": \\"none\\"\\n}")',
+        'metadata.json" "\\"mpi\\": \\"${HAVE_MPI}\\",\\n\\"gloo\\": \\"${HAVE_GLOO}\\"\\n}")',
     ),
-    Edit(
-        name="noted-features",
-        file="CMakeLists.txt",
-        old='metadata.json" "\\"dummy\\": \\"none\\"\\n}")',
-        new='metadata.json" "\\"mpi\\": \\"${HAVE_MPI}\\",\\n\\"gloo\\": \\"${HAVE_GLOO}\\"\\n}")',
-        why=_SLOW_START,
-    ),
-    Edit(
-        name="noted-features-read",
-        file="horovod/common/util.py",
-        old="EXTENSIONS = ['tensorflow', 'torch', 'mxnet']\n",
-        new=(
-            "EXTENSIONS = ['tensorflow', 'torch', 'mxnet']\n"
+    add_after(
+        "noted-features-read",
+        _UTIL,
+        "EXTENSIONS = ['tensorflow', 'torch', 'mxnet']\n",
+        (
             "\n"
             "\n"
             "def _noted(feature):\n"
@@ -122,12 +108,11 @@ LAUNCHER: tuple[Edit, ...] = (
             "    with open(os.path.join(here, os.pardir, 'metadata.json')) as file:\n"
             "        return json.load(file)[feature] == 'TRUE'\n"
         ),
-        why=_SLOW_START,
     ),
     Edit(
-        name="noted-mpi",
-        file="horovod/common/util.py",
-        old=(
+        "noted-mpi",
+        _UTIL,
+        (
             "def mpi_built(verbose=False):\n"
             "    for ext_base_name in EXTENSIONS:\n"
             "        built_fn = lambda ext: ext.mpi_built()\n"
@@ -137,13 +122,12 @@ LAUNCHER: tuple[Edit, ...] = (
             "            return result\n"
             "    return None\n"
         ),
-        new="def mpi_built(verbose=False):\n    return _noted('mpi')\n",
-        why=_SLOW_START,
+        "def mpi_built(verbose=False):\n    return _noted('mpi')\n",
     ),
     Edit(
-        name="noted-gloo",
-        file="horovod/common/util.py",
-        old=(
+        "noted-gloo",
+        _UTIL,
+        (
             "def gloo_built(verbose=False):\n"
             "    for ext_base_name in EXTENSIONS:\n"
             "        built_fn = lambda ext: ext.gloo_built()\n"
@@ -153,39 +137,36 @@ LAUNCHER: tuple[Edit, ...] = (
             "            return result\n"
             "    return None\n"
         ),
-        new="def gloo_built(verbose=False):\n    return _noted('gloo')\n",
-        why=_SLOW_START,
+        "def gloo_built(verbose=False):\n    return _noted('gloo')\n",
     ),
+    # Five processes may wait to be let in, and those beyond try again after 1, 3 and 7 seconds: a recovery
+    # of 8 processes takes 7 s, and one of 16 takes 25.
     Edit(
-        name="rendezvous-backlog",
-        file="horovod/runner/http/http_server.py",
-        old=(
+        "rendezvous-backlog",
+        "horovod/runner/http/http_server.py",
+        (
             "class RendezvousHTTPServer(socketserver.ThreadingMixIn, HTTPServer, object):\n"
             "    def __init__(self, addr, handler, verbose):\n"
         ),
-        new=(
+        (
             "class RendezvousHTTPServer(socketserver.ThreadingMixIn, HTTPServer, object):\n"
             "    request_queue_size = 4096\n"
             "\n"
             "    def __init__(self, addr, handler, verbose):\n"
         ),
-        why=(
-            "five processes may wait to be let in, and those beyond try again after 1, 3 and 7 seconds: a "
-            "recovery of 8 processes takes 7 s, and one of 16 takes 25"
-        ),
     ),
+    # Python 3.12 has no distutils.
     Edit(
-        name="no-distutils-cmake",
-        file="horovod/torch/CMakeLists.txt",
-        old="from distutils.sysconfig import get_python_inc; print(get_python_inc())",
-        new="import sysconfig; print(sysconfig.get_path('include'))",
-        why="Python 3.12 has no distutils",
+        "no-distutils-cmake",
+        "horovod/torch/CMakeLists.txt",
+        "from distutils.sysconfig import get_python_inc; print(get_python_inc())",
+        "import sysconfig; print(sysconfig.get_path('include'))",
     ),
+    # Python 3.12 has no distutils, and horovodrun imports this module.
     Edit(
-        name="no-distutils-runner",
-        file="horovod/runner/js_run.py",
-        old="from distutils.spawn import find_executable",
-        new="from shutil import which as find_executable",
-        why="Python 3.12 has no distutils, and horovodrun imports this module",
+        "no-distutils-runner",
+        "horovod/runner/js_run.py",
+        "from distutils.spawn import find_executable",
+        "from shutil import which as find_executable",
     ),
 )

@@ -11,33 +11,20 @@ With process sets, Horovod's thread asks all ranks whether to remove each set, a
 
 from __future__ import annotations
 
-from hvdrecover.install.edits.edit import Edit
+from hvdrecover.install.edits.edit import Edit, add_after, add_before
 
 _PAIR = "third_party/gloo/gloo/transport/tcp/pair.cc"
 _LOOP = "horovod/common/operations.cc"
-_ABORT = "what Gloo's own thread throws ends the process, where the error of one connection is meant"
-_NEXT = "the next collective's messages are taken for those of the one that has failed on this rank"
 _SETS = "horovod/common/process_set.cc"
-_ASKED = "with process sets, ranks that remain ask the lost one before they shut down, and abort"
-_JOINED = "a rank that had joined when another was lost still counts as joined after the next rendezvous"
-_NO_ZEROS = "a rank that has joined takes part in allgathers that are cached, with zeros, and dies of SIGSEGV"
-_SHORT = "what the ranks that have not joined send is written behind the end of an array"
-_UNTOLD = "who waits for a message of which a part was sent or read waits until Gloo's time-out"
 
 LOST_PEER: tuple[Edit, ...] = (
-    Edit(
-        name="pair-error-try",
-        file=_PAIR,
-        old="  // State must be <= CONNECTED.\n",
-        new="  try {\n  // State must be <= CONNECTED.\n",
-        why=_ABORT,
-    ),
-    Edit(
-        name="pair-error-catch",
-        file=_PAIR,
-        old='  GLOO_ENFORCE(false, "Unexpected state: ", state_);\n',
-        new=(
-            '  GLOO_ENFORCE(false, "Unexpected state: ", state_);\n'
+    # What Gloo's own thread throws ends the process, where the error of one connection is meant.
+    add_before("pair-error-try", _PAIR, "  // State must be <= CONNECTED.\n", "  try {\n"),
+    add_after(
+        "pair-error-catch",
+        _PAIR,
+        '  GLOO_ENFORCE(false, "Unexpected state: ", state_);\n',
+        (
             "  } catch (const std::exception& ex) {\n"
             "    // A pair with an exception has been closed already.\n"
             "    if (ex_ == nullptr) {\n"
@@ -45,25 +32,24 @@ LOST_PEER: tuple[Edit, ...] = (
             "    }\n"
             "  }\n"
         ),
-        why=_ABORT,
     ),
-    Edit(
-        name="pair-error-accepted",
-        file=_PAIR,
-        old="  // Connected, replace file descriptor\n  fd_ = rv;\n",
-        new=(
-            "  // Connected, replace file descriptor\n"
-            "  fd_ = rv;\n"
+    # What Gloo's own thread throws ends the process, where the error of one connection is meant, such as
+    # that of a peer that was lost as soon as it had connected.
+    add_after(
+        "pair-error-accepted",
+        _PAIR,
+        "  // Connected, replace file descriptor\n  fd_ = rv;\n",
+        (
             "  // Closing the pair takes a descriptor that is registered.\n"
             "  device_->registerDescriptor(fd_, EPOLLIN, this);\n"
         ),
-        why=f"{_ABORT}, such as that of a peer that was lost as soon as it had connected",
     ),
+    # Who waits for a message of which a part was sent or read waits until Gloo's time-out.
     Edit(
-        name="partly-sent",
-        file=_PAIR,
-        old="    if (op.buf != nullptr) {\n      op.buf->signalException(ex);\n    }\n  }\n",
-        new=(
+        "partly-sent",
+        _PAIR,
+        "    if (op.buf != nullptr) {\n      op.buf->signalException(ex);\n    }\n  }\n",
+        (
             "    if (op.buf != nullptr) {\n"
             "      op.buf->signalException(ex);\n"
             "    }\n"
@@ -79,26 +65,25 @@ LOST_PEER: tuple[Edit, ...] = (
             "    partlyRead->signalException(ex);\n"
             "  }\n"
         ),
-        why=_UNTOLD,
+    ),
+    # The next collective's messages are taken for those of the one that has failed on this rank.
+    add_before(
+        "stop-at-loss-include",
+        _LOOP,
+        '#include "gloo/gloo_controller.h"\n',
+        '#include "gloo/common/error.h"\n',
     ),
     Edit(
-        name="stop-at-loss-include",
-        file=_LOOP,
-        old='#include "gloo/gloo_controller.h"\n',
-        new='#include "gloo/common/error.h"\n#include "gloo/gloo_controller.h"\n',
-        why=_NEXT,
-    ),
-    Edit(
-        name="stop-at-loss",
-        file=_LOOP,
-        old=(
+        "stop-at-loss",
+        _LOOP,
+        (
             "  try {\n"
             "    // process_set is passed here only for the case of Response::JOIN where\n"
             "    // entries is empty. The other operations can infer process_set from\n"
             "    // entries.\n"
             "    status = op_manager->ExecuteOperation(entries, response, process_set);\n"
         ),
-        new=(
+        (
             "  std::exception_ptr loss;\n"
             "  try {\n"
             "    // process_set is passed here only for the case of Response::JOIN where\n"
@@ -111,60 +96,44 @@ LOST_PEER: tuple[Edit, ...] = (
             "    status = Status::UnknownError(ex.what());\n"
             "#endif // HAVE_GLOO\n"
         ),
-        why=_NEXT,
     ),
-    Edit(
-        name="stop-at-loss-thrown",
-        file=_LOOP,
-        old=(
+    add_after(
+        "stop-at-loss-thrown",
+        _LOOP,
+        (
             "      timeline.End(e.tensor_name, status.ok() ? e.output : nullptr);\n"
             "      e.FinishWithCallback(status);\n"
             "    }\n"
             "  }\n"
         ),
-        new=(
-            "      timeline.End(e.tensor_name, status.ok() ? e.output : nullptr);\n"
-            "      e.FinishWithCallback(status);\n"
-            "    }\n"
-            "  }\n"
-            "  if (loss) {\n"
-            "    std::rethrow_exception(loss); // ends this thread's loop\n"
-            "  }\n"
-        ),
-        why=_NEXT,
+        "  if (loss) {\n    std::rethrow_exception(loss); // ends this thread's loop\n  }\n",
     ),
-    Edit(
-        name="process-sets-lost-flag",
-        file="horovod/common/process_set.h",
-        old="  mutable std::recursive_mutex mutex;\n",
-        new=(
-            "  mutable std::recursive_mutex mutex;\n"
+    # With process sets, ranks that remain ask the lost one before they shut down, and abort.
+    add_after(
+        "process-sets-lost-flag",
+        "horovod/common/process_set.h",
+        "  mutable std::recursive_mutex mutex;\n",
+        (
             "\n"
             "  // Whether the ranks can no longer agree on the removal of a process set.\n"
             "  std::atomic_bool peer_lost{false};\n"
         ),
-        why=_ASKED,
+    ),
+    add_after(
+        "process-sets-lost",
+        _LOOP,
+        '        << "Horovod background loop uncaught exception: " << ex.what();\n',
+        "    state.process_set_table.peer_lost = true;\n",
     ),
     Edit(
-        name="process-sets-lost",
-        file=_LOOP,
-        old='        << "Horovod background loop uncaught exception: " << ex.what();\n',
-        new=(
-            '        << "Horovod background loop uncaught exception: " << ex.what();\n'
-            "    state.process_set_table.peer_lost = true;\n"
-        ),
-        why=_ASKED,
-    ),
-    Edit(
-        name="process-sets-removed",
-        file=_SETS,
-        old=(
+        "process-sets-removed",
+        _SETS,
+        (
             "    MarkProcessSetForRemoval(id);\n"
             "    // Block until all processes have been able to finalize and deregister\n"
             "    // this process set.\n"
         ),
-        until="  // The process set hosting the global controller needs to remain in the\n",
-        new=(
+        (
             "    // Block until all processes have been able to finalize and deregister\n"
             "    // this process set. If one is lost, do so alone.\n"
             "    id_to_be_removed_ = id;\n"
@@ -184,30 +153,31 @@ LOST_PEER: tuple[Edit, ...] = (
             "  peer_lost = false;\n"
             "  id_to_be_removed_ = NO_PENDING_REMOVAL;\n"
         ),
-        why=_ASKED,
+        until="  // The process set hosting the global controller needs to remain in the\n",
     ),
+    # A rank that had joined when another was lost still counts as joined after the next rendezvous.
     Edit(
-        name="joined-forgotten",
-        file=_SETS,
-        old="  registered_global_ranks.clear();\n  initialization_done = false;\n",
-        new=(
+        "joined-forgotten",
+        _SETS,
+        "  registered_global_ranks.clear();\n  initialization_done = false;\n",
+        (
             "  registered_global_ranks.clear();\n"
             "  joined = false;\n"
             "  joined_size = 0;\n"
             "  last_joined_rank = -1;\n"
             "  initialization_done = false;\n"
         ),
-        why=_JOINED,
     ),
+    # A rank that has joined takes part in allgathers that are cached, with zeros, and dies of SIGSEGV.
     Edit(
-        name="joined-cached",
-        file="horovod/common/controller.cc",
-        old=(
+        "joined-cached",
+        "horovod/common/controller.cc",
+        (
             "    for (uint32_t bit : response_cache_.list_all_bits()) {\n"
             "      cache_coordinator.record_hit(bit);\n"
             "    }\n"
         ),
-        new=(
+        (
             "    for (uint32_t bit : response_cache_.list_all_bits()) {\n"
             "      auto type = response_cache_.peek_response(bit).response_type();\n"
             "      if (type == Response::ALLREDUCE || type == Response::ADASUM) {\n"
@@ -219,31 +189,29 @@ LOST_PEER: tuple[Edit, ...] = (
             "      }\n"
             "    }\n"
         ),
-        why=_NO_ZEROS,
+    ),
+    # What the ranks that have not joined send is written behind the end of an array.
+    Edit(
+        "joined-sizes",
+        "horovod/common/controller.cc",
+        "    tensor_sizes.resize(requests.size());\n",
+        "    tensor_sizes.resize(size_);\n",
     ),
     Edit(
-        name="joined-sizes",
-        file="horovod/common/controller.cc",
-        old="    tensor_sizes.resize(requests.size());\n",
-        new="    tensor_sizes.resize(size_);\n",
-        why=_SHORT,
-    ),
-    Edit(
-        name="joined-devices",
-        file="horovod/common/controller.cc",
-        old=(
+        "joined-devices",
+        "horovod/common/controller.cc",
+        (
             "  std::vector<int32_t> devices(requests.size());\n"
             "  for (auto& request : requests) {\n"
             "    devices[request.request_rank()] = request.device();\n"
             "  }\n"
         ),
-        new=(
+        (
             "  std::vector<int32_t> devices(size_);\n"
             "  for (auto& request : requests) {\n"
             "    devices[request.request_rank()] = request.device();\n"
             "  }\n"
             "  devices.resize(requests.size());\n"
         ),
-        why=_SHORT,
     ),
 )

@@ -2,116 +2,96 @@
 
 from __future__ import annotations
 
-from hvdrecover.install.edits.edit import Edit
+from hvdrecover.install.edits.edit import Edit, add_after, add_before
 
-_STALLS = "which tensors wait for which ranks is printed by rank 0, and known to nobody else"
-_CPP20 = "the headers of current PyTorch and TensorFlow need C++20"
-
+_GLOO = "horovod/common/gloo/gloo_context.cc"
+_LOOP = "horovod/common/operations.cc"
+_STALLS = "horovod/common/stall_inspector.cc"
+_STALL_HEADER = "horovod/common/stall_inspector.h"
 
 NATIVE: tuple[Edit, ...] = (
+    # The headers of current PyTorch and TensorFlow need C++20.
+    Edit("c++20", "CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 20)"),
     Edit(
-        name="c++20",
-        file="CMakeLists.txt",
-        old="set(CMAKE_CXX_STANDARD 14)",
-        new="set(CMAKE_CXX_STANDARD 20)",
-        why=_CPP20,
+        "c++20-torch",
+        "horovod/torch/CMakeLists.txt",
+        "set(CMAKE_CXX_STANDARD 14)",
+        "set(CMAKE_CXX_STANDARD 20)",
     ),
     Edit(
-        name="c++20-torch",
-        file="horovod/torch/CMakeLists.txt",
-        old="set(CMAKE_CXX_STANDARD 14)",
-        new="set(CMAKE_CXX_STANDARD 20)",
-        why=_CPP20,
+        "c++20-tensorflow",
+        "horovod/tensorflow/CMakeLists.txt",
+        "set(CMAKE_CXX_STANDARD 17)",
+        "set(CMAKE_CXX_STANDARD 20)",
     ),
-    Edit(
-        name="c++20-tensorflow",
-        file="horovod/tensorflow/CMakeLists.txt",
-        old="set(CMAKE_CXX_STANDARD 17)",
-        new="set(CMAKE_CXX_STANDARD 20)",
-        why=_CPP20,
+    # GCC 13 and later don't bring std::string along with other headers.
+    add_after(
+        "group-table-string", "horovod/common/group_table.h", "#include <queue>\n", "#include <string>\n"
     ),
+    # Its operator= assigns to constants, which GCC 14 refuses even where nobody calls it.
     Edit(
-        name="group-table-string",
-        file="horovod/common/group_table.h",
-        old="#include <queue>\n",
-        new="#include <queue>\n#include <string>\n",
-        why="GCC 13 and later don't bring std::string along with other headers",
+        "flatbuffers-span",
+        "third_party/flatbuffers/include/flatbuffers/stl_emulation.h",
+        "  pointer const data_;\n  const size_type count_;\n",
+        "  pointer data_;\n  size_type count_;\n",
     ),
-    Edit(
-        name="flatbuffers-span",
-        file="third_party/flatbuffers/include/flatbuffers/stl_emulation.h",
-        old="  pointer const data_;\n  const size_type count_;\n",
-        new="  pointer data_;\n  size_type count_;\n",
-        why="its operator= assigns to constants, which GCC 14 refuses even where nobody calls it",
-    ),
-    Edit(
-        name="relative-rpath",
-        file="CMakeLists.txt",
-        old="set(CMAKE_CXX_STANDARD_REQUIRED ON)\n",
-        new=(
-            "set(CMAKE_CXX_STANDARD_REQUIRED ON)\n"
+    # A wheel must find the frameworks and libmpi of the environment that it is installed in, not of the one
+    # that it was built in; a site's own MPI, CUDA and NCCL come after these.
+    add_after(
+        "relative-rpath",
+        "CMakeLists.txt",
+        "set(CMAKE_CXX_STANDARD_REQUIRED ON)\n",
+        (
             "set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)\n"
             "set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)\n"
             'set(CMAKE_INSTALL_RPATH "$ORIGIN/../../torch/lib;$ORIGIN/../../tensorflow;'
             '$ORIGIN/../../tensorflow/python;$ORIGIN/../../../..")\n'
         ),
-        why=(
-            "a wheel must find the frameworks and libmpi of the environment that it is installed in, "
-            "not of the one that it was built in; a site's own MPI, CUDA and NCCL come after these"
-        ),
     ),
+    # It includes an XLA header that TensorFlow no longer ships.
     Edit(
-        name="no-xla-ops",
-        file="horovod/tensorflow/CMakeLists.txt",
-        old='list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
-        new="",
-        why="it includes an XLA header that TensorFlow no longer ships",
+        "no-xla-ops",
+        "horovod/tensorflow/CMakeLists.txt",
+        'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
+        "",
     ),
+    # The vector stays empty under Gloo, and so the stall inspector never fires.
     Edit(
-        name="stall-inspector",
-        file="horovod/common/gloo/gloo_controller.cc",
-        old="global_ranks_.reserve(size_)",
-        new="global_ranks_.resize(size_)",
-        why="the vector stays empty under Gloo, and so the stall inspector never fires",
+        "stall-inspector",
+        "horovod/common/gloo/gloo_controller.cc",
+        "global_ranks_.reserve(size_)",
+        "global_ranks_.resize(size_)",
     ),
-    Edit(
-        name="gloo-iface",
-        file="horovod/common/gloo/gloo_context.cc",
-        old=(
+    # Process sets ignore HOROVOD_GLOO_IFACE, and hosts whose name means 127.0.0.1 can't connect.
+    add_before(
+        "gloo-iface",
+        _GLOO,
+        (
             "  device_attr.iface = gloo_iface_;\n"
             "  device_attr.ai_family = AF_UNSPEC;\n"
             "  auto dev = CreateDevice(device_attr);\n"
             "\n"
             "  global_ctx"
         ),
-        new=(
-            "  gloo_iface_ = global_context.gloo_iface_;\n"
-            "  device_attr.iface = gloo_iface_;\n"
-            "  device_attr.ai_family = AF_UNSPEC;\n"
-            "  auto dev = CreateDevice(device_attr);\n"
-            "\n"
-            "  global_ctx"
-        ),
-        why="process sets ignore HOROVOD_GLOO_IFACE, and hosts whose name means 127.0.0.1 can't connect",
+        "  gloo_iface_ = global_context.gloo_iface_;\n",
     ),
-    Edit(
-        name="process-set-finalize",
-        file="horovod/common/gloo/gloo_context.cc",
-        old="  global_ctx = global_context.ctx;\n  timeout_ = global_context.timeout_;\n",
-        new=(
-            "  enabled_ = true;\n  global_ctx = global_context.ctx;\n  timeout_ = global_context.timeout_;\n"
-        ),
-        why="after hvd.shutdown() the sockets and two threads that wake every 10 ms would stay",
+    # After hvd.shutdown() the sockets and two threads that wake every 10 ms would stay.
+    add_before(
+        "process-set-finalize",
+        _GLOO,
+        "  global_ctx = global_context.ctx;\n  timeout_ = global_context.timeout_;\n",
+        "  enabled_ = true;\n",
     ),
+    # Processes start at different speeds, which a timeout that is short for lost hosts must allow.
     Edit(
-        name="first-rendezvous",
-        file="horovod/common/gloo/gloo_context.cc",
-        old=(
+        "first-rendezvous",
+        _GLOO,
+        (
             "  ctx = Rendezvous(HOROVOD_GLOO_GLOBAL_PREFIX,\n"
             "                   rendezvous_addr_env, rendezvous_port,\n"
             "                   rank, size, dev, timeout_);\n"
         ),
-        new=(
+        (
             "  // An elastic driver gives addresses out when all have come.\n"
             "  auto patience = elastic || reset_\n"
             "                      ? timeout_\n"
@@ -122,19 +102,19 @@ NATIVE: tuple[Edit, ...] = (
             "                   rank, size, dev, patience);\n"
             "  ctx->setTimeout(timeout_);\n"
         ),
-        why="processes start at different speeds, which a timeout that is short for lost hosts must allow",
     ),
+    # Ranks wait five times HOROVOD_GLOO_TIMEOUT_SECONDS for one that is lost while they connect.
     Edit(
-        name="connect-timeout",
-        file="third_party/gloo/gloo/transport/tcp/pair.h",
-        old="        timeout_ * 5,\n",
-        new="        timeout_,\n",
-        why="ranks wait five times HOROVOD_GLOO_TIMEOUT_SECONDS for one that is lost while they connect",
+        "connect-timeout",
+        "third_party/gloo/gloo/transport/tcp/pair.h",
+        "        timeout_ * 5,\n",
+        "        timeout_,\n",
     ),
+    # A rank that is lost while all connect aborts the others, and what they have in memory is gone.
     Edit(
-        name="init-failure",
-        file="horovod/common/operations.cc",
-        old=(
+        "init-failure",
+        _LOOP,
+        (
             "    global_gloo_context.Initialize(ParseGlooIface());\n"
             "  }\n"
             "  if (state.control_operation == LibType::GLOO) {\n"
@@ -142,7 +122,7 @@ NATIVE: tuple[Edit, ...] = (
             "    state.process_set_table.Initialize(global_gloo_context);\n"
             "  }\n"
         ),
-        new=(
+        (
             "    try {\n"
             "      global_gloo_context.Initialize(ParseGlooIface());\n"
             "      if (state.control_operation == LibType::GLOO) {\n"
@@ -163,40 +143,39 @@ NATIVE: tuple[Edit, ...] = (
             "  }\n"
             "#endif // HAVE_MPI\n"
         ),
-        why="a rank that is lost while all connect aborts the others, and what they have in memory is gone",
     ),
-    Edit(
-        name="init-failure-text",
-        file="horovod/common/operations.cc",
-        old="void BackgroundThreadLoop(HorovodGlobalState& state) {\n",
-        new=(
+    # Who calls hvd.init() has to tell a lost rank from having been removed from the job.
+    add_before(
+        "init-failure-text",
+        _LOOP,
+        "void BackgroundThreadLoop(HorovodGlobalState& state) {\n",
+        (
             "// Why the last initialization failed.\n"
             "static std::string& InitializationError() {\n"
             "  static std::string text;\n"
             "  return text;\n"
             "}\n"
             "\n"
-            "void BackgroundThreadLoop(HorovodGlobalState& state) {\n"
         ),
-        why="who calls hvd.init() has to tell a lost rank from having been removed from the job",
     ),
+    # After one failed initialization all later ones would count as failed.
     Edit(
-        name="init-again",
-        file="horovod/common/operations.cc",
-        old="    // Reset initialization flag\n    horovod_global.initialization_done = false;\n",
-        new=(
+        "init-again",
+        _LOOP,
+        "    // Reset initialization flag\n    horovod_global.initialization_done = false;\n",
+        (
             "    // Reset initialization flags\n"
             "    horovod_global.initialization_done = false;\n"
             "    horovod_global.initialization_failed = false;\n"
             "    InitializationError().clear();\n"
         ),
-        why="after one failed initialization all later ones would count as failed",
     ),
-    Edit(
-        name="recovery-functions",
-        file="horovod/common/operations.cc",
-        old="int horovod_is_initialized() {\n",
-        new=(
+    # A phase that is known to be long must not count as a stall of the other ranks.
+    add_before(
+        "recovery-functions",
+        _LOOP,
+        "int horovod_is_initialized() {\n",
+        (
             "const char* horovod_initialization_error() {\n"
             "  return InitializationError().c_str();\n"
             "}\n"
@@ -212,22 +191,20 @@ NATIVE: tuple[Edit, ...] = (
             "  }\n"
             "}\n"
             "\n"
-            "int horovod_is_initialized() {\n"
         ),
-        why="a phase that is known to be long must not count as a stall of the other ranks",
     ),
+    # Which tensors wait for which ranks is printed by rank 0, and known to nobody else.
     Edit(
-        name="stall-report-include",
-        file="horovod/common/stall_inspector.cc",
-        old="#include <map>\n#include <unordered_set>\n",
-        new="#include <cstdlib>\n#include <map>\n#include <unistd.h>\n#include <unordered_set>\n",
-        why=_STALLS,
+        "stall-report-include",
+        _STALLS,
+        "#include <map>\n#include <unordered_set>\n",
+        "#include <cstdlib>\n#include <map>\n#include <unistd.h>\n#include <unordered_set>\n",
     ),
-    Edit(
-        name="stall-report",
-        file="horovod/common/stall_inspector.cc",
-        old="bool StallInspector::CheckForStalledTensors(\n",
-        new=(
+    add_before(
+        "stall-report",
+        _STALLS,
+        "bool StallInspector::CheckForStalledTensors(\n",
+        (
             "// Tell which tensors wait for which ranks, as a line of JSON, to who has asked for it.\n"
             "static void Report(const std::map<int32_t, std::set<std::string>>& missing_ranks,\n"
             "                   const std::vector<int>& global_ranks) {\n"
@@ -260,33 +237,24 @@ NATIVE: tuple[Edit, ...] = (
             "  }\n"
             "}\n"
             "\n"
-            "bool StallInspector::CheckForStalledTensors(\n"
         ),
-        why=_STALLS,
     ),
     Edit(
-        name="stall-reported",
-        file="horovod/common/stall_inspector.cc",
-        old="  if (!missing_ranks.empty()) {\n    std::stringstream message;\n",
-        new=(
+        "stall-reported",
+        _STALLS,
+        "  if (!missing_ranks.empty()) {\n    std::stringstream message;\n",
+        (
             "  if (!missing_ranks.empty()) {\n"
             "    Report(missing_ranks, global_ranks);\n"
             "    std::stringstream message;\n"
         ),
-        why=_STALLS,
     ),
+    # The time after which ranks count as stalled is set while another thread reads it.
+    add_before("atomic-include", _STALL_HEADER, "#include <chrono>\n", "#include <atomic>\n"),
     Edit(
-        name="atomic-include",
-        file="horovod/common/stall_inspector.h",
-        old="#include <chrono>\n",
-        new="#include <atomic>\n#include <chrono>\n",
-        why="the time after which ranks count as stalled is set while another thread reads it",
-    ),
-    Edit(
-        name="atomic-stall-time",
-        file="horovod/common/stall_inspector.h",
-        old="  int stall_shutdown_time_seconds = 0;\n",
-        new="  std::atomic<int> stall_shutdown_time_seconds{0};\n",
-        why="the time after which ranks count as stalled is set while another thread reads it",
+        "atomic-stall-time",
+        _STALL_HEADER,
+        "  int stall_shutdown_time_seconds = 0;\n",
+        "  std::atomic<int> stall_shutdown_time_seconds{0};\n",
     ),
 )

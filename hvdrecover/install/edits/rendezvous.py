@@ -7,19 +7,12 @@ knows better: each worker that it has started comes, or its end is recorded, or 
 
 from __future__ import annotations
 
-from hvdrecover.install.edits.edit import Edit
+from hvdrecover.install.edits.edit import Edit, add_after, add_before
 
 _REGISTRY = "horovod/runner/elastic/registration.py"
 _HANDLER = "horovod/runner/elastic/rendezvous.py"
 _STORE = "horovod/common/gloo/http_store.cc"
 _BASICS = "horovod/common/basics.py"
-_SLOW = (
-    "a worker that comes to a running job and takes longer than HOROVOD_GLOO_TIMEOUT_SECONDS to import its "
-    "libraries fails, which ends the job where no other host is left"
-)
-_OVER = "ranks wait out a time-out for one that is known to be lost, and who has just come ends with an error"
-_LOST = "a worker that has just come ends with an error if another is lost while all connect"
-_EARLY = "a process that joins a running job does not know, and waits for ever in a script's first broadcasts"
 _WAIT_CODE = '''\
     def wait_for_all(self, arrived, seconds):
         """Wait until all have arrived; False if the round is over: a worker was lost, or asks for a place
@@ -85,19 +78,15 @@ _TRY_AGAIN_CODE = '''\
 
 
 RENDEZVOUS: tuple[Edit, ...] = (
-    Edit(
-        name="rendezvous-time",
-        file=_REGISTRY,
-        old="import logging\nimport threading\n",
-        new="import logging\nimport threading\nimport time\n",
-        why=_SLOW,
-    ),
-    Edit(name="rendezvous-wait", file=_REGISTRY, old="    def size(self):\n", new=_WAIT_CODE, why=_SLOW),
-    Edit(
-        name="rendezvous-driver",
-        file="horovod/runner/elastic/driver.py",
-        old="    def record_ready(self, host, slot):\n",
-        new=(
+    # A worker that comes to a running job and takes longer than HOROVOD_GLOO_TIMEOUT_SECONDS to import its
+    # libraries fails, which ends the job where no other host is left.
+    add_after("rendezvous-time", _REGISTRY, "import logging\nimport threading\n", "import time\n"),
+    Edit("rendezvous-wait", _REGISTRY, "    def size(self):\n", _WAIT_CODE),
+    add_before(
+        "rendezvous-driver",
+        "horovod/runner/elastic/driver.py",
+        "    def record_ready(self, host, slot):\n",
+        (
             "    def wait_for_all(self, arrived):\n"
             "        return self._worker_registry.wait_for_all(arrived, self._timeout)\n"
             "\n"
@@ -107,158 +96,117 @@ RENDEZVOUS: tuple[Edit, ...] = (
             "    def round(self):\n"
             "        return self._worker_registry.last_rendezvous()\n"
             "\n"
-            "    def record_ready(self, host, slot):\n"
         ),
-        why=_SLOW,
     ),
+    # Ranks wait out a time-out for one that is known to be lost, and who has just come ends with an error.
+    add_before("rendezvous-status", _HANDLER, "def create_rendezvous_handler(driver):\n", "GONE = 410\n\n\n"),
+    # A worker that comes to a running job and takes longer than HOROVOD_GLOO_TIMEOUT_SECONDS to import its
+    # libraries fails, which ends the job where no other host is left.
     Edit(
-        name="rendezvous-status",
-        file=_HANDLER,
-        old="def create_rendezvous_handler(driver):\n",
-        new="GONE = 410\n\n\ndef create_rendezvous_handler(driver):\n",
-        why=_OVER,
+        "rendezvous-answers",
+        _HANDLER,
+        "    class ElasticRendezvousHandler(RendezvousHandler):\n",
+        _HANDLER_CODE,
     ),
-    Edit(
-        name="rendezvous-answers",
-        file=_HANDLER,
-        old="    class ElasticRendezvousHandler(RendezvousHandler):\n",
-        new=_HANDLER_CODE,
-        why=_SLOW,
+    add_after(
+        "rendezvous-complete",
+        _HANDLER,
+        "            super(RendezvousHandler, self)._put_value(scope, key, value)\n",
+        "            if self._all_in(scope):\n                driver.wake()\n",
     ),
+    # Ranks wait out a time-out for one that is known to be lost, and who has just come ends with an error.
     Edit(
-        name="rendezvous-complete",
-        file=_HANDLER,
-        old="            super(RendezvousHandler, self)._put_value(scope, key, value)\n",
-        new=(
-            "            super(RendezvousHandler, self)._put_value(scope, key, value)\n"
-            "            if self._all_in(scope):\n"
-            "                driver.wake()\n"
-        ),
-        why=_SLOW,
-    ),
-    Edit(
-        name="round-over-answered",
-        file=_STORE,
-        old="if (response.status != HTTP_OK && response.status != HTTP_NOT_FOUND) {\n",
-        new=(
+        "round-over-answered",
+        _STORE,
+        "if (response.status != HTTP_OK && response.status != HTTP_NOT_FOUND) {\n",
+        (
             "if (response.status != HTTP_OK && response.status != HTTP_NOT_FOUND &&\n"
             "          response.status != HTTP_GONE) {\n"
         ),
-        why=_OVER,
     ),
-    Edit(
-        name="round-over",
-        file=_STORE,
-        old="  // If the key is not present, return false.\n",
-        new=(
+    add_before(
+        "round-over",
+        _STORE,
+        "  // If the key is not present, return false.\n",
+        (
             "  if (response.status == HTTP_GONE) {\n"
             "    throw std::runtime_error(\n"
             '        "the round is over: before all had met, a rank was lost or came anew");\n'
             "  }\n"
-            "  // If the key is not present, return false.\n"
         ),
-        why=_OVER,
     ),
-    Edit(
-        name="round-over-status",
-        file="horovod/common/gloo/http_store.h",
-        old="#define HTTP_NOT_FOUND 404\n",
-        new="#define HTTP_NOT_FOUND 404\n#define HTTP_GONE 410\n",
-        why=_OVER,
+    add_after(
+        "round-over-status",
+        "horovod/common/gloo/http_store.h",
+        "#define HTTP_NOT_FOUND 404\n",
+        "#define HTTP_GONE 410\n",
     ),
+    add_after("next-round-time", _BASICS, "import ctypes\nimport os\n", "import time\n"),
     Edit(
-        name="next-round-time",
-        file=_BASICS,
-        old="import ctypes\nimport os\n",
-        new="import ctypes\nimport os\nimport time\n",
-        why=_OVER,
-    ),
-    Edit(
-        name="next-round",
-        file=_BASICS,
-        old=(
+        "next-round",
+        _BASICS,
+        (
             "            initialization_ok = self.MPI_LIB_CTYPES.horovod_init(\n"
             "                (ctypes.c_int * comm_size)(*comm), ctypes.c_int(comm_size),\n"
             "                *process_set_args_via_ranks)\n"
         ),
-        new=(
+        (
             "            initialization_ok = self._initialize(lambda: self.MPI_LIB_CTYPES.horovod_init(\n"
             "                (ctypes.c_int * comm_size)(*comm), ctypes.c_int(comm_size),\n"
             "                *process_set_args_via_ranks))\n"
         ),
-        why=_OVER,
     ),
     Edit(
-        name="next-round-error",
-        file=_BASICS,
-        old=(
+        "next-round-error",
+        _BASICS,
+        (
             "            raise ValueError(\n"
             '                "Horovod initialization failed. Please check log messages above for a more '
             'descriptive error.")\n'
         ),
-        new=(
-            '            raise ValueError(f"Horovod initialization failed: {self._initialization_error()}")\n'
-        ),
-        why=_OVER,
+        '            raise ValueError(f"Horovod initialization failed: {self._initialization_error()}")\n',
     ),
-    Edit(
-        name="next-round-tried",
-        file=_BASICS,
-        old="    def shutdown(self):\n",
-        new=_TRY_AGAIN_CODE,
-        why=_LOST,
+    # A worker that has just come ends with an error if another is lost while all connect.
+    Edit("next-round-tried", _BASICS, "    def shutdown(self):\n", _TRY_AGAIN_CODE),
+    # Why process sets could not be made is known to the log only, and not all ranks may have failed.
+    add_after(
+        "process-sets-error",
+        "horovod/common/operations.cc",
+        '        << "Horovod could not be initialized: " << ex.what();\n',
+        "    InitializationError() = ex.what();\n    state.process_set_table.peer_lost = true;\n",
     ),
+    # Process sets are to be made again after a rendezvous, and nobody knows which there were.
     Edit(
-        name="process-sets-error",
-        file="horovod/common/operations.cc",
-        old='        << "Horovod could not be initialized: " << ex.what();\n',
-        new=(
-            '        << "Horovod could not be initialized: " << ex.what();\n'
-            "    InitializationError() = ex.what();\n"
-            "    state.process_set_table.peer_lost = true;\n"
-        ),
-        why="why process sets could not be made is known to the log only, and not all ranks may have failed",
+        "process-sets-kept",
+        _BASICS,
+        "        process_sets = list(process_sets)\n",
+        "        process_sets = self.process_sets = list(process_sets)\n",
     ),
-    Edit(
-        name="process-sets-kept",
-        file=_BASICS,
-        old="        process_sets = list(process_sets)\n",
-        new="        process_sets = self.process_sets = list(process_sets)\n",
-        why="process sets are to be made again after a rendezvous, and nobody knows which there were",
-    ),
-    Edit(
-        name="round-told",
-        file=_HANDLER,
-        old="            return super(RendezvousHandler, self)._get_value(scope, key)\n",
-        new=(
+    # A process that joins a running job does not know, and waits for ever in a script's first broadcasts.
+    add_before(
+        "round-told",
+        _HANDLER,
+        "            return super(RendezvousHandler, self)._get_value(scope, key)\n",
+        (
             "            if scope == GET_ROUND:\n"
             "                return str(driver.round()).encode('ascii')\n"
             "\n"
-            "            return super(RendezvousHandler, self)._get_value(scope, key)\n"
         ),
-        why=_EARLY,
     ),
+    add_after("round-scope", _HANDLER, "GET_RANK_AND_SIZE = 'rank_and_size'\n", "GET_ROUND = 'round'\n"),
     Edit(
-        name="round-scope",
-        file=_HANDLER,
-        old="GET_RANK_AND_SIZE = 'rank_and_size'\n",
-        new="GET_RANK_AND_SIZE = 'rank_and_size'\nGET_ROUND = 'round'\n",
-        why=_EARLY,
-    ),
-    Edit(
-        name="groups-without-broadcast",
-        file="horovod/torch/optimizer.py",
-        old=(
+        "groups-without-broadcast",
+        "horovod/torch/optimizer.py",
+        (
             "            # To ensure parameter order and group formation is consistent, broadcast "
             "p_list order\n"
             "            # from rank 0 and use for every worker\n"
         ),
-        until="            # Form groups\n",
-        new=(
+        (
             "            # All ranks have the same names, and so the same groups.\n"
             "            p_list.sort(key=self._parameter_names.get)\n"
             "\n"
         ),
-        why=_EARLY,
+        until="            # Form groups\n",
     ),
 )

@@ -7,19 +7,18 @@ So a rank that is told of a loss and goes straight to its next collective waits 
 
 from __future__ import annotations
 
-from hvdrecover.install.edits.edit import Edit
+from hvdrecover.install.edits.edit import Edit, add_after, add_before
 
-_DEADLOCK = "a rank that starts a collective right after one has failed may wait for ever, with Python's lock"
-_LATE = "a collective that is started while Horovod shuts down may be queued after all others have failed"
 _HEADER = "horovod/common/tensor_queue.h"
 _QUEUE = "horovod/common/tensor_queue.cc"
 _LOOP = "horovod/common/operations.cc"
 
 SHUTDOWN: tuple[Edit, ...] = (
+    # A rank that starts a collective right after one has failed may wait for ever, with Python's lock.
     Edit(
-        name="shutdown-unlocked",
-        file=_QUEUE,
-        old=(
+        "shutdown-unlocked",
+        _QUEUE,
+        (
             "  std::lock_guard<std::mutex> guard(mutex_);\n"
             "  for (auto& e : tensor_table_) {\n"
             "    e.second.FinishWithCallback(status);\n"
@@ -29,7 +28,7 @@ SHUTDOWN: tuple[Edit, ...] = (
             "    message_queue_.pop();\n"
             "  }\n"
         ),
-        new=(
+        (
             "  std::unordered_map<std::string, TensorTableEntry> failed;\n"
             "  {\n"
             "    std::lock_guard<std::mutex> guard(mutex_);\n"
@@ -43,15 +42,12 @@ SHUTDOWN: tuple[Edit, ...] = (
             "    e.second.FinishWithCallback(status);\n"
             "  }\n"
         ),
-        why=_DEADLOCK,
     ),
-    Edit(
-        name="shutdown-before-mutex",
-        file=_LOOP,
-        old="  // Signal that shutdown has been requested.\n  state.shut_down = true;\n",
-        new=(
-            "  // Signal that shutdown has been requested.\n"
-            "  state.shut_down = true;\n"
+    add_after(
+        "shutdown-before-mutex",
+        _LOOP,
+        "  // Signal that shutdown has been requested.\n  state.shut_down = true;\n",
+        (
             "\n"
             "  // Before the table's mutex is taken, for which a thread with Python's lock may wait.\n"
             "  for (auto id : state.process_set_table.Ids()) {\n"
@@ -59,27 +55,23 @@ SHUTDOWN: tuple[Edit, ...] = (
             "        SHUT_DOWN_ERROR);\n"
             "  }\n"
         ),
-        why=_DEADLOCK,
     ),
-    Edit(
-        name="shutdown-closed",
-        file=_HEADER,
-        old="  mutable std::mutex mutex_;\n",
-        new=(
-            "  mutable std::mutex mutex_;\n"
+    # A collective that is started while Horovod shuts down may be queued after all others have failed.
+    add_after(
+        "shutdown-closed",
+        _HEADER,
+        "  mutable std::mutex mutex_;\n",
+        (
             "\n"
             "  // All that waited was failed; nothing that comes now would ever be answered.\n"
             "  bool closed_ = false;\n"
         ),
-        why=_LATE,
     ),
-    Edit(
-        name="shutdown-open",
-        file=_HEADER,
-        old="class TensorQueue {\npublic:\n",
-        new=(
-            "class TensorQueue {\n"
-            "public:\n"
+    add_after(
+        "shutdown-open",
+        _HEADER,
+        "class TensorQueue {\npublic:\n",
+        (
             "  // Take what comes, after an earlier finalization.\n"
             "  void Open() {\n"
             "    std::lock_guard<std::mutex> guard(mutex_);\n"
@@ -87,31 +79,25 @@ SHUTDOWN: tuple[Edit, ...] = (
             "  }\n"
             "\n"
         ),
-        why=_LATE,
     ),
-    Edit(
-        name="shutdown-opened",
-        file=_LOOP,
-        old="    horovod_global.background_thread =\n",
-        new=(
-            "    horovod_global.process_set_table.Get(0).tensor_queue.Open();\n"
-            "    horovod_global.background_thread =\n"
-        ),
-        why=_LATE,
+    add_before(
+        "shutdown-opened",
+        _LOOP,
+        "    horovod_global.background_thread =\n",
+        "    horovod_global.process_set_table.Get(0).tensor_queue.Open();\n",
     ),
     *(
         Edit(
-            name=f"shutdown-{kind}",
-            file=_QUEUE,
-            old=f"{arguments}) {{\n  std::lock_guard<std::mutex> guard(mutex_);\n",
-            new=(
+            f"shutdown-{kind}",
+            _QUEUE,
+            f"{arguments}) {{\n  std::lock_guard<std::mutex> guard(mutex_);\n",
+            (
                 f"{arguments}) {{\n"
                 "  std::lock_guard<std::mutex> guard(mutex_);\n"
                 "  if (closed_) {\n"
                 "    return SHUT_DOWN_ERROR;\n"
                 "  }\n"
             ),
-            why=_LATE,
         )
         for kind, arguments in (
             ("late", "AddToTensorQueue(TensorTableEntry& e, Request& message"),

@@ -24,20 +24,21 @@ _COLLECTIVES = (
 
 TENSORFLOW_OPS: tuple[Edit, ...] = (
     *(
+        # TensorFlow runs a collective of constants once, and a new process waits for it in vain.
         Edit(
-            name=f"stateful-{name}",
-            file="horovod/tensorflow/mpi_ops.cc",
-            old=f'REGISTER_OP("Horovod{name}")\n',
-            new=f'REGISTER_OP("Horovod{name}")\n    .SetIsStateful()\n',
-            why="TensorFlow runs a collective of constants once, and a new process waits for it in vain",
+            f"stateful-{name}",
+            "horovod/tensorflow/mpi_ops.cc",
+            f'REGISTER_OP("Horovod{name}")\n',
+            f'REGISTER_OP("Horovod{name}")\n    .SetIsStateful()\n',
         )
         for name in (*_COLLECTIVES, "Join")
     ),
+    # TensorFlow runs stateful operations one after the other, and Horovod could fuse none of them.
     Edit(
-        name="stateful-in-any-order",
-        file="horovod/tensorflow/mpi_ops.py",
-        old="    check_installed_version('tensorflow', tf.__version__)\n\n",
-        new=(
+        "stateful-in-any-order",
+        "horovod/tensorflow/mpi_ops.py",
+        "    check_installed_version('tensorflow', tf.__version__)\n\n",
+        (
             "    check_installed_version('tensorflow', tf.__version__)\n"
             "\n"
             "# As TensorFlow's own collectives: in any order, and not if nobody uses the result.\n"
@@ -46,13 +47,11 @@ TENSORFLOW_OPS: tuple[Edit, ...] = (
             "}\n"
             "\n"
         ),
-        why="TensorFlow runs stateful operations one after the other, and Horovod could fuse none of them",
     ),
     Edit(
-        name="stateful-in-any-order-import",
-        file="horovod/tensorflow/mpi_ops.py",
-        old="from tensorflow.python.framework import load_library\n",
-        new="from tensorflow.python.framework import auto_control_deps, load_library\n",
-        why="see stateful-in-any-order",
+        "stateful-in-any-order-import",
+        "horovod/tensorflow/mpi_ops.py",
+        "from tensorflow.python.framework import load_library\n",
+        "from tensorflow.python.framework import auto_control_deps, load_library\n",
     ),
 )

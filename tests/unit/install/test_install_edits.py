@@ -15,8 +15,8 @@ from hvdrecover import cli
 from hvdrecover.errors import EditError, InstallError
 from hvdrecover.install.edits import EDITS, Edit, apply, diff, digest
 
-ONE = Edit("one", "a.txt", "old one", "new one", "a reason")
-TWO = Edit("two", "sub/b.txt", "old two", "new two", "a reason")
+ONE = Edit("one", "a.txt", "old one", "new one")
+TWO = Edit("two", "sub/b.txt", "old two", "new two")
 
 
 def write_tree(root: Path, edits: tuple[Edit, ...]) -> None:
@@ -97,7 +97,9 @@ def test_an_edit_without_its_end_does_not_apply(tmp_path: Path) -> None:
         apply([dataclasses.replace(ONE, until="end")], tmp_path)
 
 
-@pytest.mark.parametrize(("field", "changes"), [("file", True), ("old", True), ("new", True), ("why", False)])
+@pytest.mark.parametrize(
+    ("field", "changes"), [("file", True), ("old", True), ("new", True), ("name", False)]
+)
 def test_the_digest_covers_what_edits_do(field: str, changes: bool) -> None:
     other = dataclasses.replace(ONE, **{field: "something else"})
     assert (digest([ONE]) != digest([other])) is changes
