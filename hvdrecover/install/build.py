@@ -7,14 +7,14 @@ import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 from hvdrecover.errors import InstallError
 from hvdrecover.install.edits import EDITS, apply, diff
-from hvdrecover.install.environment import Frameworks, Mpi, build_environment, find_nccl
+from hvdrecover.install.environment import Plan, build_environment, find_nccl
 from hvdrecover.install.pins import BUILD_REQUIREMENTS, HOROVOD_SHA256, HOROVOD_VERSION
 from hvdrecover.install.process import Runner
 
@@ -75,14 +75,9 @@ def _without_spaces(prefix: Path, work: Path, tools: Path) -> Path:
 
 
 def offer_nccl(nccl: Path, folder: Path) -> dict[str, str]:
-    """Offer PyTorch's NCCL to the build: its wheel lacks the file name that linkers look for.
+    """Offer PyTorch's NCCL to the build, by variables; its wheel lacks the file name that linkers look for.
 
-    Args:
-        nccl: the wheel's folder.
-        folder: an existing folder, which should stay: the built library looks there for NCCL last.
-
-    Returns:
-        Variables for the build.
+    The links in ``folder`` must stay: the built library looks there for NCCL last.
     """
     home = folder / "nccl"
     (home / "lib").mkdir(parents=True, exist_ok=True)
@@ -101,35 +96,13 @@ def notice() -> str:
     return next(filter(None, found), "")
 
 
-def _only_wheel(folder: Path, runner: Runner) -> Path:
-    wheels: Sequence[Path] = sorted(folder.glob("horovod-*.whl"))
-    if len(wheels) != 1:
-        raise InstallError(
-            f"building Horovod left {len(wheels)} wheels instead of one. The log: {runner.log}"
-        )
-    return wheels[0]
-
-
-def build_wheel(
-    runner: Runner,
-    work: Path,
-    *,
-    environ: Mapping[str, str],
-    frameworks: Frameworks,
-    mpi: Mpi,
-    prefix: Path,
-    folder: Path,
-) -> Path:
+def build_wheel(plan: Plan, runner: Runner, work: Path) -> Path:
     """Build Horovod's wheel for the current environment.
 
     Args:
+        plan: its MPI is installed.
         runner: runs the commands.
-        work: an empty folder for everything that the build makes, without spaces in its path.
-        environ: the user's environment variables.
-        frameworks: what to build for.
-        mpi: what to link to; it is installed.
-        prefix: the environment's root folder.
-        folder: the build's folder in the cache, whose name is the local part of the wheel's version.
+        work: an empty folder for all files of the build, without spaces in its path.
 
     Returns:
         The wheel, below ``work``.
@@ -137,6 +110,7 @@ def build_wheel(
     Raises:
         InstallError: a step failed.
     """
+    environ = plan.environ
     source = fetch(runner, work, environ)
     # The wheel takes files of such names along with Horovod's own LICENSE.
     (source / "NOTICE-hvdrecover.diff").write_bytes(diff(EDITS, source).encode())
@@ -148,16 +122,16 @@ def build_wheel(
         pip("install", "--target", str(tools), *BUILD_REQUIREMENTS),
         environ=environ,
     )
-    root = _without_spaces(prefix, work, tools)
-    python = Path(sys.executable) if root == prefix else root / "bin" / Path(sys.executable).name
+    root = _without_spaces(plan.prefix, work, tools)
+    python = Path(sys.executable) if root == plan.prefix else root / "bin" / Path(sys.executable).name
     nccl = find_nccl(environ)
     variables = build_environment(
-        {**environ, **offer_nccl(nccl, folder)} if nccl else environ,
-        frameworks=frameworks,
-        mpi=mpi,
+        {**environ, **offer_nccl(nccl, plan.folder)} if nccl else environ,
+        frameworks=plan.frameworks,
+        mpi=plan.mpi,
         prefix=root,
         tools=tools,
-        label=folder.name,
+        label=plan.folder.name,
     )
     runner.run(
         f"Compiling Horovod ({variables['MAKEFLAGS']})",
@@ -165,4 +139,9 @@ def build_wheel(
         environ=variables,
         cwd=source,
     )
-    return _only_wheel(work / "dist", runner)
+    wheels = sorted((work / "dist").glob("horovod-*.whl"))
+    if len(wheels) != 1:
+        raise InstallError(
+            f"building Horovod left {len(wheels)} wheels instead of one. The log: {runner.log}"
+        )
+    return wheels[0]

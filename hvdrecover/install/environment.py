@@ -66,6 +66,18 @@ class Mpi:
     install: bool = False
 
 
+@dataclass(frozen=True)
+class Plan:
+    """One installation: environment, parts of the build, and the wheel's version and folder in the cache."""
+
+    environ: Mapping[str, str]
+    prefix: Path
+    frameworks: Frameworks
+    mpi: Mpi
+    version: str
+    folder: Path
+
+
 def is_on(environ: Mapping[str, str], name: str) -> bool:
     """Tell whether one of Horovod's build switches is on; its CMake takes ``1`` and nothing else."""
     return environ.get(name) == "1"
@@ -97,11 +109,7 @@ def build_path(environ: Mapping[str, str], prefix: Path) -> str:
 
 
 def require_toolchain(environ: Mapping[str, str], include_dir: Path) -> None:
-    """Check that a C++ compiler, make and Python's headers are there.
-
-    Args:
-        environ: the environment variables; ``CXX`` names the compiler, ``PATH`` says where to look.
-        include_dir: where ``Python.h`` should be.
+    """Check that a C++ compiler, make and Python's headers are there: ``Python.h`` in ``include_dir``.
 
     Raises:
         InstallError: something is missing; the message says what, and how to install it.
@@ -129,10 +137,7 @@ def require_toolchain(environ: Mapping[str, str], include_dir: Path) -> None:
 def choose_mpi(environ: Mapping[str, str], prefix: Path, search: Sequence[str] | None = None) -> Mpi:
     """Choose the MPI to build with: the environment's, else the one on PATH, else one from PyPI.
 
-    Args:
-        environ: the environment variables; ``HOROVOD_WITHOUT_MPI=1`` means none.
-        prefix: the environment's root folder.
-        search: where to look for installed distributions, instead of ``sys.path``.
+    ``HOROVOD_WITHOUT_MPI=1`` means none. ``search`` replaces ``sys.path``.
     """
     if is_on(environ, "HOROVOD_WITHOUT_MPI"):
         return Mpi("none")
@@ -160,9 +165,7 @@ def find_nvcc(environ: Mapping[str, str]) -> str | None:
 def find_nccl(environ: Mapping[str, str], search: Sequence[str] | None = None) -> Path | None:
     """Return the folder of the NCCL that PyTorch uses, if the build is to have one and the user names none.
 
-    Args:
-        environ: the environment variables.
-        search: where to look for it, instead of ``sys.path``.
+    ``search`` replaces ``sys.path``.
     """
     settings = dict(build_settings(environ))
     if "NCCL" not in settings.values() or any(name in settings for name in _NCCL_PLACES):
@@ -208,11 +211,6 @@ def describe(environ: Mapping[str, str], frameworks: Frameworks, mpi: Mpi) -> Bu
     )
 
 
-def make_jobs(cpus: int, memory: int) -> int:
-    """Return how many files to compile at a time, given the CPUs and the memory in bytes."""
-    return max(1, min(cpus, memory // _BYTES_PER_JOB))
-
-
 def _switches(environ: Mapping[str, str], frameworks: Frameworks, mpi: Mpi) -> dict[str, str]:
     wanted = {
         "GLOO": True,
@@ -236,8 +234,8 @@ def build_environment(
 
     Args:
         environ: the user's environment variables.
-        frameworks: what to build for.
-        mpi: what to link to.
+        frameworks: the frameworks to build for.
+        mpi: the MPI to link to.
         prefix: the environment's root folder, or a link to it without spaces in its path.
         tools: the folder with the build tools.
         label: the local part of the wheel's version.
@@ -251,7 +249,7 @@ def build_environment(
                 f"HOROVOD_WITH_{name}", f"HOROVOD_WITHOUT_{name} is set as well; unset one of them."
             )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    jobs = make_jobs(len(os.sched_getaffinity(0)), memory)
+    jobs = max(1, min(len(os.sched_getaffinity(0)), memory // _BYTES_PER_JOB))
     python_path = [str(tools), *filter(None, [environ.get("PYTHONPATH")])]
     built = {
         "MAKEFLAGS": f"-j{jobs}",

@@ -14,11 +14,9 @@ from typing import TextIO
 from hvdrecover.errors import InstallError
 from hvdrecover.install import wheel_cache
 from hvdrecover.install.build import build_wheel, fetch, pip, work_folder
-from hvdrecover.install.display import show_progress
 from hvdrecover.install.edits import EDITS, diff
 from hvdrecover.install.environment import (
-    Frameworks,
-    Mpi,
+    Plan,
     choose_mpi,
     describe,
     find_frameworks,
@@ -26,7 +24,7 @@ from hvdrecover.install.environment import (
     require_toolchain,
 )
 from hvdrecover.install.pins import MPI_REQUIREMENTS, RUNTIME_REQUIREMENTS
-from hvdrecover.install.process import Runner
+from hvdrecover.install.process import Progress, Runner
 from hvdrecover.surroundings import version_of
 
 _PROBE_MARK = "hvdrecover-probe:"
@@ -54,59 +52,34 @@ class Installed:
     built: bool
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """One installation: where it goes, what is built, and where the wheel is kept."""
-
-    environ: Mapping[str, str]
-    prefix: Path
-    frameworks: Frameworks
-    mpi: Mpi
-    version: str
-    folder: Path
-
-    @property
-    def label(self) -> str:
-        return self.folder.name
-
-
-def _plan(environ: Mapping[str, str]) -> _Plan:
+def _plan(environ: Mapping[str, str]) -> Plan:
     prefix = Path(sys.prefix)
     frameworks = find_frameworks(environ)
     mpi = choose_mpi(environ, prefix)
     spec = describe(environ, frameworks, mpi)
     folder = wheel_cache.wheels_root(environ) / wheel_cache.label(spec)
-    return _Plan(environ, prefix, frameworks, mpi, wheel_cache.version(spec), folder)
+    return Plan(environ, prefix, frameworks, mpi, wheel_cache.version(spec), folder)
 
 
-def _obtain_wheel(plan: _Plan, runner: Runner, rebuild: bool) -> tuple[Path, bool]:
+def _obtain_wheel(plan: Plan, runner: Runner, rebuild: bool) -> tuple[Path, bool]:
     """Return the wheel, and whether it was built now."""
-    wait = f"Waiting for another process that builds {plan.label}"
+    wait = f"Waiting for another process that builds {plan.folder.name}"
     with wheel_cache.locked(plan.folder, lambda: runner.progress.step(wait)):
         cached = None if rebuild else wheel_cache.find(plan.folder)
         if cached:
             return cached, False
         require_toolchain(plan.environ, Path(sysconfig.get_path("include")))
         with work_folder() as work:
-            built = build_wheel(
-                runner,
-                Path(work),
-                environ=plan.environ,
-                frameworks=plan.frameworks,
-                mpi=plan.mpi,
-                prefix=plan.prefix,
-                folder=plan.folder,
-            )
-            return wheel_cache.publish(built, plan.folder), True
+            return wheel_cache.publish(build_wheel(plan, runner, Path(work)), plan.folder), True
 
 
-def _install_mpi(plan: _Plan, runner: Runner) -> _Plan:
+def _install_mpi(plan: Plan, runner: Runner) -> Plan:
     """Install an MPI from PyPI where the environment has none; return the plan with it."""
     if not plan.mpi.install:
         return plan
     runner.run("Installing Open MPI", pip("install", *MPI_REQUIREMENTS), environ=plan.environ)
     after = _plan(plan.environ)
-    if after.mpi.compiler is None or after.label != plan.label:
+    if after.mpi.compiler is None or after.folder.name != plan.folder.name:
         raise InstallError(
             f"Open MPI was installed, but {plan.prefix}/bin/mpicxx is not there. Install an MPI of your own, "
             "or set HOROVOD_WITHOUT_MPI=1."
@@ -114,7 +87,7 @@ def _install_mpi(plan: _Plan, runner: Runner) -> _Plan:
     return after
 
 
-def _install_wheel(plan: _Plan, runner: Runner, wheel: Path) -> None:
+def _install_wheel(plan: Plan, runner: Runner, wheel: Path) -> None:
     missing = [need for name, need in RUNTIME_REQUIREMENTS.items() if version_of(name) is None]
     if missing:
         runner.run("Installing what Horovod needs", pip("install", *missing), environ=plan.environ)
@@ -123,14 +96,7 @@ def _install_wheel(plan: _Plan, runner: Runner, wheel: Path) -> None:
 
 
 def check_answer(module: str, lines: list[str], version: str, *, gloo: bool, mpi: bool) -> None:
-    """Check what the installed Horovod says of itself.
-
-    Args:
-        module: the module that was asked, such as ``horovod.torch``.
-        lines: all that the asking process printed.
-        version: the version that was installed.
-        gloo: whether it should have Gloo.
-        mpi: whether it should have MPI.
+    """Check the answer of the installed Horovod, in the output of `_PROBE`.
 
     Raises:
         InstallError: it is not the Horovod that was installed, or it lacks something.
@@ -150,7 +116,7 @@ def check_answer(module: str, lines: list[str], version: str, *, gloo: bool, mpi
         )
 
 
-def _try_out(plan: _Plan, runner: Runner) -> None:
+def _try_out(plan: Plan, runner: Runner) -> None:
     """Import the installed Horovod in a process of its own, once for each framework."""
     for module in plan.frameworks.modules:
         command = [sys.executable, "-c", _PROBE, module]
@@ -159,7 +125,7 @@ def _try_out(plan: _Plan, runner: Runner) -> None:
         check_answer(module, lines, plan.version, gloo=gloo, mpi=plan.mpi.identity != "none")
 
 
-def _install(plan: _Plan, runner: Runner, rebuild: bool) -> Installed:
+def _install(plan: Plan, runner: Runner, rebuild: bool) -> Installed:
     plan = _install_mpi(plan, runner)
     wheel, built = _obtain_wheel(plan, runner, rebuild)
     _install_wheel(plan, runner, wheel)
@@ -201,10 +167,9 @@ def install_horovod(
     if not rebuild and version_of("horovod") == plan.version:
         return Installed(plan.version, None, False)
     pip()  # or else nothing can be done
-    with show_progress(stream or sys.stderr) as progress:
-        log = plan.folder / f"install-{os.getpid()}.log"
-        with Runner(log, progress) as runner:
-            installed = _install(plan, runner, rebuild)
+    log = plan.folder / f"install-{os.getpid()}.log"
+    with Runner(log, _progress(stream)) as runner:
+        installed = _install(plan, runner, rebuild)
     if installed.built:
         log.replace(plan.folder / "build.log")
     else:
@@ -223,6 +188,9 @@ def source_diff(*, environ: Mapping[str, str] | None = None, stream: TextIO | No
     Raises:
         InstallError: the source can't be had.
     """
-    with work_folder() as work, show_progress(stream or sys.stderr) as progress:
-        with Runner(Path(work) / "install.log", progress) as runner:
-            return diff(EDITS, fetch(runner, Path(work), os.environ if environ is None else environ))
+    with work_folder() as work, Runner(Path(work) / "install.log", _progress(stream)) as runner:
+        return diff(EDITS, fetch(runner, Path(work), os.environ if environ is None else environ))
+
+
+def _progress(stream: TextIO | None) -> Progress:
+    return Progress(lambda line: print(line, file=stream or sys.stderr, flush=True))

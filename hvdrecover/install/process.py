@@ -8,14 +8,14 @@ import shlex
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
 from hvdrecover.errors import InstallError
-from hvdrecover.install.display import Progress
 
 _ERROR = re.compile(
     r"\berror\b[: ]|CMake Error|undefined reference|Killed signal|No space left", re.IGNORECASE
@@ -25,6 +25,10 @@ _NOISE = re.compile(
     r"|(g?make)(\[\d+\])?: (Entering|Leaving) |copying |creating |adding '"
 )
 _WIDTH = 200
+_PERCENT = re.compile(r"\[ *(\d{1,3})%\] ")  # as CMake's makefiles begin a line
+_INTERVAL = 20.0  # the least time between two lines about one step's progress, in seconds
+_POINTS = 10  # the least progress between them, in percentage points
+_PATIENCE = 60.0  # the time after which a line is due without that progress, in seconds
 
 #: What a line in the log means, and what to do about it.
 _REMEDIES: tuple[tuple[str, str], ...] = (
@@ -114,6 +118,46 @@ def _end_group(process: subprocess.Popen[str]) -> None:
             continue
 
 
+class Progress:
+    """Writes one line when a step begins, one when it is done, and now and then one in between.
+
+    Args:
+        write: takes a line without its end.
+        clock: the time in seconds.
+    """
+
+    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._write = write
+        self._clock = clock
+        self._title = ""
+        self._began = self._said = 0.0
+        self._percent = self._shown = 0
+
+    def step(self, title: str) -> None:
+        """Say that a step begins; the step before it is done."""
+        self.finish()
+        self._title = title
+        self._percent = self._shown = 0
+        self._began = self._said = self._clock()
+        self._write(f"{title} ...")
+
+    def watch(self, line: str) -> None:
+        """Take in a line of a command's output; say at times how far the command is."""
+        now = self._clock()
+        if match := _PERCENT.match(line):
+            self._percent = int(match[1])
+        quiet, progress = now - self._said, self._percent - self._shown
+        if (quiet >= _INTERVAL and progress >= _POINTS) or quiet >= _PATIENCE:
+            self._said, self._shown = now, self._percent
+            self._write(f"{self._title}: {self._percent} % after {now - self._began:.0f} s")
+
+    def finish(self) -> None:
+        """Say how long the last step took."""
+        if self._title:
+            self._write(f"{self._title}: done in {self._clock() - self._began:.1f} s")
+        self._title = ""
+
+
 class Runner:
     """Runs commands one after the other, and keeps what they print in a log file.
 
@@ -140,12 +184,6 @@ class Runner:
         self, title: str, command: Sequence[str], *, environ: Mapping[str, str], cwd: Path | None = None
     ) -> list[str]:
         """Run a command to its end.
-
-        Args:
-            title: what it does, shown to the user.
-            command: the program and its arguments.
-            environ: its environment variables.
-            cwd: its working folder.
 
         Returns:
             The lines that it printed, standard error included.

@@ -83,7 +83,7 @@ def wheels_root(environ: Mapping[str, str]) -> Path:
 
 
 def is_intact(wheel: Path) -> bool:
-    """Tell whether a wheel is a complete archive whose members all have the right checksum."""
+    """Return whether a wheel is a complete archive whose members all have the right checksum."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             return archive.testzip() is None
@@ -101,17 +101,10 @@ def find(folder: Path) -> Path | None:
 
 
 def publish(wheel: Path, folder: Path) -> Path:
-    """Put a freshly built wheel into its folder, so that a reader sees all of it or nothing.
-
-    Args:
-        wheel: the built wheel; it may be on another file system.
-        folder: the build's folder in the cache.
-
-    Returns:
-        Where the wheel is now.
+    """Put a freshly built wheel into its folder in the cache, as a whole; return its new path.
 
     Raises:
-        InstallError: what was built is not an intact wheel.
+        InstallError: the wheel is damaged.
     """
     if not is_intact(wheel):
         raise InstallError(f"{wheel}: the build left a damaged wheel; is the disk full? Run it again.")
@@ -128,28 +121,11 @@ def publish(wheel: Path, folder: Path) -> Path:
     return target
 
 
-def surplus(last_used: Mapping[Path, float], keep: int) -> list[Path]:
-    """Return the builds to delete: all but the ``keep`` that were used last.
-
-    Args:
-        last_used: each build's folder, and the time of its last use.
-        keep: how many builds stay.
-    """
-    return sorted(last_used, key=lambda folder: (last_used[folder], folder), reverse=True)[keep:]
-
-
 def prune(root: Path, current: Path, keep: int = KEPT_BUILDS) -> list[Path]:
-    """Delete the builds that no installation has used for longest; those in use by another process stay.
+    """Delete all but the ``keep`` builds that were used last; return their folders.
 
-    An installation writes its log into the folder of its build, so the folder's time is that of its last use.
-
-    Args:
-        root: the folder that holds all builds.
-        current: the folder of the build that has just been installed; it stays.
-        keep: how many builds stay, this one included.
-
-    Returns:
-        The deleted folders.
+    The ``current`` build stays, and so does any that another process uses. An installation writes its log
+    into the folder of its build, so the folder's time is the time of its last use.
     """
     others = {
         folder: folder.stat().st_mtime
@@ -157,7 +133,7 @@ def prune(root: Path, current: Path, keep: int = KEPT_BUILDS) -> list[Path]:
         if folder.is_dir() and folder != current
     }
     deleted = []
-    for folder in surplus(others, keep - 1):
+    for folder in sorted(others, key=lambda each: (others[each], each), reverse=True)[keep - 1 :]:
         try:
             with locked(folder, lambda: None, timeout=0):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -45,7 +45,7 @@ def add_after(name: str, file: str, anchor: str, added: str) -> Edit:
 
 
 def digest(edits: Iterable[Edit]) -> str:
-    """Return a hex digest of what the edits do; their names do not count."""
+    """Return a hex digest of the changes, without the names of the edits."""
     parts = [part for edit in edits for part in (edit.file, edit.old, edit.until, edit.new)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

@@ -42,8 +42,8 @@ _REGISTRY_CODE = """\
 
 
 LAUNCHER: tuple[Edit, ...] = (
-    # A worker that is restarted while it waits for the others counts twice, or another is left at a barrier
-    # to which nobody else comes: then ranks wait for each other for ever.
+    # Without the next five, a worker that is restarted while it waits counts twice, or another worker stays
+    # alone at a barrier. Then ranks wait for each other for ever.
     Edit(
         "registry-lock",
         _REGISTRY,

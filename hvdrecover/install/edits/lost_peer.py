@@ -66,7 +66,7 @@ LOST_PEER: tuple[Edit, ...] = (
             "  }\n"
         ),
     ),
-    # The next collective's messages are taken for those of the one that has failed on this rank.
+    # This rank takes the next collective's messages for messages of the one that has failed here.
     add_before(
         "stop-at-loss-include",
         _LOOP,
@@ -190,7 +190,7 @@ LOST_PEER: tuple[Edit, ...] = (
             "    }\n"
         ),
     ),
-    # What the ranks that have not joined send is written behind the end of an array.
+    # Values of the ranks that have not joined are written behind the end of an array.
     Edit(
         "joined-sizes",
         "horovod/common/controller.cc",

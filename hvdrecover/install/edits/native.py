@@ -28,7 +28,7 @@ NATIVE: tuple[Edit, ...] = (
     add_after(
         "group-table-string", "horovod/common/group_table.h", "#include <queue>\n", "#include <string>\n"
     ),
-    # Its operator= assigns to constants, which GCC 14 refuses even where nobody calls it.
+    # Its operator= assigns to constants. GCC 14 refuses that even without a call.
     Edit(
         "flatbuffers-span",
         "third_party/flatbuffers/include/flatbuffers/stl_emulation.h",
@@ -110,7 +110,7 @@ NATIVE: tuple[Edit, ...] = (
         "        timeout_ * 5,\n",
         "        timeout_,\n",
     ),
-    # A rank that is lost while all connect aborts the others, and what they have in memory is gone.
+    # A rank that is lost while all connect aborts the others, which lose their memory.
     Edit(
         "init-failure",
         _LOOP,
@@ -193,7 +193,7 @@ NATIVE: tuple[Edit, ...] = (
             "\n"
         ),
     ),
-    # Which tensors wait for which ranks is printed by rank 0, and known to nobody else.
+    # Horovod's rank 0 only prints the names of tensors that wait for other ranks; a guardian needs them.
     Edit(
         "stall-report-include",
         _STALLS,

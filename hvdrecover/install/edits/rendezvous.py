@@ -78,7 +78,7 @@ _TRY_AGAIN_CODE = '''\
 
 
 RENDEZVOUS: tuple[Edit, ...] = (
-    # A worker that comes to a running job and takes longer than HOROVOD_GLOO_TIMEOUT_SECONDS to import its
+    # A worker that joins a running job and takes longer than HOROVOD_GLOO_TIMEOUT_SECONDS to import its
     # libraries fails, which ends the job where no other host is left.
     add_after("rendezvous-time", _REGISTRY, "import logging\nimport threading\n", "import time\n"),
     Edit("rendezvous-wait", _REGISTRY, "    def size(self):\n", _WAIT_CODE),
@@ -98,9 +98,9 @@ RENDEZVOUS: tuple[Edit, ...] = (
             "\n"
         ),
     ),
-    # Ranks wait out a time-out for one that is known to be lost, and who has just come ends with an error.
+    # Ranks wait for a time-out though a rank is known to be lost, and a new worker ends with an error.
     add_before("rendezvous-status", _HANDLER, "def create_rendezvous_handler(driver):\n", "GONE = 410\n\n\n"),
-    # A worker that comes to a running job and takes longer than HOROVOD_GLOO_TIMEOUT_SECONDS to import its
+    # A worker that joins a running job and takes longer than HOROVOD_GLOO_TIMEOUT_SECONDS to import its
     # libraries fails, which ends the job where no other host is left.
     Edit(
         "rendezvous-answers",
@@ -114,7 +114,7 @@ RENDEZVOUS: tuple[Edit, ...] = (
         "            super(RendezvousHandler, self)._put_value(scope, key, value)\n",
         "            if self._all_in(scope):\n                driver.wake()\n",
     ),
-    # Ranks wait out a time-out for one that is known to be lost, and who has just come ends with an error.
+    # Ranks wait for a time-out though a rank is known to be lost, and a new worker ends with an error.
     Edit(
         "round-over-answered",
         _STORE,
@@ -175,7 +175,7 @@ RENDEZVOUS: tuple[Edit, ...] = (
         '        << "Horovod could not be initialized: " << ex.what();\n',
         "    InitializationError() = ex.what();\n    state.process_set_table.peer_lost = true;\n",
     ),
-    # Process sets are to be made again after a rendezvous, and nobody knows which there were.
+    # Recovery makes the process sets again after a rendezvous, so it needs a list of them.
     Edit(
         "process-sets-kept",
         _BASICS,

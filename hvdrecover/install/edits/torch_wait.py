@@ -32,7 +32,7 @@ TORCH_WAIT: tuple[Edit, ...] = (
         "  results_[handle] = std::make_shared<Status>(status);\n",
         "  changed_.notify_all();\n",
     ),
-    # A thread that waits for a handle that is no more must learn it, as one that polls does.
+    # A thread that waits for a handle must learn that the handle was deleted.
     add_after("torch-wait-reset", _MANAGER, "  results_.clear();\n", "  changed_.notify_all();\n"),
     # A rank that waits for another keeps a core busy, which the other may need.
     add_before(

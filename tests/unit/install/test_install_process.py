@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.errors import InstallError
-from hvdrecover.install.display import PlainProgress
-from hvdrecover.install.process import Runner, relevant_tail, remedy_for
+from hvdrecover.install.process import Progress, Runner, relevant_tail, remedy_for
 
 
-def plain() -> tuple[PlainProgress, list[str]]:
+def plain() -> tuple[Progress, list[str]]:
     lines: list[str] = []
-    return PlainProgress(lines.append, clock=lambda: 0.0), lines
+    return Progress(lines.append, clock=lambda: 0.0), lines
 
 
 def run(folder: Path, script: str) -> list[str]:

@@ -18,7 +18,6 @@ from hvdrecover.install.wheel_cache import (
     locked,
     prune,
     publish,
-    surplus,
 )
 
 SPEC = BuildSpec(
@@ -104,12 +103,6 @@ def make_builds(root: Path, count: int) -> list[Path]:
         make_wheel(folder)
         os.utime(folder, (1000 + number, 1000 + number))
     return folders
-
-
-def test_the_builds_used_last_stay() -> None:
-    used = {Path("b"): 2.0, Path("a"): 1.0, Path("d"): 4.0, Path("c"): 3.0}
-    assert surplus(used, 2) == [Path("b"), Path("a")]
-    assert surplus(used, 4) == surplus({}, 1) == []
 
 
 def test_pruning_keeps_the_current_build_and_the_newest(tmp_path: Path) -> None:
