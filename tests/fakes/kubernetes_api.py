@@ -68,7 +68,6 @@ class KubernetesApi:
     Attributes:
         pods: pods by namespace and name.
         readable: the namespaces whose pods the token's owner may list.
-        sees_namespaces: whether it may read namespaces, too.
         fault: asked about every request first, as its path; the status and the body that it is answered with,
             or None.
         gate: every answer waits for it.
@@ -80,7 +79,6 @@ class KubernetesApi:
     def __init__(self) -> None:
         self.pods: dict[str, dict[str, dict[str, Any]]] = {"default": {}}
         self.readable = {"default"}
-        self.sees_namespaces = False
         self.fault: Callable[[str], tuple[int, bytes] | None] = lambda path: None
         self.gate = threading.Event()
         self.gate.set()
@@ -135,22 +133,13 @@ class KubernetesApi:
             return _refusal(404, "the server could not find the requested resource")
         namespace, is_list = match.groups()
         if not is_list:
-            return self._namespace(namespace)
+            return _refusal(404, "the server could not find the requested resource")
         if namespace not in self.readable:
             message = (
                 f'pods is forbidden: User "me" cannot list resource "pods" in the namespace "{namespace}"'
             )
             return _refusal(403, message)
         return self._page(namespace, {key: values[0] for key, values in parse_qs(parts.query).items()})
-
-    def _namespace(self, name: str) -> tuple[int, bytes]:
-        if not self.sees_namespaces:
-            return _refusal(
-                403, f'namespaces "{name}" is forbidden: User "me" cannot get resource "namespaces"'
-            )
-        if name not in self.pods:
-            return _refusal(404, f'namespaces "{name}" not found')
-        return 200, json.dumps({"kind": "Namespace", "metadata": {"name": name}}).encode()
 
     def _page(self, namespace: str, query: dict[str, str]) -> tuple[int, bytes]:
         wanted = [_LABEL.fullmatch(part) for part in query.get("labelSelector", "").split(",")]

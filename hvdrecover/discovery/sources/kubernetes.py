@@ -6,7 +6,7 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -72,7 +72,7 @@ class Kubernetes:
             configuration.retries = False  # it is asked again soon anyway
             namespace = _log_in(configuration, self.context, environ, folder)
             with kubernetes.client.ApiClient(configuration) as client:
-                pods = _Server(client, self.namespace or namespace, deadline).pods(self.selector)
+                pods = _pods(client, self.namespace or namespace, self.selector, deadline)
         return hosts_of(
             pods, self.resource, self.annotation, by_pod_name=environ.get(_AGENT) == _KUBECTL_AGENT
         )
@@ -81,45 +81,37 @@ class Kubernetes:
 def hosts_of(
     pods: Iterable[Pod], resource: str = "", annotation: str = "", *, by_pod_name: bool = False
 ) -> list[Host]:
-    """The hosts that pods are.
+    """Return the hosts of the pods that are ready, oldest first.
 
     Args:
         pods: the pods, as the API has them.
         resource: resource of which each is a slot, if any.
-        annotation: annotation that says the slots, if any. Pods that have none of that are left out.
-        by_pod_name: whether hosts go by their pods' names.
+        annotation: annotation that says the slots, if any.
+        by_pod_name: whether hosts have the names of their pods.
 
     Returns:
-        Those that are ready, oldest first.
+        The hosts. Pods without the resource or the annotation are skipped.
 
     Raises:
         DiscoveryError: a pod's slots are not a number, or it can't be reached, or no pod says its slots.
     """
     ready = sorted((pod for pod in pods if _is_ready(pod)), key=_age)
-    slots = _slots(ready, resource, annotation)
-    pods_by_host: dict[str, str] = {}
+    hosts: dict[str, Host] = {}
+    names: dict[str, str] = {}
     for pod in ready:
+        slots = _devices(pod, resource) if resource else _annotated(pod, annotation) if annotation else None
+        if slots is None and (resource or annotation):
+            continue
         name = _name(pod)
-        if name in slots:
-            host = name if by_pod_name else _address(pod)
-            if (other := pods_by_host.setdefault(host, name)) != name:
-                raise DiscoveryError(f"pods {other} and {name}", f"both are {host}; select only one of them")
-    return [Host(host, slots[name]) for host, name in pods_by_host.items()]
-
-
-def _slots(ready: Sequence[Pod], resource: str, annotation: str) -> dict[str, int | None]:
-    """Slots of the pods that are to be hosts, by name."""
-    if not resource and not annotation:
-        return {_name(pod): None for pod in ready}
-    found: dict[str, int | None] = {}
-    for pod in ready:
-        slots = _devices(pod, resource) if resource else _annotated(pod, annotation)
-        if slots is not None:
-            found[_name(pod)] = slots
-    if ready and not found:
+        host = name if by_pod_name else _address(pod)
+        if host in hosts:
+            pair = f"pods {names[host]} and {name}"
+            raise DiscoveryError(pair, f"both are {host}; select only one of them")
+        hosts[host], names[host] = Host(host, slots), name
+    if ready and not hosts:
         lacks = f"asks for the resource '{resource}'" if resource else f"has the annotation '{annotation}'"
         raise DiscoveryError(f"pod {_name(ready[0])}", f"neither it nor any other that is ready {lacks}")
-    return found
+    return list(hosts.values())
 
 
 def _is_ready(pod: Pod) -> bool:
@@ -218,107 +210,59 @@ def _log_in(configuration: Any, context: str, environ: Mapping[str, str], folder
         raise DiscoveryError(path, f"there are no usable credentials ({text}); {remedy}") from error
 
 
-class _Server:
-    """The API server, asked about one namespace."""
+def _pods(client: Any, namespace: str, selector: str, deadline: float) -> list[Pod]:
+    """Return all pods of a namespace that have these labels, in whatever state.
 
-    def __init__(self, client: Any, namespace: str, deadline: float) -> None:
-        from kubernetes.client import CoreV1Api
+    Raises:
+        DiscoveryError: the server does not answer, or not with a list of pods.
+    """
+    from kubernetes.client import CoreV1Api
+    from kubernetes.client.exceptions import ApiException
+    from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
 
-        self._api = CoreV1Api(client)
-        self._url: str = client.configuration.host
-        self._namespace = namespace
-        self._deadline = deadline
-
-    def pods(self, selector: str) -> list[Pod]:
-        """All pods with these labels, in whatever state."""
+    url: str = client.configuration.host
+    found: list[Pod] = []
+    token = None
+    while True:
+        left = max(0.01, deadline - time.monotonic())
         try:
-            found = self._pages(selector)
-        except _RefusalError as error:
-            if error.status != 410:
-                raise
-            found = self._pages(selector)  # the server has forgotten the list that the next page is of
-        if not found:
-            self._check_namespace()
-        return found
-
-    def _pages(self, selector: str) -> list[Pod]:
-        """All pages of one list."""
-        found: list[Pod] = []
-        token = None
-        while True:
-            page = self._ask(
-                self._api.list_namespaced_pod, label_selector=selector, limit=_PAGE, _continue=token
+            # A pair of times, as older clients ignore a fraction of a second. Skip the client's models of
+            # pods: to build them takes much longer than the server does.
+            answer = CoreV1Api(client).list_namespaced_pod(
+                namespace,
+                label_selector=selector,
+                limit=_PAGE,
+                _continue=token,
+                _preload_content=False,
+                _request_timeout=(left, left),
             )
-            try:
-                found += page["items"]
-                token = page["metadata"].get("continue")
-            except (KeyError, TypeError) as error:
-                problem = "what it answers is not a list of pods; is it the API server of Kubernetes?"
-                raise DiscoveryError(self._url, problem) from error
-            if not token:
-                return found
-
-    def _check_namespace(self) -> None:
-        """Tell a namespace that isn't there from one without such pods, which look the same in lists."""
-        try:
-            self._ask(self._api.read_namespace)
-        except _RefusalError as error:
-            if error.status == 404:
-                problem = f"there is no namespace '{self._namespace}'; name the job's by --namespace"
-                raise DiscoveryError(self._url, problem) from error
-            # Who may list pods need not be allowed to see their namespace.
-
-    def _ask(self, function: Callable[..., Any], **options: Any) -> Any:
-        """Return what the server answers.
-
-        Raises:
-            _RefusalError: it answers with an error.
-            DiscoveryError: there is no answer.
-        """
-        from kubernetes.client.exceptions import ApiException
-        from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
-
-        left = max(0.01, self._deadline - time.monotonic())
-        try:
-            # A pair of times, as older clients don't heed a fraction of a second. The client's models of pods
-            # are left out, because they take much longer than the server does.
-            answer = function(
-                self._namespace, _preload_content=False, _request_timeout=(left, left), **options
-            )
-            return json.loads(answer.data)
+            page = json.loads(answer.data)
+            found += page["items"]
+            token = page["metadata"].get("continue")
         except ApiException as error:
-            raise _RefusalError(self._url, self._namespace, error) from error
+            raise DiscoveryError(url, f"{_advice(error.status, namespace)} ({_said(error)})") from error
         except HTTPError as error:
-            # No connection counts as a timeout, too.
+            # For urllib3, a failed connection is a timeout, too.
             late = isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError)
             problem = "has not answered in time" if late else f"can't be reached: {error}"
-            raise DiscoveryError(self._url, f"the API server {problem}") from error
-        except ValueError as error:
-            problem = "what it answers is not JSON; is it the API server of Kubernetes?"
-            raise DiscoveryError(self._url, problem) from error
+            raise DiscoveryError(url, f"the API server {problem}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            problem = "its answer is not JSON with a list of pods; is it the API server of Kubernetes?"
+            raise DiscoveryError(url, problem) from error
+        if not token:
+            return found
 
 
-class _RefusalError(DiscoveryError):
-    """The API server answers with an error.
-
-    Attributes:
-        status: HTTP's code; 0 if there is no secure connection.
-    """
-
-    def __init__(self, url: str, namespace: str, error: Any) -> None:
-        self.status: int = error.status
-        super().__init__(url, f"{self._advice(namespace)} ({_said(error)})")
-
-    def _advice(self, namespace: str) -> str:
-        if self.status == 0:
-            return "there is no secure connection to the API server; is its certificate authority known?"
-        known = {
-            400: "the API server does not understand the question; is the --selector right?",
-            401: "the API server does not accept the credentials; kubectl get pods tells which do",
-            403: f"the credentials need a Role with the verb 'list' for pods in namespace '{namespace}'",
-            404: "no pods are known here; is it the API server of Kubernetes?",
-        }
-        return known.get(self.status, f"the API server has failed with status {self.status}")
+def _advice(status: int, namespace: str) -> str:
+    """Return the meaning of an HTTP status; 0 stands for a failed secure connection."""
+    known = {
+        0: "there is no secure connection to the API server; is its certificate authority known?",
+        400: "the API server does not understand the question; is the --selector right?",
+        401: "the API server does not accept the credentials; kubectl get pods tells which do",
+        403: f"the credentials need a Role with the verb 'list' for pods in namespace '{namespace}'",
+        404: "no pods are known here; is it the API server of Kubernetes?",
+    }
+    return known.get(status, f"the API server has failed with status {status}")
 
 
 def _said(error: Any) -> str:
