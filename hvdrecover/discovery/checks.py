@@ -65,13 +65,7 @@ class Health:
 
 
 def update(before: Health | None, problem: str, now: float) -> Health:
-    """Return a host's health after a check.
-
-    Args:
-        before: the health before; None at the first check.
-        problem: what the check has found; an empty string if it passed.
-        now: time of the check.
-    """
+    """Return a host's health after a check, which found no problem if ``problem`` is empty."""
     passed = not problem
     if before is None:
         return Health(passed, now, now, why=problem)
@@ -155,13 +149,9 @@ def is_local(host: str) -> bool:
 
 
 def command_on(name: str, checks: Checks, *, here: bool, seconds: float = CONNECT) -> list[str]:
-    """Return the command that runs the check on a host: through ssh, or on this host by its shell.
+    """Return the command that runs the check on a host: through ssh, or ``here`` by the shell.
 
-    Args:
-        name: the host.
-        checks: the command, and ssh's options.
-        here: whether it is this host.
-        seconds: for the host's ssh server to answer.
+    The host's ssh server must answer within ``seconds``.
     """
     if here:
         return ["sh", "-c", str(checks.command)]

@@ -41,13 +41,9 @@ def read(path: Path | None) -> dict[str, list[float]]:
 
 
 def ends_at(reports: Sequence[float], now: float) -> float:
-    """Return when a host's cooldown ends; 0 if it is in none.
+    """Return when the cooldown of a host with these reports ends; 0 if it is in none.
 
     A report from the future is ignored: the clock was set back after it.
-
-    Args:
-        reports: times of the host's reports.
-        now: the time.
     """
     recent = sorted(time for time in reports if -FIRST < now - time < _REMEMBERED)
     if len(recent) < _REPEATED:

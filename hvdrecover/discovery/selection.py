@@ -93,8 +93,8 @@ def answer(
     """Return the answer of one call.
 
     Args:
-        history: what is known.
-        limits: what the user wants.
+        history: the results of earlier calls.
+        limits: the user's limits.
         reports: times at which guardians reported each host.
         now: the time.
         source: the source's name in errors.

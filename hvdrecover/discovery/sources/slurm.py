@@ -7,11 +7,11 @@ show job --details`` how many GPUs the job has on each.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.discovery import programs
 from hvdrecover.discovery.hosts import Host, check_name
 from hvdrecover.errors import DiscoveryError
@@ -83,39 +83,30 @@ class Slurm:
         if not job:
             problem = "is not set, so this is not a Slurm job; start the driver by sbatch or in salloc"
             raise DiscoveryError("SLURM_JOB_ID", problem)
-        slurm = _Programs(environ, timeout)
-        listed = slurm.output("squeue", "--noheader", "--jobs", job, "--format", "%A|%i|%T|%N")
+        end = time.monotonic() + timeout
+
+        def output(*command: str) -> str:
+            left = max(end - time.monotonic(), 0.0)
+            return programs.output(command, environ, left).decode(errors="replace")
+
+        listed = output("squeue", "--noheader", "--jobs", job, "--format", "%A|%i|%T|%N")
         nodes = job_nodes(listed, job)
-        reasons = unusable(slurm.output("scontrol", "show", "node", "--oneliner", ",".join(nodes)))
+        reasons = unusable(output("scontrol", "show", "node", "--oneliner", ",".join(nodes)))
         usable = [node for node in nodes if node not in reasons]
         if not usable:
             why = "; ".join(f"{node} {reasons[node]}" for node in nodes[:3])
             raise DiscoveryError(f"Slurm job {job}", f"none of its {len(nodes)} nodes can be used: {why}")
-        gpus = gpus_per_node(slurm.output("scontrol", "show", "job", "--details", "--oneliner", job), job)
+        gpus = gpus_per_node(output("scontrol", "show", "job", "--details", "--oneliner", job), job)
         if gpus:  # parts of a heterogeneous job that have none are not for training
             return [Host(node, gpus[node]) for node in usable if node in gpus]
         tasks = tasks_per_node(environ)
         return [Host(node, tasks.get(node)) for node in usable]
 
 
-class _Programs:
-    """Slurm's programs, which share the time."""
-
-    def __init__(self, environ: Mapping[str, str], timeout: float) -> None:
-        self._environ = environ
-        self._end = SYSTEM_CLOCK.monotonic() + timeout
-
-    def output(self, *command: str) -> str:
-        left = max(self._end - SYSTEM_CLOCK.monotonic(), 0.0)
-        return programs.output(command, self._environ, left).decode(errors="replace")
-
-
 def job_nodes(listed: str, job: str) -> list[str]:
-    """The nodes of a job, of all its parts if it is a heterogeneous one.
+    """Return the nodes of a job, of all its parts if it is a heterogeneous one.
 
-    Args:
-        listed: a line ``id|shown id|state|nodes`` for each part, and each of its array's other tasks.
-        job: its id.
+    ``listed`` has a line ``id|shown id|state|nodes`` for each part, and for each other task of its array.
 
     Raises:
         DiscoveryError: it has ended or has not started, or its nodes are not understood.
@@ -175,11 +166,10 @@ def why_unusable(state: str) -> str:
 
 
 def gpus_per_node(shown: str, job: str) -> dict[str, int]:
-    """The job's GPUs on each node that has any, as ``scontrol show job --details --oneliner`` has them.
+    """Return the job's GPUs on each node that has any.
 
-    Args:
-        shown: a line for each part of a heterogeneous job, or for each task of an array of jobs.
-        job: its id.
+    ``scontrol show job --details --oneliner`` shows a line for each part of a heterogeneous job, or for each
+    task of an array of jobs.
     """
     of_job = re.compile(rf"JobId={job} |JobId=\d+ HetJobId={job} ")
     return {
