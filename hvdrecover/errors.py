@@ -1,51 +1,5 @@
 """Every exception that hvdrecover raises.
 
-::
-
-    HvdrecoverError
-    ├── ConfigError                 a setting, option or environment variable has no usable value
-    ├── StateError                  something handed to a State cannot be part of a commit
-    │   ├── UnsupportedValueError   a plain object that JSON can't hold
-    │   ├── UnsupportedTensorError  a tensor whose kind or dtype safetensors can't hold
-    │   └── StepError               a loop over the steps of virtual ranks is not gone through as it must be
-    ├── CheckpointError             everything about durable commits
-    │   ├── StorageError            the storage refused, failed or is away
-    │   │   ├── DurableAgeError     commits could not be made durable for longer than the job allows
-    │   │   └── HostKeyError        an SFTP server does not prove to be the one that is known
-    │   ├── ForeignRootError        the checkpoint root holds files that are not ours
-    │   ├── EmptiedRootError        it lacks the claim of a job that left near commits
-    │   ├── CorruptCheckpointError  one commit is damaged: truncated, altered, incomplete or nonsense
-    │   │   └── IncompleteCommitError  it has no manifest: it was never completed, or is being deleted
-    │   ├── FormatVersionError      a commit was written by a newer hvdrecover
-    │   ├── NoUsableCommitError     the root has commits, and not one of them verifies
-    │   ├── MismatchError           a commit's tensors or objects don't fit the model, optimizer or state
-    │   ├── UnknownCommitError      the root holds no such commit, or is none
-    │   ├── ExportError             a commit can't be turned into the file that was asked for
-    │   ├── FencedError             another job has claimed the root
-    │   │   └── OvertakenError      a later generation of this very job has
-    │   └── FlushTimeoutError       a commit did not become durable in time
-    ├── RecoveryError               the ranks could not agree on a state to resume from
-    │   ├── NoProgressError         they have come back to one commit again and again
-    │   ├── RendezvousError         a rank was lost during a rendezvous
-    │   ├── EarlyCollectiveError    a process that joins a running job called a collective too early
-    │   ├── PerRankError            a commit's states of the ranks' own don't fit the ranks that there are
-    │   ├── RemovedError            this host is no longer part of the job
-    │   └── StoppedError            another rank has had an error that stops this one, too
-    ├── OutOfStepError              the ranks don't do the same any more
-    │   ├── StructureError          their models, optimizers, data sets or scripts differ
-    │   ├── DivergedError           their parameters differ, or gradients from the same inputs
-    │   ├── MissingGradientError    a parameter has a gradient on some of them only
-    │   └── ShardsError             their shares of the training data don't fit together
-    ├── NumericsError               NaN or infinity in the loss, in a gradient or in a parameter
-    ├── DataChangedError            the training data are not those that the commit was trained on
-    ├── DiscoveryError              which hosts there are can't be found out
-    │   └── HostListError           a list of hosts has something in it that can't be meant
-    ├── LaunchError                 a process of the job can't be started
-    ├── DrillError                  a drill can't tell whether a script recovers
-    │   └── LabError                hosts of a drill's own can't be made, changed or removed
-    └── InstallError                Horovod could not be built or installed
-        └── EditError               a named edit of Horovod's source no longer applies
-
 An error's message says what happened, to what, and what to do. The facts are attributes as well.
 """
 

@@ -47,29 +47,6 @@ def the_classes():
     return {name: kind for name, kind in found.items() if issubclass(kind, HvdrecoverError)}
 
 
-def tree_of_docstring():
-    """Each class in the docstring's tree, with its parent."""
-    parents, path = {}, {}
-    for line in errors.__doc__.splitlines():
-        words = line.strip(" │├└─").split()
-        if words and words[0].endswith("Error"):
-            depth = line.index(words[0]) // 4
-            path[depth] = words[0]
-            parents[words[0]] = path.get(depth - 1)
-    return parents
-
-
-def test_the_tree_in_the_docstring_is_the_tree_of_classes():
-    of_classes = {}
-    for name, kind in the_classes().items():
-        parent = next(base for base in kind.__bases__ if issubclass(base, Exception))
-        of_classes[name] = parent.__name__ if issubclass(parent, HvdrecoverError) else None
-    documented = {
-        name: None if name == "HvdrecoverError" else base for name, base in tree_of_docstring().items()
-    }
-    assert documented == of_classes
-
-
 def test_each_class_stands_once_in_the_troubleshooting_page():
     page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", page, re.MULTILINE)
