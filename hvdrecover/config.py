@@ -245,10 +245,9 @@ def cache(environ: Mapping[str, str]) -> Path:
 
 
 def _slot(text: str) -> tuple[int, int, int, int] | None:
-    numbers = text.split(",")
-    if len(numbers) != 4 or not all(number.isdigit() for number in numbers):
+    if not text:
         return None
-    page, stacks, notes, events = map(int, numbers)
+    page, stacks, notes, events = map(int, text.split(","))
     return page, stacks, notes, events
 
 
@@ -308,15 +307,9 @@ def _job(env: Mapping[str, str]) -> str | None:
 
 def _supervisor(env: Mapping[str, str]) -> tuple[str, int, str] | None:
     """Host, port and token; the host is where workers have found Horovod's driver, which runs beside it."""
-    found = _endpoint(env.get("HVDRECOVER_SUPERVISOR"))
-    return None if found is None else (env.get(_GLOO_LAUNCHED) or found[0], *found[1:])
-
-
-def _endpoint(text: str | None) -> tuple[str, int, str] | None:
-    """Host, port and token, of ``HOST/PORT:TOKEN``."""
-    host, _, rest = (text or "").rpartition("/")
+    host, _, rest = env.get("HVDRECOVER_SUPERVISOR", "").rpartition("/")  # HOST/PORT:TOKEN
     port, _, token = rest.partition(":")
-    return (host, int(port), token) if port.isdigit() else None
+    return (env.get(_GLOO_LAUNCHED) or host, int(port), token) if port.isdigit() else None
 
 
 def _seconds(env: Mapping[str, str], name: str) -> float | None:
@@ -363,7 +356,7 @@ def environment() -> dict[str, str]:
 
 
 def adopt(variables: Mapping[str, str]) -> None:
-    """Take over what a launcher on another host would hand on to its processes here."""
+    """Take environment variables that were not known when this process was started."""
     os.environ.update(variables)
 
 
@@ -386,11 +379,6 @@ def bypass_proxy() -> None:
         listed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
         exempt = ",".join(filter(None, (listed, address)))
         os.environ.update(no_proxy=exempt, NO_PROXY=exempt)
-
-
-def take(more: Mapping[str, str]) -> None:
-    """Take environment variables that were not known when this process was started."""
-    os.environ.update(more)
 
 
 def keep_to_this_process(*descriptors: int) -> None:

@@ -14,15 +14,6 @@ from hvdrecover.version import __version__
 
 _RESOLVING = 5.0  # seconds for the name of a host to be resolved
 
-# Packages that go by several names, each with the distributions that bring it.
-_PACKAGES: dict[str, tuple[str, ...]] = {
-    "torch": ("torch",),
-    "tensorflow": ("tensorflow", "tensorflow-cpu"),
-    "keras": ("keras",),
-    "horovod": ("horovod",),
-    "mpi4py": ("mpi4py",),
-}
-
 
 def version_of(distribution: str, search: Sequence[str] | None = None) -> str | None:
     """Return the installed version of a distribution, or None; ``search`` replaces ``sys.path``."""
@@ -36,8 +27,9 @@ def version_of(distribution: str, search: Sequence[str] | None = None) -> str | 
 def versions() -> dict[str, str | None]:
     """Return package to its version, or None if it is not installed; Python and hvdrecover as well."""
     found: dict[str, str | None] = {"python": platform.python_version(), "hvdrecover": __version__}
-    for package, distributions in _PACKAGES.items():
-        found[package] = next(filter(None, map(version_of, distributions)), None)
+    for package in ("torch", "tensorflow", "keras", "horovod", "mpi4py"):
+        found[package] = version_of(package)
+    found["tensorflow"] = found["tensorflow"] or version_of("tensorflow-cpu")
     return found
 
 

@@ -72,8 +72,10 @@ def _short(error: BaseException) -> str:
     Empty if there are none, or if one of them is what has caused it.
     """
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    own = _own(error)
-    if not own or (cause is not None and _own(cause)):
+    own, of_cause = (
+        [frame for frame in _frames(each) if not is_library(frame.filename)] for each in (error, cause)
+    )
+    if not own or of_cause:
         return ""
     lines = [
         "Traceback (most recent call last; HVDRECOVER_LOG=debug shows all of it):\n",
@@ -83,12 +85,8 @@ def _short(error: BaseException) -> str:
     return "".join(lines)
 
 
-def _own(error: BaseException) -> list[traceback.FrameSummary]:
-    return [frame for frame in _frames(error) if not is_library(frame.filename)]
-
-
-def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    return list(traceback.extract_tb(error.__traceback__))
+def _frames(error: BaseException | None) -> list[traceback.FrameSummary]:
+    return [] if error is None else list(traceback.extract_tb(error.__traceback__))
 
 
 def _show(previous: object, *error: object) -> None:

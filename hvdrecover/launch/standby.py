@@ -145,7 +145,7 @@ def main() -> None:
     heartbeat.enter(Phase.READY)
     if not (more := sys.stdin.readline()):
         return
-    config.take(json.loads(more))
+    config.adopt(json.loads(more))
     heartbeat.enter(Phase.STARTING)
     _forget_input()
     if module:
