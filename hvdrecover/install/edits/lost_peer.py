@@ -33,8 +33,7 @@ LOST_PEER: tuple[Edit, ...] = (
             "  }\n"
         ),
     ),
-    # What Gloo's own thread throws ends the process, where the error of one connection is meant, such as
-    # that of a peer that was lost as soon as it had connected.
+    # The same if a peer is lost as soon as it has connected.
     add_after(
         "pair-error-accepted",
         _PAIR,
