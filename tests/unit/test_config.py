@@ -96,9 +96,6 @@ def test_what_mpirun_says_is_read():
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("HVDRECOVER_SLOT", "5,6,7"),
-        ("HVDRECOVER_SLOT", "5,6,7,-1"),
-        ("HVDRECOVER_SLOT", "a,b,c,d"),
         ("HVDRECOVER_SUPERVISOR", "h1"),
         ("HVDRECOVER_SUPERVISOR", "h1/port:abc"),
         ("HVDRECOVER_REJOIN", "0"),
