@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,19 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-@pytest.fixture
-def job(root: Path) -> dict[int, Any]:
-    """The contents of model and optimizer at each of the three commits that a job has written to the root."""
+@pytest.fixture(scope="session")
+def written_once(one_process: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Any]]:
+    """A root with three commits that a job has written, and what model and optimizer held at each."""
     from tests.unit.tensorflow.jobs import write_three_commits
 
-    return write_three_commits(root)
+    alone.turn_to(hvd)
+    alone.start()
+    root = tmp_path_factory.mktemp("job") / "root"
+    return root, write_three_commits(root)
+
+
+@pytest.fixture
+def job(root: Path, written_once: tuple[Path, dict[int, Any]]) -> dict[int, Any]:
+    """The contents of model and optimizer at each of the three commits; the root is a copy of theirs."""
+    shutil.copytree(written_once[0], root)
+    return written_once[1]

@@ -22,12 +22,6 @@ def variable(request: pytest.FixtureRequest) -> Any:
     return tf.Variable([1.0, 2.0, 3.0], name="w")
 
 
-def test_a_tape_is_used_as_a_context_manager(variable: Any) -> None:
-    with recover.DistributedGradientTape(tf.GradientTape()) as tape:
-        loss = tf.reduce_sum(tf.convert_to_tensor(variable) ** 2)
-    assert tape.gradient(loss, variable).numpy().tolist() == [2.0, 4.0, 6.0]
-
-
 def test_a_tape_is_wrapped_when_it_has_recorded(variable: Any) -> None:
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.convert_to_tensor(variable) ** 2)
@@ -141,10 +135,6 @@ def test_groups_hold_one_dtype_each_and_all_dense_gradients() -> None:
 def test_groups_that_cannot_be_are_refused(groups: Any) -> None:
     with pytest.raises(ConfigError, match="groups"):
         recover.DistributedGradientTape(tf.GradientTape(), groups=groups)
-
-
-def test_a_plain_tensor_has_no_name() -> None:
-    assert _name(None, [tf.constant([1.0])]) == _name(None, [tf.constant([2.0])])
 
 
 def test_the_name_of_a_collective_does_not_depend_on_what_the_process_has_made_before() -> None:

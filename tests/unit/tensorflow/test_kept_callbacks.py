@@ -14,7 +14,6 @@ import pytest
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow.keras import elastic
 
 SAMPLES, BATCH, EPOCHS = 40, 4, 12  # ten batches an epoch
 X = np.linspace(-1, 1, SAMPLES * 3, dtype=np.float32).reshape(SAMPLES, 3)
@@ -22,8 +21,15 @@ Y = np.arange(SAMPLES) % 2
 # What is judged by: improves at 0, 1, 4; the rate is halved after 3 and 6; training stops after epoch 8.
 SCORES = [5.0, 4.0, 6.0, 6.0, 3.0, 7.0, 7.0, 7.0, 7.0, 1.0, 1.0, 1.0]
 STOPS = 8
-# Where each attempt is interrupted: in an epoch, at its end behind the user's callbacks, and after the last.
-INTERRUPTIONS = [(0, 4), (3, None), (7, 5), (STOPS, None), (None, None)]
+# Where each attempt is interrupted: in an epoch, at its end, and after the last. Then a survivor or a new
+# process continues. The user's callbacks are before or behind ours.
+INTERRUPTIONS = [
+    ((0, 4), "a survivor", "before"),
+    ((3, None), "a new process", "behind"),
+    ((7, 5), "a new process", "before"),
+    ((STOPS, None), "a survivor", "behind"),
+    ((None, None), "a new process", "before"),
+]
 
 
 class InterruptionError(Exception):
@@ -132,7 +138,7 @@ def outcome(state: Any, history: Any, folder: Path) -> dict[str, Any]:
         "weights": [each.numpy().tobytes() for each in (*state.model.weights, *state.optimizer.variables)],
         "history": (history.epoch, history_of(history)),
         "rows": list(csv.reader((folder / "log.csv").read_text().splitlines())),
-        "files": {name: stored(folder / name) for name in files if name.endswith(".h5")},
+        "files": stored({name: folder / name for name in files if name.endswith(".h5")}),
     }
 
 
@@ -141,15 +147,17 @@ def history_of(found: Any) -> dict[str, Any]:
     return {name: np.asarray(each).tolist() for name, each in found.history.items()}
 
 
-def stored(path: Path) -> list[bytes]:
+def stored(files: dict[str, Path]) -> dict[str, list[bytes]]:
+    """Return the weights in each file."""
+    model, found = a_state().model, {}
+    for name, path in files.items():
+        model.load_weights(path)
+        found[name] = [each.tobytes() for each in model.get_weights()]
+    return found
+
+
+def undisturbed_outcome(folder: Path) -> dict[str, Any]:
     state = a_state()
-    state.model.load_weights(path)
-    return [each.tobytes() for each in state.model.get_weights()]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder, state = tmp_path_factory.mktemp("undisturbed"), a_state()
     found = outcome(state, fit(state, *of_keras(folder)), folder)
     rates = [float(row[found["rows"][0].index("learning_rate")]) for row in found["rows"][1:]]
     halved = [epoch for epoch in range(1, len(rates)) if rates[epoch] / rates[epoch - 1] < 0.5]
@@ -159,12 +167,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("way", "place"), [("a survivor", "before"), ("a new process", "behind")])
-def test_wherever_a_fit_is_interrupted_it_ends_the_same(
-    way: str, place: str, undisturbed: dict[str, Any], tmp_path: Path
-) -> None:
+def test_wherever_a_fit_is_interrupted_it_ends_the_same(tmp_path: Path) -> None:
+    undisturbed = undisturbed_outcome(tmp_path / "undisturbed")
     state, kerass = a_state(tmp_path / "root"), of_keras(tmp_path / "files")
-    for at in INTERRUPTIONS:
+    for at, way, place in INTERRUPTIONS:
         interrupt = Interrupt(*at)
         interrupt.set_state(state)
         callbacks = (*kerass, interrupt)
@@ -328,17 +334,8 @@ def with_steps_per_epoch(state: Any) -> None:
     state.model.fit(state.data, steps_per_epoch=4, callbacks=recover.fit_callbacks(state), verbose=0)
 
 
-def with_a_backup(state: Any) -> None:
-    fit(state, keras.callbacks.BackupAndRestore("never made"))
-
-
 class Backup(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
     """A user's own kind of it."""
-
-
-def with_horovods_callbacks_and_a_backup(state: Any) -> None:
-    elastics = [elastic.UpdateEpochStateCallback(state), elastic.CommitStateCallback(state)]
-    state.model.fit(state.data, callbacks=[*elastics, Backup("never made")], verbose=0)
 
 
 def with_a_backup_in_a_list_of_lists(state: Any) -> None:
@@ -360,8 +357,6 @@ def with_another_one_to_keep(state: Any) -> None:
     [
         ("initial_epoch", without_initial_epoch),
         ("steps_per_epoch", with_steps_per_epoch),
-        ("callbacks: BackupAndRestore", with_a_backup),
-        ("callbacks: BackupAndRestore", with_horovods_callbacks_and_a_backup),
         ("callbacks: BackupAndRestore", with_a_backup_in_a_list_of_lists),
         ("callbacks: BackupAndRestore", with_nothing_but_a_backup),
         ("keep", with_another_one_to_keep),

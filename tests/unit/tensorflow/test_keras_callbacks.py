@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow.keras.callbacks import LearningRateScheduleCallback, MetricAverageCallback
+from hvdrecover.tensorflow.keras.callbacks import LearningRateScheduleCallback
 from hvdrecover.tensorflow.keras_callbacks import scaled
 
 SAMPLES, BATCH = 40, 4  # ten batches an epoch
@@ -74,7 +74,7 @@ def undisturbed() -> list[bytes]:
     return weights(state)
 
 
-@pytest.mark.parametrize("after", [1, 10, 15])
+@pytest.mark.parametrize("after", [10, 15])
 def test_fit_that_was_interrupted_continues_inside_the_epoch_and_ends_with_the_same_bits(
     tmp_path: Path, undisturbed: list[bytes], after: int
 ) -> None:
@@ -109,12 +109,14 @@ def test_several_steps_in_one_execution_are_all_counted(tmp_path: Path) -> None:
     assert state.data.order.done == SAMPLES
 
 
-def test_validation_does_not_move_the_cursor() -> None:
+def test_one_rank_validates_warms_up_and_writes_for_tensorboard(tmp_path: Path) -> None:
     state = a_state()
     state.sync()
-    found = recover.fit_callbacks(state)
+    found = recover.fit_callbacks(state, warmup_epochs=2, tensorboard=str(tmp_path))
     state.model.fit(state.data, validation_data=(X, Y), epochs=1, callbacks=found, verbose=0)
-    assert (state.epoch, state.data.order.done) == (1, SAMPLES)
+    assert (state.epoch, state.data.order.done) == (1, SAMPLES)  # validation does not move the cursor
+    assert float(state.optimizer.learning_rate) == pytest.approx(0.01)  # the rate of one rank is its own
+    assert list(tmp_path.rglob("events.out.tfevents.*"))
 
 
 def test_a_tracked_data_set_to_validate_on_is_gone_through_each_time() -> None:
@@ -157,8 +159,7 @@ def test_the_part_of_an_epoch_that_was_done_is_the_same_for_any_number_of_ranks(
     assert begun == [4]
 
 
-@pytest.mark.parametrize("after", [15])
-def test_a_rate_that_changes_with_each_batch_continues_from_where_it_was(after: int) -> None:
+def test_a_rate_that_changes_with_each_batch_continues_from_where_it_was() -> None:
     def trained(state: Any, *extra: Any) -> list[float]:
         schedule = LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch, staircase=False)
         note = keras.callbacks.LambdaCallback(
@@ -173,7 +174,7 @@ def test_a_rate_that_changes_with_each_batch_continues_from_where_it_was(after: 
     state = a_state()
     state.sync()
     with pytest.raises(InterruptionError):
-        trained(state, Interrupt(after))
+        trained(state, Interrupt(15))
     state.restore()
     del rates[10 * state.epoch + state.batch :]
     assert trained(state) == whole
@@ -193,30 +194,9 @@ def test_xla_is_switched_off_and_the_user_is_told_once(caplog: pytest.LogCapture
     assert automatic.model.jit_compile is False
 
 
-def test_rank_0_writes_for_tensorboard(tmp_path: Path) -> None:
-    state = a_state()
-    state.sync()
-    fit(state, epochs=1, tensorboard=str(tmp_path))
-    assert list(tmp_path.rglob("events.out.tfevents.*"))
-
-
-def test_averaging_alone_changes_no_metric() -> None:
-    logs = {"loss": 0.25, "accuracy": 1.0}
-    MetricAverageCallback().on_epoch_end(0, logs)
-    assert logs == {"loss": 0.25, "accuracy": 1.0}
-
-
-def test_the_learning_rate_of_one_rank_is_its_own() -> None:
-    state = a_state()
-    state.sync()
-    fit(state, epochs=1, warmup_epochs=2)
-    assert float(state.optimizer.learning_rate) == pytest.approx(0.01)
-
-
 @pytest.mark.parametrize(
     ("size", "epochs", "warmup", "rate"),
     [
-        (1, 0.0, 5, 0.1),
         (1, 7.0, 5, 0.1),
         (8, 0.0, 5, 0.1),
         (8, 2.5, 5, 0.45),

@@ -91,13 +91,6 @@ def test_batches_of_one_call_are_told_of_at_its_end(tmp_path: Path) -> None:
     assert run.steps["seconds/step"] == [3, 6]
 
 
-def test_evaluation_is_no_part_of_it(tmp_path: Path) -> None:
-    state = a_state(tmp_path)
-    losses, _ = expected(state)
-    fit(state, validation_data=(X + 1, Y), epochs=2)
-    assert run_of(state, tmp_path).scalars["loss"] == by_step(losses * 2)
-
-
 def test_a_model_that_was_trained_before_is_told_of_too(tmp_path: Path) -> None:
     state = a_state(None)
     fit(state)

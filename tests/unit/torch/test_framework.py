@@ -8,27 +8,14 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from hvdrecover.checkpoint.layout import ITEM_BYTES
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.torch.framework import TorchFramework
 from tests.fakes.root import FakeRoots
-from tests.unit.torch.jobs import bits, continues_alike, joined, train_one_step
+from tests.unit.torch.jobs import bits, joined
 
 pytestmark = pytest.mark.usefixtures("roots")
 
 FRAMEWORK = TorchFramework()
-
-
-def test_torch_has_all_dtypes_of_the_format() -> None:
-    specs = [FRAMEWORK.spec(view, name) for name, view in FRAMEWORK.views(arena_of_all_dtypes()).items()]
-    assert sorted(spec.dtype for spec in specs) == sorted(ITEM_BYTES)
-
-
-def arena_of_all_dtypes() -> Any:
-    from hvdrecover.checkpoint.arena import Arena
-    from hvdrecover.checkpoint.layout import TensorSpec, plan
-
-    return Arena(plan([TensorSpec(dtype, dtype, (2,)) for dtype in ITEM_BYTES]))
 
 
 def test_plain_tensors_come_to_the_device_of_those_in_their_place() -> None:
@@ -199,22 +186,6 @@ def test_layers_are_told_that_the_state_is_of_their_version() -> None:
     model[0].scale.fill_(5.0)
     state.restore()
     assert model[0].scale.tolist() == [4.0]
-
-
-def test_buffers_of_batch_normalisation_go_back() -> None:
-    def model_and_optimizer() -> tuple[Any, ...]:
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
-        return model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-    model, _ = model_and_optimizer()
-    assert {"1.running_mean", "1.num_batches_tracked"} <= model.state_dict().keys()
-    continues_alike(model_and_optimizer, train_one_step)
-
-
-def test_a_class_is_no_component() -> None:
-    assert not FRAMEWORK.is_component(torch.nn.Linear)
-    assert not FRAMEWORK.is_component(torch.optim.SGD)
 
 
 # -- random generators ---------------------------------------------------------------------------------

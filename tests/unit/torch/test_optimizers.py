@@ -36,7 +36,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 def test_every_optimizer_of_torch_continues_alike(make: Callable[..., Any], steps: int) -> None:
     def model_and_optimizer() -> tuple[Any, ...]:
@@ -109,14 +109,6 @@ def test_state_that_torch_itself_would_spoil_stays_what_it_is() -> None:
     assert found["mode"] == "warm-up"
     assert found["shape"] == (4, 3)
     assert found["mean"].dtype == found["history"][1].dtype == found["more"]["master"].dtype == torch.float32
-
-
-def test_moments_of_bfloat16_parameters_are_kept_as_torch_keeps_them() -> None:
-    def model_and_optimizer() -> tuple[Any, ...]:
-        model = network(dtype=torch.bfloat16)
-        return model, Optimizers.AdamW(model.parameters())
-
-    continues_alike(model_and_optimizer, train_one_step)
 
 
 def test_moments_of_another_shape_are_named() -> None:

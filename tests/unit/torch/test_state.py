@@ -359,10 +359,3 @@ def test_an_interrupted_run_leaves_a_root_that_the_next_start_reads(
     state = joined(URL, model=fresh, optimizer=optimizer, step=0)
     assert (state.step, bits(dict(fresh.state_dict()))) == (3, expected)
     assert not state.finished
-
-
-def test_a_scaler_that_is_switched_off_has_no_state() -> None:
-    state = joined(scaler=torch.amp.GradScaler("cuda", enabled=False), step=0)
-    state.step = 1
-    state.restore()
-    assert state.step == 0
