@@ -142,7 +142,14 @@ def sftp(sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return storages.sftp(sftp_server, tmp_path, monkeypatch)
 
 
-@pytest.fixture(params=["local", "drill", "memory", "s3", "sftp", *REAL])
+# The whole contract takes a minute for a kind of storage. The usual run tests two kinds by the whole contract
+# and the others by its core. LONG=1 tests each kind by the whole contract.
+OTHERS = ["drill", "memory", "sftp"]
+WHOLE = ["local", "s3", *(pytest.param(name, marks=LONG) for name in OTHERS), *REAL]
+core = pytest.mark.parametrize("backend", ["local", "s3", *OTHERS, *REAL], indirect=True)
+
+
+@pytest.fixture(params=WHOLE)
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Each kind of storage in turn."""
     made: Backend = request.getfixturevalue(request.param)

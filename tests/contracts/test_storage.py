@@ -18,7 +18,7 @@ from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.errors import FencedError, StorageError
-from tests.contracts.conftest import REAL
+from tests.contracts.conftest import REAL, core
 from tests.contracts.storages import SECRET, Backend
 from tests.unit.checkpoint.roots import assert_is, make_snapshot, make_store
 
@@ -51,6 +51,7 @@ def every_call(storage: Storage) -> dict[str, Callable[[], object]]:
 # -- files ---------------------------------------------------------------------------------------------
 
 
+@core
 def test_a_root_that_is_not_there_is_empty(storage: Storage) -> None:
     assert storage.names() == []
     assert storage.names("claims") == []
@@ -65,7 +66,8 @@ def test_looking_makes_nothing(storage: Storage) -> None:
     assert storage.names() == []
 
 
-@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 1000])
+@core
+@pytest.mark.parametrize("data", [b"", bytes(range(256)) * 1000])
 def test_what_was_written_is_read(storage: Storage, data: bytes) -> None:
     assert storage.write("folder/file", buffer(data)) == digest(data)
     storage.publish("folder/small", data)
@@ -76,7 +78,8 @@ def test_what_was_written_is_read(storage: Storage, data: bytes) -> None:
     assert storage.size("folder/file") == storage.size("folder/small") == len(data)
 
 
-@pytest.mark.parametrize("more", [-1, 0, 1, 12345])
+@core
+@pytest.mark.parametrize("more", [-1, 1])
 def test_files_of_many_pieces(backend: Backend, more: int) -> None:
     storage, content = backend.open_in_pieces(), noise(backend.large + more)
     assert storage.write("folder/file", content) == digest(content)
@@ -86,6 +89,7 @@ def test_files_of_many_pieces(backend: Backend, more: int) -> None:
     assert np.array_equal(into, content)
 
 
+@core
 def test_names_are_those_directly_below_and_sorted(storage: Storage) -> None:
     for path in ("b/2", "b/1", "a/deep/er/3", "c"):
         storage.publish(path, b"")
@@ -96,6 +100,7 @@ def test_names_are_those_directly_below_and_sorted(storage: Storage) -> None:
     assert storage.names("nowhere") == []
 
 
+@core
 def test_a_shorter_file_replaces_a_longer_one_whole(backend: Backend) -> None:
     storage = backend.open_in_pieces()
     storage.write("f", noise(backend.large))
@@ -116,6 +121,7 @@ def test_read_into_tells_how_much_there_was(storage: Storage) -> None:
     assert shorter.tobytes() == b"123"
 
 
+@core
 def test_read_into_begins_where_it_is_told(storage: Storage) -> None:
     storage.write("f", buffer(b"0123456789"))
     for start, expected in ((0, b"0123"), (3, b"3456"), (8, b"89"), (10, b""), (12, b"")):
@@ -141,6 +147,7 @@ def test_remove_takes_one_file_and_minds_none(storage: Storage) -> None:
     assert storage.names("a") == ["2"]
 
 
+@core
 def test_delete_takes_a_folder_and_all_below(storage: Storage) -> None:
     for path in ("a/1", "a/deep/2", "ab/3"):
         storage.publish(path, b"")
@@ -201,6 +208,7 @@ def test_threads_use_one_storage_at_a_time_of_their_own(backend: Backend) -> Non
 # -- exclusive creation --------------------------------------------------------------------------------
 
 
+@core
 def test_create_is_for_files_that_are_not_there(storage: Storage) -> None:
     assert storage.create("claims/g0001.json", b"mine") is True
     assert storage.create("claims/g0001.json", b"theirs") is False
@@ -298,6 +306,7 @@ def test_one_of_a_hundred_claims_wins(
 # -- failures ------------------------------------------------------------------------------------------
 
 
+@core
 def test_reading_what_is_not_there_is_a_storage_error_that_names_it(storage: Storage) -> None:
     storage.publish("a/1", b"")
     for read in (storage.read, lambda path: storage.read_into(path, np.zeros(1, dtype=np.uint8))):
@@ -352,6 +361,7 @@ def test_all_fails_while_the_server_is_away_and_continues_when_it_is_back(
 # -- commits -------------------------------------------------------------------------------------------
 
 
+@core
 def test_a_commit_is_read_back_bit_for_bit(backend: Backend) -> None:
     store = make_store(backend.open())
     store.claim_next()
@@ -360,6 +370,7 @@ def test_a_commit_is_read_back_bit_for_bit(backend: Backend) -> None:
     assert_is(load_newest(make_store(backend.open())), make_snapshot(1, 2))
 
 
+@core
 def test_retention_and_leftovers_delete_commits(backend: Backend) -> None:
     storage = backend.open()
     store = make_store(storage, keep=1)
@@ -373,6 +384,7 @@ def test_retention_and_leftovers_delete_commits(backend: Backend) -> None:
     assert [name for name in storage.names() if name.startswith("g")] == ["g0002-c00000005"]
 
 
+@core
 def test_of_two_jobs_that_claim_one_root_the_older_is_fenced(backend: Backend) -> None:
     older, newer = make_store(backend.open(), job="older"), make_store(backend.open(), job="newer")
     assert older.claim_next() == 1
@@ -384,6 +396,7 @@ def test_of_two_jobs_that_claim_one_root_the_older_is_fenced(backend: Backend) -
     assert_is(load_newest(make_store(backend.open())), make_snapshot(2, 2))
 
 
+@core
 def test_a_commit_that_is_late_is_not_published(backend: Backend) -> None:
     older, newer = make_store(backend.open(), job="older"), make_store(backend.open(), job="newer")
     older.claim_next()
