@@ -98,10 +98,6 @@ def test_a_job_with_nothing_but_its_size(jobs: Noted, tmp_path: Path) -> None:
     assert settings.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "10"
 
 
-def test_a_finished_run_is_reopened_on_demand(jobs: Noted) -> None:
-    assert job(jobs, "-np", "2", "--reopen", *TRAIN)[1].environ["HVDRECOVER_REOPEN"] == "1"
-
-
 def test_all_options_of_a_job(jobs: Noted) -> None:
     words = ["-np", "4", "--min-np", "2", "--max-np", "8", "-H", "h1:4,h2:4", "-p", "2222", "-i", KEY]
     words += ["--network-interface", "eth0", "--network-interfaces", "eth1"]
@@ -128,7 +124,6 @@ def test_all_options_of_a_job(jobs: Noted) -> None:
     ("words", "facts"),
     [
         (["--hostfile", "hosts"], {"hostfile": Path("hosts")}),
-        (["-hostfile", "hosts"], {"hostfile": Path("hosts")}),
         (["--host-discovery-script", "./hosts.sh"], {"discovery": "./hosts.sh"}),
         (["--mpi"], {"mpi": True}),
     ],
@@ -143,10 +138,7 @@ def test_other_ways_to_name_hosts(words: list[str], facts: dict[str, Any], jobs:
     ("words", "problem"),
     [
         (["--max-np", "1"], "--max-np 1 is less than -np 2"),
-        (["--min-np", "3"], "--min-np 3 is more than -np 2"),
         (["-H", "h1"], " 1, "),
-        (["-H", "h1:a"], "h1:a"),
-        (["-H", "h1;touch${IFS}pwned:2"], "'h1;touch${IFS}pwned'"),
         (["--mpi", "-H", "h1;touch${IFS}pwned:2"], "'h1;touch${IFS}pwned'"),
         (["--hostfile", "nowhere"], "nowhere"),
         (["-i", "no-key"], "no-key"),
@@ -190,7 +182,6 @@ def test_a_job_of_mpi_takes_the_hosts_that_are_discovered_now(jobs: Noted) -> No
     ("source", "facts"),
     [
         ("", "--discover: "),
-        ("static 'a", "--discover: 'static 'a' .*: No closing quotation"),
         ("rack", "host source 'rack': .* static, file, command"),
         ("file missing", "file: missing: .*No such file or directory"),
         ("static a:x", "static: a:x: line 1, column 3: .*'x'"),
@@ -204,19 +195,11 @@ def test_a_source_that_can_not_be_asked_is_told_before_anything_is_started(
     assert not jobs
 
 
-def test_what_a_source_does_not_take_is_refused(jobs: Noted, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, "run", "-np", "2", "--discover", "static a --rack 7", *TRAIN)
-    assert "hvdrecover discover static: error: unrecognized arguments: --rack 7" in said
-
-
 @pytest.mark.parametrize(
     "others",
     [
-        ["--verbose"],
-        ["--log-level=DEBUG"],
         ["--cycle-time-ms=3.5", "--autotune"],
         ["--blacklist-cooldown-range", "1", "2"],
-        ["--mpi-args=--oversubscribe -x A"],
         ["-prefix-timestamp"],
         ["--slots-per-host=2", "--reset-limit=3"],
     ],
@@ -229,14 +212,6 @@ def test_options_of_horovodrun_that_are_not_ours_are_handed_on(
     _, settings, _ = job(jobs, *(others + own if first else own + others), *TRAIN)
     assert settings.options == horovodrun.Options(2, others=tuple(others))
     assert settings.grace == 9.0
-
-
-def test_options_of_the_training_command_are_its_own(jobs: Noted) -> None:
-    command, settings, _ = job(
-        jobs, "-np", "2", "--", "python", "train.py", "-np", "x", "--", "--mpi", "--help"
-    )
-    assert command == ["python", "train.py", "-np", "x", "--", "--mpi", "--help"]
-    assert settings.options == horovodrun.Options(2)
 
 
 def test_what_the_environment_says_stands(
@@ -255,7 +230,7 @@ def test_what_the_environment_says_stands(
     assert "HOROVOD_GLOO_TIMEOUT_SECONDS" not in settings.environ
 
 
-@pytest.mark.parametrize("code", [0, 1, 75, 130])
+@pytest.mark.parametrize("code", [1, 75])
 def test_the_jobs_code_is_the_commands(code: int, jobs: Noted) -> None:
     jobs.code = code
     assert cli.main(["run", "-np", "2", *TRAIN]) == code
@@ -273,9 +248,7 @@ def test_a_job_without_a_command_is_an_error(
     "words",
     [
         ["-np", "2"],
-        ["-np", "2", "--no-standby"],
-        ["--hostfile=hosts", "-np", "2"],
-        ["-np", "2", "--cycle-time-ms", "3.5", "--autotune"],
+        ["--hostfile=hosts", "-np", "2", "--no-standby"],
         ["-np", "2", "--blacklist-cooldown-range", "1", "2"],
     ],
 )
@@ -288,20 +261,11 @@ def test_a_command_needs_no_dashes_and_its_options_are_its_own(words: list[str],
     assert bare[1].worker == with_dashes[1].worker
 
 
-def test_an_option_that_is_misspelt_is_told_before_a_command_without_dashes(
-    jobs: Noted, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = refused(capsys, "run", "-np", "2", "--hang-timout", "3", "python", "train.py")
-    assert "did you mean --hang-timeout?" in said
-    assert jobs == []
-
-
-@pytest.mark.parametrize("option", ["-cb", "--check-build"])
-def test_how_horovod_was_built_is_told_without_a_job(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_horovod_was_built_is_told_without_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["hvdrecover"])
     monkeypatch.setattr(launch, "check_build", lambda verbose: sys.exit(42))  # it imports all frameworks
     with pytest.raises(SystemExit) as caught:
-        cli.main(["run", option])
+        cli.main(["run", "--check-build"])
     assert caught.value.code == 42
 
 
@@ -310,18 +274,13 @@ def test_how_horovod_was_built_is_told_without_a_job(option: str, monkeypatch: p
     [
         ([], "the following arguments are required: -np/--num-proc"),
         (["-np", "0"], "argument -np/--num-proc: '0' "),
-        (["-np", "two"], "argument -np/--num-proc: 'two' "),
         (["-np", "2", "--min-np", "-1"], "--min-np"),
         (["-np", "2", "--min-np", "3"], "--min-np 3 is more than -np 2"),
         (["-np", "2", "--hang-timeout", "4.9"], "argument --hang-timeout: 4.9 "),
-        (["-np", "2", "--hang-timeout", "0"], "argument --hang-timeout: '0' "),
         (["-np", "2", "--hang-timeout", "soon"], "argument --hang-timeout: 'soon' "),
         (["-np", "2", "--grace", "0"], "argument --grace: '0' "),
-        (["-np", "2", "--max-restarts", "-1"], "--max-restarts"),
         (["-np", "2", "--max-restarts", "1.5"], "argument --max-restarts: '1.5' "),
         (["-np", "2", "-H", "h1:2", "--hostfile", "hosts"], "not allowed with argument -H/--hosts"),
-        (["-np", "2", "-H", "h1:2", "--host-discovery-script", "x"], "not allowed with argument -H/--hosts"),
-        (["-np", "2", "--checkpoint"], "argument --checkpoint: expected one argument"),
     ],
 )
 def test_wrong_options_of_a_job(
@@ -329,10 +288,6 @@ def test_wrong_options_of_a_job(
 ) -> None:
     assert problem in refused(capsys, "run", *words, *TRAIN)
     assert jobs == []
-
-
-def test_five_seconds_are_a_timeout(jobs: Noted) -> None:
-    assert "5" in job(jobs, "-np", "2", "--hang-timeout", "5", *TRAIN)[1].worker
 
 
 def test_abbreviations_are_not_guessed(jobs: Noted, capsys: pytest.CaptureFixture[str]) -> None:
@@ -346,7 +301,6 @@ def test_abbreviations_are_not_guessed(jobs: Noted, capsys: pytest.CaptureFixtur
         ("run", "--hang-timout", "--hang-timeout"),
         ("run", "--timeline-filname", "--timeline-filename"),  # which is Horovod's
         ("drill", "--sed", "--seed"),
-        ("drill", "--timeline-filname", "--timeline-filename"),
         ("worker", "--grase", "--grace"),
         ("doctor", "--jsn", "--json"),
     ],
@@ -361,12 +315,6 @@ def test_an_option_that_is_misspelt_is_refused_with_the_one_that_was_meant(
     assert jobs == guards == []
 
 
-def test_the_options_of_horovodrun_are_its_own_parsers(jobs: Noted) -> None:
-    words = ["--timeline-filename", "t.json", "--autotune", "--blacklist-cooldown-range", "1", "2"]
-    others = job(jobs, "-np", "2", *words, *TRAIN)[1].options.others
-    assert others == ("--timeline-filename=t.json", "--autotune", "--blacklist-cooldown-range", "1", "2")
-
-
 def test_a_value_that_horovodrun_would_refuse_is_refused_before_it_starts(
     jobs: Noted, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -377,19 +325,6 @@ def test_a_value_that_horovodrun_would_refuse_is_refused_before_it_starts(
 
 
 # -- worker ------------------------------------------------------------------------------------------------
-
-
-def test_a_worker_guards_its_command(guards: Noted) -> None:
-    guards.code = 75
-    assert cli.main(["worker", "--hang-timeout", "20", "--grace", "1m", "--no-standby", *TRAIN]) == 75
-    command, settings, _ = guards.pop()
-    assert command == TRAIN[1:]
-    assert settings == guardian.Settings(Limits(20.0), 60.0, standby=False)
-
-
-def test_a_worker_needs_no_options(guards: Noted) -> None:
-    assert cli.main(["worker", *TRAIN]) == 0
-    assert guards.pop()[1] == guardian.Settings(Limits(None), 30.0, standby=True)
 
 
 def test_the_guardians_of_a_job_understand_what_they_are_given(jobs: Noted, guards: Noted) -> None:
@@ -405,26 +340,6 @@ def test_a_worker_without_a_command_is_an_error(guards: Noted, capsys: pytest.Ca
     assert guards == []
 
 
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["--verbose"], "unrecognized arguments: --verbose"),
-        (["--no-stand"], "unrecognized arguments: --no-stand"),
-        (["--hang-timeout", "3"], "argument --hang-timeout: 3 "),
-    ],
-)
-def test_wrong_options_of_a_worker(
-    words: list[str], problem: str, guards: Noted, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert problem in refused(capsys, "worker", *words, *TRAIN)
-    assert guards == []
-
-
-def test_the_path_of_another_command_may_follow_the_dashes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["ls", "--", "-odd-"]) == 1
-    assert "/-odd-: " in capsys.readouterr().err
-
-
 # -- all commands ------------------------------------------------------------------------------------------
 
 
@@ -435,34 +350,6 @@ def test_other_commands_refuse_what_they_do_not_know(
     assert "unrecognized arguments: --verbose" in refused(capsys, *command, "--verbose")
     after_the_dashes = refused(capsys, *command, "--", "odd")
     assert "unrecognized arguments: " in after_the_dashes and "odd" in after_the_dashes
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        (
-            "run",
-            [
-                "-np N",
-                "--min-np",
-                "--hang-timeout",
-                "--max-restarts",
-                "--no-standby",
-                "handed on to horovodrun",
-            ],
-        ),
-        ("worker", ["horovodrun ... hvdrecover worker", "--hang-timeout", "--grace", "--no-standby"]),
-    ],
-)
-def test_the_help_says_how_to_use_them(
-    command: str, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    with pytest.raises(SystemExit) as caught:
-        cli.main([command, "--help"])
-    assert caught.value.code == 0
-    shown = capsys.readouterr().out
-    assert [word for word in words if word not in shown] == []
 
 
 def test_neither_horovod_nor_a_framework_is_imported_to_guard(tmp_path: Path) -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from hvdrecover import cli
-from hvdrecover.reporting.text import duration
-from tests.unit.reporting.runs import BEGIN, TWO, Run, example
-from tests.unit.terminal import on_a_terminal, plain_lines
+from tests.unit.reporting.runs import BEGIN, Run, example
 
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
 
@@ -120,17 +116,6 @@ def test_a_report_as_json(document):
     }
 
 
-def test_a_run_without_faults_says_so(run, document):
-    made = Run(Path("events"))
-    made.rendezvous(4, TWO, 1, 0, "initial")
-    made.commit(TWO, 1, {1: 9, 2: 14})
-    output = run("events")[1]
-    assert output.endswith("\n\nno faults\n")
-    assert "goodput    100.0% of the time in committed steps\n" in output
-    assert "starts" not in output  # nobody told
-    assert (document("events")["kinds"], document("events")["faults"]) == ({}, [])
-
-
 def test_a_run_that_is_under_way_says_so(run, document):
     made = Run(Path("events"))
     made.report(time.time() - BEGIN, "start", attempt=1, command=[])
@@ -153,12 +138,6 @@ def test_how_a_run_was_given_up_is_said(run, document):
     found = document("events")
     assert (found["outcome"], found["code"], found["reason"]) == ("ended", 3, "gave up")
     assert found["given_up"] == ["the job: no restarts left"]
-
-
-def test_a_process_may_die_before_it_has_a_rank(run, document):
-    Run(Path("events")).fault(1, rank=-1, detail="exit code 1")
-    assert columns(run("events")[1].splitlines()[-1])[3:] == ["none", "not yet", "exit code 1"]
-    assert document("events")["faults"][0]["rank"] == -1
 
 
 def test_only_the_last_faults_are_shown(run, document):
@@ -197,49 +176,9 @@ def test_the_environment_names_a_folder_unless_an_argument_does(document, monkey
     [
         ([], "FOLDER: .*'hvdrecover-runs' "),
         (["missing"], "FOLDER: 'missing' "),
-        (["."], "FOLDER: '.' "),
     ],
 )
-@pytest.mark.parametrize("json", [[], ["--json"]])
-def test_without_events_there_is_an_error_of_one_line(run, arguments, facts, json):
-    code, output, errors = run(*arguments, *json)
+def test_without_events_there_is_an_error_of_one_line(run, arguments, facts):
+    code, output, errors = run(*arguments)
     assert (code, output, errors.count("\n")) == (1, "", 1)
     assert re.match(f"hvdrecover: {facts}", errors)
-
-
-def test_a_report_imports_no_framework():
-    example(Path("events"))
-    program = "import sys; from hvdrecover.cli import main; main(sys.argv[1:]); print('', *sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program, "report", "events"], capture_output=True, text=True, timeout=120
-    )
-    imported = {name.split(".")[0] for name in done.stdout.splitlines()[-1].split()}
-    assert {"hvdrecover", "rich"} <= imported
-    assert not imported & {"torch", "tensorflow", "keras", "horovod"}
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, ""),
-        (0, "0.00 s"),
-        (9.994, "9.99 s"),
-        (9.996, "10.0 s"),
-        (99.94, "99.9 s"),
-        (99.96, "1 min 40 s"),
-        (3599.6, "1 h 0 min"),
-        (90_000, "1 d 1 h"),
-    ],
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(("width", "phases"), [(80, False), (160, True)])
-def test_a_terminal_shows_one_line_per_fault(width, phases):
-    made = Run(Path("events"))
-    made.fault(1, "out_of_memory", detail="exit code 137")
-    _, output = on_a_terminal(width, "report", "events")
-    written = plain_lines(output)
-    assert columns(written[-1])[-4:] == ["node-1", "0", "not yet", "exit code 137"]
-    assert ("rendezvous" in written[-2]) == phases

@@ -106,11 +106,6 @@ def test_status_tells_a_run_whose_supervisor_is_gone_from_one_that_leaves_and_on
     assert (code, pairs(text)["state"]) == (1, "ended before it was finished, with code 1: gave up")
 
 
-def test_status_of_a_run_elsewhere_goes_by_its_events(run, ask):
-    assert json.loads(ask("status", "--json")[1])["running"] is None
-    assert ask("status")[0] == 0
-
-
 @pytest.mark.parametrize(
     ("durable", "code", "said"),
     [("9", 0, "commit 9 is durable\n"), ("8", 1, "commit 8 is durable, commit 9 is not\n")],
@@ -138,9 +133,3 @@ def test_stop_says_so_if_the_supervisor_is_killed_meanwhile(run, ask):
         code, text, errors = ask("stop")
     assert (code, text) == (1, "")
     assert re.search(f"process {child.pid}: .* killed", errors)
-
-
-def test_stop_needs_a_supervisor(run, ask):
-    code, text, errors = ask("stop")
-    assert (code, text) == (1, "")
-    assert re.search("supervisor .*`hvdrecover run`", errors)
