@@ -112,13 +112,6 @@ def test_documents_fit_the_schemas_of_kubernetes(version: str) -> None:
     assert kinds >= {"MPIJob", "Job", "StatefulSet", "Service", "Role", "PersistentVolumeClaim"}
 
 
-def test_a_slip_does_not_fit_them() -> None:
-    job = document("Job")
-    job["spec"]["podFailurePolicies"] = job["spec"].pop("podFailurePolicy")
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(job, VERSIONS[-1], strict=True)
-
-
 # Host discovery.
 
 
@@ -160,12 +153,6 @@ def test_discovery_finds_the_workers_and_the_role_allows_just_that(job: Parts, t
     assert arguments.processes == slots * len(hosts)
     assert arguments.least == slots  # any one host will do
     assert GPU not in container(job.launcher)["resources"]["limits"]
-
-
-def test_the_mpijob_s_slots_are_its_gpus() -> None:
-    job = document("MPIJob")
-    slots = container(job["spec"]["mpiReplicaSpecs"]["Worker"]["template"])["resources"]["limits"][GPU]
-    assert str(job["spec"]["slotsPerWorker"]) == slots
 
 
 # How pods end.
@@ -210,24 +197,6 @@ def test_leave_host_ends_guardians_and_waits_for_them(tmp_path: Path) -> None:
 
 
 # Files and memory.
-
-
-@each_job
-def test_volumes_are_there(job: Parts) -> None:
-    claim = document("PersistentVolumeClaim")
-    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
-    for template in (job.worker, job.launcher):
-        volumes = {each["name"]: each for each in template["spec"]["volumes"]}
-        mounts = {
-            each["mountPath"]: volumes.pop(each["name"]) for each in container(template)["volumeMounts"]
-        }
-        assert not volumes
-        assert mounts["/data"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
-    events = {each["name"]: each["value"] for each in container(job.launcher)["env"]}["HVDRECOVER_EVENTS"]
-    checkpoint = command_line(job).checkpoint
-    assert events.startswith("/data/")
-    assert checkpoint.startswith("file:///data/")
-    assert not events.startswith(f"{checkpoint.removeprefix('file://')}/")  # a root holds nothing else
 
 
 @each_job

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ from hvdrecover.record import read
 from hvdrecover.reporting.prometheus import Exporter
 from hvdrecover.reporting.summary import summarise
 from tests.fakes.clock import FakeClock
-from tests.unit.deploy.queries import DASHBOARD, RULES, of_alerts, of_dashboard
+from tests.unit.deploy.queries import RULES, of_alerts, of_dashboard
 from tests.unit.reporting.runs import BEGIN, example
 
 _PROMTOOL = shutil.which("promtool")
@@ -58,25 +57,6 @@ def test_queries_ask_for_metrics_and_labels_that_exist(labels: dict[str, dict[st
     for query in queries:
         for words in re.findall(r"\b(?:by|on) \(([^)]*)\)", query):
             assert {word.strip() for word in words.split(",")} <= own, query
-
-
-def test_the_dashboard_s_variable_is_one_of_these_metrics(labels: dict[str, dict[str, set[str]]]) -> None:
-    variables = json.loads(DASHBOARD.read_text())["templating"]["list"]
-    (query,) = (each["query"]["query"] for each in variables if each["type"] == "query")
-    match = re.fullmatch(r"label_values\((\w+), instance\)", query)
-    assert match is not None
-    assert match[1] in labels
-
-
-def test_panels_do_not_lie_on_each_other() -> None:
-    places = [
-        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
-        for panel in json.loads(DASHBOARD.read_text())["panels"]
-        for x in range(panel["gridPos"]["w"])
-        for y in range(panel["gridPos"]["h"])
-    ]
-    assert len({*places}) == len(places)
-    assert max(x for x, _ in places) < 24
 
 
 def run_promtool(*arguments: object) -> str:

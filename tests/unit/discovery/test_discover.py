@@ -132,14 +132,6 @@ def test_a_source_that_hangs_does_not_hold_up_the_answer(discover: Discover, tmp
     until(lambda: re.search(r"hosts\.sh: .* 3 s", discover(*words).stderr), "a warning")
 
 
-def test_a_first_answer_is_waited_for_no_longer_than_said(discover: Discover, tmp_path: Path) -> None:
-    program = hanging(tmp_path)
-    (tmp_path / "hang").touch()
-    done = discover("command", "--timeout", "1", NO_CHECKS, program)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("hvdrecover: command: ")
-
-
 def test_many_calls_at_once_ask_once(discover: Discover, tmp_path: Path) -> None:
     program = hanging(tmp_path)
     command = [sys.executable, "-m", "hvdrecover", "discover", "command", NO_CHECKS, str(program)]
@@ -163,13 +155,6 @@ def test_where_nothing_can_be_remembered_there_is_an_answer_all_the_same(
     done = discover("static", "a:1", NO_CHECKS, "--cache", tmp_path / "file" / "folder")
     assert (done.returncode, done.stdout) == (0, "a:1\n")
     assert "the cache of host discovery cannot be written: " in done.stderr
-
-
-def test_no_host_is_an_answer_if_that_is_allowed(discover: Discover, tmp_path: Path) -> None:
-    (tmp_path / "hosts").touch()
-    done = discover("file", "hosts", "--allow-empty")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert re.fullmatch("hvdrecover: file: .* host\n", done.stderr)
 
 
 # -- checks ------------------------------------------------------------------------------------------------
@@ -269,14 +254,3 @@ def test_others_add_sources_by_entry_point(discover: Discover, tmp_path: Path) -
     done = discover("shelf", **path)
     assert done.returncode == 1
     assert re.search("host source 'shelf': .* static, file, command, .* bad, function, ", done.stderr)
-
-
-def test_the_script_does_the_same_as_the_command(tmp_path: Path) -> None:
-    script = Path(__file__).parents[3] / "scripts" / "discover-hosts"
-    done = subprocess.run(
-        [sys.executable, script, "static", "a:1", NO_CHECKS, "--cache", tmp_path],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "a:1\n"

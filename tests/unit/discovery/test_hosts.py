@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrecover.discovery.hosts import MOST_SLOTS, Host, check_hosts, check_name, count_slots, parse
+from hvdrecover.discovery.hosts import MOST_SLOTS, Host, check_hosts, check_name, parse
 from hvdrecover.errors import HostListError
 from hvdrecover.redaction import printable
 
@@ -88,10 +88,6 @@ def test_whatever_is_read_are_hosts_or_an_error_with_its_place(data: bytes) -> N
 def test_what_can_not_be_meant(text: str | bytes, fact: str) -> None:
     with pytest.raises(HostListError, match=f"^hosts: {fact}"):
         parse(text, "hosts")
-
-
-def test_names_that_are_repeated_once_for_each_slot() -> None:
-    assert count_slots(["b", "a", "b", "b"]) == [Host("b", 3), Host("a", 1)]
 
 
 @pytest.mark.parametrize(

@@ -104,17 +104,6 @@ def test_a_reported_host_rests_unless_nothing_else_is_left() -> None:
     assert named(found(limits=Limits(include=("a",)), reports=reports)) == ["a:4"]
 
 
-def test_a_failure_is_bridged_for_a_while() -> None:
-    history = replace(HISTORY, listed=950.0, failure="can't be read")
-    answer = found(history)
-    assert named(answer) == ["a:4", "b:2", "c:1"]
-    assert answer.warning == "src: can't be read; using its answer of 50 s ago"
-    with pytest.raises(DiscoveryError, match=r"^src: can't be read; .* 61 s "):
-        found(replace(history, listed=NOW - 61))
-    with pytest.raises(DiscoveryError, match=r"^src: can't be read"):
-        found(replace(history, listed=NOW + 86400))  # the clock was set back since
-
-
 def test_no_host_is_an_answer_only_if_that_is_allowed_and_there_was_none_before() -> None:
     allowed = Limits(allow_empty=True)
     none_yet = found(History(asked=NOW, failure="no host", empty=True), allowed)

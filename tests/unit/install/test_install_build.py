@@ -34,10 +34,6 @@ def fetch(work: Path, *names: str) -> Path:
     return build.fetch(cast(Runner, Downloading(*names)), work, {})
 
 
-def test_the_source_is_unpacked(tmp_path: Path) -> None:
-    assert (fetch(tmp_path, f"{FOLDER}/setup.py") / "setup.py").is_file()
-
-
 def test_a_python_whose_tarfile_has_no_filters_unpacks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

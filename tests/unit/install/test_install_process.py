@@ -24,24 +24,12 @@ def run(folder: Path, script: str) -> list[str]:
         return runner.run("Doing it", ["/bin/sh", "-c", script], environ=os.environ)
 
 
-def test_output_is_returned_and_logged(tmp_path: Path) -> None:
-    assert run(tmp_path, "echo one; echo two >&2") == ["one\n", "two\n"]
-    log = (tmp_path / "logs" / "build.log").read_text()
-    assert "$ /bin/sh -c 'echo one; echo two >&2'\none\ntwo\n" in log
-
-
 def test_a_failure_shows_why_and_names_the_log(tmp_path: Path) -> None:
     with pytest.raises(InstallError) as caught:
         run(tmp_path, "echo 'fatal error: no such header'; exit 3")
     message = str(caught.value)
     assert re.match(r"Doing it: .* 3\)\.\n  \| fatal error: no such header\n", message)
     assert str(tmp_path / "logs" / "build.log") in message
-
-
-def test_a_program_that_is_not_there_is_an_install_error(tmp_path: Path) -> None:
-    with Runner(tmp_path / "log", plain()[0]) as runner:
-        with pytest.raises(InstallError, match=r"^Doing it: /no-such-program .*No such file"):
-            runner.run("Doing it", ["/no-such-program"], environ=os.environ)
 
 
 def test_an_interruption_ends_all_that_was_started(tmp_path: Path) -> None:
@@ -96,12 +84,6 @@ def test_the_excerpt_begins_at_the_first_error_without_noise() -> None:
     excerpt = ["/src/a.cc:10:5: error: 'x' was not declared", "   10 | x = 1;", "make: *** [a.cc.o] Error 1"]
     assert relevant_tail(lines) == excerpt
     assert relevant_tail(lines, 2) == excerpt[:2]
-
-
-def test_the_excerpt_without_an_error_is_the_end() -> None:
-    lines = [f"line {number}\n" for number in range(50)]
-    assert relevant_tail(lines, 3) == ["line 47", "line 48", "line 49"]
-    assert len(relevant_tail(["x" * 5000])[0]) == 200
 
 
 def test_known_failures_have_a_remedy() -> None:

@@ -25,7 +25,6 @@ INTERNAL = "horovod.common.exceptions.HorovodInternalError"
         (death(0, Phase.FINISHED, error=OWN_ERROR), "finished"),
         (death(0, Phase.STARTING), "early_exit"),
         (death(0, Phase.TRAINING), "early_exit"),
-        (death(0, Phase.RECOVERING), "early_exit"),
         (death(0, Phase.READY), "early_exit"),
         (death(1, Phase.FINISHED), "script_error"),
         (death(1, Phase.UNKNOWN), "script_error"),
@@ -136,13 +135,6 @@ def test_an_error_elsewhere_or_of_another_kind_is_not(other: Death) -> None:
     assert failed().cause != other.cause
 
 
-def test_a_long_error_is_told_of_in_brief() -> None:
-    long = "x\n" * 10**5
-    assert len(deaths.brief(long)) < 210 and "\n" not in deaths.brief(long)
-    assert deaths.brief(OWN_ERROR) == OWN_ERROR
-    assert failed(error=long).cause == Cause.of({"exit": 1, "detail": long, "point": [4, 2]})
-
-
 def test_the_root_that_was_claimed_is_handed_down_once_there_is_a_commit() -> None:
     record = Record()
     record.note_root({"root": "file:///fold1"})
@@ -201,23 +193,6 @@ def test_two_equal_deaths_that_are_not_the_scripts_doing_are_not_its_error() -> 
     assert reasons(lost, lost) == ["", ""]
     away = death(1, error="StorageError: s3://b is away", kinds=("StorageError",))
     assert reasons(away, away) == ["", ""]
-
-
-def test_what_the_supervisor_knows_of_earlier_starts_counts() -> None:
-    record = Record()
-    causes = [{"exit": 1, "identity": OWN_ERROR, "point": [4, 2]}]
-    record.learn({"committed": True, "root": "", "causes": causes})
-    assert record.committed
-    assert reasons(failed(), record=record) == [deaths.SAME_ERROR]
-
-
-def test_a_commit_is_known_once_there_is_one() -> None:
-    record = Record()
-    record.note(reading(changed=0, steps=5))
-    assert not record.committed
-    record.note(reading(commit=1))
-    record.note(reading())  # a new process
-    assert record.committed
 
 
 def test_what_dies_after_the_end_is_not_restarted() -> None:

@@ -101,12 +101,6 @@ def test_an_error_is_known_by_its_class_and_line_as_its_text_may_vary(tmp_path: 
     training.close()
 
 
-def test_a_script_that_can_not_be_parsed_is_told_of_in_one_line(tmp_path: Path) -> None:
-    training = run(script := write(tmp_path, "def f(:"), tmp_path)
-    assert training.notes()["error"] == f"SyntaxError: invalid syntax ({script.name}, line 1)"
-    training.close()
-
-
 def test_an_error_that_the_supervisor_shows_is_not_printed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,14 +157,3 @@ def test_a_script_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest
     write(tmp_path, "")
     for command in (["python", "train.py"], ["python", "-m", "gone"], ["sh", "gone"]):
         python_command.check_script(command)
-
-
-@pytest.mark.parametrize("flags", [["-I"], ["-E"], ["-S"], ["-bE", "-u"], ["-X", "dev", "-I"]])
-def test_an_interpreter_that_would_not_read_it_gets_no_path(flags: list[str]) -> None:
-    assert python_command.early_environment([sys.executable, *flags, "train.py"], {}) == {}
-
-
-@pytest.mark.parametrize("flags", [[], ["-u"], ["-X", "faulthandler"], ["-WError::I"]])
-def test_any_other_interpreter_gets_it(flags: list[str]) -> None:
-    found = python_command.early_environment([sys.executable, *flags, "train.py"], {"PYTHONPATH": "mine"})
-    assert found["PYTHONPATH"].split(":") == [str(python_command.EARLY), "mine"]

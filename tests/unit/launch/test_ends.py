@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from hvdrecover import error_kinds, errors
-from hvdrecover.config import FENCED, PREEMPTED
 from hvdrecover.launch import ends
 
 DOCS = Path(__file__).parents[3] / "docs" / "launching.md"
@@ -14,10 +12,6 @@ DOCS = Path(__file__).parents[3] / "docs" / "launching.md"
 
 def test_the_docs_have_the_table_that_decides() -> None:
     assert ends.table() in DOCS.read_text()
-
-
-def test_the_codes_are_those_of_sysexits() -> None:
-    assert (PREEMPTED, FENCED) == (os.EX_TEMPFAIL, os.EX_NOPERM)
 
 
 def test_errors_of_the_table_are_ours_and_stand_in_one_row() -> None:

@@ -78,7 +78,3 @@ def test_one_that_begins_late_is_waited_for_from_then_on(supervisor: Supervisor,
     assert not supervisor._is_over()
     supervisor._hear(SECOND, BEGUN)
     assert patience(supervisor, clock) == waits.OTHER_ERRORS
-
-
-def test_one_that_never_begins_is_not_waited_for_for_ever(supervisor: Supervisor, clock: FakeClock) -> None:
-    assert patience(supervisor, clock) == waits.IMPORTS + waits.OTHER_ERRORS

@@ -128,26 +128,6 @@ def test_what_guardians_tell_is_heard_with_who_tells(supervisor: Supervisor) -> 
     ]
 
 
-@pytest.mark.parametrize("first", [{"token": "guessed"}, {}, {"kind": "end", "how": "finished"}])
-def test_a_stranger_is_shown_the_door_and_not_heard(supervisor: Supervisor, first: Message) -> None:
-    host, port, _ = supervisor.address
-    stranger = Link(socket.create_connection((host, port)))
-    stranger.send(**first)
-    stranger.send(kind="end", how="finished")
-    supervisor.serve(lambda: supervisor.guardians.strangers == 1, "a connection")
-    supervisor.serve(lambda: supervisor.guardians.strangers == 0, "the end of it")
-    until(lambda: closed(stranger), "the stranger is to be shown the door")
-    assert supervisor.heard == supervisor.lost == []
-
-
-def test_a_stranger_that_says_nothing_is_told_nothing_and_missed_by_nobody(supervisor: Supervisor) -> None:
-    host, port, _ = supervisor.address
-    with socket.create_connection((host, port)):
-        supervisor.serve(lambda: supervisor.guardians.strangers == 1, "a connection")
-    supervisor.serve(lambda: supervisor.guardians.strangers == 0, "the end of it")
-    assert supervisor.lost == []
-
-
 def test_a_guardian_that_is_killed_is_lost(supervisor: Supervisor) -> None:
     code = """
 import signal, sys

@@ -103,29 +103,10 @@ def test_one_host_that_is_this_one_needs_the_loopback_interface(
     assert list(understood(Options(2, discovery=f"echo {named}"), monkeypatch).nics) == ["lo"]
 
 
-def test_an_interface_that_was_named_is_used_also_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(understood(Options(2, interfaces=("eth7",)), monkeypatch).nics) == ["eth7"]
-
-
-def test_the_interface_towards_one_other_host_is_the_one_that_leads_there() -> None:
-    assert horovodrun._only_interface(["127.0.0.2"]) == ("lo",)
-    assert horovodrun._only_interface(["no-such-host.invalid"]) == ()
-
-
 def test_this_host_under_any_of_its_addresses_needs_the_loopback_interface() -> None:
     addresses = [each for several in psutil.net_if_addrs().values() for each in several]
     for address in (each.address for each in addresses if each.family == socket.AF_INET):
         assert horovodrun._only_interface([address]) == ("lo",)
-
-
-def test_several_hosts_are_compared_by_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert understood(Options(2, hosts="h1:1,h2:1"), monkeypatch).nics is None
-
-
-def test_a_user_may_choose_how_long_hosts_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = understood(Options(2, others=("--blacklist-cooldown-range", "1", "2")), monkeypatch)
-    assert found.cooldown_range == [1, 2]
-    assert arguments(Options(2, others=("--blacklist-cooldown-range", "1", "2")), COMMAND).count("10") == 0
 
 
 @pytest.mark.parametrize(
@@ -149,32 +130,6 @@ def test_a_job_of_mpi_takes_a_hostfile(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 # -- hosts -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("h1:4,h2:2", {"h1": 4, "h2": 2}),
-        ("h1", {"h1": 1}),
-        (" h1:4 , 10.0.0.7:12 ", {"h1": 4, "10.0.0.7": 12}),
-    ],
-)
-def test_hosts_on_the_command_line(text: str, found: dict[str, int]) -> None:
-    assert hosts(Options(2, hosts=text)) == found
-
-
-@pytest.mark.parametrize(
-    ("text", "fact"),
-    [
-        ("h1:4 h2:4", "h1:4 h2:4: line 1, column 6: .*'h2:4'.*slots=N"),
-        ("h1:4,h2:x", "h1:4,h2:x: line 1, column 9: .*'x'"),
-        ("", "-H: "),
-        (",", "-H: "),
-    ],
-)
-def test_hosts_that_can_not_be_read(text: str, fact: str) -> None:
-    with pytest.raises(HvdrecoverError, match=f"^{fact}"):
-        hosts(Options(2, hosts=text))
 
 
 @pytest.mark.parametrize(
@@ -212,10 +167,6 @@ def test_a_file_of_hosts_that_is_not_there(tmp_path: Path) -> None:
         hosts(Options(2, hostfile=tmp_path / "missing"))
 
 
-def test_without_hosts_there_is_this_one() -> None:
-    assert hosts(Options(3)) == {"localhost": 3}
-
-
 def test_the_list_of_hosts_survives_the_shell() -> None:
     odd = {"h'1": 2, "h$(date)": 1, "h2": 3}
     assert listed(horovodrun._listing(odd)) == ["h'1:2", "h$(date):1", "h2:3"]
@@ -238,12 +189,6 @@ def test_settings_of_any_other_horovod_limit_waiting_from_the_start() -> None:
         "HOROVOD_STALL_CHECK_TIME_SECONDS": "2",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "7",
     }
-
-
-@pytest.mark.parametrize("ours", [False, True])
-def test_all_settings_are_whole_seconds_above_none_whatever_the_timeout(ours: bool) -> None:
-    for timeout in (None, 5.0, 6.5, 1e5):
-        assert all(int(value) >= 1 for value in settings(timeout, {}, ours=ours).values())
 
 
 def test_what_the_user_has_set_stands() -> None:

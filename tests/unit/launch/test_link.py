@@ -82,16 +82,6 @@ def test_what_is_no_message_of_ours_closes_the_link(listener: socket.socket, tex
         assert sender.recv(1) == b""
 
 
-def test_the_end_of_the_other_side_is_noticed(ends: tuple[Link, Link]) -> None:
-    guardian, supervisor = ends
-    guardian.send(kind="end")
-    guardian.close()
-    assert received(supervisor) == [{"kind": "end"}]
-    assert supervisor.is_open
-    assert supervisor.receive() == []
-    assert not supervisor.is_open
-
-
 def test_the_death_of_the_other_side_is_noticed(listener: socket.socket) -> None:
     code = """
 import signal, sys
@@ -107,15 +97,6 @@ signal.pause()
         other.kill()
         assert end.receive() == []
         assert not end.is_open
-
-
-def test_sending_to_one_who_has_gone_closes_and_raises_nothing(ends: tuple[Link, Link]) -> None:
-    guardian, supervisor = ends
-    supervisor.close()
-    until(lambda: guardian.send(kind="fault") or not guardian.is_open, "the link is to be closed")
-    guardian.send(kind="fault")
-    guardian.close()
-    assert guardian.receive() == []
 
 
 def test_a_host_that_is_cut_off_is_noticed_by_the_kernel(ends: tuple[Link, Link]) -> None:

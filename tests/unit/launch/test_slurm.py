@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.launch import slurm
 from hvdrecover.launch.slurm import Plan, SlurmJob
 
@@ -86,10 +85,6 @@ def ask(tmp_path: Path) -> Ask:
         return Asked(tmp_path, shown, **variables)
 
     return make
-
-
-def test_a_process_outside_of_slurm_is_in_no_job() -> None:
-    assert slurm.of_environment({}, SYSTEM_CLOCK) is None
 
 
 @pytest.mark.parametrize(
@@ -180,11 +175,6 @@ def test_a_time_limit_too_short_for_a_commit_does_not_continue_for_ever(
     assert ("raise --time" in caplog.text) is not bool(requeued)
 
 
-def test_a_refusal_is_said(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
-    ask(line(), REFUSES="1").job.requeue(committed=True)
-    assert "could not be requeued: scontrol: " in caplog.text
-
-
 # -- the heir ----------------------------------------------------------------------------------------------
 
 
@@ -192,15 +182,6 @@ def test_a_job_that_has_lost_its_script_is_requeued(ask: Ask) -> None:
     asked = ask(HEADLESS)
     asked.job.outlive_script()
     assert asked.requeued() == ["7"]
-
-
-@pytest.mark.parametrize(
-    "old, new", [("RUNNING", "COMPLETING"), ("Requeue=1", "Requeue=0"), ("JobId=7", "JobId=8")]
-)
-def test_what_slurm_has_ended_is_not(ask: Ask, old: str, new: str) -> None:
-    asked = ask(HEADLESS.replace(old, new))
-    asked.job.outlive_script()
-    assert asked.requeued() == []
 
 
 def test_an_heir_waits_until_slurm_has_found_that_the_node_is_lost(

@@ -9,7 +9,6 @@ import pytest
 
 from hvdrecover import config
 from hvdrecover.config import Config
-from hvdrecover.errors import LaunchError
 from hvdrecover.launch.ssh import kept_alive
 
 
@@ -46,12 +45,6 @@ def test_the_environments_own_programs_are_found_as_well(found: Config, tmp_path
     assert kept_alive(found, tmp_path).split(os.pathsep)[1:] == [found.programs, found.path]
 
 
-def test_where_there_is_no_ssh_there_is_nothing_to_do(found: Config, tmp_path: Path) -> None:
-    Path(found.path, "ssh").unlink()
-    assert kept_alive(found, tmp_path / "run") == os.pathsep.join([found.programs, found.path])
-    assert not (tmp_path / "run").exists()
-
-
 def test_another_command_stands_in_its_place(found: Config, tmp_path: Path) -> None:
     """It is called with what Horovod calls ssh with, whether there is an ssh or not."""
     Path(found.path, "ssh").rename(Path(found.path, "other"))
@@ -65,9 +58,3 @@ def test_another_command_stands_in_its_place(found: Config, tmp_path: Path) -> N
     )
     words = ["a  file", "-o", "X=no", "h1", "env HVDRECOVER_START=1 python"]
     assert done.stdout.splitlines() == [f"<{word}>" for word in words]
-
-
-def test_a_folder_that_can_not_be_written_to_is_an_error(found: Config, tmp_path: Path) -> None:
-    (tmp_path / "run").touch()
-    with pytest.raises(LaunchError, match=r"run/bin/ssh: .*Not a directory; .*HVDRECOVER_EVENTS"):
-        kept_alive(found, tmp_path / "run")

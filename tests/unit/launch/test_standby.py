@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import ast
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,10 +12,9 @@ import pytest
 from hvdrecover.heartbeat import Phase
 from hvdrecover.launch import standby
 from hvdrecover.launch.python_command import PythonCommand, parse
-from hvdrecover.launch.standby import STUCK, Readiness, _is_stuck
+from hvdrecover.launch.standby import Readiness
 from hvdrecover.launch.training import Training
-from tests.unit.launch.children import child, descriptors, environment, fields, gone, line, state, until
-from tests.unit.launch.readings import reading
+from tests.unit.launch.children import environment, state, until
 from tests.unit.launch.scripts import write
 
 FACTS = """
@@ -144,15 +141,6 @@ def test_what_it_has_imported_is_there_at_once(standbys: Captured) -> None:
     assert ast.literal_eval(standbys.output()[0]) == {"colorsys", "own"}
 
 
-def test_what_it_has_imported_is_not_looked_through_for_garbage(standbys: Captured) -> None:
-    looks = "[any(kept is each.KEPT for kept in gc.get_objects()) for each in (own, late)]"
-    script = write(standbys.folder, f"import gc, late, own\nprint({looks})")
-    for name in ("own", "late"):
-        (standbys.folder / f"{name}.py").write_text("KEPT = [[]]")
-    assert run(standbys.ready([str(script)], ["adapter", "own"])) == 0
-    assert ast.literal_eval(standbys.output()[0]) == [False, True]
-
-
 def test_nothing_that_modules_print_is_seen_and_all_that_the_program_prints_is(standbys: Captured) -> None:
     (standbys.folder / "loud.py").write_text(
         "import os, sys, warnings, subprocess\n"
@@ -191,82 +179,6 @@ def test_its_program_finds_what_it_was_given_when_it_was_woken(standbys: Capture
     assert standby.wake(started, {"ROOT": "/data/ä\n\udcff"})
     assert started.process.wait(60) == 0
     assert standbys.output() == (f"{'/data/ä' + chr(10) + chr(0xDCFF)!a}\n", "")
-
-
-def test_one_that_has_died_can_not_be_woken(standbys: Captured) -> None:
-    script = write(standbys.folder, "")
-    started = standbys.ready([str(script)])
-    os.kill(started.pid, signal.SIGKILL)
-    started.process.wait()
-    assert not standby.wake(started, {})
-
-
-def test_it_costs_nothing_while_it_waits(standbys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # whose threads spin for a while when they start
-    script = write(standbys.folder, "")
-    waiting = standbys.ready([str(script)])
-
-    def spent() -> tuple[list[str], list[str]]:
-        status = Path(f"/proc/{waiting.pid}/status").read_text().splitlines()
-        times = fields(waiting.pid)[11:15]  # utime, stime and those of its children
-        return times, [text for text in status if "ctxt_switches" in text]
-
-    before = spent()
-    time.sleep(0.5)  # for one that polls or spins to show it
-    assert spent() == before
-    assert run(waiting) == 0
-
-
-def test_it_holds_no_socket_nothing_inherited_and_no_second_thread(standbys: Captured) -> None:
-    script = write(standbys.folder, "")
-    code = f"""
-import os, socket, sys, threading
-from hvdrecover.heartbeat import Phase
-from hvdrecover.launch import standby
-from hvdrecover.launch.python_command import PythonCommand, parse
-kept = [socket.create_server(("127.0.0.1", 0)), socket.socketpair(), open(os.devnull), os.pipe()]
-kept[0].set_inheritable(True)
-os.set_inheritable(kept[2].fileno(), True)
-for each in kept[3]:
-    os.set_inheritable(each, True)
-threading.Thread(target=threading.Event().wait, daemon=True).start()
-lock = threading.Lock()
-lock.acquire()
-started = standby.start(parse([sys.executable, {str(script)!r}]), ["adapter", "json"], os.environ)
-while started.read().phase != Phase.READY and started.returncode is None:
-    pass
-print(started.pid, *started._descriptors, flush=True)
-input()
-"""
-    libraries_have_none = {**environment(), "OPENBLAS_NUM_THREADS": "1"}
-    with child(code, stdin=-1, env=libraries_have_none) as parent:
-        process, *page = map(int, line(parent).split())
-        until(lambda: state(process) == "S", "it is to sleep")
-        opened = descriptors(process)
-        others = [opened[number] for number in opened if number not in (0, 1, 2, *page)]
-        mapped, pipe = sorted(others)  # the page, once more, and the pipe for events
-        assert mapped == opened[page[0]]
-        assert pipe.startswith("pipe:")
-        assert not any(target.startswith("socket:") for target in opened.values())
-        assert len(list(Path(f"/proc/{process}/task").iterdir())) == 1
-
-
-def test_it_dies_with_its_parent(standbys: Captured) -> None:
-    script = write(standbys.folder, "import signal\nsignal.pause()")
-    code = f"""
-import os, sys
-from hvdrecover.launch import standby
-from hvdrecover.launch.python_command import PythonCommand, parse
-all = [standby.start(parse([sys.executable, {str(script)!r}]), ["adapter"], os.environ) for _ in range(2)]
-standby.wake(all[1], {{}})
-print(*[each.pid for each in all], flush=True)
-input()
-"""
-    with child(code, stdin=-1) as parent:
-        waiting, woken = map(int, line(parent).split())
-        parent.kill()
-        gone(waiting)
-        gone(woken)
 
 
 def test_without_anybody_to_wake_it_it_ends_without_running_anything(standbys: Captured) -> None:
@@ -308,15 +220,3 @@ def test_one_that_is_stuck_at_its_start_holds_its_guardian_up_neither_then_nor_w
         assert stuck.read().phase == Phase.UNKNOWN
     finally:
         stuck.close()
-
-
-@pytest.mark.parametrize(
-    ("phase", "silent", "stuck"),
-    [
-        (Phase.UNKNOWN, STUCK + 1, True),
-        (Phase.UNKNOWN, STUCK - 1, False),
-        (Phase.READY, STUCK + 1, False),
-    ],
-)
-def test_one_that_never_becomes_ready_is_replaced(phase: Phase, silent: float, stuck: bool) -> None:
-    assert _is_stuck(reading(phase=phase, silent=silent)) is stuck

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-from hvdrecover.launch import guardians, link, waits
+from hvdrecover.launch import link, waits
 from tests.fakes.clock import FakeClock
 from tests.unit.launch.children import child, environment, line, until
 from tests.unit.launch.test_guardians import FAULT, Supervisor, closed, come
@@ -84,19 +82,6 @@ def test_who_says_nothing_is_dropped_when_its_time_is_over(
     assert supervisor.lost == []
 
 
-def test_of_too_many_strangers_the_oldest_go(
-    supervisor: Supervisor, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guardians, "_STRANGERS", 3)
-    host, port, _ = supervisor.address
-    later = [socket.create_connection((host, port)) for _ in range(3)]
-    supervisor.serve(lambda: ended(silent), "the oldest is to go")
-    assert supervisor.guardians.strangers == 3
-    assert not any(ended(each) for each in later)
-    for each in later:
-        each.close()
-
-
 def test_a_stranger_that_sends_much_is_dropped_before_it_is_kept(supervisor: Supervisor) -> None:
     host, port, _ = supervisor.address
     stranger = socket.create_connection((host, port))
@@ -148,18 +133,3 @@ def test_a_guardian_that_reads_no_orders_does_not_hold_the_others_up(supervisor:
             break
     assert supervisor.lost[0] == "h1"
     until(lambda: closed(deaf), "it is to be dropped")
-
-
-def test_the_soft_limit_of_open_files_is_raised_as_far_as_it_may() -> None:
-    code = """
-import resource
-from hvdrecover.launch import processes
-resource.setrlimit(resource.RLIMIT_NOFILE, (50, 200))
-processes.allow_open_files()
-first = resource.getrlimit(resource.RLIMIT_NOFILE)
-processes.allow_open_files(100)
-print(first, resource.getrlimit(resource.RLIMIT_NOFILE))
-"""
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
-    assert done.stdout == "(200, 200) (200, 200)\n"
-    assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 200

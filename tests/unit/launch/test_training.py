@@ -77,14 +77,6 @@ def test_what_a_guardian_asks_is_read_by_the_process(start: Start) -> None:
     assert training.notes() == {"stop": Stop.JOB, "stall": 4}
 
 
-def test_the_page_of_a_process_that_is_no_script_of_ours(start: Start) -> None:
-    training = start("")
-    assert training.process.wait(60) == 0
-    found = training.read()
-    assert (found.phase, found.rank, found.commits, training.notes()) == (Phase.UNKNOWN, -1, 0, {})
-    assert training.returncode == 0
-
-
 def test_the_last_words_of_an_error_are_told_and_printed(start: Start) -> None:
     training = start("import adapter\ndef work():\n    raise KeyError('nothing')\nwork()\n")
     assert training.process.wait(60) == 1
@@ -145,25 +137,6 @@ def test_a_script_hands_nothing_of_it_on_to_programs_that_it_starts(start: Start
     shown = training.notes()["seen"]
     assert "['HVDRECOVER_CONTROLLER_CHOSEN_BY']" in shown
     assert not any(f"'{number}'" in shown for number in training._descriptors)
-
-
-@pytest.mark.parametrize("rejoins", [False, True])
-def test_a_process_knows_whether_it_takes_the_place_of_another(start: Start, rejoins: bool) -> None:
-    code = "import sys, os\nsys.exit(40 + ('HVDRECOVER_REJOIN' in os.environ))"
-    assert start(code, rejoins=rejoins).process.wait(60) == 40 + rejoins
-
-
-def test_a_page_that_was_not_handed_down_is_done_without(start: Start) -> None:
-    training = start(
-        "import os\n"
-        "for number in map(int, os.environ['HVDRECOVER_SLOT'].split(',')):\n"
-        "    os.close(number)\n"
-        "import adapter\n"
-        "from hvdrecover import heartbeat\n"
-        "raise SystemExit(50 + heartbeat.watched())\n"
-    )
-    assert training.process.wait(60) == 50
-    assert training.read().phase == Phase.UNKNOWN
 
 
 def test_stacks_are_written_where_the_guardian_reads_them(start: Start) -> None:

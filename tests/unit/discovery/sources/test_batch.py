@@ -54,11 +54,6 @@ def test_lsf_with_csm_names_its_launch_node_first(discovered, variable, contents
     assert len(discovered(variable, contents)) == 3
 
 
-def test_lsf_with_csm_and_a_compute_node_first(discovered):
-    assert len(discovered("LSB_MCPU_HOSTS", "c1 42 c2 42", CSM_ALLOCATION_ID="7")) == 2
-    assert len(discovered("LSB_MCPU_HOSTS", "c1 1", CSM_ALLOCATION_ID="7")) == 1
-
-
 def test_grid_engine_adds_up_the_queues_of_a_host(discovered):
     contents = "node1 4 all.q@node1 UNDEFINED\nnode2 2 all.q@node2 0,0:0,1\nnode1 1 big.q@node1 <NULL>\n"
     assert discovered("PE_HOSTFILE", contents) == [Host("node1", 5), Host("node2", 2)]
@@ -67,10 +62,6 @@ def test_grid_engine_adds_up_the_queues_of_a_host(discovered):
 @pytest.mark.parametrize("variable", ["PBS_NODEFILE", "LSB_DJOB_HOSTFILE"])
 def test_a_file_names_a_host_once_per_slot(discovered, variable):
     assert discovered(variable, "a\r\nb\na\n") == [Host("a", 2), Host("b", 1)]
-
-
-def test_cobalt_tells_no_slots(discovered):
-    assert discovered("COBALT_NODEFILE", "a\nb\n") == [Host("a"), Host("b")]
 
 
 @pytest.mark.parametrize("source", [Lsf, Pbs, GridEngine, Cobalt])

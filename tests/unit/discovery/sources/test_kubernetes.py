@@ -81,21 +81,6 @@ def test_pods_come_and_go_and_are_left_out_while_they_are_not_ready(api, environ
     assert names(environ) == ["10.0.0.2"]
 
 
-def test_only_pods_with_the_labels_are_named(api, environ):
-    api.add(pod("a", ip="10.0.0.1"), pod("b", ip="10.0.0.2", labels={"app": "train", "role": "driver"}))
-    api.add(pod("c", ip="10.0.0.3", labels={"app": "other"}))
-    assert names(environ) == ["10.0.0.1", "10.0.0.2"]
-    assert names(environ, selector="app=train,role!=driver") == ["10.0.0.1"]
-
-
-def test_many_pods_are_asked_for_a_page_at_a_time(api, environ):
-    api.add(*(pod(f"worker-{number}", ip=f"10.0.{number // 250}.{number % 250}") for number in range(1200)))
-    found = names(environ)
-    assert found == [f"10.0.{number // 250}.{number % 250}" for number in range(1200)]
-    assert len(api.requests) > 1
-    assert api.most < 1200
-
-
 def test_pods_that_are_to_be_evicted_are_left_out_though_nobody_has_deleted_them_yet(api, environ):
     api.add(pod("a", ip="10.0.0.1"), pod("b", ip="10.0.0.2", disrupted="True"))
     assert names(environ) == ["10.0.0.1"]
@@ -120,16 +105,6 @@ def test_the_namespace_is_the_one_said_else_that_of_the_context_else_default(api
     assert names(environ) == ["10.0.0.1"]
     assert names(environ, context="there") == ["10.0.0.2"]
     assert names(environ, context="there", namespace="said") == ["10.0.0.3"]
-
-
-def test_kubeconfigs_are_merged_as_kubectl_does_it(api, tmp_path):
-    api.add(pod("a"))
-    environ = kubeconfig(tmp_path / "config", api.url)
-    assert names({"KUBECONFIG": f"{tmp_path / 'missing'}:{environ['KUBECONFIG']}"}) == ["10.0.0.1"]
-
-
-def test_there_may_be_no_such_pods(api, environ):
-    assert ask(environ) == []
 
 
 # A pod of the cluster itself.
@@ -189,19 +164,6 @@ def test_in_a_pod_its_service_account_asks_about_its_namespace(cluster):
     assert names(environ) == ["10.0.0.7"]
 
 
-def test_in_a_pod_a_context_that_is_named_takes_precedence(api, cluster, environ):
-    api.readable = {"there"}
-    api.add(pod("b", ip="10.0.0.8"), namespace="there")
-    assert names({**cluster[1], **environ}, context="there") == ["10.0.0.8"]
-    assert names({**cluster[1], **environ}) == ["10.0.0.7"]
-
-
-def test_a_pod_without_a_token_is_told_so(cluster):
-    _, environ, account = cluster
-    (account / "token").unlink()
-    assert "token file does not exist" in problem(environ)
-
-
 def test_a_server_of_another_authority_is_not_talked_to(cluster, tmp_path):
     server, environ, account = cluster
     _, other = new_certificate(tmp_path)
@@ -257,11 +219,8 @@ def test_a_selector_that_is_not_understood(api, environ):
     [
         (404, b"not found", "pods"),
         (500, b'{"message": "etcd has no leader"}', "500 (etcd has no leader)"),
-        (503, b"", "503"),
         (302, b"", "302"),
         (200, b"<html>", "JSON"),
-        (200, b"\xff", "JSON"),
-        (200, b"[]", "list of pods"),
         (200, b'{"items": null, "metadata": {}}', "list of pods"),
     ],
 )
@@ -272,25 +231,9 @@ def test_answers_that_are_none(api, environ, status, body, expected):
     assert expected in text
 
 
-def test_a_server_that_fails_is_asked_once(api, environ):
-    api.fault = lambda path: (503, b"")
-    problem(environ)
-    assert len(api.requests) == 1
-
-
 def test_a_server_that_hangs(api, environ):
     api.gate.clear()
     assert problem(environ, timeout=0.5).endswith(" time")
-
-
-def test_a_server_that_hangs_in_a_later_page(api, environ):
-    api.add(*(pod(f"worker-{number}") for number in range(1200)))
-
-    def fault(path):
-        api.gate.clear()
-
-    api.fault = fault
-    assert problem(environ, timeout=2.0).endswith(" time")
 
 
 def test_a_server_that_is_away(tmp_path):
@@ -346,10 +289,6 @@ def test_horovod_under_the_training_operator_gets_names_of_pods(api, environ):
     assert names({**environ, "OMPI_MCA_plm_rsh_agent": "ssh"}) == ["10.0.0.1"]
 
 
-def test_a_hostname_without_a_subdomain_can_not_be_resolved():
-    assert hosts_of([pod("a", hostname="a")]) == [Host("10.0.0.1")]
-
-
 def test_of_two_addresses_the_one_that_horovod_can_take():
     assert hosts_of([pod("a", ips=["fd00::1", "10.0.0.9"])]) == [Host("10.0.0.9")]
     with pytest.raises(DiscoveryError, match=r"^pod a: .*IPv4"):
@@ -358,20 +297,13 @@ def test_of_two_addresses_the_one_that_horovod_can_take():
         hosts_of([pod("a", ips=[])])
 
 
-def test_two_pods_of_one_address_are_an_error():
-    with pytest.raises(DiscoveryError, match=r"^pods a and b: .*10\.0\.0\.1"):
-        hosts_of([pod("a"), pod("b")])
-
-
 GPU = "nvidia.com/gpu"
 
 
 @pytest.mark.parametrize(
     ("containers", "slots"),
     [
-        ([{"limits": {GPU: "4"}}], 4),
         ([{"limits": {GPU: "4"}, "requests": {GPU: "4"}}], 4),
-        ([{"requests": {GPU: "2"}}], 2),
         ([{"requests": {GPU: "2"}, "limits": {"cpu": "8"}}], 2),
         ([{"limits": {GPU: "4"}}, {"limits": {"cpu": "1"}}, {"limits": {GPU: "1"}}, {}], 5),
         ([{"limits": {GPU: "1500m"}}, {"limits": {GPU: "2500m"}}], 4),
@@ -387,12 +319,6 @@ def test_slots_over_http(api, environ):
     assert ask(environ) == [Host("10.0.0.1", None)]
     assert ask(environ, resource=GPU) == [Host("10.0.0.1", 8)]
     assert ask(environ, annotation="example.com/slots") == [Host("10.0.0.1", 2)]
-
-
-@pytest.mark.parametrize("driver", [pod("b"), pod("b", containers=[{"limits": {GPU: "0"}}])])
-def test_pods_without_the_resource_are_left_out(driver):
-    worker = pod("a", containers=[{"limits": {GPU: "4"}}])
-    assert hosts_of([driver, worker], resource=GPU) == [Host("10.0.0.1", 4)]
 
 
 def test_a_resource_or_annotation_that_no_pod_has_is_an_error():

@@ -41,11 +41,6 @@ def test_noise_around_what_ranks_say_is_not_heeded(before, after, names):
     assert mpi.ranks(before + b"\n" + said + b"\n" + after) == names
 
 
-def test_outside_of_mpirun_the_environment_is_left_alone():
-    environ = {"OMPI_MCA_orte_keep_fqdn_hostnames": "1", "PRTE_MCA_prte_tmpdir_base": "/scratch"}
-    assert mpi.outside(environ) == environ
-
-
 def test_inside_of_mpirun_only_what_users_have_set_is_handed_on():
     ours = {
         "PATH": "/bin",

@@ -80,26 +80,6 @@ def test_a_job_without_gpus_has_a_slot_for_each_task(cluster):
     assert cluster(**TASKS) == [Host("node1", 3), Host("node2", 2), Host("node3", 1), Host("node5", 1)]
 
 
-def test_all_its_nodes_are_looked_at(cluster, tmp_path):
-    cluster(**TASKS)
-    asked = (tmp_path / "recorded" / "asked").read_text().splitlines()
-    assert "show node --oneliner node1,node2,node3,node5" in asked
-
-
-def test_a_job_that_has_shrunk_has_the_tasks_of_the_nodes_that_are_left(cluster):
-    assert cluster("shrunk", **TASKS) == [Host("node1", 3), Host("node2", 2)]
-
-
-def test_a_node_that_has_joined_the_job_says_no_slots(cluster):
-    given_at_start = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_TASKS_PER_NODE": "4(x2)"}
-    assert cluster(**given_at_start)[1:3] == [Host("node2", 4), Host("node3", None)]
-
-
-def test_a_step_of_some_nodes_does_not_know_the_others_tasks(cluster):
-    in_step = {"SLURM_JOB_NODELIST": "node[1-3,5]", "SLURM_TASKS_PER_NODE": "1"}
-    assert {host.slots for host in cluster(**in_step)} == {None}
-
-
 def test_all_parts_of_a_heterogeneous_job_are_of_it(cluster):
     told = {
         "SLURM_JOB_NODELIST": "node1",
@@ -112,17 +92,8 @@ def test_all_parts_of_a_heterogeneous_job_are_of_it(cluster):
     assert cluster("het", job="3", **told) == [Host("node1", 2), Host("node5", 1)]
 
 
-def test_another_task_of_the_same_array_is_another_job(cluster):
-    assert cluster("array", job="7") == [Host("node1", 1)]
-
-
 def test_the_node_of_another_task_of_the_array_is_not_this_jobs():
     assert slurm.job_nodes((RECORDED / "array" / "squeue").read_text(), "7") == ["node1"]
-
-
-def test_gpus_of_all_parts_of_a_heterogeneous_job_count():
-    shown = (RECORDED / "het" / "job").read_text().replace("GRES= ", "GRES=gpu:2(IDX:0-1) ")
-    assert slurm.gpus_per_node(shown, "3") == {"node1": 2, "node5": 2}
 
 
 def test_unhealthy_nodes_are_left_out_whatever_the_reason_given_for_them_says(cluster):
@@ -142,11 +113,6 @@ def test_nodes_with_gpus_have_a_slot_for_each(cluster):
     )
     slots = [host.slots for host in cluster(printed={"job": job}, **TASKS)]
     assert slots == [4, 4, 2, 2]
-
-
-def test_beside_nodes_with_gpus_those_without_are_left_out(cluster):
-    job = line("node[2-3]", "gpu:a100:4(IDX:0-3)") + "   Nodes=node[1,5] CPU_IDs=0 Mem=0 GRES=\n"
-    assert cluster(printed={"job": job}, **TASKS) == [Host("node2", 4), Host("node3", 4)]
 
 
 @pytest.mark.parametrize(
@@ -176,11 +142,6 @@ def test_a_job_that_does_not_run_has_no_hosts(cluster, state):
         cluster(printed={"squeue": f"1|1|{state}|node[1-2]\n"})
 
 
-def test_a_job_that_has_just_ended_is_not_listed(cluster):
-    with pytest.raises(DiscoveryError, match=r"^Slurm job 1: .* squeue "):
-        cluster(printed={"squeue": ""})
-
-
 def test_a_job_that_slurm_has_forgotten(cluster):
     with pytest.raises(DiscoveryError, match=r"squeue: .*Invalid job id specified"):
         cluster(squeue=ENDED)
@@ -189,11 +150,6 @@ def test_a_job_that_slurm_has_forgotten(cluster):
 def test_a_controller_that_is_away(cluster):
     with pytest.raises(DiscoveryError, match=r"squeue: .*Unable to contact slurm controller"):
         cluster(squeue=AWAY)
-
-
-def test_a_controller_that_goes_away_meanwhile(cluster):
-    with pytest.raises(DiscoveryError, match=r"scontrol: .*Unable to contact slurm controller"):
-        cluster(scontrol=AWAY)
 
 
 def test_a_controller_that_hangs(cluster):
@@ -229,13 +185,6 @@ def test_without_slurm(tmp_path):
 )
 def test_lists_of_nodes(nodes, names):
     assert slurm.expanded(nodes) == names
-
-
-@given(st.lists(st.tuples(st.integers(0, 9999), st.integers(0, 20)), min_size=1), st.integers(1, 6))
-def test_every_node_of_every_range_is_there(ranges, width):
-    text = ",".join(f"{first:0{width}}-{first + more:0{width}}" for first, more in ranges)
-    expected = [f"n{number:0{width}}" for first, more in ranges for number in range(first, first + more + 1)]
-    assert slurm.expanded(f"n[{text}]") == expected
 
 
 @given(st.text())

@@ -22,10 +22,6 @@ def test_those_that_train_have_a_slot_for_each_of_their_tasks():
     ]
 
 
-def test_a_sparse_cluster_names_tasks_by_number():
-    assert discovered({"cluster": {"worker": {"1": "b:1", "3": "d:1"}}}) == [Host("b", 1), Host("d", 1)]
-
-
 @pytest.mark.parametrize("config", [{"cluster": CLUSTER}, CLUSTER])
 def test_a_file_may_hold_a_cluster_alone(tmp_path, config):
     path = tmp_path / "cluster.json"
