@@ -49,6 +49,7 @@ def test_the_text_has_the_verdict_each_fault_and_where_to_read_on(of_torch: Dril
     assert (of_torch.folder / "verdict.txt").read_text() == of_torch.words
 
 
+@LONG
 def test_a_schedule_is_replayed(of_torch: Drilled, tmp_path: Path) -> None:
     schedule = json.loads((of_torch.folder / "schedule.json").read_text())
     schedule["runs"] = [schedule["runs"][0][:1]]

@@ -52,6 +52,7 @@ def test_samples_that_differ_after_a_fault_are_found_for_tensorflow_too(tmp_path
     assert "of model (" in first["message"]
 
 
+@LONG
 def test_rank_local_state_is_named_as_that_and_is_no_failure(tmp_path: Path) -> None:
     words = ["--no-standby", "--faults", "kill", "--", sys.executable, str(BATCH_NORM)]
     drilled = drill(tmp_path / "drill", *words)

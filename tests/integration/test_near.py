@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import LONG
 from tests.support.jobs import (
     PATIENCE,
     SHARED_MEMORY,
@@ -205,6 +206,7 @@ def test_a_folder_that_another_user_has_made_first_is_not_trusted(
     assert list(run.near_folder.iterdir()) == []
 
 
+@LONG
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to run as another user first")
 def test_a_job_that_another_user_continues_goes_back_to_the_durable_commit(
     runs: list[NearRun], tmp_path: Path

@@ -108,6 +108,7 @@ def test_the_slowest_rank_is_named(runs: Runs) -> None:
     assert any(commit in SETTLED for commit in slowest)
 
 
+@LONG
 @pytest.mark.parametrize("folder", ["torch"], indirect=True)
 def test_tensorboard_shows_it(folder: Path, tmp_path: Path) -> None:
     if tensorboard_page.CHROMIUM is None:

@@ -43,7 +43,8 @@ def left(folder: Path) -> list[str]:
     return [line for line in lines if str(folder) in line]
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("--virtual-ranks", "4"), marks=LONG)])
+@LONG
+@pytest.mark.parametrize("options", [(), ("--virtual-ranks", "4")])
 def test_the_torch_example_recovers_from_the_loss_of_a_host(options: tuple[str, ...], tmp_path: Path) -> None:
     folder = tmp_path / "drill"
     words = ["--seed", "1", "--faults", ",".join(sorted(FAULTS)), "--hang-timeout", "60", "--json", "--"]
