@@ -101,14 +101,7 @@ OF_PROCESSES = (
         ("EarlyCollectiveError",),
     ),
     End("fenced", "another job has claimed the checkpoint root", "end", _ENDS, FENCED, ("FencedError",)),
-    End(
-        "too_old",
-        "`HVDRECOVER_MAX_DURABLE_AGE` is over",
-        "end",
-        _ENDS,
-        None,
-        ("DurableAgeError",),
-    ),
+    End("too_old", "`HVDRECOVER_MAX_DURABLE_AGE` is over", "end", _ENDS, None, ("DurableAgeError",)),
     End(
         "no_progress",
         "the ranks rolled back 3 times in a row without a lost process, and without progress",
