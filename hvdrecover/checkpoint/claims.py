@@ -25,7 +25,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hvdrecover.checkpoint import root
@@ -202,7 +202,7 @@ class Claims:
                 self._ours = newest
                 return newest.generation
             generation = max([generation, *claimed]) + 1
-            self._create(generation, generation, claimed)
+            self._place(generation, generation, claimed, self._storage.create)
 
     def check_holds(self, left: Mapping[str, str]) -> None:
         """Make sure that the starts which have left near commits have claimed this very root.
@@ -270,8 +270,12 @@ class Claims:
         newest = self._judge(claimed, generation)
         if self._ours is not None and self._ours.generation == generation:
             return
-        if not self._create(generation, generation if newest is None else newest.first, claimed):
-            self._take_void(generation, newest, claimed)
+        first = generation if newest is None else newest.first
+        if not self._place(generation, first, claimed, self._storage.create):
+            found = self.read(generation)
+            if newest is not None and found.job and found.first < newest.first:
+                # A replaced process made this claim late, and it is void: put this process's in its place.
+                self._place(generation, first, claimed, self._storage.publish)
         self.check(generation)
         if self._ours is None or self._ours.generation != generation:
             raise self._left_behind(self.read(generation))  # another process of this job was first
@@ -301,23 +305,20 @@ class Claims:
         if newest is not None and newest.start != self._start:
             raise self._left_behind(newest) if newest.job == self._job else self._replaced(newest)
         for claim in found:
-            if claim.start == self._start and (claim.generation > generation or self._is_taken(claim)):
+            # Another process of this start may have written over the claim that this process had made.
+            ours = self._ours if self._ours and self._ours.generation == claim.generation else claim
+            if claim.start == self._start and (claim.generation > generation or claim.maker != ours.maker):
                 raise self._left_behind(claim)
         return newest
 
     def _deciding(self, claimed: Sequence[int]) -> list[Claim]:
-        return [self._or_ours(claim) for claim in deciding(self._storage, claimed)]
-
-    def _or_ours(self, claim: Claim) -> Claim:
-        """A claim; where this process's own was damaged, what it was."""
+        """See the function `deciding`; a damaged claim of this process counts as it was made."""
         ours = self._ours
-        is_ours = ours is not None and not claim.job and claim.generation == ours.generation
-        return ours if ours is not None and is_ours else claim
-
-    def _is_taken(self, claim: Claim) -> bool:
-        """Return whether a claim that this process has made is another process's by now."""
-        ours = self._ours
-        return ours is not None and claim.generation == ours.generation and claim.maker != ours.maker
+        found = deciding(self._storage, claimed)
+        return [
+            ours if ours and not claim.job and claim.generation == ours.generation else claim
+            for claim in found
+        ]
 
     def _has_claimed(self, claimed: Sequence[int], start: str | None = None) -> bool:
         """Return whether any claim is this job's, or this start's; reads about two of each start."""
@@ -332,37 +333,19 @@ class Claims:
             low, high = claim.first, claim.after
         return False
 
-    def _create(self, generation: int, first: int, claimed: Sequence[int]) -> bool:
-        """Create a claim; whether it is this process's, also if the storage says otherwise."""
-        after = next((earlier for earlier in claimed if earlier < generation), 0)
-        claim = self._claim(generation, first, after)
-        self._storage.create(_path(generation), claim.text(acknowledged=False))
-        return self._is_placed(claim)
+    def _place(
+        self, generation: int, first: int, claimed: Sequence[int], write: Callable[[str, bytes], object]
+    ) -> bool:
+        """Write a claim; return whether it is this process's.
 
-    def _take_void(self, generation: int, newest: Claim | None, claimed: Sequence[int]) -> None:
-        """Put this process's claim in the place of one that was made late, by what had been replaced."""
-        found = self.read(generation)
-        if newest is None or not found.job or found.first >= newest.first:
-            return
-        after = next((earlier for earlier in claimed if earlier < generation), 0)
-        claim = self._claim(generation, newest.first, after)
-        self._storage.publish(_path(generation), claim.text(acknowledged=False))
-        self._is_placed(claim)
-
-    def _is_placed(self, claim: Claim) -> bool:
-        """Read a claim back: answers are lost, and some stores let two processes create one file."""
-        placed = self.read(claim.generation).maker == self._maker
-        if placed:
-            self._ours = claim
-        return placed
-
-    def _claim(self, generation: int, first: int, after: int) -> Claim:
-        return Claim(
+        The claim is read back: answers are lost, and some stores let two processes create one file.
+        """
+        claim = Claim(
             generation,
             self._job,
             False,
             first=first,
-            after=after,
+            after=next((earlier for earlier in claimed if earlier < generation), 0),
             maker=self._maker,
             host=self._host,
             pid=os.getpid(),
@@ -370,6 +353,11 @@ class Claims:
             start=self._start,
             process=identity(),
         )
+        write(_path(generation), claim.text(acknowledged=False))
+        is_placed = self.read(generation).maker == self._maker
+        if is_placed:
+            self._ours = claim
+        return is_placed
 
     def _replaced(self, newest: Claim) -> FencedError:
         taken = newest if newest.first == newest.generation else self.read(newest.first)
