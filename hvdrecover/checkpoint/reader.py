@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from hvdrecover.checkpoint import layout, root
-from hvdrecover.checkpoint.arena import Arena, Bytes, allocate
+from hvdrecover.checkpoint.arena import Arena, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FileEntry
 from hvdrecover.checkpoint.retrying import retrying
@@ -171,20 +171,16 @@ def _read_file(storage: Storage, commit: CommitId, entry: FileEntry) -> Arena:
     try:
         if size > _WITHOUT_A_LOOK:
             root.read_layout(storage, path, size)
-        buffer = _memory(url, size)
+        try:
+            buffer = allocate(size)
+        except (OSError, OverflowError, MemoryError) as error:
+            raise StorageError(url, f"there is no memory for its {size} bytes ({error})") from error
         if storage.read_into(path, buffer) != ReadBytes(size, entry.digest):
             raise CorruptCheckpointError(url, "the file's content does not match the manifest's digest")
         header = buffer[: layout.header_size(buffer[:8].tobytes(), size)].tobytes()
         return Arena(layout.parse(header, size), buffer)
     except ValueError as error:
         raise CorruptCheckpointError(url, str(error)) from error
-
-
-def _memory(url: str, size: int) -> Bytes:
-    try:
-        return allocate(size)
-    except (OSError, OverflowError, MemoryError) as error:
-        raise StorageError(url, f"there is no memory for its {size} bytes ({error})") from error
 
 
 def _lost(store: Store, since: int) -> list[int]:
