@@ -15,7 +15,7 @@ import numpy as np
 
 from hvdrecover.checkpoint.arena import Bytes, allocate
 from hvdrecover.checkpoint.digest import Digest, digest, digest_numbers
-from hvdrecover.checkpoint.inspection.decoding import decode
+from hvdrecover.checkpoint.inspection.compare import decode
 from hvdrecover.checkpoint.layout import ITEM_BYTES, TensorSpec
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.state.adapter import World

@@ -9,7 +9,7 @@ import pytest
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import compare, decoding
+from hvdrecover.checkpoint.inspection import compare
 from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
 from tests.unit.checkpoint.roots import content, make_store
@@ -60,7 +60,7 @@ def test_types_that_numpy_lacks_are_compared_by_value(code):
 
 def test_the_extremes_of_the_small_types():
     every = np.arange(256, dtype=np.uint8)
-    e4m3, e5m2 = decoding.decode(every, "F8_E4M3"), decoding.decode(every, "F8_E5M2")
+    e4m3, e5m2 = compare.decode(every, "F8_E4M3"), compare.decode(every, "F8_E5M2")
     assert np.nanmax(e4m3) == 448
     assert np.isnan(e4m3).sum() == 2
     assert (e4m3[1], e4m3[0x81], e4m3[8]) == (2**-9, -(2**-9), 2**-6)
