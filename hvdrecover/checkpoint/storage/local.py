@@ -21,8 +21,14 @@ from typing import NamedTuple
 from hvdrecover.checkpoint.arena import HUGE_PAGE, Bytes
 from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.layout import PAGE
-from hvdrecover.checkpoint.storage.interface import FULL, TEMPORARY, ReadBytes, Temporary, failures
-from hvdrecover.checkpoint.storage.pieces import transferred
+from hvdrecover.checkpoint.storage.interface import (
+    FULL,
+    TEMPORARY,
+    ReadBytes,
+    Temporary,
+    failures,
+    transferred,
+)
 from hvdrecover.errors import ConfigError
 
 PIECE = 1 << 24  # bytes

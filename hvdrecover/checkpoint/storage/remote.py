@@ -11,8 +11,7 @@ import numpy as np
 
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.digest import Digest
-from hvdrecover.checkpoint.storage.interface import TEMPORARY, ReadBytes, Temporary, failures
-from hvdrecover.checkpoint.storage.pieces import transferred
+from hvdrecover.checkpoint.storage.interface import TEMPORARY, ReadBytes, Temporary, failures, transferred
 from hvdrecover.errors import ConfigError
 
 PIECE = 1 << 24  # bytes

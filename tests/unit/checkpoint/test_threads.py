@@ -6,7 +6,7 @@ import sys
 HANGING = """
 import threading
 import numpy as np
-from hvdrecover.checkpoint.storage.pieces import transferred
+from hvdrecover.checkpoint.storage.interface import transferred
 
 begun = threading.Semaphore(0)
 
