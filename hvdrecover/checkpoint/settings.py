@@ -75,7 +75,7 @@ class Keep:
             )
         if self.period is not None and not _is_count(self.period):
             raise ConfigError("keep.period", f"{self.period!r} is not a number of commits from 1 on")
-        if self.within is not None and not (_is_number(self.within) and self.within > 0):
+        if self.within is not None and not _is_positive(self.within):
             raise ConfigError("keep.within", f"{self.within!r} is not a number above 0")
         if self.best is not None and not isinstance(self.best, Best):
             raise ConfigError("keep.best", f"{self.best!r} is not a Best, such as Best('val_loss')")
@@ -143,7 +143,7 @@ class Checkpoint:
         object.__setattr__(self, "url", config.absolute(url))
         if self.every_commits is not None and not _is_count(self.every_commits):
             raise ConfigError("every_commits", f"{self.every_commits!r} is not a number of commits from 1 on")
-        if self.every_seconds is not None and not (_is_number(self.every_seconds) and self.every_seconds > 0):
+        if self.every_seconds is not None and not _is_positive(self.every_seconds):
             raise ConfigError("every_seconds", f"{self.every_seconds!r} is not a number above 0")
         if self.interval not in (None, "auto"):
             reason = "use 'auto', every_commits=N for every N-th commit, or every_seconds=S"
@@ -164,5 +164,5 @@ def _is_count(value: object) -> bool:
     return type(value) is int and value >= 1
 
 
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float)
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and value > 0
