@@ -76,12 +76,6 @@ def test_claims_of_earlier_versions_count_as_before(root):
         claims.check(4)
 
 
-def test_a_job_that_an_earlier_version_began_continues(root):
-    root.publish("claims/g0003.json", json.dumps(OLD).encode())
-    claims_at(root, "old").take(5)
-    assert claims_at(root, "old").take_after(0) == 6
-
-
 @pytest.mark.parametrize(
     "odd",
     [
@@ -138,19 +132,6 @@ def test_a_start_of_a_job_that_was_replaced_is_refused_and_touches_nothing(root)
     assert (content(root), wrapped.calls) == (before, [])
 
 
-def test_it_is_refused_whatever_came_between(root):
-    claims_at(root, "old").take_after(0)
-    for job in ("second", "third"):
-        rank_0 = claims_at(root, job)
-        first = rank_0.take_after(0)
-        for generation in (first + 1, first + 4):
-            rank_0.take(generation)
-    for job in ("old", "second"):
-        with pytest.raises(FencedError) as caught:
-            claims_at(root, job).take_after(0)
-        assert caught.value.by.startswith("job third on ")
-
-
 def test_a_start_reads_about_one_claim_of_each_job_that_there_was(root):
     for job in "abc":
         claims = claims_at(root, job)
@@ -162,12 +143,6 @@ def test_a_start_reads_about_one_claim_of_each_job_that_there_was(root):
     wrapped.read = lambda path: read.append(path) or root.read(path)
     assert claims_at(wrapped, "d").take_after(0) == 121
     assert len(read) < 10
-
-
-def test_a_job_that_still_has_the_root_starts_again_and_again(root):
-    for expected in (1, 2, 3):
-        assert claims_at(root, "job").take_after(0) == expected
-    assert not stands(claims_at(root, "other"), 3)
 
 
 def test_a_process_of_an_earlier_start_stays_behind_whatever_its_number(root):
@@ -194,21 +169,6 @@ def test_a_job_that_was_replaced_is_refused_under_each_of_its_starts(root):
         with pytest.raises(FencedError, match="job new on "):
             claims_at(root, job).take_after(0)
     assert claims_at(root, "new/3").take_after(0) == 5
-
-
-def test_a_fenced_job_deletes_nothing(root):
-    """Neither what it would have collected before its first write, nor what it no longer keeps."""
-    old = make_store(root, job="old", keep=1)
-    generation = old.claim_next()
-    old.write(make_snapshot(generation, 1), rank=0)
-    late = make_store(root, job="old", keep=1)  # the next rank 0 of the same job
-    root.publish("g0001-c00000007/model.safetensors", b"left over")
-    make_store(root, job="new").claims.take_after(0)
-    before = content(root)
-    for store in (old, late):
-        with pytest.raises(FencedError):
-            store.write(make_snapshot(3, 2), rank=0)
-    assert content(root) == before
 
 
 @pytest.mark.parametrize("step", ["expired", "_delete"])
@@ -374,23 +334,6 @@ def test_where_creating_is_not_exclusive_one_continues_in_every_order():
     assert orders > 100
 
 
-def test_a_claim_that_another_job_has_written_over_is_no_longer_ours(root):
-    class Overtaken(Wrapped):
-        def create(self, path, data):
-            self.inner.publish(path, data)
-            claims_at(Wrapped(self.inner), "other")  # nothing yet
-            return True
-
-    ours = make_store(Overtaken(root), job="ours")
-    assert ours.claim_next() == 1
-    theirs = make_store(Overtaken(root), job="theirs")
-    theirs.claims.generations = lambda: []  # it has looked before
-    theirs.claims._create(1, 1, [])
-    with pytest.raises(FencedError, match="job theirs on "):
-        ours.write(make_snapshot(1, 1), rank=0)
-    assert commits(root) == []
-
-
 # -- answers that are lost -----------------------------------------------------------------------------
 
 
@@ -484,18 +427,3 @@ def test_a_later_start_does_not_make_a_vanished_root_anew_either(root):
         claims_at(root, "job/3").take_after(0, again=True)
     assert content(root) == {}
     assert claims_at(root, "another").take_after(0) == 1
-
-
-def test_a_new_rank_0_does_not_take_another_root_for_the_one_that_it_knew(root):
-    """Below a mount point that is empty now lies what another job has left there."""
-    make_store(root, job="long ago").claim_next()
-    before = content(root)
-    with pytest.raises(StorageError, match="claims/ "):
-        make_store(root, job="job").write(make_snapshot(2, 2), rank=0)
-    assert content(root) == before
-
-
-def test_a_recovery_before_the_first_durable_commit_finds_the_claim_of_its_start(root):
-    make_store(root).claim_next()
-    make_store(root).write(make_snapshot(5, 3), rank=0)
-    assert commits(root) == [CommitId(5, 3)]

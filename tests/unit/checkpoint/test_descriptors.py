@@ -101,29 +101,3 @@ def test_a_fork_during_a_transfer_inherits_nothing(tmp_path, monkeypatch, does, 
     thread.join(TIMEOUT)
     assert (found, found_again) == ([], [])
     assert (tmp_path / FILE).read_bytes() == data().tobytes()  # what happened here was not disturbed
-
-
-def test_a_deleted_file_of_which_a_child_was_forked_frees_its_blocks(tmp_path, monkeypatch):
-    """The child lives on, as a data loader's worker does."""
-    storage = LocalStorage(tmp_path)
-    stop = Stop(monkeypatch, "pwrite", tmp_path, made=False)
-    thread = threading.Thread(target=writes, args=(storage, tmp_path))
-    thread.start()
-    assert stop.reached.wait(TIMEOUT)
-    (reader, writer), (told, tells) = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(writer)
-        os.write(tells, b"!")
-        os.read(reader, 1)  # until the test has ended
-        os._exit(0)
-    os.close(reader)
-    os.read(told, 1)  # it has got as far as a data loader's own code
-    os.close(told), os.close(tells)
-    stop.go.set()
-    thread.join(TIMEOUT)
-    storage.delete("g0001-c00000001")
-    kept = [str(link.readlink()) for link in Path(f"/proc/{child}/fd").iterdir()]
-    os.close(writer)
-    os.waitpid(child, 0)
-    assert [path for path in kept if str(tmp_path) in path] == []

@@ -168,21 +168,6 @@ def test_a_file_system_that_transfers_less_than_it_is_asked_to_is_asked_again(tm
     check_there_and_back(tmp_path / "file", 20 * PAGE + 1)
 
 
-def test_a_file_is_on_the_disk_when_the_write_returns(tmp_path, monkeypatch):
-    synced = []
-    fsync = os.fsync
-
-    def note(descriptor):
-        synced.append(Path(f"/proc/self/fd/{descriptor}"))
-        synced[-1] = synced[-1].read_bytes() if synced[-1].is_file() else "folder"
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", note)
-    data = content(2 * PAGE + 1)
-    write(tmp_path / "file", data)
-    assert synced == [data.tobytes(), "folder"]
-
-
 def test_a_link_to_elsewhere_is_not_written_through(tmp_path):
     (tmp_path / "other").write_bytes(b"theirs")
     (tmp_path / "file").symlink_to(tmp_path / "other")

@@ -246,22 +246,6 @@ def test_an_altered_manifest_with_a_matching_digest_is_refused_or_harmless(roots
         load(snapshot, root, strict=False)
 
 
-NAMES = [
-    *("../x.safetensors", "/etc/passwd", "/etc/x.safetensors", "a/../../b.safetensors", "..safetensors"),
-    *("a\0.safetensors", "model.safetensors\n", "m.pt", "", FILE_NAME, "\ud800.safetensors", "ü.safetensors"),
-    *("model.safetensors/.", "..", "~root.safetensors", "C:\\x.safetensors"),
-]
-
-
-def test_a_file_with_another_name_is_not_touched(roots):
-    data = safetensors({})
-    (roots / "x.safetensors").write_bytes(data)
-    for name in [*NAMES, None, 3, ["model.safetensors"]]:
-        entry = {"name": name, "size": len(data), "digest": digest(data)}
-        manifest = signed(json.dumps({**valid_fields(), "files": [entry]}))
-        assert read(write(roots, manifest, {"model.safetensors": data})) is None
-
-
 # -- tensors' headers --------------------------------------------------------------------------------------
 
 HEADER = {
@@ -289,18 +273,14 @@ def check_header(roots, data):
     "change",
     [
         {"data_offsets": [15, 24]},
-        {"data_offsets": [17, 24]},
-        {"data_offsets": [16, 25]},
         {"data_offsets": [0, 8]},
         {"data_offsets": [16.0, 24.0]},
         {"data_offsets": [-8, 0]},
         {"data_offsets": [2**64, 2**64 + 8]},
-        {"shape": [2]},
         {"shape": [True]},
         {"shape": [2**62, 2**62]},
         {"shape": [1] * 70},
         {"dtype": "X9"},
-        {"dtype": None},
     ],
     ids=str,
 )
@@ -359,51 +339,6 @@ def test_a_state_made_to_do_harm_is_refused_or_harmless(roots, state, strict):
     snapshot = read(root)
     if snapshot is not None:
         load(snapshot, root, strict=strict)
-
-
-ACCESS, POINT, SCHEDULE = (
-    f"{kind.__module__}:{kind.__qualname__}" for kind in (golden.Access, golden.Point, golden.Schedule)
-)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"$numpy": ["<U0", [10**8], "", False]},
-        {"$numpy": ["|S0", [2**62], "", False]},
-        {"$numpy": ["<U1", [], "/////w==", True]},
-        {"$numpy": ["|S2147483647", [1], "", False]},
-        {"$numpy": ["<f4", [2**32, 2**32], "", False]},
-        {"$numpy": ["<f4", [-1, -1], "AAAAPw==", False]},
-        {"$numpy": ["<f4", ["a", 10**12], "", False]},
-        {"$numpy": ["<f4", 1, "AAAAPw==", False]},
-        {"$numpy": ["|O", [], "AAAAAAAAAAA=", True]},
-        {"$numpy": ["<M8[99999999999s]", [], "AAAAAAAAAAA=", True]},
-        {"$datetime": ["2024-01-01", "../../../etc/passwd", 0]},
-        {"$datetime": ["2024-01-01", "/etc/passwd", 0]},
-        {"$enum": ["os:system", "x"]},
-        {"$enum": [ACCESS, "9" * 5000]},
-        {"$enum": ["enum:Flag", "1"]},
-        {"$enum": [SCHEDULE, "rate"]},
-        {"$namedtuple": ["builtins:tuple", [1]]},
-        {"$namedtuple": [POINT, [1]]},
-        {"$dataclass": ["antigravity:x", {}, {}]},
-        {"$dataclass": [POINT, {}, {}]},
-        {"$dataclass": [SCHEDULE, {"rate": 1, "steps": [], "__class__": 1}, {}]},
-        {"$set": [{"$dataclass": [SCHEDULE, {"rate": 1, "steps": []}, {}]}]},
-        {"$dict": [[[1], 2]]},
-        {"$deque": [[1], 2**70]},
-        {"$timedelta": [math.nan]},
-        {"$timedelta": [10**10]},
-        {"$float": 10**400},
-        {"$int": "0x"},
-        {"$tensor": "x"},
-    ],
-    ids=lambda value: str(value)[:60],
-)
-def test_a_value_that_can_not_be_is_a_value_error(value):
-    with watched(TEMPORARY), pytest.raises(ValueError):
-        values.decode(value)
 
 
 # -- damage ------------------------------------------------------------------------------------------------
@@ -470,13 +405,6 @@ def test_a_claim_of_a_terabyte_is_nobodys_and_takes_no_memory(tmp_path):
     assert store.claims.read(1).job == ""
 
 
-def test_a_claim_that_is_a_pipe_does_not_hang(tmp_path):
-    root, store = root_with_a_commit(tmp_path)
-    (root / "claims" / "g0001.json").unlink()
-    os.mkfifo(root / "claims" / "g0001.json")
-    assert store.claims.read(1).job == ""
-
-
 @pytest.mark.parametrize("name", [FILE_NAME, "model.safetensors"])
 def test_a_file_that_is_a_pipe_does_not_hang(tmp_path, name):
     root, _ = root_with_a_commit(tmp_path)
@@ -523,16 +451,6 @@ def test_a_commit_folder_that_is_a_link_is_not_written_or_deleted_through(tmp_pa
         later.write(make_snapshot(generation, number), rank=0)
     with contextlib.suppress(StorageError):
         LocalStorage(root).delete("g0001-c00000004")
-
-
-def test_a_half_written_commit_folder_that_is_a_link_is_not_deleted_through(tmp_path, outside):
-    root, _ = root_with_a_commit(tmp_path)
-    half = tmp_path / "half"
-    half.mkdir()
-    (half / "model.safetensors").write_bytes(b"theirs")
-    (root / "g0001-c00000001").symlink_to(half)
-    make_store(LocalStorage(root)).claim_next()
-    assert (half / "model.safetensors").read_bytes() == b"theirs"
 
 
 def test_files_that_are_links_are_replaced_and_not_written_through(tmp_path, outside):

@@ -84,11 +84,6 @@ def test_every_tensor_is_aligned_and_the_first_begins_on_a_page():
     assert [spec.name for spec in layout.specs if layout.offsets[spec.name] % ITEM_BYTES[spec.dtype]] == []
 
 
-def test_tensors_of_one_width_stay_in_the_given_order():
-    layout = plan([TensorSpec(name, "F32", (1,)) for name in ("c", "a", "b")])
-    assert [spec.name for spec in layout.specs] == ["c", "a", "b"]
-
-
 def test_bytes_of_are_views_that_do_not_overlap():
     arena = Arena(
         plan([TensorSpec("a", "U8", (3,)), TensorSpec("b", "F64", (2,)), TensorSpec("c", "U8", (0,))])

@@ -233,17 +233,6 @@ def disk(request, tmp_path):
         yield found
 
 
-def test_spare_files_of_other_sizes_are_given_back_to_a_full_disk(disk):
-    """A model has grown: the disk takes two commits and a half, and the spare files are of no use."""
-    root = disk.folder / "root"
-    store = make_store(LocalStorage(root), keep=1)
-    store.claim_next()
-    for number in (1, 2):
-        store.write(large(1, number, NBYTES), 0)
-    store.write(large(1, 3, 10 << 20), 0)
-    assert commits(store.storage) == [CommitId(1, 3)]
-
-
 def test_a_part_that_fitted_is_given_back_to_a_full_disk(disk):
     store = make_store(LocalStorage(disk.folder / "root"), keep=1)
     store.claim_next()
@@ -272,30 +261,6 @@ def test_a_full_disk_gets_back_what_a_killed_process_has_left(disk):
     (left / "model.safetensors").write_bytes(bytes(12 << 20))
     rank_0.write(large(2, 2, NBYTES), 0)
     assert commits(rank_0.storage) == [CommitId(2, 2)]
-
-
-def test_on_a_disk_without_room_for_a_claim_spare_files_make_some(disk):
-    store = make_store(LocalStorage(disk.folder / "root"), keep=1)
-    store.claim_next()
-    store.write(large(1, 1, NBYTES), 0)
-    store._delete_expired = lambda manifest: None  # it is killed before it deletes the first
-    store.write(large(1, 2, NBYTES), 0)
-    disk.fill()
-    rank_0 = make_store(LocalStorage(disk.folder / "root"), keep=1)
-    rank_0.write(large(2, 3, NBYTES // 2), 0)
-    assert commits(rank_0.storage) == [CommitId(2, 3)]
-
-
-def test_a_disk_for_one_commit_more_than_is_kept_is_enough_after_a_kill(disk):
-    """A kill right after a commit, before the one that it replaced was deleted."""
-    store = make_store(LocalStorage(disk.folder / "root"), keep=1)
-    store.claim_next()
-    store.write(large(1, 1, 9 << 20), 0)
-    store._delete_expired = lambda manifest: None
-    store.write(large(1, 2, 9 << 20), 0)
-    rank_0 = make_store(LocalStorage(disk.folder / "root"), keep=1)
-    rank_0.write(large(2, 3, 9 << 20), 0)
-    assert commits(rank_0.storage) == [CommitId(2, 3)]
 
 
 def test_a_write_that_does_not_fit_keeps_no_block(disk):

@@ -38,13 +38,6 @@ def test_quarantined_commits_are_neither_deleted_nor_counted(root):
     assert commits(store.storage) == [CommitId(2, 6), CommitId(2, 5), CommitId(1, 3)]
 
 
-@pytest.mark.parametrize("keep", [2, Keep(last=2)])
-def test_a_number_and_a_rule_do_the_same(root, keep):
-    store = make_store(root, keep=keep)
-    write_all(store, *(make_snapshot(1, commit) for commit in range(1, 5)))
-    assert commits(root) == [CommitId(1, 4), CommitId(1, 3)]
-
-
 def with_loss(commit, loss):
     snapshot = make_snapshot(1, commit)
     snapshot.state["attributes"]["loss"] = loss

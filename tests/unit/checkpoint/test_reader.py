@@ -1,18 +1,14 @@
-import dataclasses
 import json
 import logging
 import math
-import os
 import re
 
 import pytest
 
-from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.reader import load_newest, read_commit, read_newest
 from hvdrecover.checkpoint.root import QUARANTINE, is_complete, is_quarantined, read_manifest
-from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.errors import (
     CorruptCheckpointError,
     FormatVersionError,
@@ -81,25 +77,18 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize(("damage", "path", "facts"), DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_broken_commit_is_walked_back_over_with_a_line_that_says_why(store, damage, path, facts):
+def test_a_broken_commit_is_walked_back_over_and_quarantined_with_the_reason(store, damage, path, facts):
     damage(store.storage, path)
+    before = content(store.storage)
     assert_is(load_newest(store), make_snapshot(1, 1))
     (skipped,) = store.events.of("skipped")
     assert (skipped["commit"], skipped["level"]) == (NEWEST, logging.WARNING)
     assert re.match(facts, skipped["reason"])
     assert skipped["message"] == f"{store.url}: skipping {NEWEST}: {skipped['reason']}"
-
-
-@pytest.mark.parametrize(("damage", "path", "facts"), DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_broken_commit_is_quarantined_with_the_reason_and_nothing_is_deleted(store, damage, path, facts):
-    damage(store.storage, path)
-    before = content(store.storage)
-    load_newest(store)
     after = content(store.storage)
     note = json.loads(after.pop(f"{NEWEST}/{QUARANTINE}"))
-    assert note["time"] == 50.0
-    assert re.match(facts, note["reason"])
-    assert after == before
+    assert note == {"time": 50.0, "reason": skipped["reason"]}
+    assert after == before  # nothing was deleted
 
 
 def test_a_commit_without_its_manifest_is_walked_back_over(store):
@@ -177,15 +166,6 @@ def test_commits_that_are_gone_are_an_error_and_no_fresh_start(store, lost, star
     assert list(caught.value.reasons) == ["generation 1"]
 
 
-def test_a_claim_that_cannot_be_read_is_no_fresh_start_either(store):
-    store.storage.publish("claims/g0001.json", b"\0")
-    for name in (NEWEST, OLDER):
-        store.storage.delete(name)
-    with pytest.raises(NoUsableCommitError) as caught:
-        load_newest(store)
-    assert list(caught.value.reasons) == ["generation 1"]
-
-
 def test_going_back_to_an_earlier_generation_because_a_later_ones_commits_are_gone_is_said(store):
     store.write(make_snapshot(4, 3), rank=0)
     store.storage.delete("g0004-c00000003")
@@ -213,12 +193,6 @@ def test_a_newer_format_is_an_error_and_not_walked_back_over(store):
         load_newest(store)
     assert caught.value.url == f"{store.url}/{MANIFEST}"
     assert content(store.storage) == before
-
-
-def rewrite_manifest(store, **changes):
-    found = manifests.loads(store.storage.read(MANIFEST), "", CommitId(1, 2))
-    store.storage.publish(MANIFEST, manifests.dumps(dataclasses.replace(found, **changes)))
-    return found
 
 
 # -- reading a part ------------------------------------------------------------------------------------
@@ -289,17 +263,6 @@ def test_a_commit_that_cannot_be_read_is_walked_back_over_and_not_quarantined(st
     assert content(store.storage) == before
 
 
-def test_a_manifest_that_is_there_and_cannot_be_read_is_not_taken_for_missing(store):
-    sick = Wrapped(store.storage)
-
-    def read(path):
-        raise StorageError(path, "I/O error")
-
-    sick.read = read
-    with pytest.raises(StorageError, match="I/O error"):
-        read_manifest(sick, CommitId(1, 2))
-
-
 @pytest.mark.parametrize("start", [False, True], ids=["reading", "starting"])
 def test_a_folder_that_cannot_be_looked_into_does_not_stop_a_start(store, start):
     sick = make_store(Sick(store.storage, f"{NEWEST}/"))
@@ -332,23 +295,3 @@ def test_a_storage_that_is_away_is_an_error_and_nothing_is_walked_back_over(stor
 
 
 # -- what claims to be large ---------------------------------------------------------------------------
-
-HUGE = 1 << 42  # bytes; file systems take that much if it is a hole, and no machine has as much memory
-
-
-@pytest.fixture
-def hole(tmp_path):
-    """A commit of one huge file that is a hole but for its beginning, which the returned function takes."""
-    storage = LocalStorage(tmp_path / "root")
-    store = make_store(storage)
-    for commit in (1, 2):
-        store.write(make_snapshot(1, commit), rank=0)
-    path = tmp_path / "root" / MODEL
-
-    def begin(header):
-        path.write_bytes(header)
-        os.truncate(path, HUGE)
-        rewrite_manifest(store, files=(manifests.FileEntry("model.safetensors", HUGE, "0" * 32),))
-        return store
-
-    return begin

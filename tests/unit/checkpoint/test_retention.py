@@ -58,21 +58,11 @@ def test_of_each_run_of_commit_numbers_the_first_durable_one_is_kept():
     assert kept(commits, last=1, period=1) == [0, 5, 99, 103, 104, 250, 299, 500, 501, 502]
 
 
-def test_a_run_that_was_gone_back_in_keeps_what_it_had_kept():
-    commits = [*run(103, 110), *run(101, 104, 200, generation=2)]
-    assert CommitId(1, 103) not in expired(commits, Keep(last=1, period=100), NOW)
-    assert CommitId(2, 101) in expired(commits, Keep(last=1, period=100), NOW)
-
-
 def test_the_young_ones_are_kept():
     commits = run(100, 900, 939, 941, 990)
     assert kept(commits, last=1, within=60.0) == [941, 990]
     assert kept(commits, last=1, within=61) == [941, 990]
     assert kept(commits, last=1, within=61.5) == [939, 941, 990]
-
-
-def test_a_commit_from_a_clock_that_is_ahead_is_young():
-    assert kept(run(2000, 2001), last=1, within=1.0) == [2000, 2001]
 
 
 def test_the_best_are_kept():
@@ -85,26 +75,11 @@ def test_the_best_are_kept():
     assert kept(commits, last=1, best=Best("loss", count=2)) == [1, 4, 6]
 
 
-def test_of_commits_with_one_measurement_the_first_is_the_one_that_was_measured():
-    assert kept(measured(3.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0), last=1, best=Best("loss", count=2)) == [
-        1,
-        4,
-        6,
-    ]
-
-
 def test_what_is_no_finite_number_is_never_among_the_best():
     commits = measured(math.nan, math.inf, -math.inf, None, 7.0, math.nan, None)
     for mode in ("min", "max"):
         assert kept(commits, last=1, best=Best("loss", mode=mode, count=3)) == [4, 6]
     assert kept(measured(math.nan, None, math.nan), last=1, best=Best("loss")) == [2]
-
-
-def test_a_commit_is_kept_if_any_rule_asks_for_it():
-    commits = [Facts(CommitId(1, n), float(n), float(abs(n - 333))) for n in range(0, 1000, 10)]
-    assert kept(commits, last=2, period=250, within=25.0, best=Best("loss")) == [
-        0, 250, 330, 500, 750, 980, 990,
-    ]  # fmt: skip
 
 
 # -- what always holds ---------------------------------------------------------------------------------
@@ -225,27 +200,17 @@ def test_an_attribute_that_is_not_there_is_said(attributes):
     ("name", "make"),
     [
         ("keep.last", lambda: Keep(last=0)),
-        ("keep.last", lambda: Keep(last=None)),
-        ("keep.last", lambda: Keep(last=1.0)),
         ("keep.last", lambda: Keep(last=True)),
         ("keep.period", lambda: Keep(period=0)),
-        ("keep.period", lambda: Keep(period=10.0)),
-        ("keep.period", lambda: Keep(period="10")),
         ("keep.within", lambda: Keep(within=0)),
-        ("keep.within", lambda: Keep(within=-1.0)),
         ("keep.within", lambda: Keep(within=math.nan)),
         ("keep.within", lambda: Keep(within="1h")),
         ("keep.best", lambda: Keep(best="val_loss")),
-        ("keep.best", lambda: Keep(best=1)),
-        ("best.metric", lambda: Best("")),
         ("best.metric", lambda: Best("state.val_loss")),
-        ("best.metric", lambda: Best(None)),
         ("best.mode", lambda: Best("loss", mode="least")),
-        ("best.mode", lambda: Best("loss", mode=None)),
         ("best.count", lambda: Best("loss", count=0)),
         ("best.count", lambda: Best("loss", count=True)),
         ("keep", lambda: Checkpoint("/data", keep={"newest": 3})),
-        ("keep", lambda: Checkpoint("/data", keep="3")),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(name, make):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hvdrecover.checkpoint.storage import LocalStorage, RemoteStorage, open_storage
-from hvdrecover.errors import ConfigError, HvdrecoverError, StorageError
+from hvdrecover.errors import ConfigError, StorageError
 from hvdrecover.redaction import redact
 
 
@@ -183,16 +183,6 @@ def test_create_is_exclusive_on_file_systems_without_hard_links(local, tmp_path,
     assert local.create("a/1", b"theirs") is False
     assert local.read("a/1") == b"mine"
     assert files_below(tmp_path) == ["a/1"]
-
-
-def test_an_unwritable_root_is_a_storage_error_that_says_why(local, monkeypatch):
-    def denied(*args, **kwargs):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(os, "mkdir", denied)
-    with pytest.raises(StorageError, match=r"/claims/g0001\.json: .*create.*Permission denied") as caught:
-        local.create("claims/g0001.json", b"")
-    assert isinstance(caught.value, HvdrecoverError)
 
 
 def test_files_and_their_folders_are_synced_before_a_write_returns(local, tmp_path, monkeypatch):

@@ -21,10 +21,6 @@ def write_all(store, *snapshots):
 # -- claims --------------------------------------------------------------------------------------------
 
 
-def test_each_start_claims_the_next_generation(root):
-    assert [make_store(root, job=job).claim_next() for job in "abc"] == [1, 2, 3]
-
-
 def test_a_claim_is_later_than_all_claims_and_commits(root):
     store = make_store(root)
     store.claim_next()
@@ -96,13 +92,6 @@ def test_what_was_written_is_read_back_bit_for_bit(root):
     snapshot = make_snapshot(1, 5, finished=True)
     write_all(store, snapshot)
     assert_is(read_commit(root, CommitId(1, 5)), snapshot)
-    assert_is(load_newest(make_store(root)), snapshot)
-
-
-def test_a_commit_without_tensors_is_a_commit(root):
-    snapshot = make_snapshot(1, 5)
-    snapshot.arenas.clear()
-    write_all(make_store(root), snapshot)
     assert_is(load_newest(make_store(root)), snapshot)
 
 
@@ -262,16 +251,6 @@ def test_a_claim_during_the_write_fences_it_before_the_manifest(root):
     assert not is_complete(old.storage, CommitId(1, 2))
 
 
-def test_an_older_job_cannot_claim_a_later_generation(root):
-    old, new = make_store(root, job="old"), make_store(root, job="new")
-    old.claim_next()
-    new.claim_next()
-    for generation in (2, 3, 9):
-        with pytest.raises(FencedError):
-            old.claims.take(generation)
-    assert old.claims.generations() == [2, 1]
-
-
 def test_the_same_job_continues_to_later_generations(root):
     first_rank_0, next_rank_0 = make_store(root), make_store(root)
     first_rank_0.claim_next()
@@ -280,15 +259,6 @@ def test_the_same_job_continues_to_later_generations(root):
     write_all(next_rank_0, make_snapshot(2, 3))
     write_all(next_rank_0, make_snapshot(5, 4))
     assert_is(load_newest(make_store(root)), make_snapshot(5, 4))
-
-
-def test_the_same_jobs_older_generation_is_fenced(root):
-    left_behind, rank_0 = make_store(root), make_store(root)
-    left_behind.claim_next()
-    write_all(rank_0, make_snapshot(2, 2))
-    with pytest.raises(FencedError):
-        write_all(left_behind, make_snapshot(1, 3))
-    assert not is_complete(root, CommitId(1, 3))
 
 
 def test_two_processes_of_one_job_cannot_both_write_one_generation(root):
@@ -358,22 +328,6 @@ def test_a_kill_at_any_call_loses_nothing_that_was_acknowledged(root, number, af
     assert all(is_complete(store.storage, commit) for commit in commits(store.storage))
     assert len(commits(store.storage)) == 2
     assert_is(load_newest(make_store(root)), make_snapshot(generation, 100))
-
-
-@pytest.mark.parametrize("number", range(6))
-def test_a_kill_before_the_first_commit_leaves_a_root_that_can_be_started(root, number):
-    wrapped = Wrapped(root)
-    wrapped.kill_at = number
-    written = []
-    with pytest.raises(Killed):
-        life(wrapped, written)
-    store = make_store(root, job="the next start")
-    store.claim_next()
-    found = load_newest(store)
-    if written or found is not None:
-        assert_is(found, make_snapshot(found.id.generation, found.id.commit))
-    write_all(store, make_snapshot(9, 100))
-    assert_is(load_newest(make_store(root)), make_snapshot(9, 100))
 
 
 class Faulty:

@@ -98,13 +98,6 @@ def test_a_metric_that_no_commit_has_is_an_error(storage):
         prune.plan(storage, Keep(1, best=Best("loss")), CLOCK)
 
 
-def test_what_is_planned_is_deleted_and_nothing_else(storage):
-    plan = prune.plan(storage, Keep(1), CLOCK)
-    kept = {path: data for path, data in content(storage).items() if "c00000003" in path}
-    assert [entry.id.commit for entry in prune.delete(storage, plan)] == [1, 2]
-    assert {path: data for path, data in content(storage).items() if not path.startswith("claims")} == kept
-
-
 def test_the_only_commit_that_is_intact_is_not_deleted(storage):
     flip(storage, "g0001-c00000003/model.safetensors")
     plan = prune.plan(storage, Keep(1), CLOCK)
