@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from hvdrecover.checkpoint import retention
 from hvdrecover.checkpoint.claims import Claims
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.root import commits
@@ -171,16 +172,17 @@ def test_a_job_that_was_replaced_is_refused_under_each_of_its_starts(root):
     assert claims_at(root, "new/3").take_after(0) == 5
 
 
-@pytest.mark.parametrize("step", ["expired", "_delete"])
-def test_a_job_that_is_replaced_while_it_deletes_goes_no_further(root, step):
+@pytest.mark.parametrize("step", ["expired", "delete_commit"])
+def test_a_job_that_is_replaced_while_it_deletes_goes_no_further(root, step, monkeypatch):
     """It is stopped before, or in, the first of two deletions; meanwhile the new job makes many commits."""
     old, new = make_store(root, job="old", keep=1), make_store(root, job="new", keep=9)
     generation = old.claim_next()
     with pytest.MonkeyPatch.context() as not_yet:
-        not_yet.setattr(old, "_prune", lambda manifest: None)
+        not_yet.setattr(old, "_delete_expired", lambda manifest: None)
         for number in (1, 2):
             old.write(make_snapshot(generation, number), rank=0)
-    step_of_old = getattr(old._pruner, step)
+    owner = old._pruner if step == "expired" else retention
+    step_of_old = getattr(owner, step)
 
     def after_a_stop(*args, **facts):
         if commits(root)[0].generation == 1:
@@ -189,9 +191,9 @@ def test_a_job_that_is_replaced_while_it_deletes_goes_no_further(root, step):
                 new.write(make_snapshot(2, number), rank=0)
         return step_of_old(*args, **facts)
 
-    setattr(old._pruner, step, after_a_stop)
+    monkeypatch.setattr(owner, step, after_a_stop)
     old.write(make_snapshot(generation, 3), rank=0)
-    of_old = {"expired": (3, 2, 1), "_delete": (3, 2)}[step]
+    of_old = {"expired": (3, 2, 1), "delete_commit": (3, 2)}[step]
     assert [commit.commit for commit in commits(root)] == [7, 6, 5, 4, *of_old]
 
 
@@ -383,11 +385,11 @@ def test_a_start_that_fails_after_its_claim_does_not_claim_twice(root):
     root.publish("g0001-c00000001/model.safetensors", b"")
     store = make_store(wrapped)
     names = wrapped.names
-    store._collector.mark_lost = lambda generation: (_ for _ in ()).throw(StorageError("url", "away"))
+    store._quarantine = lambda lost: (_ for _ in ()).throw(StorageError("url", "away"))
     with pytest.raises(StorageError):
         store.claim_next()
     wrapped.names = names
-    del store._collector.mark_lost
+    del store._quarantine
     assert store.claim_next() == 2
     assert store.claims.generations() == [2]
 
