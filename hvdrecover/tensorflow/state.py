@@ -129,7 +129,7 @@ class TensorFlowState(State):
             ConfigError: it is something else, or the state has no virtual ranks.
             StepError: a step was left before its end, or passed over.
         """
-        context = self._context
+        context = self._session.context
         ranks = virtual_of(context.ranks)
         if variables is None:
             model = context.attributes.get("model")

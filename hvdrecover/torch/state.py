@@ -106,7 +106,7 @@ class TorchState(State):
             ConfigError: it is something else, or the state has no virtual ranks.
             StepError: a step was left before its end, or passed over.
         """
-        context = self._context
+        context = self._session.context
         ranks = virtual_of(context.ranks)
         feed = virtual.feed(loader, context.attributes, context.framework)
         return steps(ranks, feed, context.clock, Step)
