@@ -82,7 +82,8 @@ class WandB(Tracker):
         ConfigError: the package is missing.
 
     Examples:
-        >>> tracker = recover.WandB(project="digits", config={"lr": 0.1})  # for the state: tracker=tracker
+        >>> tracker = recover.WandB(project="digits", config={"lr": 0.1})  # doctest: +SKIP
+        >>> state = recover.TorchState(model, optimizer, tracker=tracker)  # doctest: +SKIP
     """
 
     def __init__(self, **options: Any) -> None:
@@ -137,7 +138,8 @@ class MLflow(Tracker):
         ConfigError: the package is missing.
 
     Examples:
-        >>> tracker = recover.MLflow("digits", params={"lr": 0.1})  # for the state: tracker=tracker
+        >>> tracker = recover.MLflow("digits", params={"lr": 0.1})  # doctest: +SKIP
+        >>> state = recover.TorchState(model, optimizer, tracker=tracker)  # doctest: +SKIP
     """
 
     _RUN, _STEP = "hvdrecover.run", "hvdrecover.step"  # tags: MLflow itself chooses the ids of runs
