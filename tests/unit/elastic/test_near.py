@@ -195,7 +195,7 @@ def test_a_commit_that_was_not_sealed_is_sent(near: Path) -> None:
         dies(state)
         return resumed, state.step
 
-    assert on_ranks(2, body) == [((4, [4.0, -4.0]), 5)] * 2
+    assert on_ranks(2, body) == [((4, [3.0, -3.0]), 5)] * 2
     assert sealed(near)[-1] == CommitId(2, 5).name
 
 
