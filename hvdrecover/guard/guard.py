@@ -236,7 +236,7 @@ class GuardHook(Hook):
             if len({each.get(name) for each in held.values()}) > 1
         ]
         lines = [
-            f"state.{name} differs between the ranks ({_values(name, held)})"
+            f"state.{name} differs between the ranks{_values(name, held)}"
             for name in differing
             if "." not in name
         ]
@@ -301,7 +301,8 @@ def _vote_of(holders: Sequence[int], table: Table) -> Vote:
 
 
 def _values(name: str, held: dict[int, dict[str, str]]) -> str:
-    """The value of a plain object on the first ranks."""
-    return ", ".join(
-        first_lines([f"rank {rank}: {each[name]}" for rank, each in held.items() if name in each], 4)
-    )
+    """The value of a plain object on the first ranks; an empty string for a tensor."""
+    values = {rank: each[name] for rank, each in held.items() if name in each}
+    if any(value.startswith(parameters.TENSOR) for value in values.values()):
+        return ""
+    return f" ({', '.join(first_lines([f'rank {rank}: {value}' for rank, value in values.items()], 4))})"

@@ -146,6 +146,9 @@ def apart(mine: Bytes, others: Bytes, dtype: str) -> tuple[int, float]:
         return len(places), float(np.abs(pair[0] - pair[1]).max())
 
 
+TENSOR = "tensor "  # begins the text of a tensor in `rank_local`; that of a plain object is JSON
+
+
 def rank_local(snapshot: Snapshot, buffers: Names) -> dict[str, str]:
     """Return what ranks may hold differently in one commit: plain objects, and running statistics.
 
@@ -161,9 +164,10 @@ def rank_local(snapshot: Snapshot, buffers: Names) -> dict[str, str]:
         if name in buffers:
             continue
         text = json.dumps(structure, sort_keys=True)
-        if name in snapshot.arenas:  # a tensor
-            text = digest(snapshot.arenas[name].buffer)[:16]
-        found[name] = text if len(text) <= 24 else f"{text[:16]}… ({digest(text.encode())[:8]})"
+        if name in snapshot.arenas:
+            found[name] = f"{TENSOR}{digest(snapshot.arenas[name].buffer)}"
+        else:
+            found[name] = text if len(text) <= 24 else f"{text[:16]}… ({digest(text.encode())[:8]})"
     for name, tensors in buffers.items():
         arena = snapshot.arenas.get(name)
         for tensor in sorted(tensors):
