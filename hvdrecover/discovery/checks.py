@@ -119,7 +119,7 @@ def run(names: Sequence[str], checks: Checks, environ: Mapping[str, str], timeou
 
 
 def problem_of(name: str, checks: Checks, environ: Mapping[str, str], timeout: float) -> str:
-    """Return what is wrong with a host, or an empty string."""
+    """Return the problem of a host, or an empty string."""
     deadline = time.monotonic() + timeout
     here = is_local(name)
     if checks.ssh_port is not None and not here:

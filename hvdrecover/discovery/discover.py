@@ -241,7 +241,7 @@ class _Asking:
         )
 
     def _call_source(self) -> tuple[list[Host], str]:
-        """Return the source's hosts, or what is wrong with it. The call is in a thread, as it may hang."""
+        """Return the source's hosts, or its failure. The call is in a thread, as it may hang."""
         timeout = self.settings.timeout
         found: list[Host] = []
         failure = [f"it has not answered in {timeout:g} s"]

@@ -25,7 +25,7 @@ _KEPT = 2 * 86400.0  # seconds
 
 @dataclass(frozen=True)
 class History:
-    """What is known about the hosts; times are in seconds since the epoch.
+    """The known facts about the hosts; times are in seconds since the epoch.
 
     Attributes:
         hosts: the source's last good answer, in its order; empty only before the first one.

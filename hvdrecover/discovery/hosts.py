@@ -106,7 +106,7 @@ def _parse_line(text: str, number: int, source: str) -> Host | None:
 
 
 def check_name(name: str) -> str:
-    """Return what is wrong with the name of a host, or an empty string."""
+    """Return the problem with the name of a host, or an empty string."""
     if _NAME.fullmatch(name):
         return ""
     if re.fullmatch(r"\[?[0-9A-Fa-f:.%]*:[A-Za-z0-9:.%\]]*", name):
@@ -117,21 +117,21 @@ def check_name(name: str) -> str:
 
 
 def check_slots(slots: int) -> str:
-    """Return what is wrong with a number of slots, or an empty string."""
+    """Return the problem with a number of slots, or an empty string."""
     if slots < 1:
         return f"slots must be at least 1, got {slots}; leave out a host that must not be used"
     return f"slots must be at most {MOST_SLOTS}, got {slots}" if slots > MOST_SLOTS else ""
 
 
 def check_count(text: str) -> str:
-    """Return what is wrong with the text of a number of slots, or an empty string."""
+    """Return the problem with the text of a number of slots, or an empty string."""
     if not _NUMBER.fullmatch(text):
         return f"slots must be an integer, got '{text}'"
     return check_slots(int(text))
 
 
 def check_hosts(hosts: Sequence[Host]) -> str:
-    """Return what is wrong with the hosts that a source returned, or an empty string."""
+    """Return the problem with the hosts that a source returned, or an empty string."""
     names = [host.name for host in hosts]
     if len(set(names)) < len(names):
         return f"'{next(name for name in names if names.count(name) > 1)}' is named twice"

@@ -17,7 +17,7 @@ State = Literal["used", "spare", "cooldown", "unhealthy", "unchecked", "excluded
 
 @dataclass(frozen=True)
 class Limits:
-    """What the user wants of the hosts.
+    """The wishes of the user about the hosts.
 
     Attributes:
         slots: of hosts whose source names none.

@@ -66,7 +66,7 @@ class Source(Protocol):
     def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
         """The hosts that are named now, in any order.
 
-        Called in a process of its own, which is killed if it hangs.
+        Called in a separate process, which is killed if it hangs.
 
         Args:
             environ: the environment.

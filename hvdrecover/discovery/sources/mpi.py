@@ -92,7 +92,7 @@ def main() -> None:
 
     hosts = MPI.COMM_WORLD.gather(MPI.Get_processor_name())
     if hosts is not None:  # rank 0
-        # On a line of its own, whatever was printed before.
+        # On a new line, whatever was printed before.
         sys.stdout.write(f"\n{MARK}{json.dumps(hosts)}\n")
 
 
