@@ -144,7 +144,7 @@ def test_a_script_that_always_fails_at_one_place_ends_with_its_traceback(
     print(f"ended after {time.monotonic() - began:.1f} s")
     assert len(starts(tmp_path, "job")) == 3  # the last one from the commit before
     log = job.log.read_text()
-    assert "passing over" in log
+    assert ", from which it has failed" in log
     assert log.rstrip().splitlines()[-1].startswith("ValueError: this script is wrong (")  # its text varies
 
 
