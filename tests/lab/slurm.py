@@ -125,7 +125,7 @@ class Slurm:
 
     @property
     def _home(self) -> Path:
-        return self._lab.home
+        return self._lab.folder / "home"
 
     def _start(self) -> None:
         key = self._folder / "munge.key"
