@@ -55,6 +55,7 @@ class SlurmRun(DigitsRun):
 
     def __init__(self, folder: Path, cluster: Slurm, *options: str, epochs: int = EPOCHS) -> None:
         super().__init__(folder, epochs)
+        self.root = folder / "checkpoints" / "train"  # which the example chooses
         (folder / "train.py").write_text(TRAIN)
         environ = {
             **SLOW_HOSTS,
@@ -74,11 +75,6 @@ class SlurmRun(DigitsRun):
         self._cluster = cluster
         self._running, self._ask_again = True, 0.0
         self.id = cluster.run("sbatch", *words, os.fspath(EXAMPLE), *train, environ=environ).strip()
-
-    @property
-    def root(self) -> Path:
-        """The checkpoint root that the example chooses."""
-        return self.folder / "checkpoints" / "train"
 
     def shown(self) -> dict[str, str]:
         """Return what Slurm says of it."""
