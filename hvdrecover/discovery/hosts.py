@@ -98,11 +98,12 @@ def _parse_line(text: str, number: int, source: str) -> Host | None:
             counts.append((option.start("slots"), option["slots"]))
     if len(counts) > 1:
         raise HostListError(source, number, counts[1][0] + 1, f"'{name}' has two numbers of slots")
-    for column, count in counts:
-        if problem := check_count(count):
-            raise HostListError(source, number, column + 1, problem)
-        return Host(name, int(count))
-    return Host(name)
+    if not counts:
+        return Host(name)
+    column, count = counts[0]
+    if problem := check_count(count):
+        raise HostListError(source, number, column + 1, problem)
+    return Host(name, int(count))
 
 
 def check_name(name: str) -> str:

@@ -220,7 +220,7 @@ def _pods(client: Any, namespace: str, selector: str, deadline: float) -> list[P
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
 
-    url: str = client.configuration.host
+    api, url = CoreV1Api(client), str(client.configuration.host)
     found: list[Pod] = []
     token = None
     while True:
@@ -228,7 +228,7 @@ def _pods(client: Any, namespace: str, selector: str, deadline: float) -> list[P
         try:
             # A pair of times, as older clients ignore a fraction of a second. Skip the client's models of
             # pods: to build them takes much longer than the server does.
-            answer = CoreV1Api(client).list_namespaced_pod(
+            answer = api.list_namespaced_pod(
                 namespace,
                 label_selector=selector,
                 limit=_PAGE,
