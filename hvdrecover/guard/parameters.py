@@ -146,7 +146,7 @@ def apart(mine: Bytes, others: Bytes, dtype: str) -> tuple[int, float]:
         return len(places), float(np.abs(pair[0] - pair[1]).max())
 
 
-TENSOR = "tensor "  # begins the text of a tensor in `rank_local`; that of a plain object is JSON
+TENSOR = "tensor "  # begins the text of a tensor in `rank_local`; the text of a plain object is JSON
 
 
 def rank_local(snapshot: Snapshot, buffers: Names) -> dict[str, str]:

@@ -67,7 +67,7 @@ Outcomes = dict[str, list[str]]
 
 
 def outcomes(launcher: list[str], checks: list[str], folder: Path) -> Outcomes:
-    """Run checks in one job; what each found wrong, by name."""
+    """Run checks in one job; return the problems that each check found, by name."""
     job = Job([*launcher, sys.executable, str(SCRIPT), ",".join(checks)], folder / "log", ENVIRON)
     try:
         assert job.wait(3 * PATIENCE) == 0, job.tail()
