@@ -16,6 +16,7 @@ import json
 import logging
 import math
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,7 @@ def encode(event: Mapping[str, Any]) -> bytes | None:
 
 
 class Record:
-    """Appends events to the record of a run. Several processes of one host may do so at once.
+    """Appends events to the record of a run. Several threads, and processes of one host, may do so at once.
 
     Args:
         folder: folder of the run; created with the first event.
@@ -106,6 +107,7 @@ class Record:
         self._bounded = None if seconds is None else Bounded(seconds)
         self._descriptor: int | None = None
         self._lines: list[bytes] = []
+        self._lock = threading.Lock()  # the background writer of a training process emits events as well
         self._torn = False  # the file does not end with a complete line
         self._failed = False
 
@@ -117,22 +119,24 @@ class Record:
     def put(self, event: Mapping[str, Any]) -> None:
         """Have an event appended at the next `flush`, with others: each bounded write takes a thread."""
         if (line := encode(event)) is not None:
-            self._lines.append(line)
+            with self._lock:
+                self._lines.append(line)
 
     def flush(self) -> None:
         """Append the events that wait. Never raises; the first failure to write is a warning."""
-        if not self._lines:
-            return
-        lines, self._lines = b"".join(self._lines), []
-        try:
-            if self._bounded is None:
-                self._append(lines)
-            else:
-                self._bounded(self._append, lines)
-        except (OSError, ValueError) as error:  # also TimeoutError
-            if not self._failed:
-                self._failed = True
-                logger.warning("events: %s; events may be missing in %s", error, self._folder / FILE)
+        with self._lock:
+            if not self._lines:
+                return
+            lines, self._lines = b"".join(self._lines), []
+            try:
+                if self._bounded is None:
+                    self._append(lines)
+                else:
+                    self._bounded(self._append, lines)
+            except (OSError, ValueError) as error:  # also TimeoutError
+                if not self._failed:
+                    self._failed = True
+                    logger.warning("events: %s; events may be missing in %s", error, self._folder / FILE)
 
     def _append(self, lines: bytes) -> None:
         if self._descriptor is None:

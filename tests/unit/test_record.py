@@ -3,6 +3,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,25 @@ def test_processes_that_write_at_once_mix_no_lines(tmp_path):
     assert [writer.wait() for writer in writers] == [0, 0, 0]
     assert len(read(tmp_path)) == 900
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_threads_that_write_at_once_lose_no_event(tmp_path):
+    for attempt in range(20):  # the first event of each also makes the file
+        record = Record(tmp_path / str(attempt))
+        start = threading.Barrier(8)
+
+        def add(number, record=record, start=start):
+            start.wait()
+            for count in range(5):
+                record.add(event(number=number * 10 + count))
+
+        threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = {each.whole("number") for each in read(tmp_path / str(attempt))}
+        assert found == {number * 10 + count for number in range(8) for count in range(5)}
 
 
 def test_a_line_that_its_writer_could_not_finish_costs_only_that_line(tmp_path):
