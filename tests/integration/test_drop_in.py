@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import WHOLE
 from tests.support.jobs import PATIENCE, Job, elastic, kill, static
 
 SCRIPT = Path(__file__).with_name("scripts") / "horovod_elastic.py"
@@ -34,7 +33,7 @@ def report(job: Job) -> dict[str, object]:
 
 @pytest.mark.parametrize("module", ["horovod.torch.elastic", "hvdrecover.torch"])
 def test_undisturbed_it_does_what_horovods_does(module: str, jobs: list[Job], tmp_path: Path) -> None:
-    environ = {"ELASTIC": module, **WHOLE}
+    environ = {"ELASTIC": module}
     jobs.append(Job([*static(2), sys.executable, str(SCRIPT)], tmp_path / "log", environ))
     expected = {"result": "trained", "seen": 3 * 240, "resets": [], "rate": pytest.approx(2), "epoch": 2}
     assert report(jobs[0]) == expected

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import WHOLE, Start
+from tests.integration.conftest import Start
 from tests.integration.gates import GatedRun
 from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once
 from tests.support.jobs import PATIENCE, durable, elastic, kill
@@ -22,7 +22,7 @@ def kill_one_rank(run: GatedRun, rank: int, start: Start, hosts: Path) -> None:
 
     The run has a gate some commits later.
     """
-    job = start(run, elastic(hosts), None if rank else WHOLE)
+    job = start(run, elastic(hosts))
     batch = run.wait_for(job, lambda batch: batch.epoch == 1 and batch.size == 2 and batch.commit >= 12)
     survivor = run.process_of(1 - rank)
     kill(run.process_of(rank))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.conftest import TENSORFLOW_IF_LONG
 from tests.integration.faults import (
     FaultyRun,
     assert_same_weights,
@@ -28,6 +29,12 @@ CALM = 6  # commits between faults; a standby is there by then, or is being made
 
 # Seconds, for one that is slow: the first test waits for the story
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="session", params=TENSORFLOW_IF_LONG)
+def framework(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import LONG
+from tests.integration.conftest import IS_LONG, LONG
 from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, failing_hosts, read_events, static
 
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -190,15 +190,18 @@ OF_KERAS = {
     "missing_eager": "missing eager {}",
     "poison_rollback": 'poison fit {"numerics": "rollback"}',
 }
+FIT_IF_SHORT = ["fit", pytest.param("loop", marks=LONG)]
 
 
 @pytest.fixture(scope="module")
 def of_keras(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
-    found = outcomes(static(2), 2, list(OF_KERAS.values()), tmp_path_factory.mktemp("of_keras"), "tensorflow")
-    return dict(zip(OF_KERAS, found, strict=True))
+    of_loops = {"none_loop", "rate", "nan_loop", "nan_skip_loop", "nan_rollback_loop", "missing_eager"}
+    cases = {name: case for name, case in OF_KERAS.items() if IS_LONG or name not in of_loops}
+    found = outcomes(static(2), 2, list(cases.values()), tmp_path_factory.mktemp("of_keras"), "tensorflow")
+    return dict(zip(cases, found, strict=True))
 
 
-@pytest.mark.parametrize("way", ["fit", "loop"])
+@pytest.mark.parametrize("way", FIT_IF_SHORT)
 def test_keras_ranks_in_step_are_left_alone(of_keras: dict[str, list[Outcome]], way: str) -> None:
     outcome = the_same(of_keras[f"none_{way}"])
     assert (outcome["error"], outcome["steps"], outcome["updates"]) == (None, STEPS, STEPS)
@@ -208,7 +211,7 @@ def test_keras_ranks_in_step_are_left_alone(of_keras: dict[str, list[Outcome]], 
     ("fault", "line"),
     [
         ("layer", "net/three/kernel: float32[16, 1], trained on rank 0; missing on rank 1"),
-        ("rate", "optimizer.learning_rate: 0.0"),
+        pytest.param("rate", "optimizer.learning_rate: 0.0", marks=LONG),
     ],
 )
 def test_what_keras_ranks_were_started_with_is_compared(
@@ -226,7 +229,7 @@ def test_one_flipped_bit_of_a_variable_is_named_and_healed(of_keras: dict[str, l
     assert the_same(of_keras["flip_heal"])["error"] is None
 
 
-@pytest.mark.parametrize("way", ["fit", "loop"])
+@pytest.mark.parametrize("way", FIT_IF_SHORT)
 def test_a_bad_sample_is_met_inside_a_graph(of_keras: dict[str, list[Outcome]], way: str) -> None:
     raised = the_same(of_keras[f"nan_{way}"])
     assert (raised["error"], raised["steps"]) == ("NumericsError", 0)
@@ -245,7 +248,7 @@ def test_variables_that_are_not_finite_are_gone_back_from(of_keras: dict[str, li
     assert outcome["weights"] == undisturbed["weights"]
 
 
-@pytest.mark.parametrize("fault", ["missing_fit", "missing_eager"])
+@pytest.mark.parametrize("fault", ["missing_fit", pytest.param("missing_eager", marks=LONG)])
 def test_a_gradient_that_is_missing_on_one_rank_is_named(
     of_keras: dict[str, list[Outcome]], fault: str
 ) -> None:

@@ -42,7 +42,7 @@ def run(way: str, folder: Path, *stop: str) -> int | None:
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(way, marks=LONG if way == "loop" else ()) for way in WAYS]
+    scope="module", params=[pytest.param(way, marks=() if way == "torch" else LONG) for way in WAYS]
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a job that was stopped, and has continued to its end."""

@@ -102,7 +102,8 @@ def test_horovods_own_run_returns_none_when_a_grouped_allreduce_fails(hosts: Pat
     assert report["batch"] < 10
 
 
-@pytest.mark.parametrize("where", [pytest.param("everywhere", marks=LONG), "on one rank"])
+@LONG
+@pytest.mark.parametrize("where", ["everywhere", "on one rank"])
 def test_any_other_error_is_raised_with_its_traceback(
     where: str, hosts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

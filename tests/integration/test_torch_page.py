@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import WHOLE
 from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job
 
 PAGE = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
@@ -53,7 +52,6 @@ def run(command: str, folder: Path, stop_at: int) -> int:
         "STOP_AT": str(stop_at),
         "PATH": os.pathsep.join([os.fspath(Path(sys.executable).parent), os.environ["PATH"]]),
         **ROOT_MAY_USE_MPI,
-        **WHOLE,
     }
     # sh finds the programs on the path that is set here, as the reader's shell would.
     job = Job(["sh", "-c", f"cd {shlex.quote(str(folder))} && {command}"], folder / "log", settings)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.integration.conftest import EPOCHS, WHOLE, Start
+from tests.integration.conftest import EPOCHS, Start
 from tests.integration.faults import FaultyRun, wait_until_all_train
 from tests.support.jobs import PATIENCE, kill
 
@@ -82,7 +82,7 @@ def test_a_run_is_followed_through_a_fault_to_its_end(start: Start, tmp_path: Pa
     with watching(tmp_path / "events", "--prometheus", metrics) as watch:
         watch.wait_for("waiting for")
         # Here, and only here, a standby that has imported torch's compiler and exporter is woken.
-        job = run.begin(start, standby=True, environ=WHOLE)
+        job = run.begin(start, standby=True)
         watch.wait_for(r"state +starting")
         watch.wait_for(r"state +training")
         run.wait_for(job, lambda batch: batch.commit >= 6)
