@@ -72,6 +72,16 @@ class Manifest:
         return CommitId(self.generation, self.commit)
 
     @property
+    def attributes(self) -> dict[str, Any]:
+        """The structure of each attribute but the samplers: containers, plain values, names of tensors."""
+        return self.state.get("attributes", {})  # type: ignore[no-any-return]
+
+    @property
+    def samplers(self) -> dict[str, Any]:
+        """The cursor of each sampler, by attribute name."""
+        return self.state.get("samplers", {})  # type: ignore[no-any-return]
+
+    @property
     def by_attribute(self) -> dict[str, FileEntry]:
         """The data files by the attributes whose tensors they hold."""
         return {file.name.removesuffix(TENSORS): file for file in self.files}
@@ -163,6 +173,9 @@ def _read_1(fields: dict[str, Any]) -> Manifest:
             values[field.name] = fields[field.name]
             if type(values[field.name]) not in _TYPES[field.name]:
                 raise TypeError(f"{field.name} is of the wrong type")
+    for name in ("attributes", "samplers"):
+        if not isinstance(values["state"].get(name, {}), dict):
+            raise TypeError(f"the {name} are not a JSON object")
     if not math.isfinite(values["time"]):
         raise ValueError("the time is not finite")
     files = values["files"] = tuple(

@@ -31,7 +31,6 @@ Skipped = Callable[[CommitId, str, CheckpointError | None], None]
 _FAILED = "the job has failed right after it was loaded, more than once in the same way"
 _LOST = "its commits are gone from the root"
 _NEVER_COMPLETED = "it has no manifest, so it was never completed, or is being deleted"
-_WITHOUT_A_LOOK = 1 << 26  # bytes; a larger file's header is checked before memory is taken for all of it
 
 
 def read_commit(storage: Storage, commit: CommitId, only: Collection[str] | None = None) -> Snapshot:
@@ -169,8 +168,6 @@ def _read_file(storage: Storage, commit: CommitId, entry: FileEntry) -> Arena:
     size = entry.size
     root.check_size(storage, commit, entry)
     try:
-        if size > _WITHOUT_A_LOOK:
-            root.read_layout(storage, path, size)
         try:
             buffer = allocate(size)
         except (OSError, OverflowError, MemoryError) as error:

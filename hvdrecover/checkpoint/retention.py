@@ -1,19 +1,20 @@
-"""The choice of durable commits that may be deleted, and their deletion.
+"""The choice of commits that may be deleted, and their deletion.
 
-Only one process at a time may prune a root: the job that owns it. A reader whose commit is deleted while it
-reads gets an `IncompleteCommitError`, because the manifest is deleted first.
+Two kinds of commits go: complete ones that the user's rules do not keep, and those that killed processes left
+incomplete. Only one process at a time may prune a root: the job that owns it. A reader whose commit is
+deleted while it reads gets an `IncompleteCommitError`, because the manifest is deleted first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hvdrecover.checkpoint import root, values
+from hvdrecover.checkpoint import claims, root, values
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.settings import Best, Keep
@@ -200,3 +201,53 @@ def delete_commit(storage: Storage, commit: CommitId) -> None:
     """
     storage.remove(root.manifest_path(commit))
     storage.delete(commit.name)
+
+
+def incomplete(
+    storage: Storage, before: int, complete: Collection[CommitId] = ()
+) -> tuple[list[CommitId], list[CommitId]]:
+    """Return the commits of earlier generations that were never completed, newest first.
+
+    They cannot be completed any more, since their writer looks at the claims before it publishes. As
+    retention keeps the newest commit, a generation with acknowledged commits is only without any if a later
+    one has some. Where none has, a manifest was lost.
+
+    Args:
+        storage: the root.
+        before: the generation that is being written.
+        complete: commits that are known to be complete.
+
+    Returns:
+        Those that were never completed; and those whose manifest was lost, and that are not marked yet.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    commits = root.commits(storage)
+    there = {each for each in commits if each in complete or root.may_be_complete(storage, each)}
+    newest = max((commit.generation for commit in there), default=0)
+    begun: list[CommitId] = []
+    lost: list[CommitId] = []
+    for commit in commits:
+        if commit not in there and commit.generation < before and not _is_marked(storage, commit):
+            is_lost = commit.generation > newest and _is_acknowledged(storage, commit.generation)
+            (lost if is_lost else begun).append(commit)
+    return begun, lost
+
+
+def is_of_before(folder: str, generation: int) -> bool:
+    """Return whether temporary files of this folder are of an earlier generation, or of no commit."""
+    commit = CommitId.parse(folder)
+    return commit is None or commit.generation < generation
+
+
+def _is_marked(storage: Storage, commit: CommitId) -> bool:
+    try:
+        return root.is_quarantined(storage, commit)
+    except StorageError:
+        return True
+
+
+def _is_acknowledged(storage: Storage, generation: int) -> bool:
+    claimed = claims.among(storage.names(root.CLAIMS))
+    return generation in claimed and claims.read(storage, generation).acknowledged

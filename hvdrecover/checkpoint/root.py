@@ -59,20 +59,24 @@ def check_size(storage: Storage, commit: CommitId, entry: FileEntry) -> None:
         raise CorruptCheckpointError(f"{storage.url}/{path}", reason)
 
 
-def read_layout(storage: Storage, path: str, size: int) -> Layout:
-    """Read the header of a data file of a known size, and nothing else of it.
+def read_layout(storage: Storage, commit: CommitId, entry: FileEntry) -> Layout:
+    """Read a data file's header only, and do not check its digest.
 
     Raises:
-        ValueError: it is nonsense.
+        CorruptCheckpointError: the file is missing, has another size, or its header is malformed.
         StorageError: the storage failed.
     """
-    start = layouts.header_size(_head(storage, path, min(8, size)), size)
-    return layouts.parse(_head(storage, path, start), size)
+    check_size(storage, commit, entry)
+    path = f"{commit.name}/{entry.name}"
 
+    def head(count: int) -> bytes:
+        buffer = allocate(count)
+        return buffer[: storage.read_into(path, buffer).size].tobytes()
 
-def _head(storage: Storage, path: str, count: int) -> bytes:
-    buffer = allocate(count)
-    return buffer[: storage.read_into(path, buffer).size].tobytes()
+    try:
+        return layouts.parse(head(layouts.header_size(head(min(8, entry.size)), entry.size)), entry.size)
+    except ValueError as error:
+        raise CorruptCheckpointError(f"{storage.url}/{path}", str(error)) from error
 
 
 def quarantine_path(commit: CommitId) -> str:

@@ -81,6 +81,16 @@ class Snapshot:
         )
 
     @property
+    def attributes(self) -> dict[str, Any]:
+        """The structure of each attribute but the samplers: containers, plain values, names of tensors."""
+        return self.state.get("attributes", {})  # type: ignore[no-any-return]
+
+    @property
+    def samplers(self) -> dict[str, Any]:
+        """The cursor of each sampler, by attribute name."""
+        return self.state.get("samplers", {})  # type: ignore[no-any-return]
+
+    @property
     def layouts(self) -> dict[str, Layout]:
         """The layouts of the files, by attribute name."""
         return {name: arena.layout for name, arena in self.arenas.items()}

@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
-from hvdrecover.checkpoint import claims, leftovers, root
+from hvdrecover.checkpoint import claims, root
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.claims import Claims
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FileEntry, Manifest
-from hvdrecover.checkpoint.retention import Pruner, delete_commit, metric_of
+from hvdrecover.checkpoint.retention import Pruner, delete_commit, incomplete, is_of_before, metric_of
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import Storage, is_full
@@ -81,7 +81,7 @@ class Store:
         generation = self.claims.take_after(
             max((commit.generation for commit in commits), default=0), again=again
         )
-        self._quarantine(leftovers.incomplete(self.storage, generation)[1])
+        self._quarantine(incomplete(self.storage, generation)[1])
         return generation
 
     def newest(self, suspects: Collection[tuple[str, str]] = ()) -> CommitId | None:
@@ -192,7 +192,7 @@ class Store:
 
         Where a manifest was lost, the files are marked, and left to the user.
         """
-        begun, lost = leftovers.incomplete(self.storage, generation, complete)
+        begun, lost = incomplete(self.storage, generation, complete)
         self._quarantine(lost)
         for commit in begun:
             with self._reporting():
@@ -208,7 +208,7 @@ class Store:
     def _delete_temporaries(self, generation: int) -> None:
         """Delete the temporary files that processes of earlier generations have left."""
         with self._reporting():
-            self.storage.tidy(lambda folder: leftovers.is_of_before(folder, generation))
+            self.storage.tidy(lambda folder: is_of_before(folder, generation))
 
     def _quarantine(self, lost: Collection[CommitId]) -> None:
         for commit in lost:

@@ -1,16 +1,16 @@
 """The commands that look at a checkpoint root; see ``docs/commands.md``.
 
-Each makes the document that ``--json`` prints, and its text for people from that.
+Each gets a dataclass, which is the document that ``--json`` prints, and makes the text for people from that.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,12 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from hvdrecover import config
-from hvdrecover.checkpoint import leftovers
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import catalog, compare, prune, readable, verify
-from hvdrecover.checkpoint.inspection.catalog import Entry
-from hvdrecover.checkpoint.inspection.export import to_safetensors
-from hvdrecover.checkpoint.inspection.verify import Verdict
-from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.checkpoint import comparison, inspection
+from hvdrecover.checkpoint.export import to_safetensors
+from hvdrecover.checkpoint.inspection import Aside, Contents, Entry, Pruning
 from hvdrecover.checkpoint.near import place
 from hvdrecover.checkpoint.settings import Keep
-from hvdrecover.checkpoint.storage import Storage, Temporary, open_storage
+from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.cli import options, printer
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError
@@ -35,8 +31,6 @@ from hvdrecover.reporting.text import counted
 
 _COMMIT = re.compile(r"[0-9]+|g[0-9]+-c[0-9]+")
 _RED, _YELLOW = ("quarantined", "broken", "newer format"), ("incomplete",)
-
-Document = dict[str, Any]
 
 
 def _add_root(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +91,7 @@ def _digests(intact: bool | None) -> Text:
     return Text("ok", "green") if intact else Text("broken", "red")
 
 
-# Key of a document: the title of its column, and the function that makes its value a text.
+# Field of a document: the title of its column, and the function that makes its value a text.
 _COLUMNS: dict[str, tuple[str, Callable[[Any], str | Text]]] = {
     "commit": ("commit", str),
     "time": ("age>", _age),
@@ -107,25 +101,38 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str | Text]]] = {
     "intact": ("digests", _digests),
     "name": ("name", str),
     "dtype": ("dtype", str),
-    "shape": ("shape", str),
+    "shape": ("shape", lambda shape: str(list(shape))),
     "bytes": ("size>", printer.size),
     "change": ("change", str),
     "largest": ("largest difference>", lambda largest: "" if largest is None else f"{largest:.3g}"),
 }
 _OF_A_COMMIT = ("commit", "time", "bytes", "world_size", "versions", "state")
-_OF_A_TENSOR = ("name", "dtype", "shape", "bytes")
-_OF_A_DIFFERENCE = ("name", "change", "largest")
 
 
-def _table(items: Sequence[Document], *keys: str) -> list[RenderableType]:
-    """Return a table with a row for each item and a column for each key; nothing without items."""
-    columns = [_COLUMNS[key] for key in keys]
-    rows = [[show(item[key]) for key, (_, show) in zip(keys, columns, strict=True)] for item in items]
-    return [printer.table([title for title, _ in columns], rows)] if rows else []
+def _table(items: Sequence[Any], *fields: str) -> list[RenderableType]:
+    """Return a table with a row for each item and a column for each field; nothing without items."""
+    columns = [_COLUMNS[field] for field in fields]
+    rows = [
+        [show(getattr(item, field)) for field, (_, show) in zip(fields, columns, strict=True)]
+        for item in items
+    ]
+    return [printer.table([_COLUMNS[field][0] for field in fields], rows)] if rows else []
 
 
-def _with_notes(parts: Sequence[RenderableType], notes: Sequence[str]) -> list[RenderableType]:
-    return [*parts, *([""] if parts and notes else []), *notes]
+def _with_notes(commits: Sequence[Entry], notes: Sequence[str]) -> list[RenderableType]:
+    """Return a table of commits, what is wrong with them, and further lines."""
+    below = []
+    for each in commits:
+        if each.reason:
+            below.append(f"{each.commit} is {each.state}: {each.reason}")
+        below += [f"{each.commit} is broken: {file}: {what}" for file, what in (each.problems or {}).items()]
+    below += notes
+    table = _table(commits, *_OF_A_COMMIT, "intact")
+    return [*table, *([""] if table and below else []), *below]
+
+
+def _files(files: Sequence[Aside]) -> str:
+    return f"{counted(len(files), 'file')}, {printer.size(sum(file.bytes for file in files))}"
 
 
 # -- ls and verify -------------------------------------------------------------------------------------
@@ -140,29 +147,25 @@ def add_ls(parser: argparse.ArgumentParser) -> None:
 
 def _ls(arguments: argparse.Namespace) -> int:
     storage = _open_root(arguments)
-    entries, left = catalog.entries(storage), leftovers.find(storage)
-    complete = [entry.id for entry in entries if entry.manifest is not None]
-    verdicts = _verdicts(storage, complete) if arguments.verify else {}
-    commits = [_commit(entry, verdicts.get(entry.id)) for entry in entries]
-    begun = [entry for entry in entries if entry.id in left.commits]
-    document = {
-        "root": storage.url,
-        "commits": commits,
-        "leftovers": [entry.id.name for entry in begun],
-        "aside": [*_aside(left.aside, left_over=True), *_aside(left.in_use, left_over=False)],
-    }
-    notes = [*_problems(commits)] if commits else [f"{storage.url} holds no commits yet"]
+    found = inspection.look(storage)
+    if arguments.verify:
+        readable = [each for each in found.commits if each.time is not None]
+        verified = {each.commit: each for each in _verified(storage, readable)}
+        found = replace(found, commits=[verified.get(each.commit, each) for each in found.commits])
+    begun = [each for each in found.commits if each.commit in found.leftovers]
+    ended = [each for each in found.aside if each.left_over]
+    in_use = [each for each in found.aside if not each.left_over]
+    notes = [] if found.commits else [f"{storage.url} holds no commits yet"]
     if begun:
-        nbytes = printer.size(sum(entry.nbytes for entry in begun))
+        nbytes = printer.size(sum(each.bytes for each in begun))
         notes.append(f"incomplete, and no longer written: {counted(len(begun), 'commit')}, {nbytes}")
-    if left.aside:
-        notes.append(f"files of ended processes: {_files(left.aside)}")
-    if begun or left.aside:
+    if ended:
+        notes.append(f"files of ended processes: {_files(ended)}")
+    if begun or ended:
         notes.append("the next job deletes these before its first commit; prune deletes them now")
-    if left.in_use:
-        notes.append(f"being written: {_files(left.in_use)}")
-    text = _with_notes(_table(commits, *_OF_A_COMMIT, "intact"), notes)
-    printer.put(document, text, as_json=arguments.json)
+    if in_use:
+        notes.append(f"being written: {_files(in_use)}")
+    printer.put(found, _with_notes(found.commits, notes), as_json=arguments.json)
     return 0
 
 
@@ -175,53 +178,22 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 
 def _verify(arguments: argparse.Namespace) -> int:
     storage = _open_root(arguments)
-    verdicts = _verdicts(storage, verify.due(storage, arguments.commits))
-    entries = filter(None, (catalog.entry(storage, commit) for commit in verdicts))
-    commits = [_commit(entry, verdicts[entry.id]) for entry in entries]
-    broken = sum(not each["intact"] for each in commits)
+    if arguments.commits:
+        named = dict.fromkeys(inspection.find(storage, name) for name in arguments.commits)
+        wanted = [each for commit in named if (each := inspection.entry(storage, commit)) is not None]
+    else:
+        wanted = [each for each in inspection.entries(storage) if each.state != "incomplete"]
+    commits = _verified(storage, wanted)
+    broken = sum(not each.intact for each in commits)
     summary = f"{storage.url}: {counted(len(commits), 'commit')} read, {broken or 'none'} broken"
-    text = _with_notes(_table(commits, *_OF_A_COMMIT, "intact"), [*_problems(commits), summary])
     document = {"root": storage.url, "intact": not broken, "commits": commits}
-    printer.put(document, text, as_json=arguments.json)
+    printer.put(document, _with_notes(commits, [summary]), as_json=arguments.json)
     return 1 if broken else 0
 
 
-def _verdicts(storage: Storage, commits: Sequence[CommitId]) -> dict[CommitId, Verdict]:
-    with printer.progress("verifying", verify.total_bytes(storage, commits)) as advance:
-        return verify.verify_all(storage, commits, advance)
-
-
-def _commit(entry: Entry, verdict: Verdict | None = None) -> Document:
-    manifest = entry.manifest
-    return {
-        "commit": entry.id.name,
-        "generation": entry.id.generation,
-        "number": entry.id.commit,
-        "time": manifest.time if manifest else None,
-        "bytes": entry.nbytes,
-        "world_size": manifest.world_size if manifest else None,
-        "versions": manifest.versions if manifest else None,
-        "state": entry.state,
-        "reason": entry.reason,
-        "intact": verdict.intact if verdict else None,
-        "problems": verdict.problems if verdict else None,
-    }
-
-
-def _problems(commits: Iterable[Document]) -> Iterator[str]:
-    for each in commits:
-        if each["reason"]:
-            yield f"{each['commit']} is {each['state']}: {each['reason']}"
-        for file, problem in (each["problems"] or {}).items():
-            yield f"{each['commit']} is broken: {file}: {problem}"
-
-
-def _aside(files: Iterable[Temporary], *, left_over: bool) -> list[Document]:
-    return [{"path": file.path, "bytes": file.nbytes, "left_over": left_over} for file in files]
-
-
-def _files(files: Sequence[Temporary]) -> str:
-    return f"{counted(len(files), 'file')}, {printer.size(sum(file.nbytes for file in files))}"
+def _verified(storage: Storage, commits: Sequence[Entry]) -> list[Entry]:
+    with printer.progress("verifying", sum(each.bytes for each in commits)) as advance:
+        return inspection.verify_all(storage, commits, advance)
 
 
 # -- show and diff -------------------------------------------------------------------------------------
@@ -236,49 +208,29 @@ def add_show(parser: argparse.ArgumentParser) -> None:
 
 def _show(arguments: argparse.Namespace) -> int:
     storage = _open_root(arguments)
-    found = catalog.look_into(storage, catalog.find(storage, arguments.commit))
-    manifest = found.manifest
-    files = []
-    for file in manifest.files:
-        tensors = [_tensor(spec) for spec in found.layouts[file.name].specs]
-        files.append({"name": file.name, "size": file.size, "digest": file.digest, "tensors": tensors})
-    document = {
-        **_commit(found.entry),
-        "root": storage.url,
-        "written": datetime.datetime.fromtimestamp(manifest.time).astimezone().isoformat(" ", "seconds"),
-        "writer": manifest.writer,
-        "dataset": manifest.dataset,
-        "files": files,
-        "attributes": found.attributes,
-        "samplers": found.samplers,
-        "random": manifest.state.get("random"),
-    }
-    printer.put(document, _content(document), as_json=arguments.json)
+    found = inspection.look_into(storage, inspection.find(storage, arguments.commit))
+    printer.put(found, _content(found), as_json=arguments.json)
     return 0
 
 
-def _content(document: Document) -> Iterator[RenderableType]:
-    facts = {_COLUMNS[key][0].rstrip(">"): _COLUMNS[key][1](document[key]) for key in _OF_A_COMMIT}
-    facts |= {
-        "root": document["root"],
-        "written": document["written"],
-        "writer": _versions(document["writer"]),
-    }
-    if document["dataset"] is not None:
-        facts["dataset"] = readable.text(document["dataset"])
+def _content(found: Contents) -> Iterator[RenderableType]:
+    columns = [(_COLUMNS[field], getattr(found, field)) for field in _OF_A_COMMIT]
+    facts = {title.rstrip(">"): show(value) for (title, show), value in columns}
+    facts |= {"root": found.root, "written": found.written, "writer": _versions(found.writer)}
+    if found.dataset is not None:
+        facts["dataset"] = comparison.text(found.dataset)
     yield printer.pairs(facts)
-    for file in document["files"]:
-        yield printer.section(
-            f"{file['name']}, {printer.size(file['size'])}", *_table(file["tensors"], *_OF_A_TENSOR)
-        )
-    for title, key in (("objects", "attributes"), ("sample cursors", "samplers")):
+    for file in found.files:
+        title = f"{file.name}, {printer.size(file.size)}"
+        yield printer.section(title, *_table(file.tensors, "name", "dtype", "shape", "bytes"))
+    for title, values in (("objects", found.attributes), ("sample cursors", found.samplers)):
         # The tables of files show the tensors.
-        shown = {name: value for name, value in document[key].items() if not readable.only_tensors(value)}
+        shown = {name: value for name, value in values.items() if not comparison.only_tensors(value)}
         if shown:
-            lines = (f"{name} = {readable.text(value)}" for name, value in shown.items())
+            lines = (f"{name} = {comparison.text(value)}" for name, value in shown.items())
             yield printer.section(title, printer.plain("\n".join(lines)))
-    if document["random"] is not None:
-        yield printer.section("random streams", printer.plain(readable.text(document["random"])))
+    if found.random is not None:
+        yield printer.section("random streams", printer.plain(comparison.text(found.random)))
 
 
 def add_diff(parser: argparse.ArgumentParser) -> None:
@@ -293,28 +245,13 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
 
 def _diff(arguments: argparse.Namespace) -> int:
     storage = _open_root(arguments)
-    a, b = catalog.find(storage, arguments.a), catalog.find(storage, arguments.b)
-    with printer.progress("comparing", verify.total_bytes(storage, (a, b))) as advance:
-        found, unchanged = compare.compare(storage, a, b, advance)
-    differences = [vars(each) for each in found]
-    document = {
-        "root": storage.url,
-        "a": a.name,
-        "b": b.name,
-        "differences": differences,
-        "unchanged": unchanged,
-    }
-    text: list[RenderableType] = [
-        Text(f"{a.name} → {b.name}", "bold"),
-        *_table(differences, *_OF_A_DIFFERENCE),
-    ]
-    text += ["", f"{counted(unchanged, 'tensor')} unchanged"]
-    printer.put(document, text, as_json=arguments.json)
+    a, b = (inspection.find(storage, name) for name in (arguments.a, arguments.b))
+    entries = (inspection.entry(storage, commit) for commit in (a, b))
+    with printer.progress("comparing", sum(each.bytes for each in entries if each is not None)) as advance:
+        found = comparison.compare(storage, a, b, advance)
+    text = [Text(f"{a.name} → {b.name}", "bold"), *_table(found.differences, "name", "change", "largest")]
+    printer.put(found, [*text, "", f"{counted(found.unchanged, 'tensor')} unchanged"], as_json=arguments.json)
     return 0
-
-
-def _tensor(spec: TensorSpec) -> Document:
-    return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "bytes": spec.nbytes}
 
 
 # -- prune ---------------------------------------------------------------------------------------------
@@ -350,46 +287,40 @@ def _prune(arguments: argparse.Namespace) -> int:
         return _prune_near(arguments)
     storage = _open_root(arguments)
     keep = Keep(arguments.keep_last, arguments.keep_period, arguments.keep_within, arguments.keep_best)
-    plan = prune.plan(storage, keep, SYSTEM_CLOCK)
-    newest = [entry.id for entry in plan.keep[:1]]
-    with printer.progress("verifying the newest commit", verify.total_bytes(storage, newest)) as advance:
-        prune.check_one_is_intact(storage, plan, advance)
-    gone = [*plan.delete, *plan.leftovers]
-    if (gone or plan.aside) and not _agreed(arguments, _pruned(_pruning(storage, plan, gone, dry_run=True))):
+    plan = inspection.plan_pruning(storage, keep, SYSTEM_CLOCK)
+    newest = inspection.entry(storage, inspection.find(storage, plan.kept[0])) if plan.kept else None
+    with printer.progress("verifying the newest commit", newest.bytes if newest else 0) as advance:
+        inspection.check_one_is_intact(storage, plan, advance)
+    if (plan.deleted or plan.aside) and not _agreed(arguments, _pruned(plan)):
         return 1
     if not arguments.dry_run:
-        gone = list(prune.delete(storage, plan))
-    document = _pruning(storage, plan, gone, dry_run=arguments.dry_run)
-    printer.put(document, _pruned(document), as_json=arguments.json)
+        plan = inspection.prune(storage, plan)
+    printer.put(plan, _pruned(plan), as_json=arguments.json)
     return 0
 
 
-def _pruning(storage: Storage, plan: prune.Plan, gone: Sequence[Entry], *, dry_run: bool) -> Document:
-    return {
-        "root": storage.url,
-        "dry_run": dry_run,
-        "deleted": [_commit(entry) for entry in gone],
-        "leftovers": [entry.id.name for entry in gone if entry in plan.leftovers],
-        "aside": _aside(plan.aside, left_over=True),
-        "kept": [entry.id.name for entry in plan.keep],
-        "untouched": [_commit(entry) for entry in plan.untouched],
-        "bytes_freed": sum(entry.nbytes for entry in gone) + sum(file.nbytes for file in plan.aside),
-    }
+def _pruned(plan: Pruning) -> Iterator[str]:
+    verb = "would delete" if plan.dry_run else "deleted"
+    for each in plan.deleted:
+        incomplete = ", which was never completed" if each.commit in plan.leftovers else ""
+        yield f"{verb} {each.commit}, {printer.size(each.bytes)}{incomplete}"
+    for each in plan.untouched:
+        reason = f": {each.reason}" if each.reason else ""
+        yield f"left {each.commit}, which is {each.state}{reason}"
+    if plan.aside:
+        yield f"{verb} files of ended processes: {_files(plan.aside)}"
+    yield f"kept: {', '.join(plan.kept) or 'none'}"
+    yield f"{verb} {counted(len(plan.deleted), 'commit')}, {printer.size(plan.bytes_freed)}"
 
 
-def _pruned(document: Document) -> Iterator[str]:
-    verb = "would delete" if document["dry_run"] else "deleted"
-    for each in document["deleted"]:
-        incomplete = ", which was never completed" if each["commit"] in document["leftovers"] else ""
-        yield f"{verb} {each['commit']}, {printer.size(each['bytes'])}{incomplete}"
-    for each in document["untouched"]:
-        reason = f": {each['reason']}" if each["reason"] else ""
-        yield f"left {each['commit']}, which is {each['state']}{reason}"
-    if aside := document["aside"]:
-        size = printer.size(sum(file["bytes"] for file in aside))
-        yield f"{verb} files of ended processes: {counted(len(aside), 'file')}, {size}"
-    yield f"kept: {', '.join(document['kept']) or 'none'}"
-    yield f"{verb} {counted(len(document['deleted']), 'commit')}, {printer.size(document['bytes_freed'])}"
+@dataclass(frozen=True)
+class NearPruning:
+    """The near roots that are deleted, or would be, and those that a process uses."""
+
+    dry_run: bool
+    deleted: list[place.NearRoot]
+    in_use: list[place.NearRoot]
+    bytes_freed: int
 
 
 def _prune_near(arguments: argparse.Namespace) -> int:
@@ -397,29 +328,25 @@ def _prune_near(arguments: argparse.Namespace) -> int:
     near = "auto" if setting == "off" else setting
     only = None if arguments.url is None else place.folder(near, place.named(arguments.url))
     roots = [each for each in place.roots(near) if only is None or each.path == only]
-    gone = [each for each in roots if not each.in_use]
-
-    def document(*, dry_run: bool) -> Document:
-        freed = sum(each.nbytes for each in gone)
-        in_use = [each for each in roots if each not in gone]
-        return {"dry_run": dry_run, "deleted": gone, "in_use": in_use, "bytes_freed": freed}
-
-    if gone and not _agreed(arguments, _pruned_near(document(dry_run=True))):
+    idle = [each for each in roots if not each.in_use]
+    plan = NearPruning(True, idle, [each for each in roots if each.in_use], sum(each.nbytes for each in idle))
+    if idle and not _agreed(arguments, _pruned_near(plan)):
         return 1
     if not arguments.dry_run:
-        gone = [each for each in gone if place.remove(each.path)]
-    made = document(dry_run=arguments.dry_run)
-    printer.put(made, _pruned_near(made), as_json=arguments.json)
+        gone = [each for each in idle if place.remove(each.path)]
+        in_use = [each for each in roots if each not in gone]
+        plan = NearPruning(False, gone, in_use, sum(each.nbytes for each in gone))
+    printer.put(plan, _pruned_near(plan), as_json=arguments.json)
     return 0
 
 
-def _pruned_near(document: Document) -> Iterator[str]:
-    verb = "would delete" if document["dry_run"] else "deleted"
-    for what, key in ((verb, "deleted"), ("left, since a process uses it:", "in_use")):
-        for root in document[key]:
+def _pruned_near(plan: NearPruning) -> Iterator[str]:
+    verb = "would delete" if plan.dry_run else "deleted"
+    for what, roots in ((verb, plan.deleted), ("left, since a process uses it:", plan.in_use)):
+        for root in roots:
             of = f"{printer.size(root.nbytes)} of {root.url or 'an unknown root'}"
             yield f"{what} {root.path}: {of}, last used {_age(root.used)} ago"
-    yield f"{verb} {counted(len(document['deleted']), 'near root')}, {printer.size(document['bytes_freed'])}"
+    yield f"{verb} {counted(len(plan.deleted), 'near root')}, {printer.size(plan.bytes_freed)}"
 
 
 def _agreed(arguments: argparse.Namespace, plan: Iterable[str]) -> bool:
@@ -464,7 +391,7 @@ def _export(arguments: argparse.Namespace) -> int:
     if file.suffix != ".keras" and arguments.model_config is not None:
         arguments.refuse("--model-config is for a .keras file only")
     storage = _open_root(arguments)
-    commit = catalog.find(storage, arguments.commit)
+    commit = inspection.find(storage, arguments.commit)
     names = _exporter(arguments)(storage, commit, arguments.only, file, force=arguments.force)
     size = file.stat().st_size
     document = {"root": storage.url, "commit": commit.name, "attributes": names, "file": file, "bytes": size}

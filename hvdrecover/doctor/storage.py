@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from hvdrecover import config
+from hvdrecover.checkpoint import inspection
 from hvdrecover.checkpoint.arena import Bytes, allocate
 from hvdrecover.checkpoint.claims import Claims
-from hvdrecover.checkpoint.inspection import catalog
 from hvdrecover.checkpoint.near import place, room
 from hvdrecover.checkpoint.near.room import Room
 from hvdrecover.checkpoint.settings import Keep
@@ -53,13 +53,11 @@ class Trial:
     def look(self) -> dict[str, Any]:
         """Return the contents of the root; ``docs/doctor.md`` describes the keys."""
         try:
-            entries = catalog.entries(self._storage)
+            entries = inspection.entries(self._storage)
         except UnknownCommitError:  # the root does not exist yet
             entries = []
-        usable = next((entry for entry in entries if entry.is_whole and entry.manifest), None)
-        newest = None
-        if usable is not None and (manifest := usable.manifest) is not None:
-            newest = {"commit": usable.id.name, "time": manifest.time, "bytes": usable.nbytes}
+        usable = next((entry for entry in entries if entry.is_whole), None)
+        newest = usable and {"commit": usable.commit, "time": usable.time, "bytes": usable.bytes}
         root = Path(self.url.removeprefix("file://"))
         local = [root, *root.parents] if self.url.startswith("file://") else []
         existing = next((folder for folder in local if folder.exists()), None)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdrecover.checkpoint.arena import Bytes, allocate
+from hvdrecover.checkpoint.comparison import decode
 from hvdrecover.checkpoint.digest import Digest, digest, digest_numbers
-from hvdrecover.checkpoint.inspection.compare import decode
 from hvdrecover.checkpoint.layout import ITEM_BYTES, TensorSpec
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.state.adapter import World

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hvdrecover.checkpoint import values
+from hvdrecover.checkpoint import inspection, values
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import catalog, readable
+from hvdrecover.checkpoint.comparison import holds_tensors
 from hvdrecover.checkpoint.reader import read_commit, read_newest
 from hvdrecover.checkpoint.retrying import retrying
 from hvdrecover.checkpoint.snapshot import Snapshot
@@ -86,7 +86,7 @@ def load(
     storage = open_storage(url)
     snapshot = _read(storage, commit, set(wanted))
     where = f"{storage.url}/{snapshot.id}"
-    structures, cursors = catalog.attributes(snapshot.state, where), catalog.samplers(snapshot.state, where)
+    structures, cursors = snapshot.attributes, snapshot.samplers
     chosen = {name: structures[name] for name in wanted if name in structures}
     contents = Contents(framework, wanted, set())
     state = {"attributes": chosen, "samplers": {}, "own": snapshot.state.get("own", {})}
@@ -95,7 +95,7 @@ def load(
     differences = contents.load(state, snapshot.arenas, where, strict=strict, give=True)
     for line in differences:
         logger.warning("not loaded from %s: %s", where, line)
-    plain = {name: value for name, value in structures.items() if not readable.holds_tensors(value)}
+    plain = {name: value for name, value in structures.items() if not holds_tensors(value)}
     return Loaded(
         commit=snapshot.id,
         finished=snapshot.finished,
@@ -120,9 +120,9 @@ def _refuse_others(framework: Framework, wanted: Mapping[str, Any]) -> None:
 
 def _read(storage: Storage, commit: str | int | CommitId | None, only: set[str]) -> Snapshot:
     if commit is not None:
-        found = catalog.find(storage, str(commit))
+        found = inspection.find(storage, str(commit))
         return retrying(SYSTEM_CLOCK)(read_commit, storage, found, only)
-    catalog.commits(storage)  # whether there is a root at all
+    inspection.commits(storage)  # whether there is a root at all
 
     def skipped(passed_over: CommitId, reason: str, error: CheckpointError | None) -> None:
         if error is not None:  # and not merely one that is being written

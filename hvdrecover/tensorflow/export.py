@@ -10,8 +10,8 @@ from pathlib import Path
 import keras
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import catalog, readable
-from hvdrecover.checkpoint.inspection.export import chosen, written_aside
+from hvdrecover.checkpoint.comparison import only_tensors
+from hvdrecover.checkpoint.export import chosen, written_aside
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.errors import ExportError, MismatchError
@@ -60,9 +60,9 @@ def to_keras(
     model = _make(model_config)
     with written_aside(path, force=force) as aside:
         snapshot = read_commit(storage, commit, {name})
-        chosen(snapshot.state, [name], url)
-        structures = catalog.attributes(snapshot.state, url)
-        if not readable.only_tensors(structures.get(name)):
+        chosen(snapshot, [name], url)
+        structures = snapshot.attributes
+        if not only_tensors(structures.get(name)):
             raise ExportError(url, f"the commit's '{name}' is not a model; name one with --only")
         state = {"attributes": {name: structures[name]}, "samplers": {}}
         try:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import catalog
-from hvdrecover.checkpoint.inspection.export import chosen, written_aside
+from hvdrecover.checkpoint.export import chosen, written_aside
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import Storage
@@ -51,7 +50,7 @@ def to_torch(
     url = f"{storage.url}/{commit.name}"
     with written_aside(path, force=force) as aside:
         snapshot = read_commit(storage, commit, only or None)
-        names = chosen(snapshot.state, only, url)
+        names = chosen(snapshot, only, url)
         exported = _exported(snapshot, names, url)
         with aside.open("xb") as file:
             torch.save(exported, file)
@@ -59,7 +58,7 @@ def to_torch(
 
 
 def _exported(snapshot: Snapshot, names: Sequence[str], url: str) -> dict[str, Any]:
-    cursors, structures = catalog.samplers(snapshot.state, url), catalog.attributes(snapshot.state, url)
+    cursors, structures = snapshot.samplers, snapshot.attributes
     framework, exported, refused = TorchFramework(), {}, []
     for name in names:
         try:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from hvdrecover.checkpoint import export
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import export
 from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import CorruptCheckpointError, ExportError, StorageError

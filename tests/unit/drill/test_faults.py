@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from hvdrecover.checkpoint import inspection
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import catalog
 from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.drill import faults
@@ -49,7 +49,7 @@ def test_a_spoilt_commit_is_quarantined_and_the_one_before_is_loaded(run: Script
     assert newest == CommitId(1, 3)
     faults.spoil(run.root / newest.name)
     assert_is(load_newest(store), make_snapshot(1, 2))
-    (entry,) = (each for each in catalog.entries(storage) if each.id == newest)
+    (entry,) = (each for each in inspection.entries(storage) if each.id == newest)
     assert (entry.state, "digest" in (entry.reason or "")) == ("quarantined", True)
     assert faults.complete(run)[0] == CommitId(1, 2)
 

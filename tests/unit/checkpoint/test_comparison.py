@@ -1,17 +1,23 @@
-"""The differences between two commits."""
+"""The content of commits as text, and the differences between two commits."""
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from hvdrecover.checkpoint import comparison
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import compare
 from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.values import encode
+from hvdrecover.redaction import printable
+from tests.unit.checkpoint import golden
 from tests.unit.checkpoint.roots import content, make_store
 
 CODES = {
@@ -24,7 +30,9 @@ A, B = CommitId(1, 1), CommitId(1, 2)
 def measured(a, b, code=None):
     """Return how many elements differ, how many of them are not finite, and the largest difference."""
     a, b = np.atleast_1d(np.asarray(a)), np.atleast_1d(np.asarray(b))
-    return compare.measure(code or CODES[a.dtype], a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8))
+    return comparison.measure(
+        code or CODES[a.dtype], a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)
+    )
 
 
 def test_the_largest_difference_of_the_elements():
@@ -60,7 +68,7 @@ def test_types_that_numpy_lacks_are_compared_by_value(code):
 
 def test_the_extremes_of_the_small_types():
     every = np.arange(256, dtype=np.uint8)
-    e4m3, e5m2 = compare.decode(every, "F8_E4M3"), compare.decode(every, "F8_E5M2")
+    e4m3, e5m2 = comparison.decode(every, "F8_E4M3"), comparison.decode(every, "F8_E5M2")
     assert np.nanmax(e4m3) == 448
     assert np.isnan(e4m3).sum() == 2
     assert (e4m3[1], e4m3[0x81], e4m3[8]) == (2**-9, -(2**-9), 2**-6)
@@ -69,7 +77,7 @@ def test_the_extremes_of_the_small_types():
 
 
 def test_a_tensor_of_many_chunks_is_compared_whole(monkeypatch):
-    monkeypatch.setattr(compare, "CHUNK", 7)
+    monkeypatch.setattr(comparison, "CHUNK", 7)
     a = np.linspace(-1, 1, 100)
     b = a.copy()
     b[[3, 50, 99]] += [0.5, 0.25, 0.125]
@@ -125,8 +133,8 @@ def storage(root):
 
 def test_the_difference_of_two_commits(storage):
     before, told = content(storage), []
-    found, unchanged = compare.compare(storage, A, B, told.append)
-    assert [(each.name, each.change, each.largest) for each in found] == [
+    found = comparison.compare(storage, A, B, told.append)
+    assert [(each.name, each.change, each.largest) for each in found.differences] == [
         ("extra.x", "removed F32[4]", None),
         ("model.gone", "removed F32[4]", None),
         ("model.leapt", "1 of 4 elements, 1 not finite", 0.0),
@@ -138,6 +146,90 @@ def test_the_difference_of_two_commits(storage):
         ("config.more", "(none) → None", None),
         ("sampler.epoch", "1 → 2", None),
     ]
-    assert unchanged == 1
+    assert found.unchanged == 1
     assert sum(told) == sum(len(data) for path, data in before.items() if path.endswith(".safetensors"))
     assert content(storage) == before
+
+
+# -- plain objects as text -----------------------------------------------------------------------------
+
+
+TEXTS = {
+    "z first": "1",
+    "a later": "[None, True, 1180591620717411303424, 0.1, -0.0, 'ü']",
+    "infinite": "inf",
+    "complex": "(1-2j)",
+    "bytes": r"b'\x00\xff'",
+    "tuple": "(1, (2,))",
+    "frozenset": "frozenset(2)",
+    "deque": "deque([1, 2], 2)",
+    "keys": "{1: 'one', (2, 3): 'pair', '$tag': 'text'}",
+    "ordered": "ordereddict(['b', 1], ['a', 2])",
+    "counter": "counter(['a', 2], ['b', 1])",
+    "array": "array([[0, 1], [2, 3]], dtype='>i2')",
+    "scalar": "np.float32(0.5)",
+    "path": "PosixPath('/data/run')",
+    "date": "datetime.date(2024, 2, 29)",
+    "enum": "Phase.TRAIN",
+    "flags": "Access.READ|WRITE",
+    "named": "Point(1, 2)",
+    "dataclass": "Schedule(rate=0.1, steps=[1, 2])",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_value_reads_as_in_python(name):
+    assert comparison.text(encode(golden.OBJECTS[name], "")) == TEXTS[name]
+
+
+def test_nothing_that_a_terminal_obeys_gets_through():
+    hostile = "\x1b[2J\x07\r\u202e\u0085"
+    value = {
+        hostile: [hostile, {"$enum": [f"m:{hostile}", hostile]}],
+        "$": 1,
+        "d": {"$dataclass": [hostile, {hostile: {"$tensor": hostile}}, {}]},
+    }
+    assert comparison.text(value).isprintable()
+    assert printable(hostile).isprintable()
+    assert printable("plain ü") == "plain ü"
+    paths = comparison.differences(value, {**value, "d": 0, hostile: [1, 2]})
+    assert all(path.isprintable() for path in paths)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text() | st.integers(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(st.text(), inner)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["$tuple", "$dict", "$enum", "$dataclass", "$deque", "$numpy", "$int", "$tensor"]
+                ),
+                inner,
+                min_size=1,
+                max_size=2,
+            )
+        ),
+    )
+)
+def test_any_json_has_a_text_that_is_printable(value):
+    value = json.loads(json.dumps(value))
+    assert comparison.text(value).isprintable()
+    assert comparison.differences(value, None) in ({"": (comparison.shortened(value), "None")}, {})
+
+
+def test_differences_name_the_way_to_each():
+    a = {"group": [{"lr": 0.1, "betas": {"$tuple": [0.9, 0.99]}}], "keys": {"$dict": [[1, "x"], [2, "y"]]}}
+    b = {"group": [{"lr": 0.2, "betas": {"$tuple": [0.9, 0.9]}}], "keys": {"$dict": [[1, "x"], [3, "y"]]}}
+    assert comparison.differences(a, b) == {
+        "group[0].lr": ("0.1", "0.2"),
+        "group[0].betas": ("(0.9, 0.99)", "(0.9, 0.9)"),
+        "keys[2]": ("'y'", None),
+        "keys[3]": (None, "'y'"),
+    }
+    assert comparison.differences({"a": 1}, {"a": True}) == {"a": ("1", "True")}
+
+
+def test_tensors_that_come_and_go_are_no_differences_of_objects():
+    assert comparison.differences({"w": {"$tensor": "w"}, "n": 1}, {"v": [{"$tensor": "v"}], "n": 1}) == {}

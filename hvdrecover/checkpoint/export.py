@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from hvdrecover.checkpoint import layout
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.inspection import catalog, readable
+from hvdrecover.checkpoint.comparison import only_tensors
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.reader import read_commit
-from hvdrecover.checkpoint.root import read_manifest
+from hvdrecover.checkpoint.root import read_layout, read_manifest
+from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import Storage, failures
-from hvdrecover.checkpoint.values import Json
 from hvdrecover.errors import ExportError
 
 
@@ -44,10 +45,21 @@ def to_safetensors(
         FormatVersionError: it is of a newer format.
         StorageError: the storage failed, or the file could not be written.
     """
-    manifest = read_manifest(storage, commit)
-    names = chosen(manifest.state, only, f"{storage.url}/{commit.name}")
-    _refuse_other_than_tensors(storage, manifest, names)
-    sources = _sources(storage, manifest, names)
+    manifest, url = read_manifest(storage, commit), f"{storage.url}/{commit.name}"
+    names = chosen(manifest, only, url)
+    pure = [name for name, value in manifest.attributes.items() if only_tensors(value)]
+    if others := [name for name in names if name not in pure]:
+        remedy = f"name one that does with --only ({', '.join(pure)})" if pure else "none of this commit does"
+        raise ExportError(
+            url,
+            f"a safetensors file can hold tensors and nothing else, and so can't hold {', '.join(others)}; "
+            f"export to a .pt file, or {remedy}",
+        )
+    sources: dict[str, dict[str, TensorSpec]] = {}  # by attribute and name: the tensor in the new file
+    for name in names:
+        prefix = f"{name}." if len(names) > 1 else ""
+        specs = read_layout(storage, commit, manifest.by_attribute[name]).specs
+        sources[name] = {spec.name: replace(spec, name=prefix + spec.name) for spec in specs}
     planned = layout.plan([spec for named in sources.values() for spec in named.values()])
     with written_aside(path, force=force) as aside, aside.open("xb") as file:
         file.truncate(planned.nbytes)
@@ -60,19 +72,18 @@ def to_safetensors(
     return names
 
 
-def chosen(state: Mapping[str, Json], only: Sequence[str], url: str) -> list[str]:
+def chosen(commit: Manifest | Snapshot, only: Sequence[str], url: str) -> list[str]:
     """Return the attributes that a user names, in the order of the commit; all, if none is named.
 
     Args:
-        state: the commit's.
-        only: their names; empty for all.
-        url: the commit, for errors.
+        commit: the commit, with or without its tensors.
+        only: the names of attributes; empty for all.
+        url: the commit's URL, for errors.
 
     Raises:
         ExportError: the commit has no attribute of that name.
-        CorruptCheckpointError: the state is malformed.
     """
-    there = [*catalog.attributes(state, url), *catalog.samplers(state, url)]
+    there = [*commit.attributes, *commit.samplers]
     for name in only:
         if name not in there:
             raise ExportError(url, f"the commit has no attribute '{name}'; it has {', '.join(there)}")
@@ -102,33 +113,6 @@ def written_aside(path: Path, *, force: bool) -> Iterator[Path]:
             _sync(path.parent)
         finally:
             aside.unlink(missing_ok=True)
-
-
-def _sources(storage: Storage, manifest: Manifest, names: Sequence[str]) -> dict[str, dict[str, TensorSpec]]:
-    """Return, by attribute and tensor, the name in the file, the dtype and the shape."""
-    entries = manifest.by_attribute
-    sources: dict[str, dict[str, TensorSpec]] = {}
-    for attribute in names:
-        prefix = f"{attribute}." if len(names) > 1 else ""
-        specs = catalog.layout_of(storage, manifest.id, entries[attribute]).specs
-        sources[attribute] = {
-            spec.name: TensorSpec(prefix + spec.name, spec.dtype, spec.shape) for spec in specs
-        }
-    return sources
-
-
-def _refuse_other_than_tensors(storage: Storage, manifest: Manifest, names: Sequence[str]) -> None:
-    url = f"{storage.url}/{manifest.id.name}"
-    attributes = catalog.attributes(manifest.state, url)
-    others = [name for name in names if not readable.only_tensors(attributes.get(name))]
-    if others:
-        pure = [name for name in attributes if readable.only_tensors(attributes[name])]
-        remedy = f"name one that does with --only ({', '.join(pure)})" if pure else "none of this commit does"
-        raise ExportError(
-            url,
-            f"a safetensors file can hold tensors and nothing else, and so can't hold {', '.join(others)}; "
-            f"export to a .pt file, or {remedy}",
-        )
 
 
 def _refuse_existing(path: Path, force: bool) -> None:

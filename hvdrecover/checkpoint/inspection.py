@@ -1,0 +1,440 @@
+"""The commands' view of a checkpoint root, from outside the job that writes it: list, show, verify, prune.
+
+Only `prune` changes anything. The results are dataclasses; their fields are the keys of ``--json``, which
+docs/commands.md describes. A commit that is listed as complete may still have a damaged data file, which only
+`verify` finds. All functions raise `UnknownCommitError` for a folder that is no checkpoint root, and
+`StorageError` if the storage failed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from hvdrecover.checkpoint import claims, root
+from hvdrecover.checkpoint.arena import allocate
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.digest import Digest
+from hvdrecover.checkpoint.manifest import FILE_NAME, FileEntry, Manifest
+from hvdrecover.checkpoint.retention import Pruner, delete_commit, incomplete, is_of_before, metric_of
+from hvdrecover.checkpoint.settings import Keep
+from hvdrecover.checkpoint.storage import Storage, Temporary
+from hvdrecover.checkpoint.values import Json
+from hvdrecover.clock import Clock
+from hvdrecover.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    FormatVersionError,
+    IncompleteCommitError,
+    StorageError,
+    UnknownCommitError,
+)
+from hvdrecover.process_identity import has_ended
+from hvdrecover.redaction import redact
+
+State = Literal["complete", "finished", "quarantined", "incomplete", "broken", "newer format"]
+WHOLE = ("complete", "finished")  # states from which a job can resume
+PIECE = 1 << 26  # bytes that are verified at a time, so verifying takes little memory
+
+Advance = Callable[[int], None]
+"""Called with the number of bytes that have just been read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One commit of a root. What its manifest says is None if that cannot be read.
+
+    Attributes:
+        state: ``complete``; ``finished``, if the run ended there; ``quarantined``, if a job found it broken;
+            ``incomplete``, if it has no manifest, since it is being written or its writer was killed;
+            ``broken``, if its manifest cannot be read; ``newer format``.
+        reason: why it is quarantined, broken or of a newer format; else None.
+        intact: whether every byte is as it was written; None if it was not verified.
+        problems: the broken files and what is wrong with them; None if it was not verified.
+    """
+
+    commit: str
+    generation: int
+    number: int
+    time: float | None = None
+    bytes: int
+    world_size: int | None = None
+    versions: Mapping[str, str] | None = None
+    state: State
+    reason: str | None = None
+    intact: bool | None = None
+    problems: Mapping[str, str] | None = None
+
+    @property
+    def id(self) -> CommitId:
+        """The commit."""
+        return CommitId(self.generation, self.number)
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether a job can resume from it, as far as its manifest shows."""
+        return self.state in WHOLE
+
+
+# -- listing and finding -------------------------------------------------------------------------------
+
+
+def commits(storage: Storage) -> list[CommitId]:
+    """Return the commits of a root, newest first; none if a job has just begun."""
+    if found := root.commits(storage):
+        return found
+    names = storage.names()
+    if root.CLAIMS in names:
+        return []
+    if not names:
+        problem = "there is no checkpoint root here: the folder does not exist, or is empty. Check the URL"
+    elif FILE_NAME in names:
+        problem = "this is one commit of a checkpoint root; name the folder above it, and the commit after it"
+    else:
+        problem = f"this is not a checkpoint root: it holds no commits, but '{names[0]}'. Check the URL"
+    raise UnknownCommitError(storage.url, problem, [])
+
+
+def entries(storage: Storage) -> list[Entry]:
+    """Return the commits of a root, newest first; skip those that are deleted meanwhile."""
+    return [each for commit in commits(storage) if (each := entry(storage, commit)) is not None]
+
+
+def find(storage: Storage, wanted: str | None) -> CommitId:
+    """Return the commit that a user names.
+
+    Args:
+        storage: the root.
+        wanted: a commit's name, such as ``g0003-c00000120``, or its number alone, such as ``120``; None for
+            the newest complete commit.
+
+    Raises:
+        UnknownCommitError: no commit matches, or several have this number.
+    """
+    found = commits(storage)
+    if wanted is None:
+        for commit in found:
+            if root.is_complete(storage, commit):
+                return commit
+        raise UnknownCommitError(storage.url, "it holds no complete commit yet", [])
+    by_name = [commit for commit in found if commit.name == wanted]
+    matches = by_name or [commit for commit in found if wanted.isascii() and wanted == str(commit.commit)]
+    if len(matches) == 1:
+        return matches[0]
+    names = [commit.name for commit in matches or found]
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    if matches:
+        problem = f"several commits have the number {wanted}: {shown}. Give the whole name"
+    else:
+        problem = f"it holds no commit '{redact(wanted)}'; it holds {shown or 'none at all yet'}"
+    raise UnknownCommitError(storage.url, problem, names)
+
+
+def entry(storage: Storage, commit: CommitId) -> Entry | None:
+    """Return the facts of one commit; None if it has no folder."""
+    try:
+        names = storage.names(commit.name)
+        nbytes = sum(storage.size(f"{commit.name}/{name}") or 0 for name in names)
+        state, reason, manifest = _judge(storage, commit, names)
+    except StorageError:
+        if not root.is_complete(storage, commit):
+            return None  # deleted meanwhile
+        raise
+    if not names:
+        return None
+    return Entry(
+        commit=commit.name,
+        generation=commit.generation,
+        number=commit.commit,
+        time=manifest.time if manifest else None,
+        bytes=nbytes,
+        world_size=manifest.world_size if manifest else None,
+        versions=manifest.versions if manifest else None,
+        state=state,
+        reason=reason,
+    )
+
+
+def _judge(
+    storage: Storage, commit: CommitId, names: Sequence[str]
+) -> tuple[State, str | None, Manifest | None]:
+    try:
+        manifest = root.read_manifest(storage, commit)
+    except IncompleteCommitError:
+        return "incomplete", None, None
+    except CorruptCheckpointError as error:
+        return "broken", root.reason(storage, commit, error), None
+    except FormatVersionError as error:
+        return "newer format", root.reason(storage, commit, error), None
+    if root.QUARANTINE in names:
+        return "quarantined", _note(storage, root.quarantine_path(commit)), manifest
+    return "finished" if manifest.finished else "complete", None, manifest
+
+
+def _note(storage: Storage, path: str) -> str:
+    try:
+        note: Any = json.loads(root.read_note(storage, path))
+        return str(note["reason"])
+    except (ValueError, KeyError, TypeError, RecursionError, StorageError):
+        return "the note with the reason cannot be read"
+
+
+# -- ls ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Aside:
+    """A file that is still being written, or was left over: no process can complete it any more."""
+
+    path: str
+    bytes: int
+    left_over: bool
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The content of a root; ``leftovers`` names the commits that will never be completed."""
+
+    root: str
+    commits: list[Entry]
+    leftovers: list[str]
+    aside: list[Aside]
+
+
+def look(storage: Storage) -> Listing:
+    """List the content of a root; only manifests are read."""
+    found, before = entries(storage), _being_written(storage)
+    begun, _ = incomplete(storage, before)
+    try:
+        temporaries = storage.temporaries()
+    except StorageError:  # some stores let users read files, and not list uploads
+        temporaries = []
+    return Listing(
+        root=storage.url,
+        commits=found,
+        leftovers=[each.commit for each in found if each.state == "incomplete" and each.id in begun],
+        aside=[Aside(each.path, each.nbytes, _is_left_over(each, before)) for each in temporaries],
+    )
+
+
+def _is_left_over(file: Temporary, before: int) -> bool:
+    return before > 0 and is_of_before(file.folder, before)
+
+
+def _being_written(storage: Storage) -> int:
+    """Return the generation that may be being written; 0 without any claim. No earlier one is written."""
+    owner = claims.owner(claims.deciding(storage, claims.among(storage.names(root.CLAIMS))))
+    if owner is None:
+        return 0
+    # The successor of a process that has ended claims a later generation first.
+    return owner.generation + 1 if has_ended(owner.process) else owner.generation
+
+
+# -- show ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a file; see `hvdrecover.checkpoint.layout.TensorSpec`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class File:
+    """One data file and the tensors in it."""
+
+    name: str
+    size: int
+    digest: str
+    tensors: list[Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents(Entry):
+    """One commit with its contents, but the bytes of its tensors."""
+
+    root: str
+    written: str
+    writer: Mapping[str, Any]
+    dataset: Mapping[str, Any] | None
+    files: list[File]
+    attributes: Mapping[str, Json]
+    samplers: Mapping[str, Json]
+    random: Json
+
+
+def look_into(storage: Storage, commit: CommitId) -> Contents:
+    """Read a commit's manifest and the headers of its files, and check no digest of a file.
+
+    Raises:
+        CorruptCheckpointError: the manifest, a file's size or a header is wrong.
+        FormatVersionError: it is of a newer format.
+    """
+    manifest, facts = root.read_manifest(storage, commit), entry(storage, commit)
+    if facts is None:
+        raise CorruptCheckpointError(f"{storage.url}/{commit.name}", "it has just been deleted")
+    files = []
+    for file in manifest.files:
+        specs = root.read_layout(storage, commit, file).specs
+        tensors = [Tensor(spec.name, spec.dtype, spec.shape, spec.nbytes) for spec in specs]
+        files.append(File(file.name, file.size, file.digest, tensors))
+    return Contents(
+        **vars(facts),
+        root=storage.url,
+        written=datetime.datetime.fromtimestamp(manifest.time).astimezone().isoformat(" ", "seconds"),
+        writer=manifest.writer,
+        dataset=manifest.dataset,
+        files=files,
+        attributes=manifest.attributes,
+        samplers=manifest.samplers,
+        random=manifest.state.get("random"),
+    )
+
+
+# -- verify --------------------------------------------------------------------------------------------
+
+
+def verify(storage: Storage, found: Entry, advance: Advance) -> Entry:
+    """Read every byte of a commit, and compare it with the digests of the manifest."""
+    problems: dict[str, str] = {}
+
+    def note(error: Exception) -> None:
+        file, _, problem = root.reason(storage, found.id, error).partition(": ")
+        problems[file] = problem
+
+    files: tuple[FileEntry, ...] = ()
+    try:
+        files = root.read_manifest(storage, found.id).files
+    except (CorruptCheckpointError, FormatVersionError) as error:
+        note(error)
+    for file in files:
+        try:
+            _verify_file(storage, found.id, file, advance)
+        except CorruptCheckpointError as error:
+            note(error)
+    return replace(found, intact=not problems, problems=problems)
+
+
+def _verify_file(storage: Storage, commit: CommitId, file: FileEntry, advance: Advance) -> None:
+    path = f"{commit.name}/{file.name}"
+    root.read_layout(storage, commit, file)  # checks size and header
+    buffer, found, position = allocate(min(PIECE, file.size)), Digest(), 0
+    while position < file.size:
+        piece = buffer[: file.size - position]
+        count = storage.read_into(path, piece, position).size
+        if count < len(piece):
+            raise CorruptCheckpointError(f"{storage.url}/{path}", "the file became shorter while it was read")
+        found.update(piece)
+        position += count
+        advance(count)
+    if found.hex() != file.digest:
+        raise CorruptCheckpointError(
+            f"{storage.url}/{path}", "the file's content does not match the manifest's digest"
+        )
+
+
+def verify_all(storage: Storage, wanted: Sequence[Entry], advance: Advance) -> list[Entry]:
+    """Verify commits in the given order; skip those that a running job deletes meanwhile."""
+    verified = [verify(storage, each, advance) for each in wanted]
+    return [each for each in verified if each.intact or storage.names(each.commit)]
+
+
+# -- prune ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """The deletions that pruning makes, or would make.
+
+    Attributes:
+        deleted: commits that the rules do not keep, oldest first; then the leftovers.
+        kept: names of the good commits that the rules keep, newest first.
+        untouched: commits that pruning never touches: those that are incomplete and may be being written, and
+            those that are broken, quarantined or of a newer format.
+    """
+
+    root: str
+    dry_run: bool
+    deleted: list[Entry]
+    leftovers: list[str]
+    aside: list[Aside]
+    kept: list[str]
+    untouched: list[Entry]
+    bytes_freed: int
+
+
+def plan_pruning(storage: Storage, keep: Keep, clock: Clock) -> Pruning:
+    """Decide what to delete, by the rules of a job's retention; changes nothing.
+
+    Raises:
+        ConfigError: no commit has the number that ``keep.best`` goes by.
+    """
+    unwanted = Pruner(storage, keep, clock).expired()
+    listing = look(storage)
+    good = [each for each in listing.commits if each.is_whole]
+    _check_metric(storage, good, keep)
+    begun = [each for each in listing.commits if each.commit in listing.leftovers]
+    deleted = [*(each for each in reversed(good) if each.id in unwanted), *begun]
+    aside = [each for each in listing.aside if each.left_over]
+    return Pruning(
+        root=storage.url,
+        dry_run=True,
+        deleted=deleted,
+        leftovers=listing.leftovers,
+        aside=aside,
+        kept=[each.commit for each in good if each.id not in unwanted],
+        untouched=[each for each in listing.commits if each not in good and each not in begun],
+        bytes_freed=sum(each.bytes for each in deleted) + sum(each.bytes for each in aside),
+    )
+
+
+def check_one_is_intact(storage: Storage, plan: Pruning, advance: Advance) -> None:
+    """Make sure that a commit is left which verifies, by reading them from the newest on.
+
+    Raises:
+        CorruptCheckpointError: not one of those that would be kept verifies.
+    """
+    broken = []
+    if len(plan.deleted) == len(plan.leftovers):
+        return
+    for kept in entries(storage):
+        if kept.commit in plan.kept:
+            verified = verify(storage, kept, advance)
+            if verified.intact:
+                return
+            broken += [f"{kept.commit}: {file}: {what}" for file, what in (verified.problems or {}).items()]
+    raise CorruptCheckpointError(
+        storage.url,
+        "nothing was deleted, for not one of the commits that would be kept is intact: " + "; ".join(broken),
+    )
+
+
+def prune(storage: Storage, plan: Pruning) -> Pruning:
+    """Delete the commits and files of a plan. If that fails, what was deleted before stays deleted."""
+    for each in plan.deleted:
+        delete_commit(storage, each.id)
+    if plan.aside:
+        before = _being_written(storage)
+        storage.tidy(lambda folder: is_of_before(folder, before))
+    return replace(plan, dry_run=False)
+
+
+def _check_metric(storage: Storage, good: Sequence[Entry], keep: Keep) -> None:
+    problem = ""
+    for each in good if keep.best else ():
+        try:
+            with suppress(IncompleteCommitError):  # deleted meanwhile
+                metric_of(root.read_manifest(storage, each.id), keep.best)
+            return
+        except ValueError as error:
+            problem = problem or str(error)
+    if problem:
+        raise ConfigError("--keep-best", f"{problem}, in any of the {len(good)} commits")

@@ -1,1 +1,0 @@
-"""Looking at a checkpoint root, from outside the job that writes it."""

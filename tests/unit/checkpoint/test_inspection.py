@@ -1,0 +1,232 @@
+"""What a root holds, what is broken in it, and pruning by hand; tests/unit/test_cli.py has the commands."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from hvdrecover.checkpoint import inspection
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.manifest import FILE_NAME
+from hvdrecover.checkpoint.settings import Best, Keep
+from hvdrecover.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    FormatVersionError,
+    StorageError,
+    UnknownCommitError,
+)
+from tests.fakes.clock import FakeClock
+from tests.unit.checkpoint.roots import content, make_snapshot, make_store
+
+CLOCK = FakeClock(start=1000.0)
+NEWER_FORMAT = b'{"format": 2, "digest": "of another kind"}'
+
+
+def ignore(count):
+    pass
+
+
+@pytest.fixture
+def storage(root):
+    """A root with the commits 1 and 2 of generation 1, and 2 of generation 2, at which the run finished."""
+    store = make_store(root, clock=FakeClock(start=50.0), keep=9)
+    store.claim_next()
+    for snapshot in (make_snapshot(1, 1), make_snapshot(1, 2), make_snapshot(2, 2, finished=True)):
+        store.write(snapshot, rank=0)
+    return root
+
+
+def flip(storage, path, where=-1):
+    data = bytearray(storage.read(path))
+    data[where] ^= 0x80
+    storage.publish(path, bytes(data))
+
+
+# -- list and find -------------------------------------------------------------------------------------
+
+
+def test_commits_are_listed_newest_first_with_their_facts(storage):
+    entries = inspection.look(storage).commits
+    assert [(each.commit, each.state, each.reason, each.time, each.world_size) for each in entries] == [
+        ("g0002-c00000002", "finished", None, 50.0, 2),
+        ("g0001-c00000002", "complete", None, 50.0, 2),
+        ("g0001-c00000001", "complete", None, 50.0, 2),
+    ]
+    files = content(storage)
+    for entry in entries:
+        assert entry.bytes == sum(len(data) for path, data in files.items() if entry.commit in path)
+
+
+@pytest.mark.parametrize(
+    ("note", "reason"), [(b'{"time": 1, "reason": "a flipped bit"}', "a flipped bit"), (b"[\xff", "the note")]
+)
+def test_what_is_wrong_with_a_commit_is_its_state(storage, note, reason):
+    storage.publish("g0002-c00000002/QUARANTINE.json", note)
+    storage.publish(f"g0001-c00000002/{FILE_NAME}", NEWER_FORMAT)
+    storage.publish(f"g0001-c00000001/{FILE_NAME}", b"{")
+    storage.publish("g0001-c00000000/model.safetensors", b"half")
+    quarantined, newer, broken, incomplete = inspection.entries(storage)
+    assert quarantined.state == "quarantined" and quarantined.reason.startswith(reason)
+    assert newer.state == "newer format" and "format 2," in newer.reason
+    assert broken.state == "broken" and broken.reason.startswith("MANIFEST.json: ")
+    assert (incomplete.state, incomplete.reason, incomplete.bytes) == ("incomplete", None, 4)
+
+
+@pytest.mark.parametrize(
+    ("names", "fact"),
+    [([], "empty"), (["photo.jpg"], r"'photo\.jpg'"), ([FILE_NAME, "model.safetensors"], "above")],
+)
+def test_a_folder_that_is_no_root_is_an_error_that_says_what_it_is(root, names, fact):
+    for name in names:
+        root.publish(name, b"")
+    for look in (inspection.entries, lambda storage: inspection.find(storage, None)):
+        with pytest.raises(UnknownCommitError, match=fact):
+            look(root)
+
+
+def test_a_commit_is_found_by_its_name_or_its_number_and_else_is_the_newest_complete_one(storage):
+    storage.publish("g0003-c00000003/model.safetensors", b"half")
+    assert inspection.find(storage, "g0001-c00000002") == CommitId(1, 2)
+    assert inspection.find(storage, "1") == CommitId(1, 1)
+    assert inspection.find(storage, None) == CommitId(2, 2)
+    with pytest.raises(UnknownCommitError, match="number 2: ") as caught:
+        inspection.find(storage, "2")
+    assert caught.value.candidates == ["g0002-c00000002", "g0001-c00000002"]
+
+
+@pytest.mark.parametrize("wanted", ["7", "g0001-c00000007", "02", "", "../g0001-c00000001", "²"])
+def test_a_commit_that_is_not_there_is_an_error_that_lists_what_is(storage, wanted):
+    with pytest.raises(UnknownCommitError, match="g0002-c00000002, g0001-c00000002") as caught:
+        inspection.find(storage, wanted)
+    assert f"'{wanted}'" in str(caught.value)
+
+
+# -- look into one -------------------------------------------------------------------------------------
+
+
+def test_a_commits_tensors_and_objects_are_known_without_reading_the_tensors(storage, monkeypatch):
+    read = []
+    read_into = storage.read_into
+
+    def note(path, buffer, start=0):
+        read.append(len(buffer))
+        return read_into(path, buffer, start)
+
+    monkeypatch.setattr(storage, "read_into", note)
+    found = inspection.look_into(storage, CommitId(2, 2))
+    assert [(each.dtype, each.shape) for each in found.files[0].tensors] == [("F32", (1000,)), ("U8", (0,))]
+    assert found.attributes == make_snapshot(2, 2).state["attributes"]
+    assert (found.samplers, found.state) == ({}, "finished")
+    assert set(read) == {8, 4096}
+
+
+def test_looking_into_a_broken_commit_is_an_error_that_names_the_file(storage):
+    storage.publish("g0001-c00000001/model.safetensors", b"short")
+    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors: .* 5 bytes"):
+        inspection.look_into(storage, CommitId(1, 1))
+    storage.remove("g0001-c00000002/model.safetensors")
+    with pytest.raises(CorruptCheckpointError, match=r"g0001-c00000002/model\.safetensors: .*missing"):
+        inspection.look_into(storage, CommitId(1, 2))
+    storage.publish(f"g0001-c00000002/{FILE_NAME}", NEWER_FORMAT)
+    with pytest.raises(FormatVersionError):
+        inspection.look_into(storage, CommitId(1, 2))
+
+
+# -- verify --------------------------------------------------------------------------------------------
+
+
+def test_an_intact_commit_is_read_through_piece_by_piece(storage, monkeypatch):
+    monkeypatch.setattr(inspection, "PIECE", 4096)
+    told = []
+    (verified,) = inspection.verify_all(storage, [inspection.entry(storage, CommitId(1, 1))], told.append)
+    assert (verified.intact, verified.problems) == (True, {})
+    sizes = [storage.size(f"g0001-c00000001/{name}.safetensors") for name in ("model", "optimizer")]
+    assert told == [4096, sizes[0] - 4096, 4096, sizes[1] - 4096]
+
+
+@pytest.mark.parametrize("where", [5000, -1], ids=["in the middle", "at the end"])
+def test_a_flipped_bit_is_found(storage, where):
+    flip(storage, "g0001-c00000001/model.safetensors", where)
+    verified = inspection.verify(storage, inspection.entry(storage, CommitId(1, 1)), ignore)
+    assert not verified.intact
+    assert list(verified.problems) == ["model.safetensors"]
+    assert "digest" in verified.problems["model.safetensors"]
+
+
+def test_a_commit_that_a_job_deletes_meanwhile_is_left_out(storage):
+    entries = inspection.entries(storage)
+    storage.delete("g0001-c00000002")
+    verified = inspection.verify_all(storage, entries, ignore)
+    assert [each.commit for each in verified] == ["g0002-c00000002", "g0001-c00000001"]
+
+
+def test_storage_that_fails_says_nothing_about_the_commit(storage, monkeypatch):
+    def away(path, buffer, start=0):
+        raise StorageError(path, "the network is down")
+
+    (newest, *_) = inspection.entries(storage)
+    monkeypatch.setattr(storage, "read_into", away)
+    with pytest.raises(StorageError, match="network"):
+        inspection.verify(storage, newest, ignore)
+
+
+# -- prune ---------------------------------------------------------------------------------------------
+
+
+def test_a_plan_tells_what_goes_what_stays_and_what_is_never_touched(storage):
+    storage.publish("g0001-c00000002/QUARANTINE.json", b"{}")
+    storage.publish("g0002-c00000004/model.safetensors", b"half")
+    before = content(storage)
+    plan = inspection.plan_pruning(storage, Keep(1), CLOCK)
+    assert [each.commit for each in plan.deleted] == ["g0001-c00000001"]
+    assert plan.kept == ["g0002-c00000002"]
+    assert [each.commit for each in plan.untouched] == ["g0002-c00000004", "g0001-c00000002"]
+    assert plan.bytes_freed == plan.deleted[0].bytes
+    assert content(storage) == before
+
+
+def test_a_metric_that_no_commit_has_is_an_error(storage):
+    with pytest.raises(ConfigError, match=r"^--keep-best: .*'loss'"):
+        inspection.plan_pruning(storage, Keep(1, best=Best("loss")), CLOCK)
+
+
+def test_the_only_commit_that_is_intact_is_not_deleted(storage):
+    flip(storage, "g0002-c00000002/model.safetensors")
+    plan = inspection.plan_pruning(storage, Keep(1), CLOCK)
+    with pytest.raises(CorruptCheckpointError, match=r"g0002-c00000002: model\.safetensors: .*digest"):
+        inspection.check_one_is_intact(storage, plan, ignore)
+    for keep in (2, 3):
+        plan = inspection.plan_pruning(storage, Keep(keep), CLOCK)
+        inspection.check_one_is_intact(storage, plan, ignore)
+
+
+def test_pruning_beside_a_job_leaves_the_newest_commits_whole(root):
+    """The job writes and prunes too; which of the two deletes a commit must not matter to either."""
+    store = make_store(root, keep=3)
+    store.claim_next()
+    store.write(make_snapshot(1, 1), rank=0)
+    over, failures = threading.Event(), []
+
+    def job():
+        try:
+            for number in range(2, 40):
+                store.write(make_snapshot(1, number), rank=0)
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            over.set()
+
+    thread = threading.Thread(target=job)
+    thread.start()
+    while not over.is_set():
+        plan = inspection.plan_pruning(root, Keep(2), CLOCK)
+        assert {entry.state for entry in plan.untouched} <= {"incomplete"}
+        inspection.prune(root, plan)
+    thread.join()
+    assert failures == []
+    assert store.events.of("not_deleted") == []
+    verified = inspection.verify_all(root, inspection.entries(root), ignore)
+    assert [each.number for each in verified][:2] == [39, 38]
+    assert all(each.intact for each in verified)
