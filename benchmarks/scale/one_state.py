@@ -15,8 +15,8 @@ import torch
 import hvdrecover.torch as recover
 from benchmarks.measure import PeakMemory, forget_cached, resident, stopwatch
 from benchmarks.states import Shape, Training
+from hvdrecover.checkpoint import near_root
 from hvdrecover.checkpoint.manifest import FILE_NAME
-from hvdrecover.checkpoint.near import place
 
 Figures = dict[str, list[float]]
 
@@ -97,7 +97,7 @@ def near(shape: Shape, rounds: int, folder: Path) -> Figures:
         began = time.monotonic()
         state.commit()
         seconds = time.monotonic() - began
-        sealed = place.folder(tier, place.named(root)) / state.last_commit.name / FILE_NAME
+        sealed = near_root.folder(tier, near_root.named(root)) / state.last_commit.name / FILE_NAME
         if number < _BURST:  # the tier gets its memory in the background
             state.flush()
             time.sleep(_SETTLE)

@@ -18,10 +18,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from hvdrecover import config
-from hvdrecover.checkpoint import comparison, inspection
+from hvdrecover.checkpoint import comparison, inspection, near_root
 from hvdrecover.checkpoint.export import to_safetensors
 from hvdrecover.checkpoint.inspection import Aside, Contents, Entry, Pruning
-from hvdrecover.checkpoint.near import place
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.cli import options, printer
@@ -318,22 +317,22 @@ class NearPruning:
     """The near roots that are deleted, or would be, and those that a process uses."""
 
     dry_run: bool
-    deleted: list[place.NearRoot]
-    in_use: list[place.NearRoot]
+    deleted: list[near_root.NearRoot]
+    in_use: list[near_root.NearRoot]
     bytes_freed: int
 
 
 def _prune_near(arguments: argparse.Namespace) -> int:
     setting = config.read().near
     near = "auto" if setting == "off" else setting
-    only = None if arguments.url is None else place.folder(near, place.named(arguments.url))
-    roots = [each for each in place.roots(near) if only is None or each.path == only]
+    only = None if arguments.url is None else near_root.folder(near, near_root.named(arguments.url))
+    roots = [each for each in near_root.roots(near) if only is None or each.path == only]
     idle = [each for each in roots if not each.in_use]
     plan = NearPruning(True, idle, [each for each in roots if each.in_use], sum(each.nbytes for each in idle))
     if idle and not _agreed(arguments, _pruned_near(plan)):
         return 1
     if not arguments.dry_run:
-        gone = [each for each in idle if place.remove(each.path)]
+        gone = [each for each in idle if near_root.remove(each.path)]
         in_use = [each for each in roots if each not in gone]
         plan = NearPruning(False, gone, in_use, sum(each.nbytes for each in gone))
     printer.put(plan, _pruned_near(plan), as_json=arguments.json)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hvdrecover.checkpoint.near.room import size
+from hvdrecover.checkpoint.near_root import size
 from hvdrecover.doctor.findings import Finding, failure, ok, skipped, warning
 from hvdrecover.doctor.host import FRAMEWORKS, Facts
 

@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 
 from hvdrecover import config
-from hvdrecover.checkpoint import inspection
+from hvdrecover.checkpoint import inspection, near_root
 from hvdrecover.checkpoint.arena import Bytes, allocate
 from hvdrecover.checkpoint.claims import Claims
-from hvdrecover.checkpoint.near import place, room
-from hvdrecover.checkpoint.near.room import Room
+from hvdrecover.checkpoint.near_root import Room
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
@@ -173,10 +172,8 @@ def check_space(free: int | None, state: int | None) -> Finding:
     """The root needs space for the commits that it keeps."""
     if free is None:
         return skipped(SPACE, "this storage does not report free space")
-    fits = (
-        f"enough for a state of {room.size(free / COMMITS)}: by default, a root has up to {COMMITS} commits"
-    )
-    what = f"{room.size(free)} free, {fits}"
+    fits = f"enough for a state of {near_root.size(free / COMMITS)}"
+    what = f"{near_root.size(free)} free, {fits}: by default, a root has up to {COMMITS} commits"
     remedy = "Free space, keep fewer commits (Checkpoint(keep=...)), or name a larger root."
     if state is not None and free < state:
         return failure(SPACE, what, remedy)
@@ -190,11 +187,11 @@ def near(checkpoint: str | None) -> dict[str, Any] | None:
     setting = config.read().near
     if setting == "off":
         return None
-    own = None if checkpoint is None else place.folder(setting, place.named(checkpoint))
-    roots, top = place.roots(setting), place.base(setting)
+    own = None if checkpoint is None else near_root.folder(setting, near_root.named(checkpoint))
+    roots, top = near_root.roots(setting), near_root.base(setting)
     return {
         "folder": str(top),
-        "room": asdict(room.look(next(each for each in top.parents if each.is_dir()))),
+        "room": asdict(near_root.look(next(each for each in top.parents if each.is_dir()))),
         "held": sum(each.nbytes for each in roots if each.path == own and not each.in_use),
         "roots": len(roots),
         "in_use": sum(each.in_use for each in roots),
@@ -210,12 +207,12 @@ def check_near(found: Mapping[str, Mapping[str, Any] | None], state: int | None)
     lines, refusals = [], []
     for host, each in on.items():
         free, held = Room(**each["room"]), each["held"]
-        line = f"{host} has space for a state of {room.size(room.largest(free, held))}"
+        line = f"{host} has space for a state of {near_root.size(near_root.largest(free, held))}"
         if each["roots"]:
-            in_use = f"{room.size(each['bytes'])}, {each['in_use']} in use"
+            in_use = f"{near_root.size(each['bytes'])}, {each['in_use']} in use"
             line += f" beside {each['roots']} near roots ({in_use})"
         lines.append(line)
-        if state is not None and (refusal := room.refusal(free, state, held)):
+        if state is not None and (refusal := near_root.refusal(free, state, held)):
             refusals.append(f"{host}: {refusal}, so the near tier would be off")
     if not refusals:
         return ok(NEAR, "; ".join(lines))

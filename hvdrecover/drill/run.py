@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hvdrecover import config
-from hvdrecover.checkpoint.near import place
+from hvdrecover.checkpoint import near_root
 from hvdrecover.discovery.history import HistoryFile
 from hvdrecover.drill.lab import INTERFACE, Host, Lab
 from hvdrecover.drill.records import Reader, Records
@@ -202,7 +202,7 @@ class ScriptRun(Run):
             self._job.kill()
         for path in self.near_roots():
             with suppress(OSError):
-                place.remove(path)
+                near_root.remove(path)
 
     def failure(self, what: str) -> DrillError:
         """Return an error about this run, with the end of its log."""
@@ -211,7 +211,7 @@ class ScriptRun(Run):
     def near_roots(self) -> list[Path]:
         """Return the folders of this run's near tier on this host."""
         near = config.read().near
-        found = place.roots(near) if near != "off" else ()
+        found = near_root.roots(near) if near != "off" else ()
         return [each.path for each in found if each.url.endswith(f"://{self.root}")]
 
     def hosts_are_well(self) -> bool:

@@ -27,7 +27,7 @@ from typing import Any
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest_numbers
-from hvdrecover.checkpoint.near.tier import Recalled
+from hvdrecover.checkpoint.near_tier import Recalled
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.elastic.durable.near import Files
 from hvdrecover.errors import RecoveryError

@@ -16,7 +16,7 @@ from benchmarks.jobs.near_commits import SMALL as NEAR_SMALL
 from benchmarks.jobs.peers.loop import SHAPE as PEERS_SHAPE
 from benchmarks.report import PLOT
 from benchmarks.states import SHAPES
-from hvdrecover.checkpoint.near import place
+from hvdrecover.checkpoint import near_root
 from hvdrecover.launch.processes import marked
 from tests.integration.conftest import LONG, WHOLE
 
@@ -164,7 +164,7 @@ def test_one_job_is_killed_under_each_peer_that_needs_no_package_and_no_near_roo
 
 def near_roots(tmp_path: Path) -> list[str]:
     """The near roots of checkpoint roots in a folder."""
-    return [root.url for root in place.roots() if os.fspath(tmp_path) in root.url]
+    return [root.url for root in near_root.roots() if os.fspath(tmp_path) in root.url]
 
 
 def measured(tmp_path: Path, *topics: str) -> list[list[str]]:

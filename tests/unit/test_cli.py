@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from hvdrecover import cli
+from hvdrecover.checkpoint import near_root
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.manifest import FILE_NAME
-from hvdrecover.checkpoint.near import place
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.cli import help_texts
@@ -254,12 +254,13 @@ def test_prune_refuses_to_delete_the_only_intact_commit(run, root):
 @pytest.mark.parametrize("named", [True, False])
 def test_prune_deletes_near_roots_that_no_process_keeps(run, document, tmp_path, monkeypatch, named):
     monkeypatch.setenv("HVDRECOVER_NEAR", str(tmp_path / "near"))
-    one, other = (place.folder(str(tmp_path / "near"), place.named(f"/roots/{name}")) for name in "ab")
+    near = str(tmp_path / "near")
+    one, other = (near_root.folder(near, near_root.named(f"/roots/{name}")) for name in "ab")
     for path, name in ((one, "a"), (other, "b")):
-        place.make(path, f"file:///roots/{name}")
+        near_root.make(path, f"file:///roots/{name}")
         (path / "g0001-c00000001").mkdir()
         (path / "g0001-c00000001" / "model.safetensors").write_bytes(b"x" * 4096)
-    keeper = place.Keeper.take(other)
+    keeper = near_root.Keeper.take(other)
     which = ["/roots/a"] if named else []
     _, planned = document("prune", *which, "--near", "--dry-run")
     assert [(each["path"], each["url"]) for each in planned["deleted"]] == [(str(one), "file:///roots/a")]

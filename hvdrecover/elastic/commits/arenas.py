@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import Layout
-from hvdrecover.checkpoint.near.tier import NearTier
+from hvdrecover.checkpoint.near_tier import NearTier
 from hvdrecover.checkpoint.snapshot import Snapshot
 
 

@@ -8,12 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hvdrecover.checkpoint import root
+from hvdrecover.checkpoint import near_root, near_tier, root
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.near import place, room, tier
-from hvdrecover.checkpoint.near.place import Keeper
-from hvdrecover.checkpoint.near.tier import Buffer, NearTier, Recalled
+from hvdrecover.checkpoint.near_root import Keeper
+from hvdrecover.checkpoint.near_tier import Buffer, NearTier, Recalled
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.storage import LocalStorage
@@ -40,7 +39,7 @@ class NearSide:
     def __init__(self, settings: Checkpoint | None, context: Context, memory: Memory) -> None:
         self._context = context
         self._memory = memory
-        self._url = place.named(settings.url) if settings is not None else ""
+        self._url = near_root.named(settings.url) if settings is not None else ""
         self.folder = _folder(settings, context, self._url)
         self._keeper: Keeper | None = None
         self._left: list[Buffer] = []  # what earlier processes left, until the ranks have agreed
@@ -70,7 +69,7 @@ class NearSide:
         try:
             if self._is_there(self.folder):
                 if self._keeper is not None:
-                    self._recalled = tier.newest_verified(self._left, usable, self._passed_over)
+                    self._recalled = near_tier.newest_verified(self._left, usable, self._passed_over)
                 else:
                     commits = filter(usable, root.commits(LocalStorage(self.folder)))
                     self._recalled = next(filter(None, map(self._read, commits)), None)
@@ -90,7 +89,7 @@ class NearSide:
                     if self._keeper is None:
                         self._recalled = self._read(commit)
                     else:
-                        self._recalled = tier.newest_verified(
+                        self._recalled = near_tier.newest_verified(
                             self._left, lambda each: each == commit, self._passed_over
                         )
                 if self._recalled is not None:
@@ -158,9 +157,9 @@ class NearSide:
         """
         if not path.is_dir():
             return False
-        place.check_private(path)
+        near_root.check_private(path)
         if self._keeps and self._keeper is None and (keeper := Keeper.take(path)) is not None:
-            self._keeper, self._left = keeper, tier.left(path, self._passed_over)
+            self._keeper, self._left = keeper, near_tier.left(path, self._passed_over)
         return True
 
     def _read(self, commit: CommitId) -> Recalled | None:
@@ -180,14 +179,13 @@ class NearSide:
 
     def _begin(self, path: Path) -> None:
         try:
-            place.make(path, self._url)
+            near_root.make(path, self._url)
             self._is_there(path)
         except (OSError, StorageError) as error:
             return self._refuse(str(error))
         self._awaits_lock = self._keeper is None
         if self._keeper is None:
             return self._refuse(f"{path} is in use by another process, or by another state of this one")
-        self._delete_unused(path.parent)
         near = NearTier(self._keeper, self._left, self._writer, self._context.clock, self._decided)
         if self._said and self._left:  # else memory is asked for, and then it is said
             self._decided(None, self._left[-1].nbytes)
@@ -204,18 +202,6 @@ class NearSide:
         mine = self._context.place
         return {"host": self._context.config.host, "rank": mine.rank, "job": mine.job}
 
-    def _delete_unused(self, folder: Path) -> None:
-        """Delete near roots of this user that no process has used for days."""
-        now = self._context.clock.now()
-        with suppress(OSError, StorageError):  # they belong to other jobs, and do not concern this one
-            for old in place.roots(str(folder.parent)):
-                if now - old.used > place.LIFETIME and place.remove(old.path):
-                    days = (now - old.used) / 86400
-                    message = (
-                        f"near tier: deleted {old.path} of {old.url}, which was not used for {days:.0f} days"
-                    )
-                    self._context.events.emit("near_expired", message, path=str(old.path), bytes=old.nbytes)
-
     def _passed_over(self, name: str, reason: str) -> None:
         message = f"near tier: passing over {name}: {reason}"
         shown = message if self._keeps else None  # one line for each host is enough
@@ -227,8 +213,8 @@ class NearSide:
         elif self.folder is not None and self._said != "":
             self._said = ""
             message = (
-                f"near tier: on: commits of {room.size(nbytes)} outlive their processes in {self.folder}, "
-                f"which has memory for {room.BUFFERS} of them at most"
+                f"near tier: on: commits of {near_root.size(nbytes)} outlive their processes in "
+                f"{self.folder}, which has memory for {near_root.BUFFERS} of them at most"
             )
             self._announce(message, on=True, reason="", bytes=nbytes)
 
@@ -253,4 +239,4 @@ def _folder(settings: Checkpoint | None, context: Context, url: str) -> Path | N
     near = context.config.near if settings.near == "auto" else settings.near
     if near == "off" or (near == "auto" and context.config.supervisor is None):
         return None
-    return place.folder(near, url)
+    return near_root.folder(near, url)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from hvdrecover import cli
+from hvdrecover.checkpoint import near_root, near_tier
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import Layout, TensorSpec, plan
-from hvdrecover.checkpoint.near import place, tier
-from hvdrecover.checkpoint.near.place import Keeper
-from hvdrecover.checkpoint.near.tier import BUFFER, Buffer, NearTier
+from hvdrecover.checkpoint.near_root import Keeper
+from hvdrecover.checkpoint.near_tier import BUFFER, Buffer, NearTier
 from hvdrecover.checkpoint.reader import read_commit, read_newest
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
@@ -35,13 +35,13 @@ class Process:
     """A process that makes commits of one tensor; the next one takes over what it leaves."""
 
     def __init__(self, path: Path) -> None:
-        place.make(path, "file:///root")
+        near_root.make(path, "file:///root")
         keeper = Keeper.take(path)
         assert keeper is not None
         self.path = path
         self.passed_over: list[str] = []
-        buffers = tier.left(path, self.note)
-        self.recalled = tier.newest_verified(buffers, lambda commit: True, self.note)
+        buffers = near_tier.left(path, self.note)
+        self.recalled = near_tier.newest_verified(buffers, lambda commit: True, self.note)
         self.decisions: list[str | None] = []
         self.tier = NearTier(keeper, buffers, self.writer, SYSTEM_CLOCK, self.decide)
 
@@ -82,7 +82,7 @@ class Process:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
-    yield place.folder(str(tmp_path), "file:///root")
+    yield near_root.folder(str(tmp_path), "file:///root")
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_what_is_torn_is_never_used_and_never_fatal(process: Process, damage: Ca
 
 def test_one_process_keeps_a_near_root(process: Process) -> None:
     assert Keeper.take(process.path) is None
-    assert [each.in_use for each in place.roots(str(process.path.parent.parent))] == [True]
+    assert [each.in_use for each in near_root.roots(str(process.path.parent.parent))] == [True]
     process.tier.remove()
     assert not process.path.exists() and not process.path.parent.exists()
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.checkpoint.near import place
-from hvdrecover.checkpoint.near.place import Keeper
+from hvdrecover.checkpoint import near_root
+from hvdrecover.checkpoint.near_root import Keeper
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.doctor import host, storage
 from hvdrecover.doctor.storage import Trial
@@ -141,8 +141,8 @@ def test_all_hosts_have_to_see_the_same_root() -> None:
 
 def test_near_roots_of_this_host_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVDRECOVER_NEAR", str(tmp_path))
-    path = place.folder(str(tmp_path), "file:///root")
-    place.make(path, "file:///root")
+    path = near_root.folder(str(tmp_path), "file:///root")
+    near_root.make(path, "file:///root")
     (path / "data").write_bytes(b"x" * 5000)
     found = storage.near("/root")
     assert found is not None and found["held"] >= 5000  # the job would take this root over

@@ -12,8 +12,8 @@ import pytest
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover import error_kinds
+from hvdrecover.checkpoint import near_root
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.near import place, room
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.errors import EmptiedRootError, StoppedError
 from hvdrecover.guard.settings import Guard
@@ -92,7 +92,7 @@ def test_a_job_that_was_replaced_does_not_come_back_through_its_near_root(near: 
     elsewhere = tmp_path / "other host"
     assert [began[0] for began in job(elsewhere, 3, durable=True, job=OTHER)] == [0, 0]
     assert [began[0] for began in job(near, 0, job="c" * 32)] == [3, 3]
-    assert [each.path.parent.parent for each in place.roots(str(near))] == [near]
+    assert [each.path.parent.parent for each in near_root.roots(str(near))] == [near]
 
 
 def test_a_root_that_was_emptied_or_unmounted_costs_no_near_commit(near: Path, roots: FakeRoots) -> None:
@@ -103,7 +103,7 @@ def test_a_root_that_was_emptied_or_unmounted_costs_no_near_commit(near: Path, r
         with pytest.raises((EmptiedRootError, StoppedError)) as error:
             made(process, near).sync()
         told = str(error.value)
-        remedies = [str(place.folder(str(near), URL)), "HVDRECOVER_NEAR=FOLDER"]
+        remedies = [str(near_root.folder(str(near), URL)), "HVDRECOVER_NEAR=FOLDER"]
         return error_kinds.kinds(error.value)[0], all(remedy in told for remedy in remedies)
 
     assert on_ranks(2, body) == [("EmptiedRootError", True)] * 2
@@ -111,7 +111,7 @@ def test_a_root_that_was_emptied_or_unmounted_costs_no_near_commit(near: Path, r
     roots.by_url[URL] = mounted
     assert [began[0] for began in job(near, 2)] == [5, 5]
     del roots.by_url[URL]  # on purpose, and with what the error names
-    shutil.rmtree(place.folder(str(near), URL))
+    shutil.rmtree(near_root.folder(str(near), URL))
     assert [began[0] for began in job(near, 0)] == [0, 0]
 
 
@@ -211,24 +211,6 @@ def test_a_finished_job_leaves_nothing(near: Path) -> None:
     assert list(near.iterdir()) == []
 
 
-def test_a_job_elsewhere_deletes_near_roots_that_were_not_used_for_days(near: Path) -> None:
-    job(near, 3)
-    (crashed,) = place.roots(str(near))
-
-    def body(process: Process) -> Any:
-        found = []
-        for later in (0.9 * place.LIFETIME, 1.1 * place.LIFETIME):
-            process.clock.seconds = crashed.used + later
-            config = dataclasses.replace(CONFIG, job=OTHER, local_rank=0)
-            state = process.state(Checkpoint(f"{URL}-{later}", near=str(near)), config=config, step=0)
-            state.sync()
-            dies(state)
-            found.append(crashed.path.exists())
-        return found
-
-    assert on_ranks(1, body) == [[True, False]]
-
-
 def test_commits_with_bad_numbers_are_not_sealed(near: Path) -> None:
     def body(process: Process) -> Any:
         state = made(process, near, guard=Guard(numerics="skip"))
@@ -267,7 +249,7 @@ def test_two_states_of_one_process_have_near_roots_of_their_own(near: Path) -> N
         return began
 
     assert on_ranks(2, body) == [[0, 0]] * 2
-    assert {each.url for each in place.roots(str(near))} == set(urls)
+    assert {each.url for each in near_root.roots(str(near))} == set(urls)
     assert on_ranks(2, body) == [[3, 4]] * 2
 
 
@@ -353,7 +335,7 @@ def test_a_near_commit_counts_if_the_newer_durable_one_is_damaged(near: Path, ro
 def test_where_the_near_tier_has_no_room_a_commit_waits_for_the_write_before_it(
     near: Path, roots: FakeRoots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "refusal", lambda *facts: "there is too little")
+    monkeypatch.setattr(near_root, "refusal", lambda *facts: "there is too little")
 
     def body(process: Process) -> Any:
         config = dataclasses.replace(CONFIG, job=JOB, local_rank=0)

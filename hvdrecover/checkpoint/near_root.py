@@ -1,4 +1,4 @@
-"""The folder of a near root on a host, and the one process that may change it.
+"""The folder of a near root on a host, the one process that may change it, and the memory that it may take.
 
 ::
 
@@ -18,29 +18,26 @@ import json
 import os
 import shutil
 import stat
-import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdrecover.checkpoint.digest import digest
+from hvdrecover.checkpoint.storage.local import mount_of
 from hvdrecover.errors import StorageError
+from hvdrecover.host_memory import available
 from hvdrecover.redaction import redact
 
 SHARED_MEMORY = Path("/dev/shm")
-LIFETIME = 7 * 86400.0  # seconds without use after which another job of the user deletes a near root
+BUFFERS = 3  # commits of which a near root has memory, at most
 _OWNER = "root.json"
 _LOCK = "lock"
-_FLOCK = "hhqqi0q"  # struct flock of Linux, 64 bits
+_FLOOR = 1 << 28  # bytes of shared memory that data loaders' workers get at least; containers have 64 MB
 _kept: set[Path] = set()  # by this process: its own lock does not keep it out
 
 
 def base(near: str) -> Path:
-    """Return the folder that holds this user's near roots.
-
-    Args:
-        near: ``auto`` for the host's shared memory, or a folder.
-    """
+    """Return the folder of this user's near roots; ``near`` is a folder, or ``auto`` for shared memory."""
     return (SHARED_MEMORY if near == "auto" else Path(near).absolute()) / f"hvdrecover-{os.getuid()}"
 
 
@@ -53,12 +50,7 @@ def named(url: str) -> str:
 
 
 def folder(near: str, url: str) -> Path:
-    """Return where the near root of a checkpoint root lies; it may not exist yet.
-
-    Args:
-        near: as for `base`.
-        url: the checkpoint root; see `named`.
-    """
+    """Return where the near root of a checkpoint root lies, if it exists; for the URL see `named`."""
     return base(near) / digest(url.encode())[:16]
 
 
@@ -96,10 +88,6 @@ class Keeper:
     """The right to change a near root. One process of the host has it, and loses it when it ends.
 
     The lock belongs to the process, not to the open file: forked children do not have it.
-
-    Args:
-        path: the near root's folder.
-        descriptor: of its lock.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -166,10 +154,7 @@ class NearRoot:
 
 
 def roots(near: str = "auto") -> list[NearRoot]:
-    """Return this user's near roots, by path.
-
-    Args:
-        near: as for `base`.
+    """Return this user's near roots, by path; for ``near`` see `base`.
 
     Raises:
         StorageError: the user's folder belongs to another user, or others have access to it.
@@ -211,19 +196,80 @@ def _seen(path: Path) -> NearRoot:
         url = ""
     nbytes = sum(status.st_blocks * 512 for status in statuses if stat.S_ISREG(status.st_mode))
     # A write through a mapping changes no file's time. A commit that is sealed changes its folder's.
-    return NearRoot(path, url, nbytes, max(status.st_mtime for status in statuses), _is_kept(path))
+    used = max(status.st_mtime for status in statuses)
+    keeper = Keeper.take(path)  # a job that comes in this very moment tries again at its next commit
+    if keeper is not None:
+        keeper.release()
+    return NearRoot(path, url, nbytes, used, in_use=keeper is None)
 
 
-def _is_kept(path: Path) -> bool:
-    if path in _kept:
-        return True
-    with suppress(OSError):
-        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            # Ask for the lock's owner. To take the lock for a moment would keep a job from taking it.
-            wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, 0, 0, 0, 0)
-            answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted)
-            return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
-        finally:
-            os.close(descriptor)
-    return False
+# -- room ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Room:
+    """The room on a host.
+
+    Attributes:
+        total: size of the file system in bytes.
+        free: what is free there.
+        memory: what this process's cgroups and the host have left; None if the files are not in memory.
+    """
+
+    total: int
+    free: int
+    memory: int | None
+
+    @property
+    def reserve(self) -> int:
+        """How many bytes of a file system in memory are left to others; 0 if the files are on a disk."""
+        return 0 if self.memory is None else max(self.total // 4, _FLOOR)
+
+
+def look(path: Path) -> Room:
+    """Return the room in a folder's file system.
+
+    Raises:
+        OSError: the folder, or ``/proc``, can't be read.
+    """
+    status = os.statvfs(path)
+    left = available().nbytes if "tmpfs" in mount_of(path).kind else None
+    return Room(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize, left)
+
+
+def refusal(room: Room, nbytes: int, held: int = 0) -> str | None:
+    """Return why a near tier would not fit; None if it does.
+
+    It fits if there is room for `BUFFERS` commits. In memory, they must leave the reserve of the file system,
+    and a quarter of the memory that is left: training needs some, and a cgroup kills beyond its limit.
+
+    Args:
+        room: of the host.
+        nbytes: size of a commit.
+        held: bytes of the near root that are there already.
+    """
+    need = max(0, BUFFERS * nbytes - held)
+    commits = f"{BUFFERS} commits of {size(nbytes)}"
+    if need > room.free:
+        return f"{commits} don't fit into the {size(room.free)} that are free"
+    if need > room.free - room.reserve:
+        return (
+            f"{commits} would leave less than {size(room.reserve)} to data loaders: {size(room.free)} of its "
+            f"{size(room.total)} are free"
+        )
+    if room.memory is not None and need > room.memory * 3 // 4:
+        return f"{commits} are too much for the {size(room.memory)} of memory left"
+    return None
+
+
+def largest(room: Room, held: int = 0) -> int:
+    """Return the size of the largest commits for which a near tier fits; see `refusal`."""
+    need = room.free
+    if room.memory is not None:
+        need = min(room.free - room.reserve, room.memory * 3 // 4)
+    return max(0, need + held) // BUFFERS
+
+
+def size(nbytes: float) -> str:
+    """Return an amount of memory in words."""
+    return f"{nbytes / 1e9:.3g} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.3g} MB"

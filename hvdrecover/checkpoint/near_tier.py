@@ -1,33 +1,43 @@
-"""The near tier: commit buffers in the files of a near root, and the thread that makes and seals them.
+"""The near tier: commits in a host's own memory, which outlive the processes that made them.
+
+The memory that a commit is copied into *is* a file of the near root (`hvdrecover.checkpoint.near_root`):
 
 1. `NearTier.acquire` takes the commit's name from a buffer's folder: it is hidden now, and no commit.
 2. The training thread copies the next commit into the mapped files.
-3. `NearTier.seal` has the thread compute digests, write the manifest into the folder, and rename the folder.
+3. `NearTier.seal` has the tier's thread compute digests, write the manifest into the folder, and rename the
+   folder to the commit's name.
 
-So a process that is killed at any point leaves whole commits and hidden folders, never a torn commit.
+So a process that is killed at any point leaves whole commits and hidden folders, never a torn commit. If the
+next commit needs the memory before it is sealed, it is not sealed; the older one stays the newest that is.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import mmap
 import os
 import shutil
 import threading
 import uuid
+import weakref
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hvdrecover.checkpoint import layout as layouts_
 from hvdrecover.checkpoint import manifest as manifests
-from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint import near_root
+from hvdrecover.checkpoint.arena import HUGE_PAGE, Arena, Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import Digest, digest
 from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.manifest import TENSORS, FileEntry
-from hvdrecover.checkpoint.near import pages, room
-from hvdrecover.checkpoint.near.place import Keeper
+from hvdrecover.checkpoint.near_root import Keeper
 from hvdrecover.checkpoint.niceness import step_back
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
@@ -36,6 +46,7 @@ from hvdrecover.errors import CheckpointError, CorruptCheckpointError
 
 BUFFER = f"{TEMPORARY}buffer-"
 _NICENESS = 5  # of the tier's thread: behind training, but not by so much that steps overtake it
+_PIECE = 1 << 22  # bytes that are digested between two looks at whether the memory was taken
 _FIRST = 2  # buffers: one for the newest sealed commit, one for the next; a third when both are in use
 _PATIENCE = 10  # commits in a row with other tensors each, after which no memory is made for the next
 
@@ -95,7 +106,7 @@ class Buffer:
         try:
             arenas = {}
             for name, layout in layouts.items():
-                memory = pages.create(path / f"{name}{TENSORS}", layout.nbytes)
+                memory = _create(path / f"{name}{TENSORS}", layout.nbytes)
                 arenas[name] = Arena(layout, memory, shared=True)
                 arenas[name].take_back()  # writes the header
             return cls(path, arenas)
@@ -113,10 +124,10 @@ class Buffer:
         """
         arenas = {}
         for file in sorted(path.glob(f"*{TENSORS}")):
-            size = file.stat().st_size
-            memory = pages.open_existing(file, size)
-            header = memory[: layouts_.header_size(memory[:8].tobytes(), size)].tobytes()
-            arenas[file.name.removesuffix(TENSORS)] = Arena(layouts_.parse(header, size), memory, shared=True)
+            memory = _open_existing(file)
+            header = memory[: layouts_.header_size(memory[:8].tobytes(), len(memory))].tobytes()
+            layout = layouts_.parse(header, len(memory))
+            arenas[file.name.removesuffix(TENSORS)] = Arena(layout, memory, shared=True)
         buffer = cls(path, arenas)
         if buffer.commit is None:  # its folder may have a commit's name still
             buffer._rename(f"{BUFFER}{uuid.uuid4().hex}")
@@ -213,59 +224,26 @@ def newest_verified(
     return None
 
 
-class _Digests:
-    """The digests of a commit's files, computed beside training.
-
-    Digests take 35 to 55 ms/GB of one core, and a step that computes on all cores takes longer by that. So a
-    thread of low priority computes them until the next commit comes; from then on, the tier's thread does.
-    """
-
-    PIECE = 1 << 22  # bytes between two looks at whether to hurry
-    WORTH_A_THREAD = 1 << 26  # bytes
-    HEAD_START = 0.005  # seconds for the ranks to end the commit; they wait for each other
-    PATIENCE = 2.0  # seconds; without haste, a gigabyte takes about as long on busy cores
-
-    def __init__(self, arenas: Mapping[str, Arena]) -> None:
-        self._digests = {name: Digest() for name in arenas}
-        self._nbytes = sum(len(arena.buffer) for arena in arenas.values())
-        self._pieces = (
-            (name, arena.buffer[start : start + self.PIECE])
-            for name, arena in arenas.items()
-            for start in range(0, len(arena.buffer), self.PIECE)
-        )
-        self.haste = threading.Event()
-        self.cancelled = False
-
-    def compute(self) -> dict[str, str] | None:
-        """Return the digests by attribute name; None if the memory is overwritten meanwhile."""
-        self.haste.wait(self.HEAD_START)
-        if self._nbytes >= self.WORTH_A_THREAD:
-            patient = threading.Thread(target=self._without_haste, name="hvdrecover-near-digest", daemon=True)
-            with suppress(RuntimeError):  # no more threads
-                patient.start()
-                patient.join(self.PATIENCE)
-                self.haste.set()
-                patient.join()
-        self._take_in(lambda: not self.cancelled)
-        return None if self.cancelled else {name: each.hex() for name, each in self._digests.items()}
-
-    def _without_haste(self) -> None:
-        step_back()
-        self._take_in(lambda: not self.cancelled and not self.haste.is_set())
-
-    def _take_in(self, wanted: Callable[[], bool]) -> None:
-        while wanted() and (piece := next(self._pieces, None)) is not None:
-            self._digests[piece[0]].update(piece[1])
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Commit:
-    """A commit to be sealed, its buffer, its writer for the manifest, and its digests."""
+    """A commit to be sealed: its buffer, its writer for the manifest, and whether its memory was taken."""
 
     snapshot: Snapshot
     buffer: Buffer
     writer: dict[str, Any]
-    digests: _Digests
+    taken: threading.Event = field(default_factory=threading.Event)
+
+    def digests(self) -> dict[str, str] | None:
+        """Return the digests of the files by attribute name; None if the memory was taken meanwhile."""
+        if self.snapshot.digests is not None:
+            return self.snapshot.digests
+        digests = {name: Digest() for name in self.buffer.arenas}
+        for name, arena in self.buffer.arenas.items():
+            for start in range(0, len(arena.buffer), _PIECE):
+                if self.taken.is_set():
+                    return None
+                digests[name].update(arena.buffer[start : start + _PIECE])
+        return {name: each.hex() for name, each in digests.items()}
 
 
 class NearTier:
@@ -297,9 +275,6 @@ class NearTier:
         self._decided = decided
         self._changed = threading.Condition()  # over the fields below
         self._buffers = buffers
-        self._safe = next(
-            (buffer for _, buffer in sealed(buffers)), None
-        )  # the newest sealed; not overwritten
         self._last: _Commit | None = None  # the newest that this process has sealed, while it is
         self._wanted: tuple[Layouts, int] | None = None  # layouts and number of buffers to make
         self._asked: tuple[Layouts, int] | None = None  # the same, of the last time
@@ -326,11 +301,11 @@ class NearTier:
         if not layouts:
             return None  # a state without tensors is not worth a file
         with self._changed:
-            if self._sealing is not None:
-                self._sealing.digests.haste.set()
             fitting = [each for each in self._buffers if each.layouts == layouts]
-            free = [each for each in fitting if each is not self._safe]
-            free = [each for each in free if pinned.isdisjoint(each.arenas.values())]
+            newest = self._newest_sealed  # never overwritten
+            free = [
+                each for each in fitting if each is not newest and pinned.isdisjoint(each.arenas.values())
+            ]
             # A commit that is not sealed yet goes last: it will never be. That beats private memory, which
             # could not be sealed either.
             unsealed = [each.buffer for each in (self._sealing, self._waiting) if each is not None]
@@ -339,7 +314,7 @@ class NearTier:
                 self._misses = 0
                 self._take(buffer)
         if buffer is None or buffer in unsealed:
-            self._ask(layouts, room.BUFFERS if fitting else _FIRST)
+            self._ask(layouts, near_root.BUFFERS if fitting else _FIRST)
         return None if buffer is None else buffer.arenas
 
     def want(self, layouts: Layouts) -> None:
@@ -358,7 +333,7 @@ class NearTier:
             arenas = snapshot.arenas
             for buffer in self._buffers:
                 if arenas and all(buffer.arenas.get(name) is arena for name, arena in arenas.items()):
-                    self._waiting = _Commit(snapshot, buffer, self._writer(), _Digests(arenas))
+                    self._waiting = _Commit(snapshot, buffer, self._writer())
                     self._wake()
 
     def wait(self, timeout: float) -> bool:
@@ -368,9 +343,6 @@ class NearTier:
             return not (self._busy or self._wanted or self._waiting)
 
         with self._changed:
-            for commit in (self._sealing, self._waiting):
-                if commit is not None:
-                    commit.digests.haste.set()
             return self._changed.wait_for(is_done, timeout)
 
     def stop(self) -> None:
@@ -385,12 +357,16 @@ class NearTier:
 
     # -- with the lock held ----------------------------------------------------------------------------
 
+    @property
+    def _newest_sealed(self) -> Buffer | None:
+        return next((buffer for _, buffer in sealed(self._buffers)), None)
+
     def _take(self, buffer: Buffer) -> None:
         """Let a buffer be overwritten, or deleted."""
         if self._waiting is not None and self._waiting.buffer is buffer:
             self._waiting = None
         if self._sealing is not None and self._sealing.buffer is buffer:
-            self._sealing.digests.cancelled = True
+            self._sealing.taken.set()
             self._sealing = None
         if self._last is not None and self._last.buffer is buffer:
             self._last = None
@@ -424,7 +400,7 @@ class NearTier:
         with self._changed:
             self._stopped = True
             if self._sealing is not None:
-                self._sealing.digests.cancelled = True
+                self._sealing.taken.set()
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
@@ -461,10 +437,16 @@ class NearTier:
         """Make buffers for commits of these layouts, and delete those for others."""
         nbytes = sum(layout.nbytes for layout in layouts.values())
         with self._changed:
-            self._drop([each for each in self._buffers if each.layouts != layouts and each is not self._safe])
+            self._drop(
+                [
+                    each
+                    for each in self._buffers
+                    if each.layouts != layouts and each is not self._newest_sealed
+                ]
+            )
             made = len([each for each in self._buffers if each.layouts == layouts])
-        found = room.look(self.keeper.path)
-        self._reserve, refused = room.reserve(found), room.refusal(found, nbytes, made * nbytes)
+        room = near_root.look(self.keeper.path)
+        self._reserve, refused = room.reserve, near_root.refusal(room, nbytes, made * nbytes)
         while refused is None and made < count:
             try:
                 buffer = Buffer.make(self.keeper.path, layouts)
@@ -479,7 +461,7 @@ class NearTier:
 
     def _seal(self, commit: _Commit) -> None:
         snapshot, buffer = commit.snapshot, commit.buffer
-        digests = snapshot.digests or commit.digests.compute()
+        digests = commit.digests()
         if digests is None:
             return
         files = _entries(buffer.layouts, digests)
@@ -493,7 +475,7 @@ class NearTier:
                 if each is not buffer and each.commit == snapshot.id:
                     each.open()
             buffer.seal(snapshot.id, text)
-            self._safe, self._last = buffer, commit
+            self._last = commit
             # The commit before it stays, and counts if this one turns out to be damaged. A later one is of a
             # start that is over: its generations can be higher than the next start's.
             older = [number for number, _ in sealed(self._buffers) if number < snapshot.id]
@@ -505,14 +487,90 @@ class NearTier:
             self._failed = False
             self._decided(None, buffer.nbytes)
         # Without a warning, the next allocation of another program would fail. So give it all back.
-        if (free := room.free(self.keeper.path)) < self._reserve // 2:
+        free = shutil.disk_usage(self.keeper.path).free
+        if free < self._reserve // 2:
             with self._changed:
-                self._safe = None
                 self._drop(list(self._buffers))
-            reason = f"other programs had only {room.size(free)} left, so the tier's memory was given back"
+            reason = (
+                f"other programs had only {near_root.size(free)} left, so the tier's memory was given back"
+            )
             self._decided(reason, buffer.nbytes)
 
 
 def _entries(layouts: Layouts, digests: Mapping[str, str]) -> list[FileEntry]:
     """Return the manifest's entries for the files of a commit."""
     return [FileEntry(f"{name}{TENSORS}", layout.nbytes, digests[name]) for name, layout in layouts.items()]
+
+
+# -- files in huge pages -------------------------------------------------------------------------------
+# A tmpfs has pages of 4 KB unless root mounted it otherwise. To map a gigabyte of them takes a core 0.1 to
+# 0.3 s. So does unmapping: a killed process is not gone before that ends, so its death is noticed late. A
+# process can ask for huge pages itself (MADV_COLLAPSE, Linux 6.1).
+
+_MAP_FIXED = 0x10
+_MADV_POPULATE_WRITE = 23  # since Linux 5.14
+_MADV_COLLAPSE = 25
+_FAILED = ctypes.c_void_p(-1).value
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long)
+_libc.mmap.restype = ctypes.c_void_p
+
+
+def _create(path: Path, nbytes: int) -> Bytes:
+    """Create a file and map it, with all of its memory; OSError if the file system or the memory is full."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.truncate(file, nbytes)
+        memory = _mapped(file, nbytes)
+        # A huge page is made from the small pages that exist. One is enough, and costs least.
+        for start in range(0, nbytes - HUGE_PAGE + 1, HUGE_PAGE):
+            os.posix_fallocate(file, start, 1)
+        _libc.madvise(memory.ctypes.data, nbytes // HUGE_PAGE * HUGE_PAGE, _MADV_COLLAPSE)
+        # Reserve the rest now: a page that is missing later is not an error that Python sees, but SIGBUS.
+        os.posix_fallocate(file, 0, nbytes)
+        _libc.madvise(memory.ctypes.data, nbytes, _MADV_POPULATE_WRITE)
+    finally:
+        os.close(file)
+    return memory
+
+
+def _open_existing(path: Path) -> Bytes:
+    """Map a file that another process made; OSError if it cannot be mapped."""
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(file)
+        if not status.st_size:
+            raise OSError(errno.EIO, "the file is empty")
+        if status.st_blocks * 512 < status.st_size:  # a read of a hole in a full file system is SIGBUS
+            os.posix_fallocate(file, 0, status.st_size)
+        return _mapped(file, status.st_size)
+    finally:
+        os.close(file)
+
+
+def _mapped(file: int, nbytes: int) -> Bytes:
+    """Map a file at an address where its huge pages can be mapped as such; forked processes do not get it."""
+    size = nbytes + HUGE_PAGE
+    place = _map(None, size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)  # addresses only, without memory
+    start = -(-place // HUGE_PAGE) * HUGE_PAGE
+    # If this fails, Linux may have given the addresses to another thread already: they must not be unmapped.
+    _map(start, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, file)
+    _libc.madvise(place, size, mmap.MADV_DONTFORK)
+    owner = (ctypes.c_uint8 * nbytes).from_address(start)
+    weakref.finalize(owner, _unmap, place, size, os.getpid()).atexit = False
+    return np.frombuffer(memoryview(owner), dtype=np.uint8)
+
+
+def _map(address: int | None, nbytes: int, access: int, flags: int, file: int) -> int:
+    place: int = _libc.mmap(address, nbytes, access, flags, file, 0)
+    if place == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return place
+
+
+def _unmap(place: int, size: int, owner: int) -> None:
+    if os.getpid() == owner:  # a child has something else there
+        _libc.munmap(place, size)
