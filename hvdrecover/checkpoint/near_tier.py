@@ -38,9 +38,9 @@ from hvdrecover.checkpoint.digest import Digest, digest
 from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.manifest import TENSORS, FileEntry
 from hvdrecover.checkpoint.near_root import Keeper
-from hvdrecover.checkpoint.niceness import step_back
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
+from hvdrecover.checkpoint.writer import step_back
 from hvdrecover.clock import Clock
 from hvdrecover.errors import CheckpointError, CorruptCheckpointError
 

@@ -101,7 +101,7 @@ class Store:
 
         Files that killed processes left go before the first one. Files that this process has begun and not
         completed go before each. So the root holds one commit more than is kept at most, and the one that is
-        being written.
+        being written. On a full disk, all that is not needed is deleted, and the write is tried once more.
 
         Args:
             snapshot: the commit.
@@ -132,48 +132,43 @@ class Store:
         self._delete_expired(manifest)
 
     def _publish(self, snapshot: Snapshot, rank: int) -> Manifest:
-        self.claims.take(snapshot.id.generation)
-        self._delete_begun(snapshot.id)
-        path = root.manifest_path(snapshot.id)
+        commit = snapshot.id
+        self.claims.take(commit.generation)
+        self._delete_parts(self._begun - {commit})  # a newer commit has taken the place of one that failed
+        if not self._has_made_room:
+            self._free(commit, more=1)
+            self._has_made_room = True
+        self._begun.add(commit)
+        path = root.manifest_path(commit)
         # Left by an attempt that failed after it had been published, it would vouch for half-written files.
         self.storage.remove(path)
         files = []
         for name, arena in snapshot.arenas.items():
             file = f"{name}{manifests.TENSORS}"
-            digest = self.storage.write(f"{snapshot.id.name}/{file}", arena.buffer)
+            digest = self.storage.write(f"{commit.name}/{file}", arena.buffer)
             files.append(FileEntry(file, arena.layout.nbytes, digest))
         writer = {"host": self._host, "pid": os.getpid(), "rank": rank}
         manifest = snapshot.manifest(files, writer, self.clock.now())
         text = manifests.dumps(manifest)
-        self.claims.check(snapshot.id.generation)
+        self.claims.check(commit.generation)
         self.storage.publish(path, text)
         return manifest
 
     # -- deletions -------------------------------------------------------------------------------------
 
-    def _delete_begun(self, commit: CommitId) -> None:
-        """Before a commit is written, delete the files of commits that were begun and never completed."""
-        for replaced in self._begun - {commit}:  # a newer one has taken the place of one that failed
-            with suppress(StorageError):
-                self._delete_part(replaced)
-                self._begun.discard(replaced)
-        self._begun.add(commit)
-        if not self._has_made_room:
-            with self._reporting():
-                self._delete_leftovers(commit.generation)
-                self._pruner.prune(self._allowed(commit), more=1, resumed=self.resumed)
-                self._delete_temporaries(commit.generation)
-                self._has_made_room = True
+    def _free(self, commit: CommitId, *, more: int = 0) -> None:
+        """Delete all files that are not needed, also the part of a commit that this process has begun.
 
-    def _free(self, commit: CommitId) -> None:
-        """On a full disk, delete all files that are not needed, and the part of this commit that fitted."""
+        Args:
+            commit: the commit that is being written.
+            more: how many more of the newest commits to keep than the user asks for.
+        """
         self.claims.check(commit.generation)
-        with self._reporting():
-            self._delete_part(commit)
+        self._delete_parts(self._begun)
         with self._reporting():
             self._delete_leftovers(commit.generation)
         with self._reporting():
-            self._pruner.prune(self._allowed(commit), resumed=self.resumed)
+            self._pruner.prune(self._allowed(commit), more=more, resumed=self.resumed)
         self._delete_temporaries(commit.generation)
 
     def _delete_expired(self, manifest: Manifest) -> None:
@@ -187,6 +182,14 @@ class Store:
             self._pruner.prune(self._allowed(manifest.id))
             self._delete_leftovers(manifest.generation, self._pruner.known)
 
+    def _delete_parts(self, begun: Collection[CommitId]) -> None:
+        """Delete the files that this process has written of commits, unless they turn out to be complete."""
+        for commit in list(begun):
+            with self._reporting():
+                if not root.is_complete(self.storage, commit):
+                    self.storage.delete(commit.name)
+                self._begun.discard(commit)
+
     def _delete_leftovers(self, generation: int, complete: Collection[CommitId] = ()) -> None:
         """Delete the commits that earlier generations began and never completed.
 
@@ -199,11 +202,6 @@ class Store:
                 delete_commit(self.storage, commit)
                 message = f"{self.url}: removed {commit}, which was never completed"
                 self.events.emit("leftover", message, commit=commit.name)
-
-    def _delete_part(self, commit: CommitId) -> None:
-        """Delete the files that this process has written of a commit, unless it is complete."""
-        if not root.is_complete(self.storage, commit):
-            self.storage.delete(commit.name)
 
     def _delete_temporaries(self, generation: int) -> None:
         """Delete the temporary files that processes of earlier generations have left."""

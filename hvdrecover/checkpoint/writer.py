@@ -1,20 +1,38 @@
-"""Writing commits in the background, through outages of the storage."""
+"""Writing commits in the background, through outages of the storage.
+
+1. The training thread submits a snapshot. Until its write ends it is `in_flight`, and must not change.
+2. The writer's thread attempts to write it, by `Store.write`. When it is durable, the writer lets go of it,
+   and then, while nobody waits any more, deletes what is no longer kept.
+3. A write that fails begins an *outage*: attempts continue, with pauses, until one succeeds or the writer is
+   stopped. In a pause a newer snapshot may take the place of the one that waits.
+4. What time cannot mend, such as another job at the root, ends it for good: `Progress.failure`.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.niceness import step_back
-from hvdrecover.checkpoint.retrying import ATTEMPTS, WokenError, retrying
+from hvdrecover.checkpoint.retrying import ATTEMPTS, pause_before
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.clock import Clock
 from hvdrecover.errors import HvdrecoverError, StorageError
 from hvdrecover.events import Events
+
+BACKGROUND = 17  # niceness: training goes first, at a ratio of 45 to 1 for a core
+
+
+def step_back(niceness: int = BACKGROUND) -> None:
+    """Let training go before this thread and those that it starts; on Linux niceness is a thread's own."""
+    thread = threading.get_native_id()
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, thread, max(niceness, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 class Progress:
@@ -145,17 +163,7 @@ class Progress:
 
 
 class BackgroundWriter:
-    """Writes one snapshot at a time on a thread of its own.
-
-    A snapshot that has been submitted must not be changed while it is `in_flight`; the writer lets go of it
-    when its write ends. After that, while nobody waits any more, it deletes what is no longer kept; a
-    snapshot that is submitted meanwhile is written next.
-
-    A write that fails begins an *outage*: attempts continue, with pauses, until one succeeds or the writer is
-    stopped, and in a pause a newer snapshot may take the place of the one that waits. What time cannot mend,
-    such as another job at the root, ends it for good: `Progress.failure`.
-
-    All methods are for one thread, the one that trains.
+    """Writes one snapshot at a time on a thread of its own. All methods are for the thread that trains.
 
     Args:
         store: where to write.
@@ -173,7 +181,7 @@ class BackgroundWriter:
         self.store = store
         self._rank = rank
         self._release = release
-        self._lock = threading.Lock()  # over what both threads change
+        self._lock = threading.RLock()  # over what both threads change
         self._snapshot: Snapshot | None = None
         self._attempting = False
         self._cleaned_up = threading.Event()  # set while there is no thread
@@ -204,16 +212,20 @@ class BackgroundWriter:
                 raise RuntimeError("the writer has been stopped")
             if self._attempting or self.progress.failure is not None:
                 return False
-            begins = self._snapshot is None
-            self._snapshot = snapshot
-            self.progress.submitted()
-            if begins:
+            if self._snapshot is None:
                 self._attempting = True  # or will be in a moment
                 self._answered.clear()
+            self._snapshot = snapshot
+            self.progress.submitted()
             idle = self._cleaned_up.is_set()
             self._cleaned_up.clear()
         if idle:
-            self._start()
+            try:
+                threading.Thread(target=self._run, name="hvdrecover-writer", daemon=True).start()
+            except RuntimeError as error:  # no more threads
+                self._failed(StorageError(self.store.url, f"no thread could be started to write: {error}."))
+                self._let_go()
+                self._cleaned_up.set()
         return True
 
     def hurry(self, attempts: int = ATTEMPTS) -> None:
@@ -257,18 +269,12 @@ class BackgroundWriter:
     def withdraw(self) -> None:
         """Let go of a snapshot that waits for its next attempt; one that is being written stays in flight."""
         with self._lock:
-            if self._snapshot is not None and not self._attempting:
-                self._release(self._snapshot)
-                self._snapshot = None
-                self._answered.set()
+            if not self._attempting:
+                self._let_go()
                 self._wake.set()
 
     def wait_for_cleanup(self, timeout: float) -> bool:
-        """Wait, for so many seconds at most, until nothing is in flight and what is no longer kept is gone.
-
-        Returns:
-            False if the time is over.
-        """
+        """Wait until nothing is in flight and what is no longer kept is gone; False if the time is over."""
         return self.store.clock.wait(self._cleaned_up, timeout)
 
     def stop(self) -> None:
@@ -279,62 +285,42 @@ class BackgroundWriter:
 
     # -- on the writer's thread ------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        try:
-            threading.Thread(target=self._run, name="hvdrecover-writer", daemon=True).start()
-        except RuntimeError as error:  # no more threads
-            self._failed(StorageError(self.store.url, f"no thread could be started to write: {error}."))
-            self._let_go()
-            self._cleaned_up.set()
-
     def _run(self) -> None:
         step_back()
-        while not self._is_done():
-            try:
-                self._write_through()
-            except Exception as error:  # such as of the user's log handler; `wait` must end
-                _report_unhandled(error)
-                self.progress.count(_unforeseen(self.store.url, error))
-                self._let_go()
+        failed = 0  # attempts since the last success, or since `hurry` has cut a pause short
+        while True:
+            with self._lock:
+                if self._stopped or self.progress.failure is not None:
+                    self._let_go()
+                if self._snapshot is None:
+                    self._cleaned_up.set()
+                    return
+                self._attempting = True
+                self._wake.clear()
+            if self._attempt():
+                failed = 0
+                continue
+            failed += 1
+            if self.progress.failure is None and self.store.clock.wait(self._wake, pause_before(failed)):
+                failed = 0
 
-    def _is_done(self) -> bool:
-        with self._lock:
-            if self._snapshot is None:
-                self._cleaned_up.set()
-            return self._snapshot is None
-
-    def _write_through(self) -> None:
-        """Attempt to write until that has succeeded, or never will."""
-        while not self._stopped and self._snapshot is not None:
-            try:
-                retrying(self.store.clock, attempts=None, wake=self._wake)(self._attempt)
-                return
-            except WokenError:
-                continue  # at once, with short pauses again; or not, if stopped
-            except HvdrecoverError:
-                break  # for good; noted as `progress.failure`
-        if self._stopped or self.progress.failure is not None:  # else it was withdrawn; there may be another
-            self._let_go()
-
-    def _attempt(self) -> None:
-        with self._lock:
-            if self._stopped or self._snapshot is None:
-                raise WokenError
-            self._attempting = True
-            self._wake.clear()
+    def _attempt(self) -> bool:
+        """Write the snapshot; return whether it is durable. No error leaves this, as `wait` must end."""
         try:
             self._write()
         except HvdrecoverError as error:
             self._failed(error)
-            raise
+            return False
         except Exception as error:
-            failure = _unforeseen(self.store.url, error)
+            failure = StorageError(self.store.url, f"writing failed in an unforeseen way: {error!r}.")
+            failure.__cause__ = error
             self._failed(failure)
-            raise failure from error
+            return False
+        return True
 
     def _write(self) -> None:
         snapshot, started = self._snapshot, self.store.clock.monotonic()
-        assert snapshot is not None  # `_let_go` takes it away, on this very thread
+        assert snapshot is not None  # only this thread lets go of it now
         is_durable = False
 
         def durable() -> None:
@@ -350,12 +336,15 @@ class BackgroundWriter:
         except Exception as error:
             if not is_durable:
                 raise
-            _report_unhandled(error)
+            _report_unhandled(error)  # of the user's log handler, perhaps
 
     def _failed(self, error: HvdrecoverError) -> None:
         _forget_locals(error)
         assert self._snapshot is not None
-        self.progress.failed(self._snapshot.id, error)
+        try:
+            self.progress.failed(self._snapshot.id, error)
+        except Exception as unhandled:
+            _report_unhandled(unhandled)
         with self._lock:
             self._attempting = False
             self._patience -= 1
@@ -376,12 +365,6 @@ def _report_unhandled(error: Exception) -> None:
     facts = (type(error), error, error.__traceback__, threading.current_thread())
     threading.excepthook(threading.ExceptHookArgs(facts))
     _forget_locals(error)
-
-
-def _unforeseen(url: str, error: Exception) -> StorageError:
-    failure = StorageError(url, f"writing failed in an unforeseen way: {error!r}.")
-    failure.__cause__ = error
-    return failure
 
 
 def _forget_locals(error: BaseException | None) -> None:

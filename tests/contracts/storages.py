@@ -17,8 +17,7 @@ import fsspec
 import pytest
 
 from hvdrecover.checkpoint.storage import LocalStorage, Storage, open_filesystem, open_storage
-from hvdrecover.checkpoint.storage.remote import RemoteStorage
-from hvdrecover.checkpoint.storage.s3 import S3Storage
+from hvdrecover.checkpoint.storage.remote import RemoteStorage, S3Storage
 from hvdrecover.checkpoint.storage.sftp import SftpStorage
 from hvdrecover.drill.storage import set_behaviour
 from hvdrecover.drill.storage import url as drill_url

@@ -14,8 +14,7 @@ import pytest
 from moto.core.responses import ActionAuthenticatorMixin
 from moto.iam.models import iam_backends
 
-from hvdrecover.checkpoint.storage import open_storage
-from hvdrecover.checkpoint.storage import s3 as s3_storage
+from hvdrecover.checkpoint.storage import open_storage, remote
 from hvdrecover.doctor.storage import Trial
 from hvdrecover.errors import ConfigError, StorageError
 from tests.contracts.servers import HOST, S3Server
@@ -201,8 +200,8 @@ def stalled(monkeypatch: pytest.MonkeyPatch) -> Any:
     with socket.create_server((HOST, 0), backlog=100) as server:
         options = s3_options(server.getsockname()[1], connect_timeout=0.2, read_timeout=0.2)
         monkeypatch.setitem(fsspec.config.conf, "s3", options)
-        monkeypatch.setattr(s3_storage, "_PATIENCE", 0.5)
-        monkeypatch.setattr(s3_storage, "_SLOWEST", 1 << 40)
+        monkeypatch.setattr(remote, "_PATIENCE", 0.5)
+        monkeypatch.setattr(remote, "_SLOWEST", 1 << 40)
         yield open_storage("s3://bucket/run")
 
 
@@ -227,8 +226,8 @@ def test_a_part_that_gets_stuck_fails_the_upload(
         return False
 
     s3_server.fault = stuck
-    monkeypatch.setattr(s3_storage, "_PATIENCE", 2.0)
-    monkeypatch.setattr(s3_storage, "_SLOWEST", 1 << 26)
+    monkeypatch.setattr(remote, "_PATIENCE", 2.0)
+    monkeypatch.setattr(remote, "_SLOWEST", 1 << 26)
     try:
         with pytest.raises(StorageError):
             storage.write("f", noise(12 * MIB))

@@ -18,8 +18,7 @@ from hvdrecover.checkpoint.storage.interface import (
     is_full,
 )
 from hvdrecover.checkpoint.storage.local import LocalStorage
-from hvdrecover.checkpoint.storage.remote import RemoteStorage
-from hvdrecover.checkpoint.storage.s3 import S3Storage
+from hvdrecover.checkpoint.storage.remote import RemoteStorage, S3Storage
 from hvdrecover.errors import ConfigError
 from hvdrecover.redaction import redact
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import errno
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
-from typing import NamedTuple, Protocol, TypeVar
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, NamedTuple, TypeVar
 
 from hvdrecover.checkpoint.arena import Bytes
+from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.errors import HvdrecoverError, StorageError
 from hvdrecover.redaction import redact
 
@@ -36,15 +38,20 @@ class Temporary(NamedTuple):
         path: the file, for messages.
         folder: the folder below the root that the file belongs to; empty if unknown.
         nbytes: its size in bytes.
+        handle: the storage's own identity of an unfinished upload.
     """
 
     path: str
     folder: str
     nbytes: int
+    handle: Any = None
 
 
-class Storage(Protocol):
+class Storage(ABC):
     """One checkpoint root.
+
+    A kind of storage implements the methods with an underscore, which raise its own errors. The public ones
+    turn these into `StorageError`, compute digests and hide temporary files.
 
     Attributes:
         url: the root as messages show it, without credentials.
@@ -52,7 +59,7 @@ class Storage(Protocol):
 
     url: str
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027
         """Refuse a storage that lacks something a root needs; called before a job's first claim.
 
         Raises:
@@ -61,36 +68,65 @@ class Storage(Protocol):
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names directly below a folder, sorted; empty if the folder does not exist."""
+        with self._failures(folder, "list the folder"):
+            return sorted(name for name in self._names(folder) if not name.startswith(TEMPORARY))
 
     def size(self, path: str) -> int | None:
         """Return a file's size in bytes, or None if it does not exist."""
+        with self._failures(path, "look at the file"):
+            return self._size(path)
 
     def read(self, path: str) -> bytes:
         """Return the content of a small file."""
+        with self._failures(path, "read the file"):
+            return self._read(path)
 
     def read_into(self, path: str, buffer: Bytes, start: int = 0) -> ReadBytes:
         """Fill ``buffer`` with a file's bytes from ``start`` on; fewer only at the end of the file."""
+        with self._failures(path, "read the file"):
+            digest, total = Digest(), 0
+            for piece, count in self._read_pieces(path, buffer, start):
+                digest.update(piece[:count])
+                total += count
+                if count < len(piece):
+                    break
+            return ReadBytes(total, digest.hex())
 
     def write(self, path: str, buffer: Bytes) -> str:
         """Write a file and return its digest. It is durable on return; a crash may leave a part of it."""
+        with self._failures(path, "write the file"):
+            digest = Digest()
+            for piece in self._write_pieces(path, buffer):
+                digest.update(piece)
+            return digest.hex()
 
     def publish(self, path: str, data: bytes) -> None:
         """Write a small file that is durable on return; readers see all of it or nothing."""
+        with self._failures(path, "write the file"):
+            self._publish(path, data)
 
     def create(self, path: str, data: bytes) -> bool:
         """Like `publish`, but if the file exists, change nothing and return False.
 
         If an answer is lost and the client repeats the request, a file that this call made may give False.
         """
+        with self._failures(path, "create the file"):
+            return self._create(path, data)
 
     def remove(self, path: str) -> None:
         """Delete a file, if it exists."""
+        with self._failures(path, "delete the file"), suppress(FileNotFoundError):
+            self._remove(path)
 
     def delete(self, folder: str) -> None:
         """Delete a folder with its content, if it exists."""
+        with self._failures(folder, "delete the folder"), suppress(FileNotFoundError):
+            self._delete(folder)
 
     def temporaries(self) -> list[Temporary]:
         """Return the files that `names` does not show."""
+        with self._failures("", "look for temporary files"):
+            return self._temporaries()
 
     def tidy(self, stale: Callable[[str], bool]) -> None:
         """Delete temporary files that killed processes left.
@@ -98,6 +134,49 @@ class Storage(Protocol):
         Args:
             stale: given `Temporary.folder`, returns whether the temporary files of that folder may go.
         """
+        with self._failures("", "delete temporary files"):
+            for each in self._temporaries():
+                if stale(each.folder):
+                    with suppress(FileNotFoundError):
+                        self._discard(each)
+
+    def _failures(self, path: str, action: str) -> AbstractContextManager[None]:
+        return failures(self.url, path, action)
+
+    @abstractmethod
+    def _names(self, folder: str) -> Iterable[str]: ...
+
+    @abstractmethod
+    def _size(self, path: str) -> int | None: ...
+
+    @abstractmethod
+    def _read(self, path: str) -> bytes: ...
+
+    @abstractmethod
+    def _read_pieces(self, path: str, buffer: Bytes, start: int) -> Iterator[tuple[Bytes, int]]:
+        """Fill ``buffer`` piece by piece, in order; yield each piece and how many of its bytes were read."""
+
+    @abstractmethod
+    def _write_pieces(self, path: str, buffer: Bytes) -> Iterator[Bytes]:
+        """Write ``buffer`` piece by piece, in order; yield each piece that is written."""
+
+    @abstractmethod
+    def _publish(self, path: str, data: bytes) -> None: ...
+
+    @abstractmethod
+    def _create(self, path: str, data: bytes) -> bool: ...
+
+    @abstractmethod
+    def _remove(self, path: str) -> None: ...
+
+    @abstractmethod
+    def _delete(self, folder: str) -> None: ...
+
+    def _temporaries(self) -> list[Temporary]:
+        return []
+
+    def _discard(self, temporary: Temporary) -> None:
+        raise NotImplementedError
 
 
 @contextmanager

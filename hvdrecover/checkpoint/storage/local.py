@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdrecover.checkpoint.arena import HUGE_PAGE, Bytes
-from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.layout import PAGE
 from hvdrecover.checkpoint.storage.interface import (
     FULL,
     TEMPORARY,
-    ReadBytes,
+    Storage,
     Temporary,
-    failures,
     transferred,
 )
 from hvdrecover.errors import ConfigError
@@ -35,7 +33,6 @@ PIECE = 1 << 24  # bytes
 # With one, the disk idles while the next piece is handed over; with twice as many, nothing was gained.
 _WRITES_AT_ONCE = 2
 _READS_AT_ONCE = 3
-_NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _S3, _GCS, _AZURE = "s3://BUCKET/PATH", "gs://BUCKET/PATH", "az://CONTAINER/PATH"
@@ -56,7 +53,7 @@ QUIRKS = {
 }
 
 
-class LocalStorage:
+class LocalStorage(Storage):
     """A folder of a POSIX file system; files and folders are fsynced."""
 
     def __init__(self, root: Path) -> None:
@@ -78,137 +75,93 @@ class LocalStorage:
                 f"write to this root. Name the storage itself, as {QUIRKS[program]}; that needs no mount.",
             )
 
-    def names(self, folder: str = "") -> list[str]:
-        """Return the names directly below a folder, sorted; empty if the folder does not exist."""
-        with failures(self.url, folder, "list the folder"):
-            try:
-                names = [entry.name for entry in (self._root / folder).iterdir()]
-            except FileNotFoundError:
-                return []
-            return sorted(name for name in names if not name.startswith(TEMPORARY))
+    def _names(self, folder: str) -> list[str]:
+        try:
+            return [entry.name for entry in (self._root / folder).iterdir()]
+        except FileNotFoundError:
+            return []
 
-    def size(self, path: str) -> int | None:
-        """Return a file's size in bytes, or None if it does not exist."""
-        with failures(self.url, path, "look at the file"):
-            try:
-                status = (self._root / path).stat()
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-            return status.st_size if stat.S_ISREG(status.st_mode) else None
+    def _size(self, path: str) -> int | None:
+        try:
+            status = (self._root / path).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
 
-    def read(self, path: str) -> bytes:
-        """Return the content of a small file."""
-        with failures(self.url, path, "read the file"):
-            return (self._root / path).read_bytes()
+    def _read(self, path: str) -> bytes:
+        return (self._root / path).read_bytes()
 
-    def read_into(self, path: str, buffer: Bytes, start: int = 0) -> ReadBytes:
-        """Fill ``buffer`` with a file's bytes from ``start`` on; fewer only at the end of the file."""
-        with failures(self.url, path, "read the file"):
-            digest, total = Digest(), 0
-            with _File(self._root / path, os.O_RDONLY, buffer) as file:
+    def _read_pieces(self, path: str, buffer: Bytes, start: int) -> Iterator[tuple[Bytes, int]]:
+        with _File(self._root / path, os.O_RDONLY, buffer) as file:
 
-                def read(piece: Bytes, at: int) -> int:
-                    piece[::HUGE_PAGE] = 0  # allocate the memory first, so the disk does not wait for it
-                    return file.transfer(lambda fd, data, at: os.preadv(fd, [data], at), piece, start + at)
+            def read(piece: Bytes, at: int) -> int:
+                piece[::HUGE_PAGE] = 0  # allocate the memory first, so the disk does not wait for it
+                return file.transfer(lambda fd, data, at: os.preadv(fd, [data], at), piece, start + at)
 
-                for piece, count in transferred(buffer, PIECE // 2, _READS_AT_ONCE, read):
-                    digest.update(piece[:count])
-                    total += count
-                    if count < len(piece):
-                        break
-            return ReadBytes(total, digest.hex())
+            yield from transferred(buffer, PIECE // 2, _READS_AT_ONCE, read)
 
-    def write(self, path: str, buffer: Bytes) -> str:
-        """Write a file and return its digest. It is durable on return; a crash may leave a part of it."""
-        with failures(self.url, path, "write the file"):
-            target, digest = self._inside(path), Digest()
-            self._make_folder(target.parent)
-            with _File(target, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, buffer) as file:
-                _reserve(file.cached, len(buffer))
+    def _write_pieces(self, path: str, buffer: Bytes) -> Iterator[Bytes]:
+        target = self._inside(path)
+        self._make_folder(target.parent)
+        with _File(target, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, buffer) as file:
+            _reserve(file.cached, len(buffer))
 
-                def write(piece: Bytes, at: int) -> int:
-                    count = file.transfer(os.pwrite, piece, at)
-                    file.forget(at, count)
-                    return count
+            def write(piece: Bytes, at: int) -> int:
+                count = file.transfer(os.pwrite, piece, at)
+                file.forget(at, count)
+                return count
 
-                for piece, count in transferred(buffer, PIECE, _WRITES_AT_ONCE, write):
-                    if count < len(piece):
-                        raise OSError(errno.EIO, "the file system accepts no more bytes")
-                    digest.update(piece)
-                os.fsync(file.cached)
-                file.forget(0, len(buffer))
-            _sync_folder(target.parent)
-            return digest.hex()
+            for piece, count in transferred(buffer, PIECE, _WRITES_AT_ONCE, write):
+                if count < len(piece):
+                    raise OSError(errno.EIO, "the file system accepts no more bytes")
+                yield piece
+            os.fsync(file.cached)
+            file.forget(0, len(buffer))
+        _sync_folder(target.parent)
 
-    def publish(self, path: str, data: bytes) -> None:
-        """Write a small file that is durable on return; readers see all of it or nothing."""
-        with failures(self.url, path, "write the file"):
-            target = self._inside(path)
-            with self._written_aside(target, data) as temporary:
-                temporary.replace(target)
+    def _publish(self, path: str, data: bytes) -> None:
+        with self._written_aside(path, data) as (temporary, target):
+            temporary.replace(target)
+
+    def _create(self, path: str, data: bytes) -> bool:
+        try:
+            with self._written_aside(path, data) as (temporary, target):
+                os.link(temporary, target)  # unlike a rename, this fails if the name exists
+        except FileExistsError:
+            if not os.path.lexists(self._root / path):  # a file exists where a folder should be
+                raise
+            return False
+        return True
+
+    def _remove(self, path: str) -> None:
+        target = self._inside(path)
+        if os.path.lexists(target):  # or a read-only file system would fail
+            target.unlink()
             _sync_folder(target.parent)
 
-    def create(self, path: str, data: bytes) -> bool:
-        """Like `publish`, but if the file exists, change nothing and return False."""
-        with failures(self.url, path, "create the file"):
-            target = self._inside(path)
-            try:
-                with self._written_aside(target, data) as temporary:
-                    _link(temporary, target)
-            except FileExistsError:
-                if not os.path.lexists(target):  # a file exists where a folder should be
-                    raise
-                return False
-            _sync_folder(target.parent)
-            return True
+    def _delete(self, folder: str) -> None:
+        target = self._inside(folder)
+        if not os.path.lexists(target):
+            return
+        while os.path.lexists(target):
+            with suppress(FileNotFoundError):  # another process deletes it at the same time
+                shutil.rmtree(target)
+        _sync_folder(target.parent)
 
-    def remove(self, path: str) -> None:
-        """Delete a file, if it exists."""
-        with failures(self.url, path, "delete the file"):
-            target = self._inside(path)
-            if os.path.lexists(target):  # or a read-only file system would fail
-                target.unlink(missing_ok=True)
-                with suppress(FileNotFoundError):  # another process deletes the folder
-                    _sync_folder(target.parent)
-
-    def delete(self, folder: str) -> None:
-        """Delete a folder with its content, if it exists."""
-        with failures(self.url, folder, "delete the folder"):
-            target = self._inside(folder)
-            if not os.path.lexists(target):
-                return
-            while os.path.lexists(target):
-                with suppress(FileNotFoundError):  # another process deletes it at the same time
-                    shutil.rmtree(target)
-            _sync_folder(target.parent)
-
-    def temporaries(self) -> list[Temporary]:
-        """Return the temporary files of `publish` and `create`."""
-        with failures(self.url, "", "look for temporary files"):
-            found = []
-            for path, folder in self._hidden():
-                with suppress(FileNotFoundError):
-                    found.append(Temporary(str(path.relative_to(self._root)), folder, path.lstat().st_size))
-            return sorted(found)
-
-    def tidy(self, stale: Callable[[str], bool]) -> None:
-        """Delete the files that killed processes left of `publish` and `create`."""
-        with failures(self.url, "", "delete temporary files"):
-            for path, folder in self._hidden():
-                if stale(folder):
-                    path.unlink(missing_ok=True)
-
-    def _hidden(self) -> list[tuple[Path, str]]:
-        """Return each temporary file and the name of its folder, which is empty for the root itself."""
+    def _temporaries(self) -> list[Temporary]:
         if not self._root.is_dir():
             return []
-        folders = [self._root, *(entry for entry in self._root.iterdir() if _is_folder(entry))]
-        return [
-            (path, "" if folder == self._root else folder.name)
-            for folder in folders
-            for path in folder.glob(f"{TEMPORARY}*")
-            if not _is_folder(path)
-        ]
+        found = []
+        for folder in (self._root, *(entry for entry in self._root.iterdir() if _is_folder(entry))):
+            name = "" if folder == self._root else folder.name
+            for path in folder.glob(f"{TEMPORARY}*"):
+                with suppress(FileNotFoundError):
+                    if not _is_folder(path):
+                        found.append(Temporary(f"{name}/{path.name}".lstrip("/"), name, path.lstat().st_size))
+        return sorted(found)
+
+    def _discard(self, temporary: Temporary) -> None:
+        (self._root / temporary.path).unlink()
 
     def _inside(self, path: str) -> Path:
         """Return the absolute path; refuse a symbolic link to a folder, which may lead out of the root."""
@@ -219,16 +172,22 @@ class LocalStorage:
         return target
 
     @contextmanager
-    def _written_aside(self, target: Path, data: bytes) -> Iterator[Path]:
-        """Write a temporary file beside a target, and delete it at the end unless it was renamed."""
+    def _written_aside(self, path: str, data: bytes) -> Iterator[tuple[Path, Path]]:
+        """Write a temporary file beside a target; at the end, make the target's name durable."""
+        target = self._inside(path)
         self._make_folder(target.parent)
         # The name has no process number: two containers on a shared file system may have the same one.
         temporary = target.with_name(TEMPORARY + uuid.uuid4().hex)
         try:
-            _write_new(temporary, data)
-            yield temporary
+            with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+                left = memoryview(data)
+                while left:
+                    left = left[os.write(file, left) :]
+                os.fsync(file)
+            yield temporary, target
         finally:
             temporary.unlink(missing_ok=True)
+        _sync_folder(target.parent)
 
     def _make_folder(self, folder: Path) -> None:
         """Make a folder and its parents durable."""
@@ -333,30 +292,6 @@ def _reserve(file: int, nbytes: int) -> None:
             os.ftruncate(file, 0)
             raise OSError(error, os.strerror(error))
         os.ftruncate(file, nbytes)
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(file, left) :]
-        os.fsync(file)
-
-
-def _link(temporary: Path, target: Path) -> None:
-    """Give a file a second name; unlike a rename, this fails if the name exists."""
-    try:
-        os.link(temporary, target)
-    except OSError as error:
-        if error.errno not in _NO_HARD_LINKS:
-            raise
-        try:
-            _write_new(target, temporary.read_bytes())  # as exclusive, but a crash may leave a part of it
-        except FileExistsError:
-            raise
-        except OSError:
-            target.unlink(missing_ok=True)  # a part of a claim would block its generation
-            raise
 
 
 def _is_folder(path: Path) -> bool:

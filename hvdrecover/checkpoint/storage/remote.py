@@ -1,25 +1,33 @@
-"""A checkpoint root on any fsspec file system, such as Google Cloud Storage or Azure."""
+"""A checkpoint root on any fsspec file system, such as Google Cloud Storage or Azure; and on S3.
+
+On S3, a large file is uploaded in parts, several at a time, and appears with the last request. The parts of a
+killed process stay in the bucket, invisible and paid for, until the upload is aborted.
+"""
 
 from __future__ import annotations
 
 import errno
 import uuid
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.checkpoint.digest import Digest
-from hvdrecover.checkpoint.storage.interface import TEMPORARY, ReadBytes, Temporary, failures, transferred
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.storage.interface import TEMPORARY, Storage, Temporary, failures, transferred
 from hvdrecover.errors import ConfigError
 
 PIECE = 1 << 24  # bytes
 AT_ONCE = 8  # pieces under way; one connection to an object store is too slow for a fast link
 _EXISTS = (errno.EEXIST, errno.EINVAL)  # s3fs raises the latter for a condition that does not hold
+_MOST_PARTS = 10_000  # https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
+_PATIENCE = 60.0  # seconds
+_SLOWEST = 1 << 18  # bytes per second; a slower link is assumed to be dead
 
 
-class RemoteStorage:
+class RemoteStorage(Storage):
     """A folder of an fsspec file system. A file that has been closed is assumed to be durable.
 
     Args:
@@ -34,9 +42,6 @@ class RemoteStorage:
         self._piece = piece
         self._root = root
         self.url = url
-
-    def _path(self, path: str) -> str:
-        return f"{self._root}/{path}" if path else self._root
 
     def check(self) -> None:
         """Refuse a storage that creates a file twice: some ignore the condition, others do not know it.
@@ -63,111 +68,17 @@ class RemoteStorage:
             "so two jobs could write to one root. Name a root on a storage with conditional writes.",
         )
 
-    def names(self, folder: str = "") -> list[str]:
-        """Return the names directly below a folder, sorted; empty if the folder does not exist."""
-        with failures(self.url, folder, "list the folder"):
-            self._fs.invalidate_cache()
-            try:
-                found = self._fs.ls(self._path(folder), detail=False)
-            except FileNotFoundError:
-                return []
-            # An object store may list the folder among its content; others list a file as its own content.
-            paths = {name.strip("/") for name in found} - {self._path(folder).strip("/")}
-            if found and not paths and self._size(folder) is not None:
-                raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
-            names = (path.rsplit("/", 1)[-1] for path in paths)
-            return sorted(name for name in names if not name.startswith(TEMPORARY))
-
-    def size(self, path: str) -> int | None:
-        """Return a file's size in bytes, or None if it does not exist."""
-        with failures(self.url, path, "look at the file"):
-            return self._size(path)
-
-    def read(self, path: str) -> bytes:
-        """Return the content of a small file."""
-        with failures(self.url, path, "read the file"):
-            data: bytes = self._fs.cat_file(self._path(path))
-            return data
-
-    def read_into(self, path: str, buffer: Bytes, start: int = 0) -> ReadBytes:
-        """Fill ``buffer`` with a file's bytes from ``start`` on; fewer only at the end of the file."""
-        with failures(self.url, path, "read the file"):
-            nbytes = self._size(path)
-            if nbytes is None:
-                raise FileNotFoundError(f"there is no file '{path}'")
-            wanted, digest, total = buffer[: max(nbytes - start, 0)], Digest(), 0
-
-            def get(piece: Bytes, at: int) -> int:
-                data = self._fs.cat_file(self._path(path), start=start + at, end=start + at + len(piece))
-                piece[: len(data)] = np.frombuffer(data, dtype=np.uint8)
-                return len(data)
-
-            # Only asynchronous file systems can be used by several threads at a time.
-            at_once = AT_ONCE if self._fs.async_impl else 1
-            for piece, count in transferred(wanted, self._piece, at_once, get):
-                digest.update(piece[:count])
-                total += count
-                if count < len(piece):
-                    break
-            return ReadBytes(total, digest.hex())
-
-    def write(self, path: str, buffer: Bytes) -> str:
-        """Write a file and return its digest. It is durable on return; a crash may leave a part of it."""
-        with failures(self.url, path, "write the file"):
-            self._make_folder(self._path(path).rpartition("/")[0])
-            digest = Digest()
-            with self._fs.open(self._path(path), "wb") as file:
-                for start in range(0, len(buffer), PIECE):
-                    piece = buffer[start : start + PIECE].data
-                    if file.write(piece) not in (len(piece), None):  # some return None
-                        raise OSError(errno.EIO, "the storage accepts no more bytes")
-                    digest.update(piece)
-            return digest.hex()
-
-    def publish(self, path: str, data: bytes) -> None:
-        """Write a small file that is durable on return; readers see all of it or nothing."""
-        with failures(self.url, path, "write the file"):
-            self._make_folder(self._path(path).rpartition("/")[0])
-            self._fs.pipe_file(self._path(path), data)
-
-    def create(self, path: str, data: bytes) -> bool:
-        """Like `publish`, but if the file exists, change nothing and return False."""
-        with failures(self.url, path, "create the file"):
-            self._make_folder(self._path(path).rpartition("/")[0])
-            try:
-                self._fs.pipe_file(self._path(path), data, mode="create")
-            except OSError:
-                if self._size(path) is None:  # storages differ in the error for a file that exists
-                    raise
-                return False
-            return True
-
-    def remove(self, path: str) -> None:
-        """Delete a file, if it exists."""
-        with failures(self.url, path, "delete the file"):
-            try:
-                self._fs.rm_file(self._path(path))
-            except FileNotFoundError:
-                return
-
-    def delete(self, folder: str) -> None:
-        """Delete a folder with its content, if it exists."""
-        with failures(self.url, folder, "delete the folder"):
-            self._fs.invalidate_cache()
-            try:
-                self._fs.rm(self._path(folder), recursive=True)
-            except FileNotFoundError:
-                return
-
-    def temporaries(self) -> list[Temporary]:
-        """Return nothing: a file appears when it is closed."""
-        return []
-
-    def tidy(self, stale: Callable[[str], bool]) -> None:
-        """Do nothing; see `temporaries`."""
-
-    def _make_folder(self, folder: str) -> None:
-        self._fs.makedirs(folder, exist_ok=True)
+    def _names(self, folder: str) -> list[str]:
+        self._fs.invalidate_cache()  # other processes change the root, too
+        try:
+            found = self._fs.ls(self._path(folder), detail=False)
+        except FileNotFoundError:
+            return []
+        # An object store may list the folder among its content; others list a file as its own content.
+        paths = {name.strip("/") for name in found} - {self._path(folder).strip("/")}
+        if found and not paths and self._size(folder) is not None:
+            raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
+        return [path.rsplit("/", 1)[-1] for path in paths]
 
     def _size(self, path: str) -> int | None:
         self._fs.invalidate_cache()
@@ -176,3 +87,111 @@ class RemoteStorage:
         except (FileNotFoundError, NotADirectoryError):
             return None
         return int(info["size"]) if info["type"] == "file" else None
+
+    def _read(self, path: str) -> bytes:
+        data: bytes = self._fs.cat_file(self._path(path))
+        return data
+
+    def _read_pieces(self, path: str, buffer: Bytes, start: int) -> Iterator[tuple[Bytes, int]]:
+        nbytes = self._size(path)
+        if nbytes is None:
+            raise FileNotFoundError(f"there is no file '{path}'")
+
+        def get(piece: Bytes, at: int) -> int:
+            data = self._fs.cat_file(self._path(path), start=start + at, end=start + at + len(piece))
+            piece[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+            return len(data)
+
+        # Only asynchronous file systems can be used by several threads at a time.
+        at_once = AT_ONCE if self._fs.async_impl else 1
+        yield from transferred(buffer[: max(nbytes - start, 0)], self._piece, at_once, get)
+
+    def _write_pieces(self, path: str, buffer: Bytes) -> Iterator[Bytes]:
+        self._make_folder(self._path(path).rpartition("/")[0])
+        with self._fs.open(self._path(path), "wb") as file:
+            for start in range(0, len(buffer), PIECE):
+                piece = buffer[start : start + PIECE]
+                if file.write(piece.data) not in (len(piece), None):  # some return None
+                    raise OSError(errno.EIO, "the storage accepts no more bytes")
+                yield piece
+
+    def _publish(self, path: str, data: bytes) -> None:
+        self._make_folder(self._path(path).rpartition("/")[0])
+        self._fs.pipe_file(self._path(path), data)
+
+    def _create(self, path: str, data: bytes) -> bool:
+        self._make_folder(self._path(path).rpartition("/")[0])
+        try:
+            self._fs.pipe_file(self._path(path), data, mode="create")
+        except OSError:
+            if self._size(path) is None:  # storages differ in the error for a file that exists
+                raise
+            return False
+        return True
+
+    def _remove(self, path: str) -> None:
+        self._fs.rm_file(self._path(path))
+
+    def _delete(self, folder: str) -> None:
+        self._fs.invalidate_cache()
+        self._fs.rm(self._path(folder), recursive=True)
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def _make_folder(self, folder: str) -> None:
+        self._fs.makedirs(folder, exist_ok=True)
+
+
+class S3Storage(RemoteStorage):
+    """A prefix of an S3 bucket, which must exist. `piece` is the size of parts, at least 5 MiB."""
+
+    def _write_pieces(self, path: str, buffer: Bytes) -> Iterator[Bytes]:
+        part = max(self._piece, -(-len(buffer) // _MOST_PARTS))
+        # s3fs uploads a file of at least two parts in parts; a smaller one must be bytes.
+        data = _Slices(buffer) if len(buffer) >= 2 * part else buffer.tobytes()
+        timeout = _PATIENCE + len(buffer) / _SLOWEST  # s3fs limits the time of reads only
+        self._fs.pipe_file(self._path(path), data, chunksize=part, timeout=timeout)
+        yield buffer
+
+    def _delete(self, folder: str) -> None:
+        with suppress(FileNotFoundError):
+            super()._delete(folder)
+        # SeaweedFS has folders, and lists them when they are empty. On S3 this does nothing.
+        bucket, key, _ = self._fs.split_path(self._path(folder))
+        self._fs.call_s3("delete_object", Bucket=bucket, Key=f"{key}/")
+
+    def _temporaries(self) -> list[Temporary]:
+        """Return the unfinished uploads of this root, up to 1000; not those of roots below it."""
+        bucket, key, _ = self._fs.split_path(self._root)
+        prefix = f"{key}/" if key else ""
+        answer = self._fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
+        found = []
+        for each in answer.get("Uploads", ()):
+            path = each["Key"].removeprefix(prefix)
+            if CommitId.parse(path.rpartition("/")[0]) is not None:
+                upload = {"Bucket": bucket, "Key": each["Key"], "UploadId": each["UploadId"]}
+                with suppress(FileNotFoundError):  # the upload has just ended
+                    parts = self._fs.call_s3("list_parts", **upload).get("Parts", ())
+                    nbytes = sum(int(part["Size"]) for part in parts)
+                    found.append(Temporary(path, path.partition("/")[0], nbytes, upload))
+        return found
+
+    def _discard(self, temporary: Temporary) -> None:
+        self._fs.call_s3("abort_multipart_upload", **temporary.handle)
+
+    def _make_folder(self, folder: str) -> None:
+        """Do nothing: prefixes are not made, and no bucket is made because of a misspelt name."""
+
+
+class _Slices:
+    """A buffer whose slices are bytes: the client accepts only these, and a whole copy doubles the memory."""
+
+    def __init__(self, buffer: Bytes) -> None:
+        self._buffer = buffer
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    def __getitem__(self, part: slice) -> bytes:
+        return self._buffer[part].tobytes()

@@ -27,8 +27,7 @@ from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 from paramiko.sftp import CMD_EXTENDED, CMD_VERSION
 
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.checkpoint.digest import Digest
-from hvdrecover.checkpoint.storage.interface import TEMPORARY, ReadBytes, Temporary, failures
+from hvdrecover.checkpoint.storage.interface import TEMPORARY, Storage, Temporary, failures
 from hvdrecover.errors import ConfigError, HostKeyError
 
 CONFIG = "~/.ssh/config"
@@ -42,7 +41,7 @@ _KEEPALIVE = 30  # seconds
 _TIMEOUTS = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout", "channel_timeout"), 30.0)  # seconds
 
 
-class SftpStorage:
+class SftpStorage(Storage):
     """A folder on an SFTP server.
 
     Args:
@@ -52,45 +51,43 @@ class SftpStorage:
         piece: bytes of a large file that are transferred at a time.
     """
 
+    _session: _Session  # of the operation that is under way
+
     def __init__(self, filesystem: StrictSftpFileSystem, root: str, url: str, piece: int = _PIECE) -> None:
         self._fs = filesystem
         self._piece = piece
         self._root = root
         self.url = url
 
-    def check(self) -> None:
-        """Do nothing: SFTP's rename does not replace, and nothing is cached."""
+    @contextmanager
+    def _failures(self, path: str, action: str) -> Iterator[None]:
+        with failures(self.url, path, action), self._fs.session() as self._session:
+            yield
 
-    def names(self, folder: str = "") -> list[str]:
-        """Return the names directly below a folder, sorted; empty if the folder does not exist."""
-        with self._session(folder, "list the folder") as session:
-            try:
-                found = session.listdir(self._path(folder))
-            except FileNotFoundError:
-                if session.exists(self._path(folder)):
-                    raise NotADirectoryError(errno.ENOTDIR, "it is not a folder") from None
-                return []
-            return sorted(name for name in found if not name.startswith(TEMPORARY))
+    def _names(self, folder: str) -> list[str]:
+        try:
+            names: list[str] = self._session.listdir(self._path(folder))
+        except FileNotFoundError:
+            if self._session.exists(self._path(folder)):
+                raise NotADirectoryError(errno.ENOTDIR, "it is not a folder") from None
+            return []
+        return names
 
-    def size(self, path: str) -> int | None:
-        """Return a file's size in bytes, or None if it does not exist."""
-        with self._session(path, "look at the file") as session:
-            try:
-                status = session.stat(self._path(path))
-            except FileNotFoundError:
-                return None
-            return int(status.st_size) if stat.S_ISREG(status.st_mode) else None
+    def _size(self, path: str) -> int | None:
+        try:
+            status = self._session.stat(self._path(path))
+        except FileNotFoundError:
+            return None
+        return int(status.st_size) if stat.S_ISREG(status.st_mode) else None
 
-    def read(self, path: str) -> bytes:
-        """Return the content of a small file."""
-        with self._session(path, "read the file") as session, session.open(self._path(path), "rb") as file:
+    def _read(self, path: str) -> bytes:
+        with self._session.open(self._path(path), "rb") as file:
             data: bytes = file.read()
             return data
 
-    def read_into(self, path: str, buffer: Bytes, start: int = 0) -> ReadBytes:
-        """Fill ``buffer`` with a file's bytes from ``start`` on; fewer only at the end of the file."""
-        with self._session(path, "read the file") as session, session.open(self._path(path), "rb") as file:
-            wanted, digest = buffer[: max(file.stat().st_size - start, 0)], Digest()
+    def _read_pieces(self, path: str, buffer: Bytes, start: int) -> Iterator[tuple[Bytes, int]]:
+        with self._session.open(self._path(path), "rb") as file:
+            wanted = buffer[: max(file.stat().st_size - start, 0)]
             for at in range(0, len(wanted), self._piece):
                 piece = wanted[at : at + self._piece]
                 parts = [piece[done : done + _REQUEST] for done in range(0, len(piece), _REQUEST)]
@@ -100,113 +97,89 @@ class SftpStorage:
                     if len(data) < len(part):
                         raise EOFError("the file became shorter while it was read")
                     part[:] = np.frombuffer(data, dtype=np.uint8)
-                digest.update(piece)
-            return ReadBytes(len(wanted), digest.hex())
+                yield piece, len(piece)
 
-    def write(self, path: str, buffer: Bytes) -> str:
-        """Write a file and return its digest. It is durable on return; a crash may leave a part of it."""
-        with self._session(path, "write the file") as session:
-            target, digest = self._path(path), Digest()
-            self._make_parent(session, target)
-            with session.open(target, "wb") as file:
-                for start in range(0, len(buffer), self._piece):
-                    piece = buffer[start : start + self._piece]
-                    # All requests are sent without waiting; for the last one, paramiko reads all answers.
-                    file.set_pipelined(True)
-                    file.write(piece[:-1].data)
-                    file.set_pipelined(False)
-                    file.write(piece[-1:].data)
-                    digest.update(piece)
-                session.sync(file)
-            session.sync_folder(_parent(target))
-            return digest.hex()
+    def _write_pieces(self, path: str, buffer: Bytes) -> Iterator[Bytes]:
+        target = self._path(path)
+        self._make_parent(target)
+        with self._session.open(target, "wb") as file:
+            for start in range(0, len(buffer), self._piece):
+                piece = buffer[start : start + self._piece]
+                # All requests are sent without waiting; for the last one, paramiko reads all answers.
+                file.set_pipelined(True)
+                file.write(piece[:-1].data)
+                file.set_pipelined(False)
+                file.write(piece[-1:].data)
+                yield piece
+            self._session.sync(file)
+        self._session.sync_folder(_parent(target))
 
-    def publish(self, path: str, data: bytes) -> None:
-        """Write a small file that is durable on return; readers see all of it or nothing."""
-        with self._session(path, "write the file") as session:
-            self._place(session, self._path(path), data, session.posix_rename)
+    def _publish(self, path: str, data: bytes) -> None:
+        self._place(self._path(path), data, self._session.posix_rename)
 
-    def create(self, path: str, data: bytes) -> bool:
-        """Like `publish`, but if the file exists, change nothing and return False."""
-        with self._session(path, "create the file") as session:
-            target = self._path(path)
-            if session.exists(target):
-                return False
-            try:
-                self._place(session, target, data, session.rename)
-            except OSError:
-                if not session.exists(target):  # servers only say that the rename failed
-                    raise
-                return False
-            return True
+    def _create(self, path: str, data: bytes) -> bool:
+        target = self._path(path)
+        if self._session.exists(target):
+            return False
+        try:
+            self._place(target, data, self._session.rename)
+        except OSError:
+            if not self._session.exists(target):  # servers only say that the rename failed
+                raise
+            return False
+        return True
 
-    def remove(self, path: str) -> None:
-        """Delete a file, if it exists."""
-        with self._session(path, "delete the file") as session, suppress(FileNotFoundError):
-            self._check_is_folder(session, _parent(self._path(path)))
-            session.remove(self._path(path))
-            session.sync_folder(_parent(self._path(path)))
+    def _remove(self, path: str) -> None:
+        target = self._path(path)
+        self._check_is_folder(_parent(target))
+        self._session.remove(target)
+        self._session.sync_folder(_parent(target))
 
-    def delete(self, folder: str) -> None:
-        """Delete a folder with its content, if it exists."""
-        with self._session(folder, "delete the folder") as session, suppress(FileNotFoundError):
-            self._check_is_folder(session, self._path(folder))
-            session.delete(self._path(folder))
-            session.sync_folder(_parent(self._path(folder)))
+    def _delete(self, folder: str) -> None:
+        target = self._path(folder)
+        self._check_is_folder(target)
+        self._session.delete(target)
+        self._session.sync_folder(_parent(target))
 
-    def temporaries(self) -> list[Temporary]:
-        """Return the temporary files of `publish` and `create`."""
-        with self._session("", "look for temporary files") as session:
-            return self._temporaries(session)
-
-    def tidy(self, stale: Callable[[str], bool]) -> None:
-        """Delete the files that killed processes left of `publish` and `create`."""
-        with self._session("", "delete temporary files") as session:
-            for found in self._temporaries(session):
-                if stale(found.folder):
-                    session.remove(self._path(found.path))
-
-    def _temporaries(self, session: _Session) -> list[Temporary]:
-        entries = session.listdir_attr(self._root)
+    def _temporaries(self) -> list[Temporary]:
+        entries = self._session.listdir_attr(self._root)
         folders = ["", *(entry.filename for entry in entries if stat.S_ISDIR(entry.st_mode))]
         return [
             Temporary(f"{folder}/{entry.filename}".lstrip("/"), folder, entry.st_size or 0)
             for folder in folders
-            for entry in (session.listdir_attr(self._path(folder)) if folder else entries)
+            for entry in (self._session.listdir_attr(self._path(folder)) if folder else entries)
             if entry.filename.startswith(TEMPORARY) and not stat.S_ISDIR(entry.st_mode)
         ]
+
+    def _discard(self, temporary: Temporary) -> None:
+        self._session.remove(self._path(temporary.path))
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
 
-    def _make_parent(self, session: _Session, target: str) -> None:
-        session.make_folder(_parent(target))
-        self._check_is_folder(session, _parent(target))
+    def _make_parent(self, target: str) -> None:
+        self._session.make_folder(_parent(target))
+        self._check_is_folder(_parent(target))
 
-    def _check_is_folder(self, session: _Session, folder: str) -> None:
+    def _check_is_folder(self, folder: str) -> None:
         """Refuse a symbolic link, which may lead out of the root; the root itself may be one."""
-        if folder != self._root and not stat.S_ISDIR(session.lstat(folder).st_mode):
+        if folder != self._root and not stat.S_ISDIR(self._session.lstat(folder).st_mode):
             raise NotADirectoryError(errno.ENOTDIR, "it is a link, or not a folder")
 
-    def _place(self, session: _Session, target: str, data: bytes, rename: Callable[[str, str], None]) -> None:
+    def _place(self, target: str, data: bytes, rename: Callable[[str, str], None]) -> None:
         """Write a temporary file beside a target, and rename it when it is durable."""
-        self._make_parent(session, target)
+        self._make_parent(target)
         temporary = f"{_parent(target)}/{TEMPORARY}{uuid.uuid4().hex}"
         try:
-            with session.open(temporary, "wb") as file:
+            with self._session.open(temporary, "wb") as file:
                 file.write(data)
-                session.sync(file)
+                self._session.sync(file)
             rename(temporary, target)
         except OSError:
             with suppress(OSError):
-                session.remove(temporary)
+                self._session.remove(temporary)
             raise
-        session.sync_folder(_parent(target))
-
-    @contextmanager
-    def _session(self, path: str, action: str) -> Iterator[_Session]:
-        with failures(self.url, path, action), self._fs.session() as session:
-            yield session
+        self._session.sync_folder(_parent(target))
 
 
 class _Session(paramiko.SFTPClient):  # type: ignore[misc]

@@ -173,18 +173,6 @@ def test_readers_of_a_file_that_is_published_anew_see_a_whole_one(local):
     assert {(len(content), len(set(content))) for content in seen} == {(10_000, 1)}
 
 
-@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_create_is_exclusive_on_file_systems_without_hard_links(local, tmp_path, monkeypatch, code):
-    def link(*args):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "link", link)
-    assert local.create("a/1", b"mine") is True
-    assert local.create("a/1", b"theirs") is False
-    assert local.read("a/1") == b"mine"
-    assert files_below(tmp_path) == ["a/1"]
-
-
 def test_files_and_their_folders_are_synced_before_a_write_returns(local, tmp_path, monkeypatch):
     synced = []
     fsync = os.fsync

@@ -10,10 +10,9 @@ import pytest
 
 from hvdrecover.checkpoint import writer as writers
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.niceness import BACKGROUND
 from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.retrying import ATTEMPTS, retry_delay
-from hvdrecover.checkpoint.writer import BackgroundWriter
+from hvdrecover.checkpoint.writer import BACKGROUND, BackgroundWriter
 from hvdrecover.errors import CorruptCheckpointError, FencedError, HvdrecoverError, StorageError
 from tests.fakes.clock import SharedClock
 from tests.unit.checkpoint.roots import Gate, Wrapped, assert_is, content, make_snapshot, make_store
