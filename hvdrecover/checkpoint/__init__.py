@@ -1,1 +1,4 @@
-"""Durable commits: framework-neutral bytes, manifests and storage."""
+"""Durable commits: framework-neutral bytes, manifests and storage.
+
+Every function that is given a storage raises `StorageError` if the storage fails.
+"""

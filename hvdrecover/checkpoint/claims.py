@@ -100,7 +100,6 @@ def read(storage: Storage, generation: int) -> Claim:
 
     Raises:
         FormatVersionError: it is of a format that this version does not know.
-        StorageError: the storage failed.
     """
     try:
         fields = json.loads(root.read_note(storage, _path(generation)))
@@ -195,7 +194,7 @@ class Claims:
             claimed = self.generations()
             if again and not self._has_claimed(claimed):
                 raise self._gone(f"{CLAIMS}/ holds no claim of this job, which has claimed the root before")
-            newest = owner(self._deciding(claimed))
+            newest = owner(deciding(self._storage, claimed))
             if newest is not None and newest.job != self._job and self._has_claimed(claimed):
                 raise self._replaced(newest)
             if newest is not None and newest.generation == claimed[0] and newest.maker == self._maker:
@@ -215,7 +214,6 @@ class Claims:
 
         Raises:
             EmptiedRootError: a claim is missing.
-            StorageError: the storage failed.
         """
         found = {self.read(generation).start for generation in self.generations()}
         if missing := [where for start, where in left.items() if start not in found]:
@@ -236,9 +234,6 @@ class Claims:
 
         Returns:
             Start to the generation under which it took the root.
-
-        Raises:
-            StorageError: the storage failed.
         """
         found = [self.read(generation) for generation in self.generations()]
         makers = {claim.job for claim in found if claim.acknowledged}
@@ -300,7 +295,7 @@ class Claims:
         """See `check`. Returns the newest claim of this start, which has the root; None if there is none."""
         if self._ours is not None and self._ours.generation not in claimed:
             raise self._gone(f"the claim {_path(self._ours.generation)} of this job is gone")
-        found = self._deciding(claimed)
+        found = deciding(self._storage, claimed)
         newest = owner(found)
         if newest is not None and newest.start != self._start:
             raise self._left_behind(newest) if newest.job == self._job else self._replaced(newest)
@@ -310,15 +305,6 @@ class Claims:
             if claim.start == self._start and (claim.generation > generation or claim.maker != ours.maker):
                 raise self._left_behind(claim)
         return newest
-
-    def _deciding(self, claimed: Sequence[int]) -> list[Claim]:
-        """See the function `deciding`; a damaged claim of this process counts as it was made."""
-        ours = self._ours
-        found = deciding(self._storage, claimed)
-        return [
-            ours if ours and not claim.job and claim.generation == ours.generation else claim
-            for claim in found
-        ]
 
     def _has_claimed(self, claimed: Sequence[int], start: str | None = None) -> bool:
         """Return whether any claim is this job's, or this start's; reads about two of each start."""

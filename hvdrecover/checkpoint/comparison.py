@@ -71,7 +71,6 @@ def compare(storage: Storage, a: CommitId, b: CommitId, advance: Callable[[int],
     Raises:
         CorruptCheckpointError: one of them is damaged.
         FormatVersionError: one of them is of a newer format.
-        StorageError: the storage failed.
     """
     manifests = [read_manifest(storage, commit) for commit in (a, b)]
     found: list[Difference] = []

@@ -13,10 +13,9 @@ from hvdrecover.checkpoint import layout
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.comparison import only_tensors
 from hvdrecover.checkpoint.layout import TensorSpec
-from hvdrecover.checkpoint.manifest import Manifest
+from hvdrecover.checkpoint.manifest import HasState
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.root import read_layout, read_manifest
-from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import Storage, failures
 from hvdrecover.errors import ExportError
 
@@ -72,7 +71,7 @@ def to_safetensors(
     return names
 
 
-def chosen(commit: Manifest | Snapshot, only: Sequence[str], url: str) -> list[str]:
+def chosen(commit: HasState, only: Sequence[str], url: str) -> list[str]:
     """Return the attributes that a user names, in the order of the commit; all, if none is named.
 
     Args:

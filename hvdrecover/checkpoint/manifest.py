@@ -37,8 +37,24 @@ class FileEntry:
     digest: str
 
 
+class HasState:
+    """A commit, with or without its tensors: a `Manifest` or a `hvdrecover.checkpoint.snapshot.Snapshot`."""
+
+    state: dict[str, Any]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The structure of each attribute but the samplers: containers, plain values, names of tensors."""
+        return self.state.get("attributes", {})  # type: ignore[no-any-return]
+
+    @property
+    def samplers(self) -> dict[str, Any]:
+        """The cursor of each sampler, by attribute name."""
+        return self.state.get("samplers", {})  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(HasState):
     """Everything about a commit but its tensors.
 
     Attributes:
@@ -70,16 +86,6 @@ class Manifest:
     def id(self) -> CommitId:
         """The commit's identity."""
         return CommitId(self.generation, self.commit)
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """The structure of each attribute but the samplers: containers, plain values, names of tensors."""
-        return self.state.get("attributes", {})  # type: ignore[no-any-return]
-
-    @property
-    def samplers(self) -> dict[str, Any]:
-        """The cursor of each sampler, by attribute name."""
-        return self.state.get("samplers", {})  # type: ignore[no-any-return]
 
     @property
     def by_attribute(self) -> dict[str, FileEntry]:

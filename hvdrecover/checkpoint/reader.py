@@ -131,7 +131,6 @@ def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Sna
     Raises:
         NoUsableCommitError: the root has held durable commits, and none can be used.
         FormatVersionError: the newest commit is of a newer format.
-        StorageError: the storage failed.
     """
 
     def skipped(commit: CommitId, reason: str, error: CheckpointError | None) -> None:

@@ -195,9 +195,6 @@ def delete_commit(storage: Storage, commit: CommitId) -> None:
     """Delete a commit, or the folder of one that was never completed.
 
     The manifest goes first: a process that is killed at any step leaves a whole commit or an incomplete one.
-
-    Raises:
-        StorageError: the storage failed.
     """
     storage.remove(root.manifest_path(commit))
     storage.delete(commit.name)
@@ -219,9 +216,6 @@ def incomplete(
 
     Returns:
         Those that were never completed; and those whose manifest was lost, and that are not marked yet.
-
-    Raises:
-        StorageError: the storage failed.
     """
     commits = root.commits(storage)
     there = {each for each in commits if each in complete or root.may_be_complete(storage, each)}

@@ -48,7 +48,6 @@ def check_size(storage: Storage, commit: CommitId, entry: FileEntry) -> None:
 
     Raises:
         CorruptCheckpointError: it is missing or has another size.
-        StorageError: the storage failed.
     """
     path = f"{commit.name}/{entry.name}"
     size = storage.size(path)
@@ -64,7 +63,6 @@ def read_layout(storage: Storage, commit: CommitId, entry: FileEntry) -> Layout:
 
     Raises:
         CorruptCheckpointError: the file is missing, has another size, or its header is malformed.
-        StorageError: the storage failed.
     """
     check_size(storage, commit, entry)
     path = f"{commit.name}/{entry.name}"
@@ -114,7 +112,6 @@ def read_note(storage: Storage, path: str) -> str:
 
     Raises:
         ValueError: it is not text.
-        StorageError: the storage failed.
     """
     size = storage.size(path)
     return "" if size is None or size > _MAX_NOTE else storage.read(path).decode()
@@ -126,11 +123,7 @@ def reason(storage: Storage, commit: CommitId, error: Exception) -> str:
 
 
 def manifest_text(storage: Storage, commit: CommitId) -> bytes | None:
-    """A commit's manifest as it is written, valid or not; None if there is none.
-
-    Raises:
-        StorageError: the storage failed.
-    """
+    """A commit's manifest as it is written, valid or not; None if there is none."""
     path = manifest_path(commit)
     try:
         return storage.read(path) if is_complete(storage, commit) else None
@@ -147,7 +140,6 @@ def read_manifest(storage: Storage, commit: CommitId) -> Manifest:
         IncompleteCommitError: the manifest is missing.
         CorruptCheckpointError: it is truncated, altered or nonsense.
         FormatVersionError: it was written in a newer format.
-        StorageError: the storage failed.
     """
     path = manifest_path(commit)
     url = f"{storage.url}/{path}"

@@ -10,11 +10,11 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.layout import Layout
-from hvdrecover.checkpoint.manifest import FileEntry, Manifest
+from hvdrecover.checkpoint.manifest import FileEntry, HasState, Manifest
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class Snapshot(HasState):
     """Everything that a job needs to resume from one commit; it does not change.
 
     Attributes:
@@ -79,16 +79,6 @@ class Snapshot:
             dataset=self.dataset,
             finished=self.finished,
         )
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """The structure of each attribute but the samplers: containers, plain values, names of tensors."""
-        return self.state.get("attributes", {})  # type: ignore[no-any-return]
-
-    @property
-    def samplers(self) -> dict[str, Any]:
-        """The cursor of each sampler, by attribute name."""
-        return self.state.get("samplers", {})  # type: ignore[no-any-return]
 
     @property
     def layouts(self) -> dict[str, Layout]:

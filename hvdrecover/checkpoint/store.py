@@ -89,9 +89,6 @@ class Store:
 
         Args:
             suspects: ranges of commits that are not to be resumed from; see `load_newest`.
-
-        Raises:
-            StorageError: the storage failed.
         """
         commits = (each for each in root.commits(self.storage) if not each.is_within(suspects))
         return next((each for each in commits if root.is_complete(self.storage, each)), None)

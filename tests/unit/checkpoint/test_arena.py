@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hvdrecover.checkpoint.arena import Arena, allocate
-from hvdrecover.checkpoint.layout import PAGE, TensorSpec, plan
+from hvdrecover.checkpoint.layout import TensorSpec, plan
 
 SIZE = 1 << 23  # bytes
 
@@ -47,34 +47,6 @@ def test_a_forked_child_has_no_part_of_it():
     assert in_child(lambda: int(ordinary[-1])) == 1
     assert in_child(lambda: int(memory[0])) == -signal.SIGSEGV
     assert in_child(lambda: int(memory[-1])) == -signal.SIGSEGV
-
-
-def test_a_child_that_lives_on_does_not_make_the_parent_keep_two_copies():
-    memory, ordinary = allocate(SIZE), np.empty(SIZE, dtype=np.uint8)
-    memory[:] = ordinary[:] = 1
-    ready, done = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(done[1])
-        os.write(ready[1], b"x")
-        os.read(done[0], 1)  # until the parent has closed its end
-        os._exit(0)
-    try:
-        os.read(ready[0], 1)
-        # The kernel counts a page that is shared with a child for half in the proportional set size.
-        assert int(mapping(ordinary)["Pss"][0]) < 0.75 * int(mapping(ordinary)["Rss"][0])
-        assert mapping(memory)["Pss"] == mapping(memory)["Rss"]
-        memory[:] = 2
-        assert int(mapping(memory)["Rss"][0]) <= (SIZE + 2 * PAGE) // 1024
-    finally:
-        os.close(done[1])
-        os.waitpid(child, 0)
-        for descriptor in (*ready, done[0]):
-            os.close(descriptor)
-
-
-def test_the_kernel_is_told_not_to_copy_it_into_children():
-    assert "dc" in mapping(allocate(SIZE))["VmFlags"]
 
 
 def test_memory_is_offered_back_to_the_system():

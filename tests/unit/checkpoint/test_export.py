@@ -11,7 +11,7 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.errors import CorruptCheckpointError, ExportError, StorageError
+from hvdrecover.errors import CorruptCheckpointError, ExportError
 from tests.unit.checkpoint.roots import make_store
 
 ID = CommitId(1, 1)
@@ -83,12 +83,6 @@ def test_a_broken_commit_leaves_no_file_and_keeps_the_old_one(storage, folder):
     with pytest.raises(CorruptCheckpointError, match=rf"{ID}/model\.safetensors: .*digest"):
         written(storage, path, "model", force=True)
     assert [(file.name, file.read_bytes()) for file in folder.iterdir()] == [("x.safetensors", b"mine")]
-
-
-def test_a_folder_that_is_not_there_is_an_error_that_names_the_file(storage, folder):
-    path = folder / "missing" / "x.safetensors"
-    with pytest.raises(StorageError, match=f"^{path}: .*No such file"):
-        written(storage, path, "model")
 
 
 def test_a_file_that_appears_meanwhile_is_not_replaced(folder):

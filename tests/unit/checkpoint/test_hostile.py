@@ -413,16 +413,15 @@ def test_a_file_that_is_a_pipe_does_not_hang(tmp_path, name):
     assert read(root) is None
 
 
-@pytest.mark.parametrize("header", [True, False], ids=["with a header", "without"])
-def test_a_data_file_larger_than_memory_is_an_error(tmp_path, header):
+def test_a_data_file_larger_than_memory_is_an_error(tmp_path):
     size = 1 << 40
     start = safetensors({"x": {"dtype": "U8", "shape": [size - 128], "data_offsets": [0, size - 128]}})
     assert len(start) == 128
     fields = valid_fields({})
     fields["files"] = [{"name": "model.safetensors", "size": size, "digest": "0" * 32}]
-    root = write(tmp_path, signed(json.dumps(fields)), {"model.safetensors": start if header else b""})
+    root = write(tmp_path, signed(json.dumps(fields)), {"model.safetensors": start})
     os.truncate(root / ID.name / "model.safetensors", size)
-    with pytest.raises(StorageError if header else CorruptCheckpointError):
+    with pytest.raises(StorageError):
         read_commit(LocalStorage(root), ID)
 
 

@@ -1,8 +1,6 @@
 """The leftovers of killed processes, outages and full disks at a root are deleted, and nothing else is."""
 
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,48 +15,7 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.errors import FencedError, StorageError
 from tests.integration.mounts import mounted
-from tests.unit.checkpoint.roots import Wrapped, make_snapshot, make_store
-
-TIMEOUT = 60  # seconds; never reached unless something is broken
-
-LIFE = '''
-"""One process of rank 0: makes commits, and is killed in the last. Notes how large the root was."""
-import os, signal, sys
-from pathlib import Path
-from tests.unit.checkpoint.test_leftovers import large, used
-from hvdrecover.checkpoint.storage import LocalStorage
-from tests.unit.checkpoint.roots import make_store
-
-root, step = Path(sys.argv[1]), sys.argv[2]
-generation, nbytes, count = map(int, sys.argv[3:])
-
-class Noting:
-    def __init__(self, storage):
-        self.storage, self.url = storage, storage.url
-
-    def __getattr__(self, name):
-        call = getattr(self.storage, name)
-
-        def noted(*args):
-            result = call(*args)
-            with (root.parent / "sizes").open("a") as file:
-                print(used(root), file=file)
-            if last and step == f"{name} {args[0].split('/')[-1]}":
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-
-        return noted if name in ("write", "publish", "remove", "delete") else call
-
-last = False
-store = make_store(Noting(LocalStorage(root)), keep=1)
-if generation == 1:
-    store.claim_next()
-for number in range(count):
-    last = number == count - 1
-    durable = lambda: last and step == "durable" and os.kill(os.getpid(), signal.SIGKILL)
-    store.write(large(generation, 10 * generation + number, nbytes), 0, durable)
-os.kill(os.getpid(), signal.SIGKILL)
-'''
+from tests.unit.checkpoint.roots import Killed, Wrapped, make_snapshot, make_store
 
 
 def large(generation, commit, nbytes):
@@ -71,33 +28,21 @@ def used(root):
     return sum(path.lstat().st_blocks * 512 for path in root.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize(
-    ("step", "nbytes", "count", "kills"),
-    [
-        ("durable", 60_000_000, 1, 6),
-        ("at rest", 60_000_000, 3, 6),
-        ("write model.safetensors", 1 << 20, 2, 3),
-        ("write optimizer.safetensors", 1 << 20, 2, 3),
-        (f"publish {FILE_NAME}", 1 << 20, 1, 4),
-        (f"remove {FILE_NAME}", 1 << 20, 2, 3),
-    ],
-)
-def test_whatever_kills_rank_0_the_root_holds_two_commits_and_the_one_being_written(
-    tmp_path, step, nbytes, count, kills
-):
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", range(1, 12))
+def test_whatever_kills_rank_0_the_root_holds_two_commits_and_the_one_being_written(root, step, after):
     """The other ranks live on, so the next rank 0 never starts the job anew."""
-    root = tmp_path / "root"
-    for generation in range(1, kills + 1):
-        life = [sys.executable, "-c", LIFE, str(root), step, str(generation), str(nbytes), str(count)]
-        ended = subprocess.run(life, timeout=TIMEOUT, capture_output=True, text=True)
-        assert ended.returncode == -9, ended.stderr
-        assert len(commits(LocalStorage(root))) <= 3
-    sizes = [int(line) for line in (tmp_path / "sizes").read_text().split()]
-    assert nbytes < max(sizes) < 3 * nbytes + (1 << 19)
-    store = make_store(LocalStorage(root), keep=1)
-    store.write(large(90, 900, nbytes), 0)
-    assert commits(store.storage) == [CommitId(90, 900)]
-    assert used(root) < nbytes + (1 << 19)
+    make_store(root).claim_next()
+    for generation in range(1, 6):
+        wrapped = Wrapped(root)
+        wrapped.kill_at, wrapped.after = step, after
+        rank_0 = make_store(wrapped, keep=1)
+        with pytest.raises(Killed):
+            for number in range(10):
+                rank_0.write(make_snapshot(generation + 1, 10 * generation + number), rank=0)
+        assert len(commits(root)) <= 3
+    make_store(root, keep=1).write(make_snapshot(90, 900), rank=0)
+    assert commits(root) == [CommitId(90, 900)]
 
 
 def test_a_commit_that_was_replaced_in_an_outage_leaves_nothing(root):

@@ -292,6 +292,3 @@ def test_a_storage_that_is_away_is_an_error_and_nothing_is_walked_back_over(stor
     with pytest.raises(StorageError, match="I/O error"):
         load_newest(away)
     assert away.events.of("skipped") == []
-
-
-# -- what claims to be large ---------------------------------------------------------------------------

@@ -269,14 +269,6 @@ def test_two_processes_of_one_job_cannot_both_write_one_generation(root):
         write_all(other, make_snapshot(2, 3))
 
 
-def test_a_claim_of_ours_that_was_damaged_does_not_fence_us(root):
-    store = make_store(root)
-    store.claim_next()
-    root.publish("claims/g0001.json", b"")
-    store.claims.take(2)
-    assert store.claims.generations() == [2, 1]
-
-
 # -- being killed --------------------------------------------------------------------------------------
 
 

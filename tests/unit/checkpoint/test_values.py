@@ -1,5 +1,4 @@
 import collections
-import contextlib
 import dataclasses
 import datetime
 import enum
@@ -13,8 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hvdrecover.checkpoint.values import decode, encode
 from hvdrecover.errors import UnsupportedValueError
@@ -495,29 +492,6 @@ def test_deep_nesting_gives_a_value_error():
         decode(value)
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.text(max_size=3) | st.sampled_from(sorted({next(iter(p)) for p in HOSTILE})), inner, max_size=3
-        )
-        | st.builds(
-            lambda tag, payload: {tag: payload},
-            st.sampled_from(sorted({next(iter(p)) for p in HOSTILE})),
-            inner,
-        )
-    ),
-    max_leaves=8,
-)
-
-
-@given(json_values)
-def test_whatever_the_payload_nothing_but_a_value_error_comes_out(payload):
-    with contextlib.suppress(ValueError):
-        decode(payload)
-
-
 def test_decoding_wakes_no_lazy_module(monkeypatch):
     class Lazy(types.ModuleType):
         def __getattribute__(self, name):
@@ -547,42 +521,3 @@ def test_decoding_calls_no_constructor(monkeypatch):
     monkeypatch.setattr(Phase, "_missing_", forbidden)
     busy, frozen, point, phase = decode(encoded)
     assert (busy.value, frozen.name, point.x, phase) == (1, "x", 1, Phase.TRAIN)
-
-
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.complex_numbers()
-    | st.text(max_size=8)
-    | st.binary(max_size=8)
-    | st.dates()
-    | st.datetimes()
-    | st.times()
-    | st.timedeltas()
-    | st.sampled_from([*Phase, *Level, *Mode, Access.READ | Access.WRITE, Point(1), Frozen("f")])
-)
-hashables = st.recursive(
-    scalars.filter(lambda value: value == value),
-    lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3),
-    max_leaves=4,
-)
-trees = st.recursive(
-    scalars,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.tuples(inner, inner)
-        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-        | st.dictionaries(hashables, inner, max_size=3)
-        | st.sets(hashables, max_size=3)
-        | st.builds(Schedule, st.floats(), st.lists(inner, max_size=2), inner)
-        | st.builds(collections.deque, st.lists(inner, max_size=3))
-    ),
-    max_leaves=12,
-)
-
-
-@given(trees)
-def test_any_tree_comes_back(value):
-    assert same(round_trip(value), value)
