@@ -46,6 +46,7 @@ from hvdrecover.errors import CheckpointError, CorruptCheckpointError
 
 BUFFER = f"{TEMPORARY}buffer-"
 _NICENESS = 5  # of the tier's thread: behind training, but not by so much that steps overtake it
+_HEAD_START = 0.005  # seconds for the ranks to end the commit; they wait for each other
 _PIECE = 1 << 22  # bytes that are digested between two looks at whether the memory was taken
 _FIRST = 2  # buffers: one for the newest sealed commit, one for the next; a third when both are in use
 _PATIENCE = 10  # commits in a row with other tensors each, after which no memory is made for the next
@@ -237,6 +238,7 @@ class _Commit:
         """Return the digests of the files by attribute name; None if the memory was taken meanwhile."""
         if self.snapshot.digests is not None:
             return self.snapshot.digests
+        self.taken.wait(_HEAD_START)
         digests = {name: Digest() for name in self.buffer.arenas}
         for name, arena in self.buffer.arenas.items():
             for start in range(0, len(arena.buffer), _PIECE):
