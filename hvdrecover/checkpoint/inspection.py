@@ -2,8 +2,7 @@
 
 Only `prune` changes anything. The results are dataclasses; their fields are the keys of ``--json``, which
 docs/commands.md describes. A commit that is listed as complete may still have a damaged data file, which only
-`verify` finds. All functions raise `UnknownCommitError` for a folder that is no checkpoint root, and
-`StorageError` if the storage failed.
+`verify` finds. For a folder that is not a checkpoint root, the functions raise `UnknownCommitError`.
 """
 
 from __future__ import annotations
@@ -375,7 +374,7 @@ def plan_pruning(storage: Storage, keep: Keep, clock: Clock) -> Pruning:
     """Decide what to delete, by the rules of a job's retention; changes nothing.
 
     Raises:
-        ConfigError: no commit has the number that ``keep.best`` goes by.
+        ConfigError: no commit has the metric of ``keep.best``.
     """
     unwanted = Pruner(storage, keep, clock).expired()
     listing = look(storage)
@@ -418,7 +417,7 @@ def check_one_is_intact(storage: Storage, plan: Pruning, advance: Advance) -> No
 
 
 def prune(storage: Storage, plan: Pruning) -> Pruning:
-    """Delete the commits and files of a plan. If that fails, what was deleted before stays deleted."""
+    """Delete the commits and files of a plan. Deletions before an error stand."""
     for each in plan.deleted:
         delete_commit(storage, each.id)
     if plan.aside:

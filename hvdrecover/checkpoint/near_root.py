@@ -230,7 +230,7 @@ def look(path: Path) -> Room:
     """Return the room in a folder's file system.
 
     Raises:
-        OSError: the folder, or ``/proc``, can't be read.
+        OSError: the folder or ``/proc`` is unreadable.
     """
     status = os.statvfs(path)
     left = available().nbytes if "tmpfs" in mount_of(path).kind else None

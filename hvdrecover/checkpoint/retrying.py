@@ -15,7 +15,7 @@ ATTEMPTS = 5  # where somebody waits for the result: 4 to 8 seconds of pauses
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Of its own: the global generator is the user's, and must not be moved on.
+# A private generator: drawing from the global one would change the numbers that the script draws.
 _dice = random.Random()
 
 

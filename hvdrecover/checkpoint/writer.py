@@ -2,7 +2,7 @@
 
 1. The training thread submits a snapshot. Until its write ends it is `in_flight`, and must not change.
 2. The writer's thread attempts to write it, by `Store.write`. When it is durable, the writer lets go of it,
-   and then, while nobody waits any more, deletes what is no longer kept.
+   and then deletes expired commits. A snapshot that is submitted meanwhile is written next.
 3. A write that fails begins an *outage*: attempts continue, with pauses, until one succeeds or the writer is
    stopped. In a pause a newer snapshot may take the place of the one that waits.
 4. What time cannot mend, such as another job at the root, ends it for good: `Progress.failure`.
@@ -163,7 +163,7 @@ class Progress:
 
 
 class BackgroundWriter:
-    """Writes one snapshot at a time on a thread of its own. All methods are for the thread that trains.
+    """Writes one snapshot at a time on a background thread. All methods are for the training thread.
 
     Args:
         store: where to write.
@@ -274,7 +274,7 @@ class BackgroundWriter:
                 self._wake.set()
 
     def wait_for_cleanup(self, timeout: float) -> bool:
-        """Wait until nothing is in flight and what is no longer kept is gone; False if the time is over."""
+        """Wait until nothing is in flight and expired commits are deleted; False if the time is over."""
         return self.store.clock.wait(self._cleaned_up, timeout)
 
     def stop(self) -> None:

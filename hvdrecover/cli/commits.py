@@ -119,7 +119,7 @@ def _table(items: Sequence[Any], *fields: str) -> list[RenderableType]:
 
 
 def _with_notes(commits: Sequence[Entry], notes: Sequence[str]) -> list[RenderableType]:
-    """Return a table of commits, what is wrong with them, and further lines."""
+    """Return a table of commits, their problems, and further lines."""
     below = []
     for each in commits:
         if each.reason:

@@ -1,4 +1,4 @@
-"""What a root holds, what is broken in it, and pruning by hand; tests/unit/test_cli.py has the commands."""
+"""The commands' view of a root: list, verify, prune. tests/unit/test_cli.py tests the commands themselves."""
 
 from __future__ import annotations
 
