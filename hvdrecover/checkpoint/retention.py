@@ -75,13 +75,11 @@ def metric_of(manifest: Manifest, best: Best | None) -> float | None:
     """
     if best is None:
         return None
-    attributes = manifest.state.get("attributes")
-    if not isinstance(attributes, dict) or best.metric not in attributes:
+    if best.metric not in manifest.attributes:
         raise ValueError(f"the state has no attribute '{best.metric}'")
-    try:
-        value = values.decode(attributes[best.metric])
-    except ValueError:  # such as a tensor
-        value = attributes[best.metric]
+    value = manifest.attributes[best.metric]
+    with suppress(ValueError):  # such as a tensor
+        value = values.decode(value)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):

@@ -257,11 +257,10 @@ def _diff(arguments: argparse.Namespace) -> int:
 
 
 def add_prune(parser: argparse.ArgumentParser) -> None:
-    """A commit that any of the rules asks for is kept. What killed processes have left is deleted, too, when
-    it is certain that nobody is writing it. Broken commits are left alone, and so is a commit that somebody
-    reads. No commit is deleted unless one that is kept is intact. What is to be deleted is shown first, and
-    asked for. With --near, what crashed jobs have left in this host's memory is deleted instead: of URL, or
-    of all roots.
+    """A commit that any of the rules asks for is kept. Files of killed processes are deleted, too, if no
+    process can be writing them. Broken commits are left alone. No commit is deleted unless one that is kept
+    is intact. The command shows what it would delete, and asks. With --near, it deletes the memory that
+    crashed jobs have left on this host instead: of URL, or of all roots.
     """
     parser.set_defaults(run=_prune)
     _add_root(parser)

@@ -249,7 +249,7 @@ class Sick(Wrapped):
     def fail(self, path, prefix):
         if path.startswith(prefix) and self.left > 0:
             self.left -= 1
-            raise StorageError(f"{self.url}/{path}", "could not read the file: I/O error")
+            raise StorageError(f"{self.url}/{path}", "I/O error")
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", FILE_NAME])
