@@ -122,17 +122,6 @@ def reason(storage: Storage, commit: CommitId, error: Exception) -> str:
     return str(error).removeprefix(f"{storage.url}/{commit.name}/")
 
 
-def manifest_text(storage: Storage, commit: CommitId) -> bytes | None:
-    """A commit's manifest as it is written, valid or not; None if there is none."""
-    path = manifest_path(commit)
-    try:
-        return storage.read(path) if is_complete(storage, commit) else None
-    except StorageError:
-        if is_complete(storage, commit):
-            raise
-        return None  # another process deleted the commit between the two calls
-
-
 def read_manifest(storage: Storage, commit: CommitId) -> Manifest:
     """Read what a commit says about itself: everything but its tensors, whose files are not looked at.
 
@@ -146,7 +135,12 @@ def read_manifest(storage: Storage, commit: CommitId) -> Manifest:
     size = storage.size(path)
     if size is not None and size > manifests.MAX_BYTES:
         raise CorruptCheckpointError(url, f"the file has {size} bytes, more than any manifest")
-    text = manifest_text(storage, commit)
+    try:
+        text = None if size is None else storage.read(path)
+    except StorageError:
+        if is_complete(storage, commit):
+            raise
+        text = None  # another process deleted the commit between the two calls
     if text is None:
         raise IncompleteCommitError(url, "the file is missing")
     return manifests.loads(text, url, commit)

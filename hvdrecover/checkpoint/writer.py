@@ -110,7 +110,10 @@ class Progress:
             self._report("write_failed", commit, error, message, logging.ERROR, attempt=1)
             return
         begins = self.error is None
-        self.count(error)
+        if begins:
+            self._outage_since, self._attempts = self._clock.monotonic(), 0
+        self._attempts += 1
+        self.error = error
         message = f"commit {commit.commit} is not durable (attempt {self._attempts}): {error}"
         self._report("write_failed", commit, error, message, logging.DEBUG, attempt=self._attempts)
         if begins:
@@ -120,13 +123,6 @@ class Progress:
                 f"later commit will be written when the storage works again; {self._describe_age()}"
             )
             self._report("outage", commit, error, message, logging.WARNING, age=self._age())
-
-    def count(self, error: StorageError) -> None:
-        """An attempt has failed, and it is not reported."""
-        if self.error is None:
-            self._outage_since, self._attempts = self._clock.monotonic(), 0
-        self._attempts += 1
-        self.error = error
 
     def reinstate(self) -> None:
         """A rendezvous has begun a new generation; being fenced under an earlier one means nothing now."""

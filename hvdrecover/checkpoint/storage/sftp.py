@@ -27,7 +27,8 @@ from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 from paramiko.sftp import CMD_EXTENDED, CMD_VERSION
 
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.checkpoint.storage.interface import TEMPORARY, Storage, Temporary, failures
+from hvdrecover.checkpoint.storage.interface import TEMPORARY, Temporary, failures
+from hvdrecover.checkpoint.storage.remote import RemoteStorage
 from hvdrecover.errors import ConfigError, HostKeyError
 
 CONFIG = "~/.ssh/config"
@@ -41,23 +42,16 @@ _KEEPALIVE = 30  # seconds
 _TIMEOUTS = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout", "channel_timeout"), 30.0)  # seconds
 
 
-class SftpStorage(Storage):
-    """A folder on an SFTP server.
-
-    Args:
-        filesystem: the server, connected or not.
-        root: the folder's path on the server.
-        url: the root as messages show it, without credentials.
-        piece: bytes of a large file that are transferred at a time.
-    """
+class SftpStorage(RemoteStorage):
+    """A folder on an SFTP server, which need not be connected yet."""
 
     _session: _Session  # of the operation that is under way
 
     def __init__(self, filesystem: StrictSftpFileSystem, root: str, url: str, piece: int = _PIECE) -> None:
-        self._fs = filesystem
-        self._piece = piece
-        self._root = root
-        self.url = url
+        super().__init__(filesystem, root, url, piece)
+
+    def check(self) -> None:
+        """Do nothing: SFTP's rename does not replace, and nothing is cached."""
 
     @contextmanager
     def _failures(self, path: str, action: str) -> Iterator[None]:
@@ -153,9 +147,6 @@ class SftpStorage(Storage):
 
     def _discard(self, temporary: Temporary) -> None:
         self._session.remove(self._path(temporary.path))
-
-    def _path(self, path: str) -> str:
-        return f"{self._root}/{path}" if path else self._root
 
     def _make_parent(self, target: str) -> None:
         self._session.make_folder(_parent(target))
