@@ -15,12 +15,10 @@ from hvdrecover.state.rank_local import PerRank
 from hvdrecover.state.run import run
 from hvdrecover.state.startup import join as _join
 from hvdrecover.torch import elastic as elastic
-from hvdrecover.torch import heartbeats as _progress
-from hvdrecover.torch import wrapper as _wrapper
+from hvdrecover.torch import stepping as _stepping
 from hvdrecover.torch.elastic.sampler import ElasticSampler
 from hvdrecover.torch.guard import check_shards
-from hvdrecover.torch.loading import load
-from hvdrecover.torch.state import TorchState
+from hvdrecover.torch.state import TorchState, load
 from hvdrecover.virtual.ranks import virtual_rank, virtual_size
 
 __all__ = [
@@ -53,5 +51,4 @@ __all__ = [
 __getattr__, __dir__ = _standing_in(_hvd, globals())
 
 _join(_hvd)
-_progress.watch()
-_wrapper.extend()
+_stepping.extend()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from hvdrecover.checkpoint import memcpy
-from hvdrecover.checkpoint.arena import HUGE_PAGE, allocate
+from hvdrecover.checkpoint.arena import HUGE_PAGE, Arena, allocate
 from hvdrecover.checkpoint.memcpy import Span
 from hvdrecover.state.adapter import Tree
+
+_PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 
 
 def copy_all(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
@@ -126,3 +130,17 @@ def _is_one_piece(tensor: torch.Tensor) -> bool:
         and not tensor.is_conj()
         and not tensor.is_neg()
     )
+
+
+def pin(arena: Arena) -> None:
+    """Pin an arena's memory until it is freed: a device copies into it by itself, several times as fast.
+
+    CUDA refuses memory of some file systems, and more than the machine can spare. Copies are slower then.
+    """
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = arena.buffer.ctypes.data
+    if int(cudart.cudaHostRegister(address, arena.buffer.nbytes, _PORTABLE)) == 0:
+        weakref.finalize(arena, cudart.cudaHostUnregister, address).atexit = False
+    else:
+        with contextlib.suppress(RuntimeError):  # CUDA would report the refusal to who launches a kernel next
+            torch.zeros((), device="cuda")

@@ -6,7 +6,7 @@ import copy
 import inspect
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,16 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.errors import UnsupportedTensorError
+from hvdrecover.guard.missing import Missing
+from hvdrecover.guard.numbers import Judge
 from hvdrecover.state import horovod
 from hvdrecover.state import random as streams
-from hvdrecover.state.adapter import Entry, Tree, fit_tensors
-from hvdrecover.torch import guard, optimizers, pinning, unkept
-from hvdrecover.torch.copying import all_equal, copy_all
-from hvdrecover.torch.names import by_name, parameters_of, renamed
-from hvdrecover.torch.reports import Reports
-from hvdrecover.torch.scalars import TorchWriter
+from hvdrecover.state.adapter import Entry, StepObserver, Tree, fit_tensors
+from hvdrecover.state.contents import Contents
+from hvdrecover.torch import copying, guard, optimizers, scalars, stepping
+from hvdrecover.torch.optimizers import by_name, parameters_of, renamed
 
 _DTYPES = {
     torch.bool: "BOOL",
@@ -53,7 +54,7 @@ _REPLICATED_ONLY = (
 _BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
 
 
-class TorchFramework(Reports):
+class TorchFramework:
     """The torch side of the core; see `hvdrecover.state.adapter.Framework`."""
 
     name = "torch"
@@ -126,7 +127,7 @@ class TorchFramework(Reports):
     def pin(self, arena: Arena, tensors: Sequence[torch.Tensor]) -> None:
         """Let devices copy into an arena by themselves, if tensors are on one."""
         if _cuda_in_use() and any(tensor.is_cuda for tensor in tensors):
-            pinning.pin(arena)
+            copying.pin(arena)
 
     def clone(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of its own memory."""
@@ -134,7 +135,7 @@ class TorchFramework(Reports):
 
     def equal(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
         """Return whether tensors hold the very bits of views of arenas, each of the same dtype and shape."""
-        return all_equal(pairs)
+        return copying.all_equal(pairs)
 
     def move(self, tree: Tree, present: Any) -> Tree:
         """Return a tree with its tensors on the device of a value's, if those are all on one."""
@@ -146,7 +147,7 @@ class TorchFramework(Reports):
 
     def copy_out(self, tensors: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:
         """Copy tensors into views of an arena; done on return."""
-        copy_all(tensors, views)
+        copying.copy_all(tensors, views)
 
     def tree(self, component: Any) -> Tree:
         """The component's ``state_dict``; of an optimizer by the names of its parameters."""
@@ -162,9 +163,8 @@ class TorchFramework(Reports):
         A walk through the modules at each commit would take a fifth of the commit's time.
         """
         if any(id(each) not in self._found for each in parameters_of(optimizer)):
-            self._named = by_name(
-                self.attributes
-            )  # whose tensors live on, so no other one has their identity
+            # The attributes keep their tensors alive, so no other tensor gets the same identity.
+            self._named = by_name(self.attributes)
             self._found = {id(each) for each in self._named.values()}
         return self._named
 
@@ -202,15 +202,15 @@ class TorchFramework(Reports):
 
     def unkept(self, component: Any) -> list[str]:
         """Names of what a component holds and its ``state_dict`` leaves out."""
-        return unkept.unkept(component)
+        return _unkept(component)
 
     def passes(self, component: Any) -> tuple[int, int]:
         """Return how many backward passes have ended since the last step, and how many a step needs."""
-        return unkept.passes(component)
+        return stepping.passes(component)
 
     def forget_passes(self, component: Any) -> None:
         """Let an optimizer count backward passes from 0 again."""
-        unkept.forget_passes(component)
+        stepping.forget_passes(component)
 
     def describe(self, component: Any) -> list[Entry]:
         """A module's parameters and buffers, an optimizer's kind and groups; of all else its kind."""
@@ -231,9 +231,31 @@ class TorchFramework(Reports):
         """Names of the tensors that hold NaN or infinity."""
         return guard.not_finite(tensors)
 
-    def writer(self, folder: str, first: int) -> TorchWriter:
+    def writer(self, folder: str, first: int) -> scalars.TorchWriter:
         """Open a run of TensorBoard's."""
-        return TorchWriter(folder, first)
+        return scalars.TorchWriter(folder, first)
+
+    def original(self, error: BaseException) -> BaseException | None:
+        """Return None: torch raises errors as they are."""
+        return None
+
+    def report_steps(self, contents: Contents, observer: StepObserver) -> None:
+        """Report each step of an optimizer before it begins."""
+        for component in contents.components().values():
+            if isinstance(component, torch.optim.Optimizer):
+                stepping.steps_of(component).begins.append(observer.step_begins)
+
+    def report_times(self, contents: Contents, hook: Scalars) -> None:
+        """Report the time of each step, and the norm of its gradients."""
+        scalars.watch(contents.components(), hook)
+
+    def report_missing(self, contents: Contents, missing: Missing) -> None:
+        """Report parameters that had no gradient at a step."""
+        guard.report_missing(contents.components(), missing)
+
+    def report_gradients(self, contents: Contents, judge: Judge) -> None:
+        """Report steps whose gradients are not finite, before they are applied."""
+        guard.report_gradients(contents.components(), judge)
 
     def draw_seed(self) -> int:
         """A number below 2**63 from torch's global generator."""
@@ -316,3 +338,34 @@ def _view(arena: Arena, spec: TensorSpec) -> torch.Tensor:
     if spec.nbytes == 0:
         return torch.empty(spec.shape, dtype=dtype)
     return torch.frombuffer(arena.bytes_of(spec.name), dtype=dtype).view(spec.shape)
+
+
+def _unkept(component: Any) -> list[str]:
+    """Names of what a component holds and its ``state_dict`` leaves out.
+
+    A model's other tensors may be constants. So they are named only if the ``state_dict`` is empty, or if a
+    torchmetrics metric declares them as its state.
+    """
+    parts = dict(component.named_modules()) if isinstance(component, torch.nn.Module) else {"": component}
+    declared = [name for path, part in parts.items() for name in _of_metric(path, part)]
+    if declared or pytree.tree_leaves(component.state_dict()):
+        return declared
+    return [name for path, part in parts.items() for name in _tensors(path, part)]
+
+
+def _of_metric(path: str, part: Any) -> Iterator[str]:
+    """The states of a metric that are not persistent, as they are not unless a script says so."""
+    persistent = getattr(part, "_persistent", None)
+    if isinstance(part, torch.nn.Module) and isinstance(persistent, dict):
+        yield from (_join(path, name) for name in getattr(part, "_defaults", ()) if not persistent.get(name))
+
+
+def _tensors(path: str, part: Any) -> Iterator[str]:
+    held = {**getattr(part, "__dict__", {}), **getattr(part, "_buffers", {})}
+    for name, value in held.items():
+        if name != "_buffers" and any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value)):
+            yield _join(path, name)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

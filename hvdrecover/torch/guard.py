@@ -19,8 +19,8 @@ from hvdrecover.guard import shards
 from hvdrecover.guard.missing import Missing
 from hvdrecover.guard.numbers import Judge
 from hvdrecover.state.adapter import Entry
-from hvdrecover.torch.names import Names, parameters_of
-from hvdrecover.torch.stepping import Stepping, stepping
+from hvdrecover.torch.optimizers import by_name, parameters_of
+from hvdrecover.torch.stepping import averages, is_adasum, steps_of
 from hvdrecover.torch.world import TorchWorld
 
 try:
@@ -71,6 +71,35 @@ def _settings(prefix: str, values: Mapping[str, Any]) -> list[Entry]:
         )
         for name, value in sorted(values.items())
     ]
+
+
+# -- names of parameters ------------------------------------------------------------------------------------
+
+
+class Names(dict[int, str]):
+    """Names of parameters, by identity: ``model.0.weight``, or ``optimizer's parameter 2``.
+
+    Parameters that optimizers have got later are looked up when somebody asks for them.
+
+    Args:
+        components: modules and optimizers, by attribute name.
+    """
+
+    def __init__(self, components: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._components = components
+        self._look()
+
+    def __missing__(self, key: int) -> str:
+        self._look()
+        return self.get(key, "a parameter without a name")
+
+    def _look(self) -> None:
+        self.update({id(each): name for name, each in by_name(self._components).items()})
+        for name, component in self._components.items():
+            if isinstance(component, torch.optim.Optimizer):
+                for number, each in enumerate(parameters_of(component)):
+                    self.setdefault(id(each), f"{name}'s parameter {number}")
 
 
 # -- numbers that are not finite ---------------------------------------------------------------------------
@@ -125,83 +154,40 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _LARGE = 1 << 14  # elements; a second look at fewer costs next to nothing
-_Handle = tuple[Any, Any]  # and a context
 _gradient_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("grad")
 
 
-class Outgoing:
-    """Looks at this rank's gradients when Horovod's optimizer sends them; the average overwrites them.
+class Gradients:
+    """Looks at the gradients of one optimizer: at this rank's when they are sent, and at the averages.
 
-    Large gradients on the CPU are checked here only, as a second pass through memory would cost 1% of a step.
-    If one is not finite, its first number is set to NaN, so that all ranks find NaN there in the average. On
-    other devices the averages are checked as a whole: that is fast there, but to wait for each check is not.
+    The average overwrites this rank's gradient. Large gradients on the CPU are checked only when they are
+    sent, as a second pass through memory would cost 1% of a step. If one is not finite, its first number is
+    set to NaN, so that all ranks find NaN there in the average. On other devices the averages are checked as
+    a whole: that is fast there, but to wait for each check is not.
 
     Args:
-        optimizer: the optimizer.
+        optimizer: averages gradients.
+        names: of its parameters.
+        judge: is told of bad steps.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, names: Names, judge: Judge) -> None:
+        self.steps = 0
         self._optimizer = optimizer
+        self._names = names
+        self._judge = judge
         self._bad: set[int] = set()  # parameters, by identity, whose gradients here were not finite
         self._totals: dict[int, torch.Tensor] = {}  # sums of gradients, maybe still being computed
         self._large: dict[int, torch.Tensor] = {}
         self._others: list[torch.Tensor] = []
-        self._send: Callable[[torch.Tensor], _Handle] = optimizer._allreduce_grad_async
-        self._send_group: Callable[..., _Handle] = optimizer._grouped_allreduce_grad_async
-        if (virtual := getattr(optimizer, "virtual_gradients", None)) is not None:
-            virtual.looks = self._look_at
-        optimizer._allreduce_grad_async = self._complete
-        optimizer._grouped_allreduce_grad_async = self._group_complete
+        steps_of(optimizer).begins.append(self._count)
+        steps_of(optimizer).sending.append(self._sending)
+        steps_of(optimizer).applying.append(self._applying)
 
-    def is_bad(self, parameter: torch.Tensor) -> bool:
-        """Return whether this rank has sent a gradient that was not finite, or whose sum was not."""
-        own = self._totals.get(id(parameter))
-        return id(parameter) in self._bad or (own is not None and not math.isfinite(own.item()))
+    def _count(self) -> None:
+        self.steps += 1
 
-    def forget(self) -> None:
-        """Forget the gradients of this step."""
-        self._totals.clear()
-        self._bad.clear()
-
-    def averages_are_finite(self) -> bool:
-        """Return whether no rank seems to have sent a bad number; then forget the gradients of this step."""
-        known = len(self._large) + len(self._others)
-        if known != sum(len(group["params"]) for group in self._optimizer.param_groups):
-            self._sort()  # at first, and when some were added
-        averages = [*map(_gradient_of, self._others)]
-        for each in self._large.values():
-            if (gradient := each.grad) is not None:
-                averages.append(gradient if gradient.is_sparse else gradient[_first(gradient)])
-        finite = look(*averages)
-        if finite is None:
-            finite = are_finite(averages)
-        if finite and (self._totals or self._bad):
-            self.forget()
-        return finite
-
-    def _sort(self) -> None:
-        """Tell large parameters from others."""
-        compressed = self._optimizer._compression is not hvd.Compression.none  # may overflow
-        self._large, self._others = {}, []
-        for each in parameters_of(self._optimizer):
-            wide = each.dtype in (torch.float32, torch.float64)
-            if each.is_cpu and each.numel() > _LARGE and wide and not compressed:
-                self._large[id(each)] = each
-            else:
-                self._others.append(each)
-
-    def _complete(self, parameter: torch.Tensor) -> _Handle:
-        """Replace Horovod's function that sends a gradient."""
-        if not look(parameter.grad):
-            self._look_at(parameter)
-        return self._send(parameter)
-
-    def _group_complete(self, parameters: tuple[torch.Tensor, ...]) -> _Handle:
-        for each in parameters:
-            self._look_at(each)
-        return self._send_group(parameters)
-
-    def _look_at(self, parameter: torch.Tensor) -> None:
+    def _sending(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         if gradient is None:  # Horovod makes one of zeros
             return
@@ -215,6 +201,58 @@ class Outgoing:
                 self._sort()
             if id(parameter) in self._large and not gradient.is_sparse:
                 gradient[_first(gradient)] = math.nan
+
+    def _applying(self) -> None:
+        parameters = [*parameters_of(self._optimizer)]
+        scaled = (
+            getattr(self._optimizer, "found_inf", None) is not None
+        )  # loss scaling deals with an overflow
+        if not scaled and not self._averages_are_finite(len(parameters)):
+            given = {self._names[id(each)]: each for each in parameters if each.grad is not None}
+            bad = not_finite({name: each.grad for name, each in given.items() if each.grad is not None})
+            here = [name for name in bad if hvd.size() == 1 or self._is_bad(given[name])]
+            self._forget()
+            if bad:
+                self._judge.gradients(bad, here)
+                for parameter in given.values():
+                    parameter.grad = None  # torch's optimizers skip a parameter without a gradient
+                return
+        self._judge.stepped()
+
+    def _is_bad(self, parameter: torch.Tensor) -> bool:
+        """Return whether this rank has sent a gradient that was not finite, or whose sum was not."""
+        own = self._totals.get(id(parameter))
+        return id(parameter) in self._bad or (own is not None and not math.isfinite(own.item()))
+
+    def _averages_are_finite(self, count: int) -> bool:
+        """Return whether no rank seems to have sent a bad number; then forget the gradients of this step."""
+        if len(self._large) + len(self._others) != count:
+            self._sort()  # at first, and when some were added
+        averages = [*map(_gradient_of, self._others)]
+        for each in self._large.values():
+            if (gradient := each.grad) is not None:
+                averages.append(gradient if gradient.is_sparse else gradient[_first(gradient)])
+        finite = look(*averages)
+        if finite is None:
+            finite = are_finite(averages)
+        if finite:
+            self._forget()
+        return finite
+
+    def _forget(self) -> None:
+        self._totals.clear()
+        self._bad.clear()
+
+    def _sort(self) -> None:
+        """Tell large parameters from others."""
+        compressed = self._optimizer._compression is not hvd.Compression.none  # may overflow
+        self._large, self._others = {}, []
+        for each in parameters_of(self._optimizer):
+            wide = each.dtype in (torch.float32, torch.float64)
+            if each.is_cpu and each.numel() > _LARGE and wide and not compressed:
+                self._large[id(each)] = each
+            else:
+                self._others.append(each)
 
 
 def _first(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -232,43 +270,15 @@ def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
     Raises:
         ConfigError: an optimizer that does not average gradients.
     """
-    names = Names(components)
-    counts: list[Stepping] = []
-    for name, optimizer in _wrapped(components).items():
-        if hasattr(optimizer, "_starting_models"):
+    names, watched = Names(components), []
+    for name, optimizer in components.items():
+        if isinstance(optimizer, torch.optim.Optimizer) and is_adasum(optimizer):
             raise ConfigError(
                 f"state.{name}", "Adasum brings updates together, not gradients; pass Guard(numerics=None)"
             )
-        counts.append(stepping(optimizer))
-        applying = functools.partial(_applying, optimizer, Outgoing(optimizer), names, judge)
-        counts[-1].applying.append(applying)
-    judge.steps = lambda: sum(each.count for each in counts)
-
-
-def _wrapped(components: Mapping[str, Any]) -> dict[str, Any]:
-    """The optimizers that Horovod has wrapped."""
-    return {
-        name: each
-        for name, each in components.items()
-        if isinstance(each, torch.optim.Optimizer) and hasattr(each, "synchronize")
-    }
-
-
-def _applying(optimizer: Any, outgoing: Outgoing, names: Names, judge: Judge) -> None:
-    scaled = getattr(optimizer, "found_inf", None) is not None  # loss scaling deals with an overflow
-    if scaled or outgoing.averages_are_finite():
-        judge.stepped()
-        return
-    given = {names[id(each)]: each for each in parameters_of(optimizer) if each.grad is not None}
-    bad = not_finite({name: each.grad for name, each in given.items() if each.grad is not None})
-    here = [name for name in bad if hvd.size() == 1 or outgoing.is_bad(given[name])]
-    outgoing.forget()
-    if not bad:
-        judge.stepped()
-        return
-    judge.gradients(bad, here)
-    for parameter in given.values():
-        parameter.grad = None  # torch's optimizers skip a parameter without a gradient
+        if isinstance(optimizer, torch.optim.Optimizer) and averages(optimizer):
+            watched.append(Gradients(optimizer, names, judge))
+    judge.steps = lambda: sum(each.steps for each in watched)
 
 
 # -- missing gradients -------------------------------------------------------------------------------------
@@ -277,9 +287,10 @@ def _applying(optimizer: Any, outgoing: Outgoing, names: Names, judge: Judge) ->
 def report_missing(components: Mapping[str, Any], missing: Missing) -> None:
     """Count the gradients that are missing when a Horovod-wrapped optimizer averages."""
     names = Names(components)
-    for optimizer in _wrapped(components).values():
-        look_for = functools.partial(_averaging, optimizer, names, missing)
-        stepping(optimizer).averaging.append(look_for)
+    for optimizer in components.values():
+        if isinstance(optimizer, torch.optim.Optimizer) and averages(optimizer):
+            look_for = functools.partial(_averaging, optimizer, names, missing)
+            steps_of(optimizer).averaging.append(look_for)
 
 
 def _averaging(optimizer: Any, names: Names, missing: Missing) -> None:

@@ -22,7 +22,6 @@ import torch
 
 from hvdrecover.state.adapter import Tree
 from hvdrecover.torch.copying import can_take, own
-from hvdrecover.torch.names import parameters_of
 
 logger = logging.getLogger("hvdrecover")
 
@@ -338,3 +337,42 @@ def _is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
     # Horovod's wrapper is a class of its own, derived from the one that it wraps.
     modules = [kind.__module__ for kind in type(optimizer).__mro__ if issubclass(kind, torch.optim.Optimizer)]
     return any(module.startswith("torch.optim.") and module != "torch.optim.optimizer" for module in modules)
+
+
+# -- names of parameters -------------------------------------------------------------------------------------
+
+_WRAPPERS = {"_orig_mod", "module"}
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """An optimizer's parameters, in its order."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def plain(name: str) -> str:
+    """Return a name without the parts that ``torch.compile`` and ``DataParallel`` add to it."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def renamed(stored: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a commit under the names that a module has for them, however it is wrapped."""
+    known = {plain(name): name for name in mine}
+    found = {name if name in mine else known.get(plain(name), name): each for name, each in stored.items()}
+    return found if len(found) == len(stored) else dict(stored)
+
+
+def by_name(components: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The parameters of all modules, as ``model.0.weight``, whatever wraps the modules.
+
+    Args:
+        components: modules and others, by attribute name.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for name, component in components.items():
+        if isinstance(component, torch.nn.Module):
+            inner = dict(component.named_parameters())
+            short = {plain(key): each for key, each in inner.items()}
+            inner = short if len(short) == len(inner) else inner
+            found |= {f"{name}.{key}": each for key, each in inner.items()}
+    return found

@@ -10,8 +10,8 @@ import torch
 
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.errors import ConfigError
-from hvdrecover.torch.names import parameters_of
-from hvdrecover.torch.stepping import stepping
+from hvdrecover.torch.optimizers import parameters_of
+from hvdrecover.torch.stepping import averages, is_adasum, steps_of
 
 FLUSH_SECONDS = 10
 QUEUE = 1000  # events, before a step waits for the file system
@@ -71,13 +71,13 @@ def watch(components: Mapping[str, Any], scalars: Scalars) -> None:
     for name, optimizer in optimizers.items():
         tag = "norm/averaged_gradient" + (f"/{name}" if len(optimizers) > 1 else "")
         _watch(optimizer, scalars, norms, tag)
-    if optimizers:
 
-        def ended() -> None:
-            scalars.stepped(norms)
-            norms.clear()
+    def ended() -> None:
+        scalars.stepped(norms)
+        norms.clear()
 
-        stepping(next(iter(optimizers.values()))).ended.append(ended)
+    for optimizer in [*optimizers.values()][:1]:
+        steps_of(optimizer).ended.append(ended)
 
 
 def _watch(optimizer: Any, scalars: Scalars, norms: dict[str, torch.Tensor], tag: str) -> None:
@@ -89,20 +89,19 @@ def _watch(optimizer: Any, scalars: Scalars, norms: dict[str, torch.Tensor], tag
     def averaged() -> None:
         """Take the norm of the averages before the script clips them."""
         scalars.arrived()
-        if hasattr(optimizer, "_starting_models"):
-            return  # Adasum averages no gradients
-        averages = [each.grad for each in parameters_of(optimizer) if each.grad is not None]
+        gradients = [each.grad for each in parameters_of(optimizer) if each.grad is not None]
         # One fused call takes all dense gradients whose squares cannot overflow.
-        plain = [each.dtype in _WIDE and not each.is_sparse for each in averages]
-        parts = [each if alike else _norm(each) for each, alike in zip(averages, plain, strict=True)]
+        parts = [each if each.dtype in _WIDE and not each.is_sparse else _norm(each) for each in gradients]
         if parts:
             norms[tag] = torch.nn.utils.get_total_norm(parts)
 
-    steps = stepping(optimizer)
+    steps = steps_of(optimizer)
     steps.begins.append(begins)
     steps.averaging.append(scalars.waiting)
-    # A plain optimizer averages nothing: its gradients are those that it applies.
-    (steps.averaged if hasattr(optimizer, "synchronize") else steps.applying).append(averaged)
+    if averages(optimizer):
+        steps.averaged.append(averaged)
+    elif not is_adasum(optimizer):  # a plain optimizer applies its gradients as they are
+        steps.applying.append(averaged)
 
 
 def _norm(gradient: torch.Tensor) -> torch.Tensor:

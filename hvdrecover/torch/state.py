@@ -1,20 +1,23 @@
-"""The state of a torch training job."""
+"""The state of a torch training job, and loading a commit outside of a job."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.guard.settings import Guard
+from hvdrecover.state import loading
+from hvdrecover.state.loading import Loaded
 from hvdrecover.state.random import Randomness
 from hvdrecover.state.state import State
 from hvdrecover.torch import virtual
 from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.scalars import require_tensorboard
+from hvdrecover.torch.stepping import name_parameters
 from hvdrecover.torch.world import TorchWorld
-from hvdrecover.torch.wrapper import name_parameters
 from hvdrecover.virtual.ranks import virtual_of
 from hvdrecover.virtual.shares import Policy
 from hvdrecover.virtual.steps import Step, steps
@@ -110,3 +113,45 @@ class TorchState(State):
         ranks = virtual_of(context.ranks)
         feed = virtual.feed(loader, context.attributes, context.framework)
         return steps(ranks, feed, context.clock, Step)
+
+
+def load(
+    url: str,
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    commit: str | int | CommitId | None = None,
+    strict: bool = True,
+    **attributes: Any,
+) -> Loaded:
+    """Load a commit into what is handed in, and into nothing else. Horovod need not be initialised.
+
+    Only the files of these attributes are read, and every byte of them is verified. The root is left as it
+    is, but for a small lease that is there meanwhile; so this may be done beside the job.
+
+    Args:
+        url: the checkpoint root: a path or an fsspec URL.
+        model: the module that was ``model`` in the state.
+        optimizer: the optimizer that was ``optimizer`` in the state.
+        commit: its name, such as ``"g0003-c00000120"``, or its number; None takes the newest that verifies,
+            and warns of each that it passes over.
+        strict: whether what is handed in must fit the commit exactly. If not, what fits is loaded, and the
+            rest is warned of.
+        attributes: more modules, optimizers, schedulers and so on, by the names that they had in the state.
+
+    Raises:
+        ConfigError: nothing was handed in, something that can't be loaded into, or the URL can't be opened.
+        UnknownCommitError: the root holds no such commit, or is not a checkpoint root.
+        MismatchError: something does not fit. Nothing was loaded.
+        CorruptCheckpointError: the commit that was asked for is damaged. Nothing was loaded.
+        NoUsableCommitError: none was asked for, and all are damaged. Nothing was loaded.
+        FormatVersionError: the commit was written in a newer format.
+        StorageError: the storage failed.
+
+    Examples:
+        >>> loaded = recover.load("s3://bucket/run-1", model=model)  # doctest: +SKIP
+        >>> loaded.objects["epoch"]  # doctest: +SKIP
+        12
+    """
+    given = {"model": model, "optimizer": optimizer, **attributes}
+    return loading.load(TorchFramework(), url, given, commit, strict=strict)

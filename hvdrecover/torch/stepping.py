@@ -1,99 +1,372 @@
-"""The steps of an optimizer: hooked once, and reported once each, however often torch's hooks are called.
+"""The steps of optimizers: reports of them, and additions to Horovod's ``DistributedOptimizer``.
 
-Horovod's ``step`` averages gradients by ``synchronize``, unless the script has done so, and then calls the
-step of the optimizer that it wraps; hooks are called around both. Adasum has no averages: it steps for each
-parameter by itself, in backward passes, and each of these is reported.
+A step of a ``DistributedOptimizer``, and when the lists of its `Steps` are called:
+
+1. ``begins``.
+2. ``averaging``, Horovod's averages of all gradients, ``averaged``. The script may do this before the step,
+   by ``synchronize``. A closure does it at each evaluation.
+3. ``applying``: the optimizer that is wrapped is about to apply the gradients. A listener may take them away.
+4. ``ended``.
+
+Other optimizers report 1, 3 and 4. Adasum has no averages: it steps for each parameter by itself, in backward
+passes, and reports each of these steps.
+
+To wrap an optimizer, Horovod makes a new class from the attributes that its own classes have at that time. So
+an optimizer that is wrapped after `hvdrecover.torch` was imported reports its steps, and has these additions:
+
+- ``step(closure)`` averages the gradients of each evaluation before they are used. Horovod's averages first
+  and then calls the closure, whose gradients each rank would apply as they are.
+- Parameters that are added by ``add_param_group``, or begin to require gradients, are averaged. Horovod hooks
+  only those that require gradients when the optimizer is wrapped. Frozen ones are no longer given zeros as
+  gradients, by which weight decay and momentum would move them.
+- ``zero_grad`` takes the arguments of the optimizer that is wrapped.
+- Gradients of bfloat16, and of other memory formats, are sent as what Horovod can send.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
-_Listeners = list[Callable[[], object]]
+import horovod.torch as hvd
+import torch
+from horovod.torch.compression import FP16Compressor, NoneCompressor
+from horovod.torch.optimizer import _DistributedAdasumOptimizer, _DistributedOptimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from hvdrecover import heartbeat
+from hvdrecover.errors import ConfigError
+from hvdrecover.torch.optimizers import by_name, parameters_of, plain
+
+_NO_NAME = "allreduce.noname."  # Horovod's, before the places of group and parameter
+
+_horovods_synchronize = _DistributedOptimizer.synchronize
+_horovods_send = _DistributedOptimizer._allreduce_grad_async
+_horovods_send_group = _DistributedOptimizer._grouped_allreduce_grad_async
+_horovods_register = _DistributedOptimizer._register_hooks
+_adasums_step = _DistributedAdasumOptimizer.step
 
 
-def stepping(optimizer: Any) -> Stepping:
-    """Return the `Stepping` of an optimizer, made once. Its copies, and what is stored of it, have none."""
-    found: Stepping | None = vars(optimizer).get("_hvdrecover_stepping")
-    return Stepping(optimizer) if found is None else found
+def extend() -> None:
+    """Replace methods of Horovod's classes; called once, when `hvdrecover.torch` is imported."""
+    _DistributedOptimizer.step = _step
+    _DistributedOptimizer.synchronize = _synchronize
+    _DistributedOptimizer._allreduce_grad_async = _send
+    _DistributedOptimizer._grouped_allreduce_grad_async = _send_group
+    _DistributedOptimizer.add_param_group = _add_param_group
+    _DistributedOptimizer.forget_parameter = _forget_parameter
+    _DistributedOptimizer._register_hooks = _register_hooks
+    _DistributedAdasumOptimizer.step = _adasum_step
+    for kind in (_DistributedOptimizer, _DistributedAdasumOptimizer):
+        kind.zero_grad = _zero_grad(kind.zero_grad)
+    NoneCompressor.compress, NoneCompressor.decompress = staticmethod(_widen), staticmethod(_narrow)
+    for each in (NoneCompressor, FP16Compressor):
+        each.compress = staticmethod(_contiguous(each.compress))
+    if heartbeat.watched():
+        register_optimizer_step_post_hook(_beat)
 
 
-class Stepping:
-    """Reports the steps of one optimizer to the listeners in its lists. Use `stepping` to have it.
+# -- reports -----------------------------------------------------------------------------------------------
 
-    Args:
-        optimizer: wrapped by ``hvd.DistributedOptimizer`` or not.
+
+class Steps:
+    """The listeners to the steps of one optimizer, in the order in which they are called.
 
     Attributes:
-        begins: called when a step begins.
-        averaging: called when gradients are about to be averaged, in a step or by the script before it.
-        averaged: called once they are.
-        applying: called when gradients are about to be applied; they may be taken away.
-        average: averages gradients; Horovod's ``synchronize``, or what takes its place.
-        count: how many times gradients were about to be applied.
-        counted: the count at the last heartbeat, which a hook on all optimizers sends.
+        sending: given each parameter whose gradient of this rank is about to be sent, or added up.
     """
 
-    def __init__(self, optimizer: Any) -> None:
-        self.begins: _Listeners = []
-        self.averaging: _Listeners = []
-        self.averaged: _Listeners = []
-        self.applying: _Listeners = []
-        self.count, self.counted = 0, -1
-        self._twice = hasattr(optimizer, "_synchronized") and not hasattr(optimizer, "_starting_models")
-        self._begun = self._applied = self._evaluates = False
-        self._optimizer = optimizer
-        optimizer.register_step_pre_hook(self._before)
-        if hasattr(optimizer, "synchronize"):
-            self.average: Callable[[], object] = optimizer.synchronize
-            optimizer.synchronize = self._synchronize
-        optimizer._hvdrecover_stepping = self
+    def __init__(self) -> None:
+        self.begins: list[Callable[[], object]] = []
+        self.sending: list[Callable[[torch.Tensor], object]] = []
+        self.averaging: list[Callable[[], object]] = []
+        self.averaged: list[Callable[[], object]] = []
+        self.applying: list[Callable[[], object]] = []
+        self.ended: list[Callable[[], object]] = []
 
-    @cached_property
-    def ended(self) -> _Listeners:
-        """Called once gradients were applied. Hooked only if somebody asks, as each hook takes time."""
-        self._optimizer.register_step_post_hook(self._after)
-        return []
 
-    def _before(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        # A step that failed has not ended. With gradients under way, or averaged, this is not the rest of it.
-        evaluates, self._evaluates = self._evaluates, False
-        inside = self._begun and (evaluates or not (optimizer._handles or optimizer._synchronized))
-        self._begun = False
-        if not inside:
-            for listener in self.begins:
-                listener()
-            self._begun = self._twice
-        if not self._begun:
-            self.count += 1
-            self._applied = True
-            if not evaluates:
-                self.evaluated()
+def steps_of(optimizer: Any) -> Steps:
+    """Return the listeners of an optimizer. Its copies, and what is stored of it, have none."""
+    steps: Steps | None = vars(optimizer).get("_hvdrecover_steps")
+    if steps is None:
+        steps = optimizer._hvdrecover_steps = Steps()
+        if not averages(optimizer):  # `_step` reports by itself; torch calls the hooks of those twice
+            optimizer.register_step_pre_hook(lambda *_: _tell(steps.begins, steps.applying))
+            optimizer.register_step_post_hook(lambda *_: _tell(steps.ended))
+    return steps
 
-    def evaluates(self) -> None:
-        """Expect the step of the optimizer that is wrapped, which evaluates a closure to get gradients."""
-        self._evaluates = True
 
-    def evaluated(self) -> None:
-        """Report that gradients are about to be applied, maybe several times in a step that has a closure."""
-        for listener in self.applying:
+def averages(optimizer: Any) -> bool:
+    """Return whether an optimizer averages gradients over the ranks, as Adasum does not."""
+    return hasattr(optimizer, "synchronize") and not is_adasum(optimizer)
+
+
+def is_adasum(optimizer: Any) -> bool:
+    """Return whether an optimizer was wrapped with ``op=hvd.Adasum``."""
+    return hasattr(optimizer, "_starting_models")
+
+
+def _tell(*listeners: list[Callable[[], object]]) -> None:
+    for each in listeners:
+        for listener in each:
             listener()
 
-    def _synchronize(self) -> None:
-        """In the place of Horovod's, for its ``step`` and for the script."""
-        begun, self._begun = self._begun, False  # as it stays if this fails
-        for listener in self.averaging:
-            listener()
-        self.average()
-        for listener in self.averaged:
-            listener()
-        self._begun = begun
 
-    def _after(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        self._begun = False
-        if self._applied:
-            self._applied = False
-            for listener in self.ended:
-                listener()
+def _beat(optimizer: Any, arguments: Any, keywords: Any) -> None:
+    if not averages(optimizer):
+        heartbeat.stepped()
+
+
+# -- steps -------------------------------------------------------------------------------------------------
+
+
+def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+    steps = steps_of(self)
+    if (virtual := getattr(self, "virtual_gradients", None)) is not None:
+        virtual.require_finished()
+        if closure is not None:
+            raise ConfigError(
+                "optimizer.step(closure)",
+                "virtual ranks sum up gradients before the step, so a closure cannot compute them again. "
+                "Call backward() in the parts, and then step() without a closure",
+            )
+    _tell(steps.begins)
+
+    def averaged() -> Any:
+        assert closure is not None
+        loss = closure()
+        wait = _average_loss(self, loss)
+        # Lightning, for one, averages inside the closure. Then there is nothing left to average.
+        if self._handles or (self._should_synchronize and not self._synchronized):
+            self.synchronize()
+        self._synchronized = False
+        loss = wait()
+        _tell(steps.applying)
+        return loss
+
+    if closure is None:
+        if self._should_synchronize:
+            if self._synchronized:
+                warnings.warn(
+                    "step() after synchronize() averages once more; step in optimizer.skip_synchronize()",
+                    stacklevel=2,
+                )
+            self.synchronize()
+        self._synchronized = False
+        _tell(steps.applying)
+    result = super(self.__class__, self).step(None if closure is None else averaged)
+    if heartbeat.watched():
+        heartbeat.stepped()
+    _tell(steps.ended)
+    return result
+
+
+def _synchronize(self: Any) -> None:
+    steps = steps_of(self)
+    _tell(steps.averaging)
+    if hasattr(self, "virtual_gradients"):
+        self.virtual_gradients.average()
+    else:
+        _average(self)
+    _tell(steps.averaged)
+
+
+def _average(self: Any) -> None:
+    if hasattr(self, "_later_hooks"):
+        self._requires_update.clear()
+        for each in parameters_of(self):
+            if each.requires_grad:
+                _enlist(self, each)
+    _horovods_synchronize(self)
+    for each in parameters_of(self):  # fused optimizers need gradients in their parameters' memory format
+        if each.is_contiguous() or (grad := each.grad) is None or grad.is_sparse:
+            continue
+        if grad.stride() != each.stride():
+            each.grad = torch.empty_like(each).copy_(grad)
+
+
+def _send(self: Any, parameter: torch.Tensor) -> Any:
+    for listener in steps_of(self).sending:
+        listener(parameter)
+    return _horovods_send(self, parameter)
+
+
+def _send_group(self: Any, parameters: tuple[torch.Tensor, ...]) -> Any:
+    for listener in steps_of(self).sending:
+        for each in parameters:
+            listener(each)
+    return _horovods_send_group(self, parameters)
+
+
+def _average_loss(optimizer: Any, loss: Any) -> Callable[[], Any]:
+    """Begin to average the losses that closures return.
+
+    By the loss, LBFGS decides how often to evaluate a closure. With the average, all ranks decide alike.
+
+    A rank whose closure returns None sends a zero, so that no rank waits for it.
+    """
+    if hvd.size() == 1 or not optimizer.process_set.included():
+        return lambda: loss
+    is_tensor = isinstance(loss, torch.Tensor) and loss.numel() == 1
+    is_number = is_tensor or isinstance(loss, int | float)
+    value = loss.detach() if is_tensor else loss
+    mean = torch.tensor(float(value) if is_number else 0.0, dtype=torch.float64)
+    handle = hvd.allreduce_async_(
+        mean,
+        name=f"hvdrecover.closure.{next(iter(optimizer._parameter_names.values()), '')}",
+        op=hvd.Sum if optimizer.op == hvd.Sum else hvd.Average,
+        process_set=optimizer.process_set,
+    )
+
+    def wait() -> Any:
+        hvd.synchronize(handle)
+        if is_tensor:
+            return torch.full_like(loss.detach(), mean.item())
+        return mean.item() if is_number else loss
+
+    return wait
+
+
+def _adasum_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+    for each in parameters_of(self):
+        if each.requires_grad and each not in self._requires_update:
+            raise ConfigError(
+                "DistributedOptimizer(op=hvd.Adasum)",
+                f"a parameter of shape {tuple(each.shape)} was added, or has begun to require gradients, "
+                "after the optimizer was wrapped: Adasum would not average it. Let all parameters require "
+                "gradients when you wrap the optimizer, and freeze them afterwards",
+            )
+    return _adasums_step(self, closure)
+
+
+# -- names of parameters ------------------------------------------------------------------------------------
+
+
+def name_parameters(components: Mapping[str, Any]) -> None:
+    """Let Horovod average gradients by names that all ranks have in common.
+
+    It matches gradients by the names of parameters. Without ``named_parameters`` these are places in the
+    groups: ranks whose groups are in different orders would average gradients of different parameters. With
+    them, ``torch.compile`` puts a prefix before names, and a process that does not compile would wait for
+    other names than the ranks that do.
+
+    Args:
+        components: a state's attributes, modules and optimizers among them.
+    """
+    known = {id(each): name for name, each in by_name(components).items()}
+    for component in components.values():
+        names = getattr(component, "_parameter_names", None)
+        if not isinstance(component, torch.optim.Optimizer) or not isinstance(names, dict):
+            continue
+        found = {
+            each: known.get(id(each), name) if name.startswith(_NO_NAME) else plain(name)
+            for each, name in names.items()
+        }
+        if len(set(found.values())) == len(found):
+            names.update(found)
+
+
+# -- parameters that come later ----------------------------------------------------------------------------
+
+
+def _register_hooks(self: Any) -> None:
+    _horovods_register(self)
+    self._later_hooks = {}
+    for each in parameters_of(self):
+        if each not in self._requires_update:
+            _hook(self, each)
+
+
+def _add_param_group(self: Any, param_group: dict[str, Any]) -> None:
+    super(self.__class__, self).add_param_group(param_group)
+    if not hasattr(self, "_should_synchronize"):  # called by the constructor
+        return
+    number = len(self.param_groups) - 1
+    for place, each in enumerate(self.param_groups[-1]["params"]):
+        self._parameter_names.setdefault(each, f"{_NO_NAME}{number}.{place}")
+        self._allreduce_delay.setdefault(each, self.backward_passes_per_step)
+        if hasattr(self, "_later_hooks"):
+            _hook(self, each)
+
+
+def _hook(self: Any, parameter: torch.Tensor) -> None:
+    """Average a parameter's gradients whenever it has any, also if it is still frozen now."""
+    if parameter in self._later_hooks or not (parameter.is_floating_point() or parameter.is_complex()):
+        return
+    send = self._make_hook(parameter)
+
+    def arrived(*_: Any) -> None:
+        _enlist(self, parameter)
+        send()
+
+    frozen = not parameter.requires_grad
+    with torch.enable_grad():
+        accumulator = parameter.requires_grad_().expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    parameter.requires_grad_(not frozen)
+    self._later_hooks[parameter] = accumulator.register_hook(arrived)  # type: ignore[union-attr]
+    self._grad_accs.append(accumulator)  # else the node and its hook would be deleted
+
+
+def _enlist(self: Any, parameter: torch.Tensor) -> None:
+    self._requires_update.add(parameter)
+    if self._groups is not None and parameter not in self._p_to_group:
+        self._p_to_group[parameter] = (parameter,)
+        self._group_counts[parameter,] = 0
+
+
+def _forget_parameter(self: Any, parameter: torch.Tensor) -> None:
+    """Remove the hook of a parameter whose group was added after the commit, and is removed by a rollback."""
+    handle = getattr(self, "_later_hooks", {}).pop(parameter, None)
+    if handle is not None:
+        handle.remove()
+    self._requires_update.discard(parameter)
+    self._group_counts.pop(self._p_to_group.pop(parameter, None), None)
+
+
+def passes(component: Any) -> tuple[int, int]:
+    """Return how many backward passes have ended since the last step, and how many a step needs."""
+    of = getattr(component, "backward_passes_per_step", 1)
+    delays = getattr(component, "_allreduce_delay", None)  # other libraries' optimizers lack it
+    if of == 1 or delays is None or hasattr(component, "virtual_gradients"):
+        return 0, 1
+    return of - min(delays.values(), default=of), of
+
+
+def forget_passes(component: Any) -> None:
+    """Let an optimizer count backward passes from 0 again, as it does when it loads a commit."""
+    if passes(component)[0]:
+        component._handles.clear()
+        component.set_backward_passes_per_step(component.backward_passes_per_step)
+        component.zero_grad()
+
+
+# -- zero_grad and compression -----------------------------------------------------------------------------
+
+
+def _zero_grad(horovods: Callable[[Any], None]) -> Callable[..., None]:
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+        if self._handles:
+            return horovods(self)  # raises
+        super(self.__class__, self).zero_grad(*args, **kwargs)
+
+    return zero_grad
+
+
+def _widen(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
+    """Horovod has no bfloat16."""
+    return (tensor.float(), tensor.dtype) if tensor.dtype is torch.bfloat16 else (tensor, None)
+
+
+def _narrow(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return tensor if dtype is None else tensor.to(dtype)
+
+
+def _contiguous(compress: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+    """Horovod refuses tensors of other memory formats, such as ``channels_last``."""
+
+    def contiguous(tensor: torch.Tensor) -> Any:
+        sent, context = compress(tensor)
+        return (sent if sent.is_sparse else sent.contiguous()), context
+
+    return contiguous

@@ -14,7 +14,7 @@ from hvdrecover.data.order import SampleOrder, is_sampler
 from hvdrecover.errors import ConfigError
 from hvdrecover.state.adapter import Framework
 from hvdrecover.state.rank_local import PerRank
-from hvdrecover.torch.names import parameters_of
+from hvdrecover.torch.optimizers import parameters_of
 from hvdrecover.torch.virtual_gradients import Gradients
 from hvdrecover.virtual import buffers, ranks
 from hvdrecover.virtual.ranks import VirtualRanks

@@ -8,24 +8,23 @@
 4. If digests differ, every process computes the part once more, and the majority is right. At the first
    replay after a rendezvous all processes compute, which shows whether they compute alike at all.
 5. The owner adds its gradients up: its own, or with ``on_divergence="heal"`` the majority's.
+
+An adapter's gradients that can be replayed have the methods ``hold``, ``held``, ``release``, ``replayed``,
+``specs`` and ``packed``; see `hvdrecover.torch.virtual_gradients`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import math
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.arena import Bytes, allocate
 from hvdrecover.checkpoint.digest import digest
-from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.errors import ConfigError, DivergedError
-from hvdrecover.guard.parameters import PIECE, Difference, apart
 from hvdrecover.guard.settings import Guard
 from hvdrecover.guard.votes import Vote, first_lines, named, vote
 from hvdrecover.state.adapter import gather_json
@@ -39,10 +38,8 @@ if TYPE_CHECKING:
 
 _SENT, _REFUSED = b"+", b"-"
 _FOLLOWS = {"raise": "stopping", "warn": "continuing", "heal": "continuing with the majority's"}
-Digests = tuple[str, ...]
-"""Of each gradient."""
-Runs = Sequence[tuple[int, Digests]]
-"""The process and the gradients of each computation of a part."""
+Runs = Sequence[tuple[int, tuple[str, ...]]]
+"""The process of each computation of a part, and the digest of each gradient."""
 
 
 # -- decisions, which all processes take alike ---------------------------------------------------------------
@@ -107,40 +104,8 @@ def judge(runs: Runs, *, calibrates: bool) -> tuple[Vote, bool]:
 # -- a process's side ----------------------------------------------------------------------------------------
 
 
-@runtime_checkable
-class Replaying(Protocol):
-    """`Gradients` that can be replayed. They are bytes, in an order that is the same on all processes."""
-
-    def specs(self) -> list[TensorSpec]:
-        """Return name, dtype and shape of each gradient."""
-
-    def hold(self, rank: int) -> None:
-        """Hold back the gradients of a virtual rank, the last of this process, in this step."""
-
-    def held(self) -> list[Bytes]:
-        """Return the gradients that are held back. They may be overwritten."""
-
-    def release(self) -> None:
-        """Add up the gradients that were held back."""
-
-    def replay_begins(self) -> None:
-        """Begin a part whose gradients are only compared."""
-
-    def replay_ends(self) -> list[Bytes]:
-        """End that part, and return its gradients."""
-
-    def packed(self, value: Any) -> bytes:
-        """Return a pickle of the inputs of a part."""
-
-
 class Replay:
     """The replays of one process.
-
-    Args:
-        guard: the user's settings.
-        context: the state's surroundings.
-        own: rank-local states.
-        ranks: the virtual ranks.
 
     Attributes:
         is_on: whether steps are replayed.
@@ -151,7 +116,7 @@ class Replay:
     """
 
     def __init__(self, guard: Guard, context: Context, own: RankLocalState, ranks: VirtualRanks) -> None:
-        self._gradients = [each for each in ranks.gradients if isinstance(each, Replaying)]
+        self._gradients: list[Any] = [each for each in ranks.gradients if hasattr(each, "replayed")]
         if not self._gradients:
             raise ConfigError(
                 "replay",
@@ -163,6 +128,7 @@ class Replay:
         self._own = own
         self._ranks = ranks
         self._plan: Plan | None = None
+        self._computed: list[list[Bytes]] = []  # gradients of each computation; the owner's own come first
         self.error: DivergedError | None = None
         self.anew()
 
@@ -180,11 +146,10 @@ class Replay:
             The function to call instead of ``fetch``.
         """
         self._plan, self.error = None, None
-        if not self.is_on:
-            return fetch
         ranks, world, seed = self._ranks, self._context.world, self._own.random.seed
-        found = plan(seed, ranks.steps, ranks.counts, self._guard.replay, calibrate=not self._calibrated)
-        if found is None:
+        calibrate = not self._calibrated
+        found = plan(seed, ranks.steps, ranks.counts, self._guard.replay, calibrate=calibrate)
+        if not self.is_on or found is None:
             return fetch
         self._calibrated = True
         self._me = world.rank()
@@ -196,8 +161,7 @@ class Replay:
         if inputs[:1] == _REFUSED:
             self._turn_off(inputs[1:].decode())
         else:
-            self._plan, self._inputs = found, inputs[1:]
-            self._computed: list[list[Bytes]] = []
+            self._plan, self._inputs, self._computed = found, inputs[1:], []
             if batches:
                 for each in self._gradients:
                     each.hold(found.rank)
@@ -207,24 +171,31 @@ class Replay:
     def before(self) -> Iterator[Any]:
         """Go through the part on the processes that check it, before their own parts."""
         if self._plan is not None and self._me in self._plan.others:
-            yield from self._compute()
+            yield from self._compute(self._plan)
 
     def after(self) -> Iterator[Any]:
         """Compare after all own parts; compute again if gradients differ; then release the gradients."""
-        if self._plan is None:
+        if (plan := self._plan) is None:
             return
-        owns = self._me == self._plan.owner
-        if owns:
+        if self._me == plan.owner:
             self._computed.insert(0, [data for each in self._gradients for data in each.held()])
-        if len({digests for _, digests in self._runs()}) > 1:
-            yield from self._compute()
-            runs = self._runs()
-            result, unlike = judge(runs, calibrates=self._plan.calibrates)
-            self._unlike(runs) if unlike else self._found(runs, result)
-        if owns:
+        if len({digests for _, digests in self._runs(plan)}) > 1:
+            yield from self._compute(plan)
+            runs = self._runs(plan)
+            result, unlike = judge(runs, calibrates=plan.calibrates)
+            if unlike:
+                self._turn_off(
+                    f"processes compute different gradients from the same inputs (virtual rank {plan.rank}, "
+                    f"step {self._ranks.steps}), and by no single fault. Their processors or libraries are "
+                    "of different kinds, or their computation is not deterministic"
+                )
+            else:
+                self._found(plan, runs, result)
+        if self._me == plan.owner:
+            data = iter(self._computed[0])
             for each in self._gradients:
-                each.release()
-        self._computed.clear()
+                each.release(data)
+        self._computed = []
 
     def _packed(self, batch: Any, rank: int) -> bytes:
         """Return the inputs of a part, or the reason why they cannot be sent."""
@@ -233,102 +204,75 @@ class Replay:
         except Exception as error:  # each kind of batch has its own
             return _REFUSED + f"batches can't be sent to other processes: {error!r}".encode()
 
-    def _compute(self) -> Iterator[Any]:
+    def _compute(self, plan: Plan) -> Iterator[Any]:
         """Go through the part as its owner does; only its gradients are kept."""
-        assert self._plan is not None
-        ranks, rank = self._ranks, self._plan.rank
+        ranks, rank = self._ranks, plan.rank
         batch, states = pickle.loads(self._inputs)
         undo = self._own.stand_in(rank, states)
         ranks.current, ranks.replaying = rank, True
-        for each in self._gradients:
-            each.replay_begins()
         self._context.framework.seed(ranks.seeds(ranks.steps, rank))
         try:
             yield batch
         finally:  # also if the script leaves
             ranks.current, ranks.replaying = None, False
             undo()
-        self._computed.append([data for each in self._gradients for data in each.replay_ends()])
+        self._computed.append([data for each in self._gradients for data in each.replayed()])
 
-    # -- comparison ------------------------------------------------------------------------------------------
-
-    def _runs(self) -> Runs:
+    def _runs(self, plan: Plan) -> Runs:
         """Return all computations so far, the owner's first."""
-        assert self._plan is not None
-        owner = self._plan.owner
         self._digests = [tuple(map(digest, gradients)) for gradients in self._computed]
         rows = gather_json(self._context.world, self._digests, "hvdrecover.replay.digests")
         runs = [(process, tuple(each)) for process, row in enumerate(rows) for each in row]
-        return sorted(runs, key=lambda run: run[0] != owner)
+        return sorted(runs, key=lambda run: run[0] != plan.owner)
 
-    def _unlike(self, runs: Runs) -> None:
-        parties: dict[Digests, set[int]] = {}
-        for process, digests in runs:
-            parties.setdefault(digests, set()).add(process)
-        assert self._plan is not None
-        self._turn_off(
-            "processes compute different gradients from the same inputs (virtual rank "
-            f"{self._plan.rank}, step {self._ranks.steps}), and by no single fault: "
-            f"{' / '.join(named(sorted(each)) for each in parties.values())}. Their processors or libraries "
-            "are of different kinds, or what runs on them is not deterministic"
-        )
-
-    def _found(self, runs: Runs, result: Vote) -> None:
+    def _found(self, plan: Plan, runs: Runs, result: Vote) -> None:
         """Name the wrong computations, and apply the user's policy."""
-        assert self._plan is not None
         policy = self._guard.on_divergence
-        right, wrong = ([runs[each][0] for each in party] for party in (result.right, result.wrong))
-        differences = self._differences(runs, result.right[0], heal=policy == "heal" and not result.tied)
-        what = f"the gradients of virtual rank {self._plan.rank} in step {self._ranks.steps}"
+        right, wrong = ({runs[each][0] for each in party} for party in (result.right, result.wrong))
+        lines = self._compared(plan, runs, result.right[0], heal=policy == "heal" and not result.tied)
+        what = f"the gradients of virtual rank {plan.rank} in step {self._ranks.steps}"
         if result.tied:
-            sides = f"{named(sorted({*right}))} and {named(sorted({*wrong}))}"
+            sides = f"{named(sorted(right))} and {named(sorted(wrong))}"
             problem = f"{what} are not the same on {sides}, and nobody can tell which are right"
         else:
-            agree = f"{len(right)} of {len(runs)} computations agree on others"
-            problem = f"{what} are wrong on {named(sorted({*wrong}))}: {agree}"
-        lines = first_lines([*map(str, differences)])
+            agree = f"{len(result.right)} of {len(runs)} computations agree on others"
+            problem = f"{what} are wrong on {named(sorted(wrong))}: {agree}"
         self._say(
             policy,
-            f"{problem}: {'; '.join(lines)}; {_FOLLOWS[policy]}",
+            f"{problem}: {'; '.join(first_lines(lines))}; {_FOLLOWS[policy]}",
             step=self._ranks.steps,
-            virtual=self._plan.rank,
-            ranks=sorted({*wrong}),
+            virtual=plan.rank,
+            ranks=sorted(wrong),
             tied=result.tied,
-            tensors=[str(each) for each in differences[:100]],
+            tensors=lines[:100],
         )
         if self._me in wrong and not result.tied:
             heartbeat.diverged()
         if policy == "raise":
             self.error = DivergedError(
                 problem,
-                lines,
+                first_lines(lines),
                 "The step was not applied. If a host is found again, it is faulty; "
                 "Guard(on_divergence='heal') has the right gradients take the place of wrong ones.",
             )
 
-    def _differences(self, runs: Runs, chosen: int, *, heal: bool) -> list[Difference]:
-        """Return the gradients that differ from the chosen run's; replace them if ``heal``."""
-        found, world = [], self._context.world
+    def _compared(self, plan: Plan, runs: Runs, chosen: int, *, heal: bool) -> list[str]:
+        """Return a line for each gradient that differs; replace the owner's if ``heal``."""
         source, right = runs[chosen]
+        lines = []
         for place, spec in enumerate(spec for each in self._gradients for spec in each.specs()):
-            if all(digests[place] == right[place] for _, digests in runs):
+            wrong = {process for process, digests in runs if digests[place] != right[place]}
+            if not wrong:
                 continue
-            data = allocate(spec.nbytes)
-            if self._me == source:
-                data[:] = self._computed[self._digests.index(right)][place]
-            for start in range(0, spec.nbytes, PIECE):
-                world.broadcast(data[start : start + PIECE], source, f"hvdrecover.replay.{start}")
-            for mine, digests in zip(self._computed, self._digests, strict=True):
-                if digests[place] == right[place]:
-                    continue
-                count, by = apart(mine[place], data, spec.dtype)
-                host, total = self._context.config.host, math.prod(spec.shape)
-                name = f"gradient of {spec.name}"
-                found.append(Difference(name, str(spec), self._me, host, count, total, by))
-                if heal:
-                    mine[place][:] = data
-        rows = gather_json(world, [dataclasses.asdict(each) for each in found], "hvdrecover.replay.found")
-        return list(dict.fromkeys(Difference(**each) for row in rows for each in row))
+            lines.append(f"gradient of {spec.name}, {spec}: on {named(sorted(wrong))}")
+            if heal:
+                data = allocate(spec.nbytes)
+                if self._me == source:
+                    data[:] = self._computed[self._digests.index(right)][place]
+                self._context.world.broadcast(data, source, f"hvdrecover.replay.{place}")
+                if self._me == plan.owner:
+                    self._computed[0][place] = data
+        return lines
 
     def _turn_off(self, reason: str) -> None:
         """Replay no more until there are other processes."""

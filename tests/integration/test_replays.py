@@ -74,9 +74,7 @@ def test_each_flipped_bit_is_found_named_and_healed(job: tuple[Outcomes, Path]) 
     assert not any(each["tied"] for each in found)
     for each, (_, process, tensor, virtual) in zip(found, made, strict=True):
         (line,) = each["tensors"]
-        assert line.startswith(f"gradient of {tensor}, F32")
-        assert f": 1 of {line.split(' of ')[2].split()[0]} numbers, by" in line
-        assert f", on rank {process} on " in line
+        assert line.startswith(f"gradient of {tensor}, F32") and line.endswith(f": on rank {process}")
         assert each["virtual"] == virtual
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from hvdrecover.errors import ConfigError
+from hvdrecover.torch.stepping import steps_of
 from hvdrecover.torch.virtual_gradients import Gradients
-from hvdrecover.virtual import exchange
 from tests.unit.torch.jobs import network
 
 
@@ -115,7 +115,7 @@ def test_a_gradient_that_some_virtual_ranks_lack() -> None:
 
 def test_passes_within_a_virtual_rank_are_added_up_first() -> None:
     model = network()
-    gradients = Gradients("optimizer", wrapped(model, backward_passes_per_step=2), 2)
+    gradients = Gradients("optimizer", wrapped(model), 2)
     first = next(model.parameters())
     own = [each[0] for each in leaves(model, 3)]
     gradients.begin([2], 0)
@@ -140,8 +140,9 @@ def test_each_own_gradient_is_shown_once_and_hooks_of_others_see_it_too() -> Non
             assert parameter.grad is not None
             shown.append(parameter.grad.clone())
 
-    gradients = Gradients("optimizer", wrapped(model), 3)
-    gradients.looks = look
+    optimizer = wrapped(model)
+    gradients = Gradients("optimizer", optimizer, 3)
+    steps_of(optimizer).sending.append(look)
     first.register_post_accumulate_grad_hook(lambda each: seen.append(each.grad.clone()))  # type: ignore[no-untyped-call]
     step(gradients, model, 3)
     own = [each[0] for each in leaves(model, 3)]
@@ -202,27 +203,15 @@ def test_sparse_gradients_are_refused_unless_made_dense(dense: bool) -> None:
     gradients.begin([1], 0)
     gradients.part_begins(0)
     total = layer(torch.tensor([1])).sum()
+    total.backward()
     if not dense:
         with pytest.raises(ConfigError, match="sparse_as_dense=True"):
-            total.backward()
+            gradients.part_ends()
         return
-    total.backward()
     gradients.part_ends()
     gradients.finish()
     assert layer.weight.grad is not None
     assert torch.equal(layer.weight.grad, torch.tensor([[0.0, 0], [1, 1], [0, 0], [0, 0]]))
-
-
-@pytest.mark.parametrize("passes", [1, 2])
-def test_more_backward_passes_than_were_told_are_an_error(passes: int) -> None:
-    model = network()
-    gradients = Gradients("optimizer", wrapped(model, backward_passes_per_step=passes), 2)
-    gradients.begin([2], 0)
-    gradients.part_begins(0)
-    for _ in range(passes):
-        loss(model, 0).backward()  # type: ignore[no-untyped-call]
-    with pytest.raises(ConfigError, match=rf" {passes} backward .*backward_passes_per_step="):
-        loss(model, 0).backward()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -277,14 +266,10 @@ def test_gradients_on_hold_are_added_up_as_they_were_left(heals: bool) -> None:
     gradients.part_ends()
     held = gradients.held()
     assert [each.tobytes() for each in held] == [each.numpy().tobytes() for each in own[1]]
-    gradients.replay_begins()
     loss(model, 2).backward()  # type: ignore[no-untyped-call]
-    replayed = gradients.replay_ends()
+    replayed = gradients.replayed()
     assert [each.tobytes() for each in replayed] == [each.numpy().tobytes() for each in own[2]]
-    if heals:
-        for mine, other in zip(held, replayed, strict=True):
-            mine[:] = other
-    gradients.release()
+    gradients.release(iter(replayed if heals else held))
     gradients.finish()
     for parameter, first, second in zip(model.parameters(), own[0], own[2 if heals else 1], strict=True):
         assert parameter.grad is not None
@@ -314,16 +299,3 @@ def test_complex_parameters_are_refused() -> None:
     parameter = torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64))
     with pytest.raises(ConfigError, match=r"^state\.optimizer: .*complex64.*floating-point"):
         Gradients("optimizer", hvd.DistributedOptimizer(torch.optim.SGD([parameter])), 2)
-
-
-@pytest.mark.usefixtures("elastic")
-def test_a_bucket_is_added_up_before_the_part_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "BUCKET", 16)  # bytes: one parameter each
-    added: list[int] = []
-    monkeypatch.setattr(exchange.Exchange, "add", lambda self, bucket, rank, flat: added.append(bucket))
-    model = network()
-    gradients = Gradients("optimizer", wrapped(model), 1)
-    gradients.begin([1], 0)
-    gradients.part_begins(0)
-    loss(model, 0).backward()  # type: ignore[no-untyped-call]
-    assert added == list(range(len(list(model.parameters()))))
