@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from collections.abc import Sequence
 
@@ -21,7 +20,7 @@ from hvdrecover.data.version import differences
 from hvdrecover.errors import DataChangedError, DivergedError, StructureError
 from hvdrecover.events import logger
 from hvdrecover.guard import parameters, structure
-from hvdrecover.guard.parameters import Difference, Tensor
+from hvdrecover.guard.parameters import Difference, RankLocal, Tensor
 from hvdrecover.guard.settings import Guard
 from hvdrecover.guard.votes import Vote, by_value, first_lines, named, vote
 from hvdrecover.state.adapter import Entry, gather_json
@@ -130,7 +129,7 @@ class GuardHook(Hook):
         snapshot = memory.newest if memory.newest is not None and memory.newest.id == commit else None
         mine = _ABSENT if snapshot is None else parameters.ballot(self._tensors(snapshot))
         local = self._rank_local(None if self._warned else snapshot)
-        own = [0, 0, 0] if local is None else [1, *digest_numbers(json.dumps(local).encode())]
+        own = [0, 0, 0] if local is None else [1, *digest_numbers(repr(local).encode())]
         table = self._world.allgather([*mine, *own], "hvdrecover.guard.ballots")
         if table[:, 3].all() and (table[:, 3:] != table[0, 3:]).any():
             self._compare_rank_local(snapshot, "after a recovery all continue with those of one rank")
@@ -219,29 +218,34 @@ class GuardHook(Hook):
 
     # -- rank-local state ------------------------------------------------------------------------------
 
-    def _rank_local(self, snapshot: Snapshot | None) -> dict[str, str] | None:
+    def _rank_local(self, snapshot: Snapshot | None) -> list[RankLocal] | None:
         return None if snapshot is None else parameters.rank_local(snapshot, self._contents.rank_local())
 
     def _compare_rank_local(self, snapshot: Snapshot | None, follows: str) -> None:
         """Warn once of state that differs between ranks: a recovery replaces it by one rank's."""
-        mine = [self._warned, self._rank_local(snapshot)]
+        mine = [self._warned, [dataclasses.astuple(each) for each in self._rank_local(snapshot) or ()]]
         rows = gather_json(self._world, mine, "hvdrecover.guard.rank_local")
         if any(warned for warned, _ in rows):  # maybe before this rank was started
             self._warned = True
             return
-        held: dict[int, dict[str, str]] = {rank: each for rank, (_, each) in enumerate(rows) if each}
-        differing = [
-            name
-            for name in dict.fromkeys(name for each in held.values() for name in each)
-            if len({each.get(name) for each in held.values()}) > 1
-        ]
-        lines = [
-            f"state.{name} differs between the ranks{_values(name, held)}"
-            for name in differing
-            if "." not in name
-        ]
-        if buffers := [name for name in differing if "." in name]:
-            lines.append(f"running statistics are each rank's own ({', '.join(first_lines(buffers, 3))})")
+        values: dict[str, dict[int, RankLocal]] = {}  # by name and rank
+        for rank, (_, row) in enumerate(rows):
+            for each in row:
+                values.setdefault(each[0], {})[rank] = RankLocal(*each)
+        holders = sum(bool(row) for _, row in rows)
+        lines, statistics = [], []
+        for name, held in values.items():
+            if len(held) == holders and len(set(held.values())) == 1:
+                continue
+            if next(iter(held.values())).statistic:
+                statistics.append(name)
+                continue
+            texts = first_lines([f"rank {rank}: {each.text}" for rank, each in held.items() if each.text], 4)
+            lines.append(
+                f"state.{name} differs between the ranks" + (f" ({', '.join(texts)})" if texts else "")
+            )
+        if statistics:
+            lines.append(f"running statistics are each rank's own ({', '.join(first_lines(statistics, 3))})")
         if lines:
             self._warned = True
             remedy = "Average it over the ranks before you commit it, or keep it out of the state."
@@ -298,11 +302,3 @@ class GuardHook(Hook):
 def _vote_of(holders: Sequence[int], table: Table) -> Vote:
     """Divide the holders of the newest commit by their ballots; the result has places in ``holders``."""
     return vote([tuple(table[rank, 2:].tolist()) for rank in holders])
-
-
-def _values(name: str, held: dict[int, dict[str, str]]) -> str:
-    """The value of a plain object on the first ranks; an empty string for a tensor."""
-    values = {rank: each[name] for rank, each in held.items() if name in each}
-    if any(value.startswith(parameters.TENSOR) for value in values.values()):
-        return ""
-    return f" ({', '.join(first_lines([f'rank {rank}: {value}' for rank, value in values.items()], 4))})"

@@ -1,4 +1,4 @@
-"""Numbers that are not finite: the ranks exchange their findings, and all react alike.
+"""Gradients that are not finite, or missing: the ranks exchange their findings, and all react alike.
 
 1. A gradient that is NaN or infinite on one rank is so on all ranks after the allreduce. So all ranks see a
    bad step without a message, before an optimizer applies it.
@@ -10,7 +10,10 @@ Parameters are checked before each commit, so that no commit holds NaN.
 
 from __future__ import annotations
 
+import json
 import logging
+import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -246,3 +249,49 @@ def _unknown_batch(findings: list[str]) -> NumericsError:
         "state's ElasticSampler or elastic_dataset, and call record_batch() after each step, before the "
         "commit. Or pass Guard(numerics='skip'), which does not need the samples.",
     )
+
+
+# -- gradients that one rank has and another lacks -----------------------------------------------------------
+
+
+class Missing(Hook):
+    """The gradients that this rank has lacked since the last commit: Horovod sums up zeros in their place.
+
+    Attributes:
+        steps: by parameter, in how many steps; an adapter counts.
+    """
+
+    def __init__(self, context: Context, *, on: bool) -> None:
+        self.steps: Counter[str] = Counter()
+        self._context = context
+        self._on = on
+        self._reported: set[str] = set()
+
+    def attach(self) -> None:
+        """Have the framework report parameters without a gradient."""
+        if self._on:
+            self._context.framework.report_missing(self._context.contents, self)
+
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        """Send a digest of the counts; 0 if no gradient was missing."""
+        counts = json.dumps(self.steps, sort_keys=True).encode() if self.steps else b""
+        return () if moment.kind == "rendezvous" else [zlib.crc32(counts)]
+
+    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        """Warn once of each parameter if ranks differ."""
+        if moment.kind != "rendezvous" and (table != table[0]).any():
+            rows = gather_json(self._context.world, self.steps, "hvdrecover.guard.missing")
+            found = {name: _missing_line(name, rows) for name in sorted(set().union(*rows) - self._reported)}
+            self._reported.update(found)
+            if found:
+                lines = list(found.values())
+                message = f"no gradient on some ranks, so zeros were summed up for them: {'; '.join(lines)}"
+                self._context.announce("missing_gradients", message, level=logging.WARNING, parameters=lines)
+        self.steps.clear()  # steps before a recovery are undone
+        return None
+
+
+def _missing_line(name: str, rows: Sequence[dict[str, int]]) -> str:
+    ranks = [rank for rank, row in enumerate(rows) if name in row]
+    steps = max(row.get(name, 0) for row in rows)
+    return f"{name} on {named(ranks)}, in {steps} {'step' if steps == 1 else 'steps'}"

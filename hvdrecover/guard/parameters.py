@@ -146,31 +146,40 @@ def apart(mine: Bytes, others: Bytes, dtype: str) -> tuple[int, float]:
         return len(places), float(np.abs(pair[0] - pair[1]).max())
 
 
-TENSOR = "tensor "  # begins the text of a tensor in `rank_local`; the text of a plain object is JSON
+@dataclass(frozen=True)
+class RankLocal:
+    """A value of a commit that ranks may hold differently.
+
+    Attributes:
+        name: of the attribute, or with ``statistic`` of a tensor in it, such as ``model.1.running_mean``.
+        digest: of the value.
+        text: a plain object in short; empty for tensors.
+        statistic: whether it is a running statistic of a component.
+    """
+
+    name: str
+    digest: str
+    text: str = ""
+    statistic: bool = False
 
 
-def rank_local(snapshot: Snapshot, buffers: Names) -> dict[str, str]:
-    """Return what ranks may hold differently in one commit: plain objects, and running statistics.
+def rank_local(snapshot: Snapshot, statistics: Names) -> list[RankLocal]:
+    """Return the values that ranks may hold differently: plain objects, and running statistics.
 
     Args:
         snapshot: the commit.
-        buffers: the components' names of tensors that may differ; every component has an entry.
-
-    Returns:
-        By name, a short text that differs if the value does. Names of running statistics have a dot.
+        statistics: the components' names of tensors that may differ; every component has an entry.
     """
-    found = {}
+    found = []
     for name, structure in snapshot.state["attributes"].items():
-        if name in buffers:
-            continue
-        text = json.dumps(structure, sort_keys=True)
-        if name in snapshot.arenas:
-            found[name] = f"{TENSOR}{digest(snapshot.arenas[name].buffer)}"
-        else:
-            found[name] = text if len(text) <= 24 else f"{text[:16]}… ({digest(text.encode())[:8]})"
-    for name, tensors in buffers.items():
+        if name not in statistics:
+            arena = snapshot.arenas.get(name)
+            text = json.dumps(structure, sort_keys=True) if arena is None else ""
+            data = text.encode() if arena is None else arena.buffer
+            found.append(RankLocal(name, digest(data), text if len(text) <= 24 else f"{text[:16]}…"))
+    for name, tensors in statistics.items():
         arena = snapshot.arenas.get(name)
         for tensor in sorted(tensors):
             if arena is not None and tensor in arena.layout.by_name:
-                found[f"{name}.{tensor}"] = digest(arena.bytes_of(tensor))
+                found.append(RankLocal(f"{name}.{tensor}", digest(arena.bytes_of(tensor)), statistic=True))
     return found

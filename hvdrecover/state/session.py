@@ -17,8 +17,7 @@ from hvdrecover.elastic.durable.interval import Pacing
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.guard.guard import GuardHook
-from hvdrecover.guard.missing import Missing
-from hvdrecover.guard.numbers import Judge
+from hvdrecover.guard.numbers import Judge, Missing
 from hvdrecover.guard.settings import Guard
 from hvdrecover.state.hooks import Context, Hook, Hooks
 from hvdrecover.state.leaving import HostChanges, Leaving

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdrecover.errors import ConfigError, NumericsError
-from hvdrecover.guard import shards
+from hvdrecover.guard import structure
 from hvdrecover.guard.numbers import Judge, RolledBack
 from hvdrecover.state.adapter import Entry
 from hvdrecover.tensorflow import faults, xla
@@ -225,4 +225,4 @@ def check_shards(dataset: tf.data.Dataset, samples: Sequence[int] | None = None,
             "dataset.apply(tf.data.experimental.assert_cardinality(n))",
         )
     numbers = None if samples is None else np.asarray(samples, dtype=np.int64)
-    shards.check(TensorFlowWorld(), batches, numbers, length)
+    structure.check_shards(TensorFlowWorld(), batches, numbers, length)

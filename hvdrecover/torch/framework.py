@@ -18,8 +18,7 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.errors import UnsupportedTensorError
-from hvdrecover.guard.missing import Missing
-from hvdrecover.guard.numbers import Judge
+from hvdrecover.guard.numbers import Judge, Missing
 from hvdrecover.state import horovod
 from hvdrecover.state import random as streams
 from hvdrecover.state.adapter import Entry, StepObserver, Tree, fit_tensors

@@ -15,9 +15,8 @@ import torch
 import torch.utils.data
 
 from hvdrecover.errors import ConfigError
-from hvdrecover.guard import shards
-from hvdrecover.guard.missing import Missing
-from hvdrecover.guard.numbers import Judge
+from hvdrecover.guard import structure
+from hvdrecover.guard.numbers import Judge, Missing
 from hvdrecover.state.adapter import Entry
 from hvdrecover.torch.optimizers import by_name, parameters_of
 from hvdrecover.torch.stepping import averages, is_adasum, steps_of
@@ -353,7 +352,7 @@ def check_shards(loader: torch.utils.data.DataLoader[Any]) -> None:
         raise ConfigError(
             "loader", "its data set has no length, so nobody knows how many batches there will be"
         ) from error
-    shards.check(TorchWorld(), batches, np.fromiter(_samples(loader), dtype=np.int64), length)
+    structure.check_shards(TorchWorld(), batches, np.fromiter(_samples(loader), dtype=np.int64), length)
 
 
 def _samples(loader: torch.utils.data.DataLoader[Any]) -> Iterator[int]:

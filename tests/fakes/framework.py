@@ -15,8 +15,7 @@ from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.data.order import SampleOrder, Tail
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.errors import UnsupportedTensorError
-from hvdrecover.guard.missing import Missing
-from hvdrecover.guard.numbers import Judge
+from hvdrecover.guard.numbers import Judge, Missing
 from hvdrecover.state.adapter import Entry, StepObserver
 from hvdrecover.state.contents import Contents
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import horovod.torch.elastic.state as horovods
@@ -12,42 +11,11 @@ import pytest
 import torch
 
 import hvdrecover.torch as hvd
-from hvdrecover.errors import ConfigError
 from hvdrecover.torch import TorchState
 from tests.fakes.root import FakeRoots
 from tests.unit.processes import answer
 
 URL = "fake://root"
-
-
-class Counter:
-    """A value that a script has a handler for."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
-class CounterHandler(horovods.StateHandler):
-    def __init__(self, value: Counter) -> None:
-        super().__init__(value)
-        self.saved, self.syncs = 0, 0
-
-    def save(self) -> None:
-        self.saved = self.value.count
-
-    def restore(self) -> None:
-        self.value.count = self.saved
-
-    def sync(self) -> None:
-        self.syncs += 1
-
-
-@pytest.fixture
-def registered() -> Iterator[None]:
-    before = hvd.elastic.state.get_handler_registry()
-    hvd.elastic.state.set_handler_registry([*before, (Counter, CounterHandler)])
-    yield
-    hvd.elastic.state.set_handler_registry(before)
 
 
 def made(**attributes: Any) -> Any:
@@ -97,29 +65,6 @@ def test_with_a_root_in_the_environment_its_commits_are_durable(
     hvd.elastic.run(train)(again)
     again._session.durable.retire()
     assert entries == [0, 1, 1, 2]
-
-
-def test_a_handler_of_the_scripts_keeps_what_it_is_for(registered: None) -> None:
-    state = made(counter=Counter(), epoch=0)
-    counter, handler = state.counter, state._handlers["counter"]
-    state.sync()
-    counter.count, state.epoch = 3, 1
-    state.commit()
-    counter.count, state.epoch = 4, 2
-    state.restore()
-    assert (state.counter.count, state.epoch, handler.syncs) == (3, 1, 1)
-    other = Counter()
-    other.count = 9
-    state.counter = other
-    assert (handler.value, handler.saved, state.counter) == (other, 9, other)
-
-
-def test_a_handler_and_durable_commits_exclude_each_other(
-    registered: None, roots: FakeRoots, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", URL)
-    with pytest.raises(ConfigError, match=r"^state\.counter: .*CounterHandler.* Counter "):
-        made(counter=Counter())
 
 
 def test_a_state_of_objects_takes_horovods_arguments_and_tensors() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hvdrecover.guard.missing import Missing
+from hvdrecover.guard.numbers import Missing
 from hvdrecover.state.hooks import Moment
 from hvdrecover.torch import guard
 

@@ -10,7 +10,7 @@ import pytest
 
 from hvdrecover.data.order import Tail, share
 from hvdrecover.errors import ShardsError
-from hvdrecover.guard import shards
+from hvdrecover.guard import structure
 from tests.unit.elastic.jobs import Process, on_ranks
 
 
@@ -21,7 +21,7 @@ def check(mine: list[Any], batches: list[int], length: int | list[int]) -> list[
         rank = process.world.rank()
         samples = None if mine[rank] is None else np.array(mine[rank], dtype=np.int64)
         try:
-            shards.check(
+            structure.check_shards(
                 process.world, batches[rank], samples, length[rank] if isinstance(length, list) else length
             )
         except ShardsError as error:
