@@ -31,12 +31,7 @@ _ABSENT = [0, 0, -1]  # the ballot of a rank that has made no commit
 
 
 class GuardHook(Hook):
-    """This rank's part in the comparisons.
-
-    Args:
-        guard: what the user has decided. With None, a rank only learns whether others have a guard.
-        context: the state's surroundings.
-    """
+    """This rank's part in the comparisons. Without a guard, it only learns whether others have one."""
 
     def __init__(self, guard: Guard | None, context: Context) -> None:
         self._guard = guard
@@ -113,14 +108,7 @@ class GuardHook(Hook):
     def inspect(self, memory: Memory) -> bool:
         """Compare the parameters of a commit across the ranks, if a comparison is due.
 
-        Args:
-            memory: holds the commit, unless this rank has passed it over.
-
-        Returns:
-            Whether tensors of the commit in memory were replaced, so that it must be loaded.
-
-        Raises:
-            DivergedError: they differ, and the user wants an error.
+        Returns whether tensors of the commit in memory were replaced, so that it must be loaded.
         """
         every = self._guard.parameters_every_commits if self._guard is not None else None
         commit = memory.attempt
@@ -169,18 +157,7 @@ class GuardHook(Hook):
         follows: dict[str, str],
         differences: Sequence[Difference] = (),
     ) -> None:
-        """Report diverged ranks.
-
-        Args:
-            result: which ranks.
-            commit: the commit that was compared.
-            lines: the differences in words.
-            follows: what happens next, by policy; a policy that is not here raises.
-            differences: for the event.
-
-        Raises:
-            DivergedError: the user wants an error, or it cannot be healed.
-        """
+        """Report diverged ranks. ``follows`` says what happens next, by policy; a policy not in it raises."""
         assert self._guard is not None
         policy = self._guard.on_divergence
         sides = "and nobody can tell which are right" if result.tied else "which more ranks agree on"
@@ -261,12 +238,7 @@ class GuardHook(Hook):
     def resuming(self, stored: Snapshot, where: str) -> None:
         """Compare the version of the training data with the version in the commit to resume from.
 
-        Args:
-            stored: the commit; its cursors are changed if the epoch is restarted.
-            where: what to call it.
-
-        Raises:
-            DataChangedError: the training data have changed, and the user wants an error.
+        The commit's cursors are changed if the epoch is restarted.
         """
         data = self._guard.data if self._guard is not None else None
         if self._guard is None or data is None or stored.dataset is None:

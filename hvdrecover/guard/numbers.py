@@ -35,12 +35,7 @@ _FOLLOWS = {
 
 
 class RolledBack(Exception):  # noqa: N818  no error: all ranks go back to a commit together
-    """A step is bad, and all ranks go back to the last commit.
-
-    Attributes:
-        order: of the samples that are left out then; None if none are.
-        samples: these samples.
-    """
+    """A step is bad, and all ranks go back to the last commit, and leave these samples of an order out."""
 
     def __init__(self, order: SampleOrder | None = None, samples: Stretch = (0, 0, 0, 0)) -> None:
         super().__init__("a step whose numbers are not finite is rolled back")
@@ -50,36 +45,20 @@ class RolledBack(Exception):  # noqa: N818  no error: all ranks go back to a com
 
 @dataclass
 class Sighting:
-    """The findings of one rank.
-
-    Attributes:
-        rank: the rank.
-        host: its host.
-        tensors: its tensors that are not finite, such as ``gradient of model.0.weight``; none if they were
-            finite before the allreduce.
-        epoch: the epoch; -1 if unknown.
-        samples: the samples of its batch, as far as they are known.
-        used: bad steps within the last `WINDOW` before this one.
-    """
+    """The findings of one rank."""
 
     rank: int
     host: str
-    tensors: list[str]
-    epoch: int = -1
-    samples: list[int] = field(default_factory=list)
-    used: int = 0
+    tensors: list[str]  # such as gradient of model.0.weight; none if all were finite before the allreduce
+    epoch: int = -1  # if unknown
+    samples: list[int] = field(default_factory=list)  # of its batch, as far as they are known
+    used: int = 0  # bad steps within the last `WINDOW` before this one
 
 
 class Judge(Hook):
     """One rank's part in finding bad steps and reacting to them.
 
-    Args:
-        guard: the user's settings. If None, or if they ignore numbers, nothing is checked.
-        context: the state's surroundings.
-
-    Attributes:
-        policy: what the user wants.
-        steps: returns how many steps this rank has done; an adapter sets it.
+    An adapter sets ``steps``, which returns how many steps this rank has done.
     """
 
     def __init__(self, guard: Guard | None, context: Context) -> None:
@@ -94,11 +73,7 @@ class Judge(Hook):
         self._waits = False  # a bad step is rolled back as soon as `record` tells the size of its batch
 
     def attach(self) -> None:
-        """Have the framework report bad steps.
-
-        Raises:
-            ConfigError: batches are to be left out, and no sampler can do so.
-        """
+        """Have the framework report bad steps."""
         if self.policy == "rollback":
             if not self._contents.orders:
                 raise ConfigError(
@@ -132,10 +107,6 @@ class Judge(Hook):
         Args:
             everywhere: parameters whose average is not finite.
             here: those of them whose gradient was not finite on this rank.
-
-        Raises:
-            NumericsError: the user wants an error, or the budget is spent.
-            RolledBack: all ranks go back to the last commit.
         """
         assert self.policy is not None
         order = self._contents.order_in_use()

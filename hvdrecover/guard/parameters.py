@@ -29,40 +29,24 @@ Names = Mapping[str, Collection[str]]
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a commit.
+    """A tensor of a commit."""
 
-    Attributes:
-        name: with its attribute's, such as ``model.0.weight``.
-        spec: its dtype and shape.
-        data: its bytes; uint8 of shape ``[spec.nbytes]``, writable.
-    """
-
-    name: str
+    name: str  # with its attribute's, such as model.0.weight
     spec: TensorSpec
-    data: Bytes
+    data: Bytes  # writable
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor of one rank that differs from the majority's.
+    """A tensor of one rank that differs from the majority's."""
 
-    Attributes:
-        tensor: its name.
-        kind: its dtype and shape.
-        rank: the rank.
-        host: the rank's host.
-        count: how many numbers differ.
-        total: of how many.
-        largest: the largest absolute difference; infinite or NaN where a number is.
-    """
-
-    tensor: str
-    kind: str
+    tensor: str  # its name
+    kind: str  # its dtype and shape
     rank: int
     host: str
-    count: int
+    count: int  # of numbers that differ
     total: int
-    largest: float
+    largest: float  # absolute difference; infinite or NaN where a number is
 
     def __str__(self) -> str:
         numbers = f"{self.count} of {self.total} numbers, by {self.largest:.3g} at most"
@@ -88,14 +72,9 @@ def ballot(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def compare(world: World, tensors: Sequence[Tensor], root: int, host: str, *, heal: bool) -> list[Difference]:
-    """Find the tensors of this rank that differ from the root's. All ranks call this.
+    """Find the tensors of this rank that differ from the root's; ``heal`` replaces their bytes.
 
-    Args:
-        world: the ranks, all of which hold tensors of the same names, dtypes and shapes.
-        tensors: this rank's.
-        root: a rank of the majority.
-        host: this rank's host.
-        heal: whether to replace this rank's bytes by the root's.
+    All ranks call this, with tensors of the same names, dtypes and shapes. The root is one of the majority.
     """
     mine = [half for tensor in tensors for half in digest_numbers(tensor.data)]
     table = world.allgather(mine, "hvdrecover.guard.tensors").reshape(world.size(), -1, 2)
@@ -129,13 +108,7 @@ def _measure(world: World, tensor: Tensor, root: int, *, heal: bool) -> tuple[in
 
 
 def apart(mine: Bytes, others: Bytes, dtype: str) -> tuple[int, float]:
-    """Return how many numbers differ in their bits, and the largest absolute difference.
-
-    Args:
-        mine: uint8 of shape ``[n]``, a multiple of the dtype's size.
-        others: of the same shape.
-        dtype: a key of `hvdrecover.checkpoint.layout.ITEM_BYTES`.
-    """
+    """Return how many numbers differ in their bits, and the largest absolute difference."""
     rows = [each.reshape(-1, ITEM_BYTES[dtype]) for each in (mine, others)]
     places = np.flatnonzero((rows[0] != rows[1]).any(axis=1))
     if not len(places):
@@ -148,27 +121,18 @@ def apart(mine: Bytes, others: Bytes, dtype: str) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class RankLocal:
-    """A value of a commit that ranks may hold differently.
+    """A value of a commit that ranks may hold differently."""
 
-    Attributes:
-        name: of the attribute, or with ``statistic`` of a tensor in it, such as ``model.1.running_mean``.
-        digest: of the value.
-        text: a plain object in short; empty for tensors.
-        statistic: whether it is a running statistic of a component.
-    """
-
-    name: str
+    name: str  # of the attribute; of a running statistic also the tensor's, such as model.1.running_mean
     digest: str
-    text: str = ""
+    text: str = ""  # a plain object in short; empty for tensors
     statistic: bool = False
 
 
 def rank_local(snapshot: Snapshot, statistics: Names) -> list[RankLocal]:
     """Return the values that ranks may hold differently: plain objects, and running statistics.
 
-    Args:
-        snapshot: the commit.
-        statistics: the components' names of tensors that may differ; every component has an entry.
+    ``statistics`` has each component's names of tensors that may differ.
     """
     found = []
     for name, structure in snapshot.state["attributes"].items():

@@ -54,9 +54,7 @@ def numbers(description: Description) -> tuple[int, int]:
 def differences(descriptions: Sequence[Description | None], *, settings: bool) -> list[str]:
     """Return the differences between the ranks: a line each, the first ones only.
 
-    Args:
-        descriptions: by rank; None of a rank without a guard.
-        settings: whether hyper-parameters are compared as well.
+    A rank without a guard has no description. ``settings`` compares hyper-parameters as well.
     """
     unguarded = [rank for rank, each in enumerate(descriptions) if each is None]
     if unguarded:
@@ -88,16 +86,13 @@ def _script() -> str:
 
 
 def check_shards(world: World, batches: int, samples: Samples | None, length: int = -1) -> None:
-    """Have all ranks compare their shares.
+    """Have all ranks compare their shares of a data set; a ShardsError on all if they do not fit together.
 
     Args:
         world: the ranks, all of which must call this.
         batches: how many batches this rank will have.
-        samples: the numbers of its samples, int64 of shape ``[n]``; None if unknown, on all ranks.
+        samples: the numbers of its samples; None if unknown, on all ranks.
         length: samples of the whole data set; -1 if unknown.
-
-    Raises:
-        ShardsError: they do not fit together; on all ranks.
     """
     row = [batches, -1 if samples is None else len(samples), length]
     table = world.allgather(row, "hvdrecover.shards")

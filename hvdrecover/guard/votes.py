@@ -8,18 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Vote:
-    """The division of the ranks.
+    """The division of the ranks."""
 
-    Attributes:
-        right: the ranks of the largest party. Of several as large, it is the one with the lowest rank, whose
-            commits would be written.
-        wrong: all other ranks.
-        tied: whether another party is as large, so that the vote cannot tell who is right.
-    """
-
-    right: tuple[int, ...]
-    wrong: tuple[int, ...]
-    tied: bool
+    right: tuple[int, ...]  # the largest party; of several as large, the one that has the lowest rank
+    wrong: tuple[int, ...]  # all other ranks
+    tied: bool  # whether another party is as large, so that the vote cannot tell who is right
 
 
 def vote(ballots: Sequence[Hashable]) -> Vote:

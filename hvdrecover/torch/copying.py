@@ -66,12 +66,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def own(tree: Tree, present: Tree) -> Tree:
-    """A tree of the same content without its memory.
-
-    Args:
-        tree: what to copy.
-        present: a tree whose tensors may be overwritten; those that fit are, and become part of the outcome.
-    """
+    """A copy of a tree. Tensors of the tree ``present`` that fit are overwritten, and become part of it."""
     sources: list[torch.Tensor] = []
     targets: list[torch.Tensor] = []
     taken: set[int] = set()

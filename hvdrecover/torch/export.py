@@ -79,11 +79,7 @@ def _exported(snapshot: Snapshot, names: Sequence[str], url: str) -> dict[str, A
 
 
 def _check(value: Any, path: str) -> None:
-    """Make sure that a value is of the kinds that ``torch.load(weights_only=True)`` makes.
-
-    Raises:
-        ValueError: it isn't.
-    """
+    """Raise a ValueError unless a value is of the kinds that ``torch.load(weights_only=True)`` makes."""
     kind = type(value)
     if kind in _MAPPINGS:
         for key, item in value.items():

@@ -79,9 +79,6 @@ class Names(dict[int, str]):
     """Names of parameters, by identity: ``model.0.weight``, or ``optimizer's parameter 2``.
 
     Parameters that optimizers have got later are looked up when somebody asks for them.
-
-    Args:
-        components: modules and optimizers, by attribute name.
     """
 
     def __init__(self, components: Mapping[str, Any]) -> None:
@@ -163,11 +160,6 @@ class Gradients:
     sent, as a second pass through memory would cost 1% of a step. If one is not finite, its first number is
     set to NaN, so that all ranks find NaN there in the average. On other devices the averages are checked as
     a whole: that is fast there, but to wait for each check is not.
-
-    Args:
-        optimizer: averages gradients.
-        names: of its parameters.
-        judge: is told of bad steps.
     """
 
     def __init__(self, optimizer: Any, names: Names, judge: Judge) -> None:
@@ -260,15 +252,7 @@ def _first(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
-    """Look at the gradients of Horovod-wrapped optimizers before each step.
-
-    Args:
-        components: by attribute name.
-        judge: is told of bad steps.
-
-    Raises:
-        ConfigError: an optimizer that does not average gradients.
-    """
+    """Tell the judge of steps of Horovod-wrapped optimizers whose gradients are not finite."""
     names, watched = Names(components), []
     for name, optimizer in components.items():
         if isinstance(optimizer, torch.optim.Optimizer) and is_adasum(optimizer):

@@ -363,11 +363,7 @@ def renamed(stored: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any
 
 
 def by_name(components: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The parameters of all modules, as ``model.0.weight``, whatever wraps the modules.
-
-    Args:
-        components: modules and others, by attribute name.
-    """
+    """The parameters of all modules, as ``model.0.weight``, whatever wraps the modules."""
     found: dict[str, torch.Tensor] = {}
     for name, component in components.items():
         if isinstance(component, torch.nn.Module):

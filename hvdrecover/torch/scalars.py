@@ -21,9 +21,7 @@ _WIDE = (torch.float32, torch.float64)
 class TorchWriter:
     """A TensorBoard run; see `hvdrecover.state.adapter.Writer`.
 
-    Args:
-        folder: path or URL of the run.
-        first: TensorBoard drops this step and later ones of earlier files.
+    TensorBoard drops the step ``first`` and later ones of earlier files.
     """
 
     def __init__(self, folder: str, first: int) -> None:
@@ -44,11 +42,7 @@ class TorchWriter:
 
 
 def require_tensorboard() -> None:
-    """Import now what takes seconds later.
-
-    Raises:
-        ConfigError: TensorBoard is not installed.
-    """
+    """Import TensorBoard now, because the import takes seconds later; a ConfigError if it is missing."""
     if find_spec("tensorboard") is None:
         raise ConfigError(
             "tensorboard", "the package tensorboard, which writes its logs, is not installed; pip install it"
@@ -60,12 +54,7 @@ def require_tensorboard() -> None:
 
 
 def watch(components: Mapping[str, Any], scalars: Scalars) -> None:
-    """Report the steps of optimizers to the scalars. A step of the job ends when the first one has stepped.
-
-    Args:
-        components: by attribute name.
-        scalars: the rank's scalars.
-    """
+    """Report the steps of optimizers. A step of the job ends when the first optimizer has stepped."""
     optimizers = {name: each for name, each in components.items() if isinstance(each, torch.optim.Optimizer)}
     norms: dict[str, torch.Tensor] = {}  # of the step under way
     for name, optimizer in optimizers.items():

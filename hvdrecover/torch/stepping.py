@@ -250,9 +250,6 @@ def name_parameters(components: Mapping[str, Any]) -> None:
     groups: ranks whose groups are in different orders would average gradients of different parameters. With
     them, ``torch.compile`` puts a prefix before names, and a process that does not compile would wait for
     other names than the ranks that do.
-
-    Args:
-        components: a state's attributes, modules and optimizers among them.
     """
     known = {id(each): name for name, each in by_name(components).items()}
     for component in components.values():

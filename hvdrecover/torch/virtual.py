@@ -23,17 +23,7 @@ from hvdrecover.virtual.steps import Batches, Feed, Part, aside, deal, streams
 
 
 def virtual_ranks(components: Mapping[str, Any], size: int, policy: Policy | None) -> VirtualRanks:
-    """Make the virtual ranks of a state.
-
-    Args:
-        components: the state's attributes by name, modules and optimizers among them.
-        size: number of virtual ranks.
-        policy: how they are assigned.
-
-    Raises:
-        ConfigError: an optimizer is not a ``DistributedOptimizer``, or its sums would depend on the number of
-            processes; or a module averages statistics over processes.
-    """
+    """Make the virtual ranks of a state with these attributes, modules and optimizers among them."""
     modules = {name: each for name, each in components.items() if isinstance(each, torch.nn.Module)}
     _refuse_averages(modules)
     ranks.watch(hvd.mpi_ops, "mpi_lib", _look)
@@ -80,11 +70,7 @@ def _look(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Buffers(buffers.Buffers):
-    """See `hvdrecover.virtual.buffers.Buffers`.
-
-    Args:
-        modules: by attribute name.
-    """
+    """See `hvdrecover.virtual.buffers.Buffers`."""
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self._slots = {
@@ -140,16 +126,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def feed(loader: Any, tracked: Mapping[str, Any], framework: Framework) -> Feed:
-    """Return the source of a loop's batches.
-
-    Args:
-        loader: a data loader whose sampler is one of the state's, or a `PerRank` of the state's.
-        tracked: the state's attributes.
-        framework: seeds generators.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """Return the source of a loop's batches: a data loader with a tracked sampler, or a tracked `PerRank`."""
     if isinstance(loader, PerRank) and any(loader is each for each in tracked.values()):
         return lambda ranks: streams(loader, ranks, framework)
     sampler = getattr(loader, "sampler", None)

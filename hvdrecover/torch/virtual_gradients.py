@@ -37,19 +37,14 @@ class Gradients:
     """Takes an optimizer's gradients from each part, and gives it the gradients of the whole job.
 
     In a step, `begin`; for each virtual rank of this process `part_begins`, backward passes, `part_ends`;
-    then `finish`. A gradient that some virtual ranks lack counts as zeros there.
-
-    Args:
-        name: the optimizer's attribute of the state.
-        optimizer: wrapped by ``hvd.DistributedOptimizer``; no longer averages gradients by itself.
-        size: number of virtual ranks.
-
-    Raises:
-        ConfigError: sums of this optimizer's gradients would depend on the number of processes.
+    then `finish`. A gradient that some virtual ranks lack counts as zeros there. The optimizer no longer
+    averages gradients by itself.
     """
 
     _exchange: Exchange | None = None  # of the step that is under way
     _ended: Exchange | None = None  # of a step whose inner loop has ended
+    _hold: int | None = None  # a virtual rank whose gradients are held back
+    _held: _Taken
 
     def __init__(self, name: str, optimizer: Any, size: int) -> None:
         _check(name, optimizer)
@@ -79,12 +74,7 @@ class Gradients:
         self.abandon()
 
     def begin(self, shares: Sequence[int], process: int) -> None:
-        """Begin a step, and forget one that was not finished.
-
-        Args:
-            shares: number of virtual ranks of each process.
-            process: this process.
-        """
+        """Begin a step with these shares on this process, and forget one that was not finished."""
         self.abandon()
         self._require_known()
         self._optimizer._should_synchronize = True
@@ -109,11 +99,7 @@ class Gradients:
             self._add(self._rank, taken)
 
     def finish(self) -> None:
-        """Wait for the other processes; then each parameter has the gradient of the job.
-
-        Raises:
-            HorovodInternalError: a process was lost.
-        """
+        """Wait for the other processes; then each parameter has the gradient of the job."""
         self._ended, self._exchange = self._exchange, None
         self._optimizer.synchronize()  # reports it to listeners, and calls `average`
         self._optimizer._should_synchronize = False
@@ -124,7 +110,7 @@ class Gradients:
             self._collectives.forget()
             self._memory.clear()  # Horovod may still write there
         self._exchange = self._ended = self._hold = None
-        self._held: _Taken = []
+        self._held = []
         self._finished = False
 
     def average(self) -> None:

@@ -62,12 +62,7 @@ class Buffers(ABC):
     # -- steps -----------------------------------------------------------------------------------------------
 
     def absorb(self) -> None:
-        """Give all virtual ranks the changes that the script made outside of parts.
-
-        Raises:
-            ConfigError: a buffer was made after the state.
-            StepError: the script changed buffers of one virtual rank.
-        """
+        """Give all virtual ranks the changes that the script made outside of parts."""
         changed = self.changed({name: _known(name, self._left) for name in self.names()})
         for name in changed:
             if self._apart and not self.same(self._left[name], self._common[name]):
@@ -128,12 +123,7 @@ class Buffers(ABC):
         self._apart = False
 
     def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
-        """Go to the buffers of virtual ranks at a commit.
-
-        Raises:
-            PerRankError: the commit lacks a virtual rank.
-            MismatchError: the models lack a buffer.
-        """
+        """Go to the buffers of virtual ranks at a commit."""
         for rank in carried.ranks:
             if rank not in states:
                 raise PerRankError(

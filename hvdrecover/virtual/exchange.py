@@ -39,20 +39,14 @@ Flat = Any
 class RunningSum(Generic[Value]):
     """Sums of neighbouring nodes that come from left to right. Two are added as soon as they form a node.
 
-    Args:
-        size: number of leaves of the whole tree.
-        add: returns the sum of two values, the left one first. It may change them.
-
-    Attributes:
-        nodes: the nodes whose sums are known, from left to right.
-        values: their sums.
+    ``size`` is the number of leaves of the whole tree. ``add`` may change its values.
     """
 
     def __init__(self, size: int, add: Callable[[Value, Value], Value] = operator.iadd) -> None:
         self._size = size
         self._add = add
-        self.nodes: list[Node] = []
-        self.values: list[Value] = []
+        self.nodes: list[Node] = []  # whose sums are known, from left to right
+        self.values: list[Value] = []  # these sums
 
     def push(self, node: Node, value: Value) -> None:
         """Take the next node. It begins where the last one ended."""
@@ -70,11 +64,7 @@ class RunningSum(Generic[Value]):
 
 
 def pieces(shares: Sequence[int]) -> list[list[Node]]:
-    """Return the maximal complete subtrees of each process.
-
-    Args:
-        shares: number of leaves of each process, in the order of the leaves. Zeros are allowed.
-    """
+    """Return the maximal complete subtrees of each process, by the number of its leaves."""
     found = []
     for start, stop in pairwise(accumulate(shares, initial=0)):
         running = RunningSum[None](sum(shares), lambda left, right: None)
@@ -89,10 +79,6 @@ def buckets(kinds: Sequence[Hashable], nbytes: Sequence[int]) -> list[list[int]]
 
     A bucket holds tensors of one kind. It holds at most `BUCKET` bytes, or one tensor. The last tensors come
     first, because backward passes make their gradients first.
-
-    Args:
-        kinds: dtype, device or whatever else must be the same within a bucket, by tensor.
-        nbytes: size of each tensor.
     """
     found: list[list[int]] = []
     filling: dict[Hashable, tuple[list[int], int]] = {}
@@ -196,11 +182,7 @@ class Exchange:
             self._send(bucket)
 
     def finish(self) -> list[Any]:
-        """Return the sum of all virtual ranks, by bucket: flat, or with a single process not packed.
-
-        Raises:
-            Exception: the framework's error for a lost process.
-        """
+        """Return the sum of all virtual ranks, by bucket: flat, or with a single process not packed."""
         for bucket, sums in enumerate(self._sums):
             if not sums.values:  # this process has no virtual rank
                 self._send(bucket)

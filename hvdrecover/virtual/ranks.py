@@ -54,7 +54,7 @@ class Gradients(Protocol):
         """Begin the part of a virtual rank."""
 
     def part_ends(self) -> None:
-        """Take the gradients of the virtual rank: its part has ended."""
+        """Take the gradients of the virtual rank."""
 
     def finish(self) -> None:
         """Add up the gradients of all virtual ranks, on all processes."""
@@ -66,12 +66,6 @@ class Gradients(Protocol):
 class VirtualRanks(Ranks, Hook):
     """The virtual ranks, as one process sees them.
 
-    Args:
-        size: number of virtual ranks.
-        policy: how they are assigned.
-        buffers: of the models.
-        gradients: of the optimizers.
-
     Attributes:
         size: number of virtual ranks.
         virtual: the same.
@@ -79,7 +73,6 @@ class VirtualRanks(Ranks, Hook):
         dealt: how often they were assigned.
         steps: number of steps that the run has done.
         current: the virtual rank that is being carried out; None between parts.
-        gradients: of the optimizers.
         replay: has parts computed by a second process; None without ``Guard(replay=…)``.
         replaying: whether the present part is only compared.
 
@@ -163,11 +156,7 @@ class VirtualRanks(Ranks, Hook):
     # -- steps -----------------------------------------------------------------------------------------------
 
     def rank(self) -> int:
-        """Return the virtual rank that is being carried out.
-
-        Raises:
-            StepError: no part is under way.
-        """
+        """Return the virtual rank that is being carried out."""
         if self.current is None:
             raise StepError(
                 "virtual_rank", "no virtual rank is being carried out; call it in a step's inner loop"
@@ -175,11 +164,7 @@ class VirtualRanks(Ranks, Hook):
         return self.current
 
     def offer(self, step: object) -> None:
-        """Note that the script is given a step.
-
-        Raises:
-            StepError: the last one has not ended.
-        """
+        """Note that the script is given a step; the last one must have ended."""
         self.refuse_open("the next step was asked for")
         self._open = step
 
@@ -204,11 +189,7 @@ class VirtualRanks(Ranks, Hook):
         self._context.framework.seed(self.seeds(self.steps, rank))
 
     def part_ends(self, rank: int, seconds: float) -> None:
-        """End the part of a virtual rank, after this time.
-
-        Raises:
-            StepError: the state has gone to another step meanwhile.
-        """
+        """End the part of a virtual rank, after this time."""
         self.current = None
         if self._open is None:
             raise StepError(
@@ -222,8 +203,7 @@ class VirtualRanks(Ranks, Hook):
     def step_ends(self, done: Callable[[], None]) -> None:
         """Add up the gradients: all parts of this process have ended.
 
-        Args:
-            done: counts the step's samples as done; called once the script has applied the gradients.
+        ``done`` counts the step's samples as done; it is called once the script has applied the gradients.
         """
         for each in self.gradients:
             each.finish()
@@ -267,11 +247,7 @@ class VirtualRanks(Ranks, Hook):
         return {"size": self.size, "steps": self.steps}
 
     def load(self, value: Json | None) -> None:
-        """Go to the step of a commit, and forget the step that was under way.
-
-        Raises:
-            ConfigError: the commit has another number of virtual ranks.
-        """
+        """Go to the step of a commit, and forget the step that was under way."""
         found = value if isinstance(value, dict) else {}
         if (size := found.get("size", self.size)) != self.size:
             raise ConfigError(
@@ -302,11 +278,7 @@ class VirtualRanks(Ranks, Hook):
         return [0 if self._seconds is None else max(1, round(self._seconds * 1e6)), self._buffers.absorbed]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Assign the virtual ranks: at each rendezvous, and at a commit if that makes steps faster.
-
-        Returns:
-            An error if processes have changed buffers outside of parts to different values.
-        """
+        """Assign the virtual ranks: at each rendezvous, and at a commit if that makes steps faster."""
         seconds = [int(each) / 1e6 or None for each in table[:, 0]]
         if moment.kind == "rendezvous":
             if self.replay is not None:
@@ -350,11 +322,7 @@ class VirtualRanks(Ranks, Hook):
 
 
 def virtual_of(ranks: Ranks) -> VirtualRanks:
-    """Return a state's ranks as virtual ranks.
-
-    Raises:
-        ConfigError: the state has none.
-    """
+    """Return a state's ranks as virtual ranks; a ConfigError if it has none."""
     if not isinstance(ranks, VirtualRanks):
         raise ConfigError("state.steps()", "the state has no virtual ranks; make it with virtual_ranks=")
     return ranks
@@ -403,11 +371,7 @@ def are_carried_out() -> bool:
 
 
 def refuse(call: str) -> None:
-    """Refuse a collective, such as ``allreduce``, in the part of a virtual rank.
-
-    Raises:
-        StepError: a part is under way.
-    """
+    """Refuse a collective, such as ``allreduce``, in the part of a virtual rank."""
     if are_carried_out():
         raise StepError(
             f"hvd.{call}()",
@@ -419,14 +383,7 @@ def refuse(call: str) -> None:
 
 
 def averages(layer: str, kind: str, instead: str, others: str) -> ConfigError:
-    """Return the error for a layer that averages its statistics: its sum has as many parts as processes.
-
-    Args:
-        layer: its name in the state.
-        kind: its class.
-        instead: the class without averages.
-        others: a class without statistics of a batch.
-    """
+    """Return the error for a layer that averages its statistics: its sum has as many parts as processes."""
     return ConfigError(
         layer,
         f"{kind} averages over processes, so the result would depend on their number. Use {instead}, of "
@@ -442,13 +399,7 @@ class Watched(WatchedLibrary):
 def watch(
     mpi_ops: ModuleType, library: str, look: Callable[[str, Callable[..., Any]], Callable[..., Any]]
 ) -> None:
-    """Watch a framework's collectives; called for each state, to an effect once.
-
-    Args:
-        mpi_ops: Horovod's module for the framework.
-        library: the name of the library in it.
-        look: as for `WatchedLibrary`.
-    """
+    """Watch the library of a framework's collectives; called for each state, to an effect once."""
     present = getattr(mpi_ops, library)
     if not isinstance(present, Watched):
         setattr(mpi_ops, library, Watched(present, look))

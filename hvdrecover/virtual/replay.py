@@ -47,19 +47,12 @@ Runs = Sequence[tuple[int, tuple[str, ...]]]
 
 @dataclass(frozen=True)
 class Plan:
-    """A replay.
+    """A replay of one virtual rank's part."""
 
-    Attributes:
-        rank: the virtual rank whose part is replayed; the last one of its process.
-        owner: that process.
-        others: the processes that compute the part as well.
-        calibrates: whether the replay shows if processes compute alike at all.
-    """
-
-    rank: int
-    owner: int
-    others: tuple[int, ...]
-    calibrates: bool
+    rank: int  # the last one of its process
+    owner: int  # that process
+    others: tuple[int, ...]  # the processes that compute the part as well
+    calibrates: bool  # whether all processes do, which shows if they compute alike at all
 
 
 def plan(seed: int, step: int, counts: shares.Counts, share: float, *, calibrate: bool) -> Plan | None:
@@ -67,13 +60,6 @@ def plan(seed: int, step: int, counts: shares.Counts, share: float, *, calibrate
 
     A process is checked as often as it has work to do, by a process without virtual ranks if there is one. A
     process that is alone checks itself.
-
-    Args:
-        seed: of the run.
-        step: its number.
-        counts: number of virtual ranks by process.
-        share: of steps that are replayed.
-        calibrate: whether all processes replay in this step.
     """
     draw = stream(seed, f"replay of step {step}", 0)
     if not calibrate and draw("step") >= share * 2**63:
@@ -90,11 +76,8 @@ def plan(seed: int, step: int, counts: shares.Counts, share: float, *, calibrate
 def judge(runs: Runs, *, calibrates: bool) -> tuple[Vote, bool]:
     """Return the vote on computations, and whether processes compute differently without a fault.
 
-    It is not a fault if no two agree, or if processes still disagree at the end of a calibration.
-
-    Args:
-        runs: the computations, the owner's first: its gradients are applied if there is a tie.
-        calibrates: see `Plan`.
+    It is not a fault if no two agree, or if processes still disagree at the end of a calibration. The owner's
+    computations come first: its gradients are applied if there is a tie.
     """
     result = vote([digests for _, digests in runs])
     last = dict(runs)
@@ -105,15 +88,7 @@ def judge(runs: Runs, *, calibrates: bool) -> tuple[Vote, bool]:
 
 
 class Replay:
-    """The replays of one process.
-
-    Attributes:
-        is_on: whether steps are replayed.
-        error: raised before the step is applied, once all gradients are summed up.
-
-    Raises:
-        ConfigError: this framework cannot replay.
-    """
+    """The replays of one process; ``error`` is raised before the step is applied."""
 
     def __init__(self, guard: Guard, context: Context, own: RankLocalState, ranks: VirtualRanks) -> None:
         self._gradients: list[Any] = [each for each in ranks.gradients if hasattr(each, "replayed")]
@@ -137,14 +112,7 @@ class Replay:
         self.is_on, self._calibrated = True, False
 
     def begin(self, fetch: Callable[[int], Any]) -> Callable[[int], Any]:
-        """Begin a step, which may have a replay.
-
-        Args:
-            fetch: returns the batch of a virtual rank of this process; called in their order.
-
-        Returns:
-            The function to call instead of ``fetch``.
-        """
+        """Begin a step, which may have a replay; return the function to fetch batches by from now on."""
         self._plan, self.error = None, None
         ranks, world, seed = self._ranks, self._context.world, self._own.random.seed
         calibrate = not self._calibrated
@@ -200,7 +168,7 @@ class Replay:
     def _packed(self, batch: Any, rank: int) -> bytes:
         """Return the inputs of a part, or the reason why they cannot be sent."""
         try:
-            return _SENT + self._gradients[0].packed((batch, self._own.share_of(rank)))
+            return _SENT + bytes(self._gradients[0].packed((batch, self._own.share_of(rank))))
         except Exception as error:  # each kind of batch has its own
             return _REFUSED + f"batches can't be sent to other processes: {error!r}".encode()
 

@@ -20,15 +20,10 @@ _END = object()
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of one step.
+    """The batches of one step."""
 
-    Attributes:
-        fetch: returns the batch of a virtual rank of this process; called in their order.
-        done: counts the samples as done.
-    """
-
-    fetch: Callable[[int], Any]
-    done: Callable[[], None]
+    fetch: Callable[[int], Any]  # returns the batch of a virtual rank of this process; called in their order
+    done: Callable[[], None]  # counts the samples as done
 
 
 Feed = Callable[[VirtualRanks], Iterator[Batches]]
@@ -40,14 +35,6 @@ class Step:
 
     When its loop has ended, the gradients are those of the whole job. With ``Guard(replay=…)`` the loop of
     some steps has one batch more, whose gradients are only compared.
-
-    Args:
-        ranks: the virtual ranks.
-        batches: of the step.
-        clock: where times come from.
-
-    Attributes:
-        begun: whether it has been iterated over.
     """
 
     def __init__(self, ranks: VirtualRanks, batches: Batches, clock: Clock) -> None:
@@ -93,17 +80,7 @@ Made = TypeVar("Made", bound=Step)
 def steps(
     ranks: VirtualRanks, feed: Feed, clock: Clock, kind: Callable[[VirtualRanks, Batches, Clock], Made]
 ) -> Iterator[Made]:
-    """Yield steps until the data ends. When shares change, the rest of the data is dealt out again.
-
-    Args:
-        ranks: the virtual ranks.
-        feed: the source of batches.
-        clock: where times come from.
-        kind: makes a step: `Step`, or an adapter's.
-
-    Raises:
-        StepError: the script passed a step over.
-    """
+    """Yield steps until the data ends. When shares change, the rest of the data is dealt out again."""
     ranks.settle()
     dealt = -1
     while dealt != ranks.dealt:
@@ -144,12 +121,8 @@ def deal(
 ) -> Iterator[Batches]:
     """Deal samples out to virtual ranks one each in turn; yield the batches of each step from the cursor on.
 
-    Args:
-        order: of the samples.
-        size: samples in one virtual rank's batch.
-        ranks: the virtual ranks.
-        read: begins to read the parts of this process, in their order; returns their batches.
-        drop_last: leave out batches that are not full.
+    ``size`` is that of one virtual rank's batch. ``read`` begins to read the parts of this process, in their
+    order, and returns their batches.
     """
     order.begin()
     if order.on_iterate is not None:
@@ -182,11 +155,7 @@ def aside(framework: Framework) -> Iterator[None]:
 
 
 def streams(loaders: PerRank, ranks: VirtualRanks, framework: Framework) -> Iterator[Batches]:
-    """Yield the batches of loaders that know their place, one for each virtual rank, until they end.
-
-    Raises:
-        StepError: the loader of one virtual rank ends before that of another.
-    """
+    """Yield the batches of loaders that know their place, one for each virtual rank, until they end."""
     iterators = {}
     with aside(framework):
         for rank in ranks.carried.ranks:

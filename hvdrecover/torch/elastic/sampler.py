@@ -33,6 +33,13 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     Attributes:
         order: the sample order and the cursor.
+        epoch: the epoch under way.
+        processed_num: how many of its samples all ranks together have done.
+        remaining_indices: the samples that no rank has done, in order.
+        shuffle, seed: as given.
+        num_samples, total_size: how many samples each rank, and all together, were last given.
+        rank, num_replicas: this process's place among the ranks, and their number.
+        padding: how many samples the ranks together repeat at the end of this epoch.
 
     Raises:
         ConfigError: the data set has no length, or an unknown ``tail``.
@@ -106,53 +113,14 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         if self.order.dealt_to is not None:
             raise StepError("sampler", f"its samples are dealt out to virtual ranks; {remedy}")
 
-    @property
-    def epoch(self) -> int:
-        """The epoch under way."""
-        return self.order.epoch
-
-    @property
-    def processed_num(self) -> int:
-        """Return how many samples of this epoch all ranks together have done."""
-        return self.order.done
-
-    @property
-    def remaining_indices(self) -> list[int]:
-        """The samples of this epoch that no rank has done, in order."""
-        indices: list[int] = self.order.remaining().tolist()
-        return indices
-
-    @property
-    def shuffle(self) -> bool:
-        """Return whether each epoch has an order of its own."""
-        return self.order.shuffle
-
-    @property
-    def seed(self) -> int:
-        """Seed of the shuffling."""
-        return self.order.seed
-
-    @property
-    def num_samples(self) -> int:
-        """Return how many samples each rank was given when the iteration, or its place, was last begun."""
-        return self.order.rounds
-
-    @property
-    def total_size(self) -> int:
-        """Return how many samples all ranks together were given then."""
-        return self.order.rounds * self.order.size
-
-    @property
-    def rank(self) -> int:
-        """This process's place among the ranks."""
-        return self.order.rank
-
-    @property
-    def num_replicas(self) -> int:
-        """Number of ranks that the samples are dealt out to."""
-        return self.order.size
-
-    @property
-    def padding(self) -> int:
-        """Return how many samples the ranks together repeat at the end of this epoch."""
-        return self.order.padding
+    # As Horovod's sampler has them.
+    epoch = property(lambda self: self.order.epoch)
+    processed_num = property(lambda self: self.order.done)
+    remaining_indices = property(lambda self: self.order.remaining().tolist())
+    shuffle = property(lambda self: self.order.shuffle)
+    seed = property(lambda self: self.order.seed)
+    num_samples = property(lambda self: self.order.rounds)
+    total_size = property(lambda self: self.order.rounds * self.order.size)
+    rank = property(lambda self: self.order.rank)
+    num_replicas = property(lambda self: self.order.size)
+    padding = property(lambda self: self.order.padding)
