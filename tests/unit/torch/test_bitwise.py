@@ -42,25 +42,14 @@ def test_the_users_own_streams_do_not_depend_on_commits() -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_killed_at_every_commit(place: Place) -> None:
-    kill_and_resume_at_every_point(Training("adamw", "reseed", (place,)))
+@pytest.mark.parametrize("rng", ["reseed", "store"])
+def test_killed_at_every_commit(place: Place, rng: Randomness) -> None:
+    kill_and_resume_at_every_point(Training("adamw", rng, (place,), augment=True))
 
 
-# Two commits in a row without a change are two in an undisturbed run, and one if resumed from the first.
-IN_A_ROW: tuple[tuple[Place, ...], ...] = (
-    ("batch_ends", "pass_ends"),
-    PLACES,
-)
-
-
-@pytest.mark.parametrize("places", IN_A_ROW, ids="-".join)
-def test_killed_at_every_commit_of_several_in_a_row(places: tuple[Place, ...]) -> None:
-    kill_and_resume_at_every_point(Training("sgd", "reseed", places))
-
-
-@pytest.mark.parametrize("place", ["set_epoch", "batch_ends", "epoch_ends"])
-def test_killed_at_every_commit_with_the_users_own_streams(place: Place) -> None:
-    kill_and_resume_at_every_point(Training("sgd", "store", (place,)))
+def test_killed_at_every_commit_of_several_in_a_row() -> None:
+    """Two commits without a change in between are two in an undisturbed run, and one if resumed."""
+    kill_and_resume_at_every_point(Training("sgd", "reseed", PLACES))
 
 
 @pytest.mark.parametrize(("optimizer", "rng"), BOTH)
@@ -75,11 +64,6 @@ def test_killed_at_every_commit_however_samples_are_loaded(loading: Loading) -> 
         "adamw", "reseed", ("every_second_batch", "epoch_ends"), loading, samples=7, batch_size=3
     )
     kill_and_resume_at_every_point(training)
-
-
-@pytest.mark.parametrize("rng", ["reseed", "store"])
-def test_killed_at_every_commit_while_samples_are_augmented_at_random(rng: Randomness) -> None:
-    kill_and_resume_at_every_point(Training("sgd", rng, ("every_second_batch", "epoch_ends"), augment=True))
 
 
 @pytest.mark.parametrize(("rng", "loading"), [("reseed", "workers"), ("store", "persistent_workers")])

@@ -8,7 +8,6 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from hvdrecover.errors import MismatchError
 from tests.unit.torch.jobs import continues_alike, joined, network, state_of
 
 pytestmark = pytest.mark.usefixtures("roots")
@@ -153,31 +152,3 @@ def test_restoring_forgets_unfinished_allreduces() -> None:
     assert wrapper._handles == {}
     assert set(wrapper._allreduce_delay.values()) == {1}
     wrapper.zero_grad()  # refuses while there are any
-
-
-def test_without_a_restore_the_wrapper_could_not_continue() -> None:
-    """Or else the tests above could not fail."""
-    model, wrapper = wrapped_pair()
-    backward(model)
-    end_allreduces(wrapper)
-    with pytest.raises(AssertionError, match="prohibited"):
-        wrapper.zero_grad()
-
-
-def test_the_kind_of_the_wrapped_optimizer_is_told_from_another() -> None:
-    model, wrapper = wrapped_pair("SGD")
-    state = joined(model=model, optimizer=wrapper)
-    _, state.optimizer = wrapped_pair("AdamW")
-    with pytest.raises(MismatchError, match="betas"):
-        state.restore()
-
-
-def test_moments_of_a_wrapped_optimizer_are_held_against_its_parameters() -> None:
-    model, wrapper = wrapped_pair("AdamW")
-    state = joined(model=model, optimizer=wrapper)
-    step(model, wrapper)
-    state.commit()
-    wider = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 5))
-    state.optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(wider.parameters()))
-    with pytest.raises(MismatchError, match=r"model\.2\.weight\.exp_avg: \[2, 4\] .*\[5, 4\]"):
-        state.restore()

@@ -295,10 +295,3 @@ def test_a_torch_file_is_loaded_without_running_code(url: str, job: dict[int, An
     optimizer.load_state_dict(found["optimizer"])
     assert (state_of(model), state_of(optimizer)) == job[2]
     assert content(LocalStorage(Path(url))) == before
-
-
-def test_a_torch_file_holds_each_tensor_once_and_nothing_else(url: str, tmp_path: Path) -> None:
-    file = tmp_path / "model.pt"
-    assert export(url, "-o", file, "--only", "model") == 0
-    for tensor in torch.load(file, weights_only=True)["model"].values():
-        assert tensor.untyped_storage().nbytes() == tensor.nbytes

@@ -11,7 +11,6 @@ import torch
 import hvdrecover.torch as recover
 from hvdrecover.errors import MismatchError, UnsupportedTensorError, UnsupportedValueError
 from tests.unit.torch.jobs import URL, bits, commit_durably, continues_alike, joined, network, train_one_step
-from tests.unit.torch.training import Killed
 
 schedulers = torch.optim.lr_scheduler
 
@@ -53,19 +52,6 @@ def test_a_component_that_keeps_nothing_is_named_with_what_is_lost(caplog: pytes
     warned = [each for each in caplog.messages if "do not hold" in each]
     assert len(warned) == 1
     assert re.match(r"state\.metric: commits do not hold total, values, count, .* Metric ", warned[0])
-
-
-def test_metrics_of_torchmetrics_are_named_unless_they_are_persistent(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    torchmetrics = pytest.importorskip("torchmetrics")
-    model, _ = pair()
-    model.accuracy, model.kept = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
-    model.kept.persistent(True)
-    joined(model=model, values=torchmetrics.CatMetric())
-    names = [re.findall(r"^(state\.\w+): commits do not hold (.*), as", each) for each in caplog.messages]
-    expected = [("state.model", "accuracy.mean_value, accuracy.weight"), ("state.values", "value")]
-    assert [pair for found in names for pair in found] == expected
 
 
 def test_a_commit_amid_backward_passes_is_told_once_and_all_ranks_begin_anew(
@@ -324,38 +310,3 @@ def test_a_commit_that_does_not_fit_is_an_error_that_lists_all_differences(roots
     assert caught.value.differences == DIFFERENCES
     assert all(line in str(caught.value) for line in DIFFERENCES)
     assert bits(model.state_dict()) == before
-
-
-# -- runs ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, Killed, ZeroDivisionError])
-@pytest.mark.parametrize("while_writing", [False, True])
-def test_an_interrupted_run_leaves_a_root_that_the_next_start_reads(
-    roots: Any, monkeypatch: pytest.MonkeyPatch, interruption: type[BaseException], while_writing: bool
-) -> None:
-    monkeypatch.setattr("hvdrecover.checkpoint.retrying.retry_delay", lambda attempt: 0.01)
-    root = roots[URL]
-
-    @recover.run
-    def train(state: recover.TorchState) -> None:
-        for _ in range(3):
-            train_one_step(state.model, state.optimizer)
-            state.step += 1
-            commit_durably(state)
-        expected.update(bits(dict(state.model.state_dict())))
-        train_one_step(state.model, state.optimizer)
-        state.step += 1
-        if while_writing:
-            root.failures = 10**9
-            state.commit(durable=True)
-        raise interruption
-
-    expected: dict[str, Any] = {}
-    model, optimizer = pair()
-    with pytest.raises(interruption):
-        train(recover.TorchState(model, optimizer, step=0, checkpoint=URL))
-    fresh, optimizer = pair(seed=1)
-    state = joined(URL, model=fresh, optimizer=optimizer, step=0)
-    assert (state.step, bits(dict(fresh.state_dict()))) == (3, expected)
-    assert not state.finished

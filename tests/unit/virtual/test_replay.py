@@ -239,16 +239,6 @@ def test_a_wrong_gradient_is_healed(processes: int, replaying: bool, expected: A
     assert trained(processes, fault=fault, on_divergence="heal") == (expected, True)
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
-def test_a_wrong_gradient_that_is_only_told_of_is_applied(processes: int, expected: Any) -> None:
-    owner, _ = pair(5, processes)
-    fault = at(5, owner, replaying=False)
-    found, is_on = trained(processes, fault=fault, on_divergence="warn")
-    assert found[0] != expected[0]
-    assert found[1:] == expected[1:]
-    assert is_on
-
-
 @pytest.mark.parametrize("replaying", [False, True])
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_the_process_that_was_wrong_is_named(processes: int, replaying: bool) -> None:

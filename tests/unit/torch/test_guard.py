@@ -1,0 +1,329 @@
+"""The guard in torch: gradients that are not finite or missing, rank-local state, shares of the data."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import horovod.torch as hvd
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+
+import hvdrecover.torch as recover
+from hvdrecover.errors import ConfigError, NumericsError, ShardsError
+from hvdrecover.guard.numbers import Missing
+from hvdrecover.state.hooks import Moment
+from hvdrecover.torch import guard
+from hvdrecover.torch.framework import TorchFramework
+from tests.unit.elastic.jobs import Process, on_ranks
+
+WIDTH = 150  # a layer's weight is large, its bias is small
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"groups": 2},
+    {"backward_passes_per_step": 2},
+    {"compression": hvd.Compression.fp16},
+]
+
+
+@pytest.fixture(params=["", "1"], ids=["alone", "sending"])
+def _elastic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Horovod's optimizers send gradients, also in a job of one; or they do not."""
+    monkeypatch.setenv("HOROVOD_ELASTIC", request.param)
+
+
+def network(layers: int = 2) -> torch.nn.Sequential:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+
+
+def wrapped(model: torch.nn.Module, kind: Any = torch.optim.SGD, **options: Any) -> Any:
+    inner = kind(model.parameters(), lr=0.1)
+    return hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters(), **options)
+
+
+def guarded(model: torch.nn.Module, optimizer: Any, **settings: Any) -> None:
+    recover.TorchState(model, optimizer, guard=recover.Guard(**settings)).sync()
+
+
+def backward(model: torch.nn.Module, factor: float = 1e-3) -> None:
+    (factor * model(torch.linspace(-1, 1, 2 * WIDTH).view(2, WIDTH))).sum().backward()
+
+
+def a_step(model: torch.nn.Module, optimizer: Any, factor: float = 1e-3, *, by_hand: bool = False) -> None:
+    optimizer.zero_grad()
+    backward(model, factor)
+    if by_hand:
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    else:
+        optimizer.step()
+
+
+def values(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+# -- gradients that are not finite -------------------------------------------------------------------
+
+
+class Judge:
+    """Takes reports of steps."""
+
+    steps: Any
+
+    def __init__(self) -> None:
+        self.bad: list[Any] = []
+        self.fine = 0
+
+    def stepped(self) -> None:
+        self.fine += 1
+
+    def gradients(self, everywhere: Any, here: Any) -> None:
+        self.bad.append(here)
+
+
+@pytest.mark.usefixtures("_elastic")
+@pytest.mark.parametrize("options", OPTIONS)
+def test_training_is_the_same_to_the_bit(options: dict[str, Any]) -> None:
+    def trained(*, watched: bool) -> list[torch.Tensor]:
+        model = network()
+        optimizer = wrapped(model, **options)
+        if watched:
+            guard.report_gradients({"optimizer": optimizer}, cast(Any, Judge()))
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(options.get("backward_passes_per_step", 1)):
+                backward(model)
+            optimizer.step()
+        return values(model)
+
+    assert all(map(torch.equal, trained(watched=True), trained(watched=False)))
+
+
+@pytest.mark.usefixtures("_elastic")
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("where", ["0.weight", "0.bias", "1.weight", "1.bias"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_the_parameter_with_a_bad_gradient_is_named(
+    options: dict[str, Any], where: str, value: float
+) -> None:
+    model, judge = network(), Judge()
+    optimizer = wrapped(model, **options)
+    guard.report_gradients({"model": model, "optimizer": optimizer}, cast(Any, judge))
+
+    def spoil(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.view(-1)[-1] = value
+
+    parameter = dict(model.named_parameters())[where]
+    spoilt = parameter.register_post_accumulate_grad_hook(spoil)  # type: ignore[no-untyped-call]
+    for _ in range(2):
+        for _ in range(options.get("backward_passes_per_step", 1)):
+            backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        spoilt.remove()
+    assert (judge.bad, judge.fine) == ([[f"model.{where}"]], 1)
+
+
+@pytest.mark.usefixtures("_elastic")
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_bad_step_is_applied_by_no_optimizer_and_counted_once(kind: Any, by_hand: bool) -> None:
+    model = network()
+    optimizer = wrapped(model, kind)
+    guarded(model, optimizer, numerics="skip", numerics_budget=1)
+    a_step(model, optimizer)
+    before, slots = values(model), len(optimizer.state)
+    a_step(model, optimizer, math.nan, by_hand=by_hand)
+    assert all(map(torch.equal, before, values(model)))
+    assert len(optimizer.state) == slots
+    a_step(model, optimizer)
+    assert not all(map(torch.equal, before, values(model)))
+    with pytest.raises(NumericsError, match=r"\n1 of .* 1000 "):
+        a_step(model, optimizer, math.nan, by_hand=by_hand)
+
+
+def test_large_gradients_are_applied() -> None:
+    model = torch.nn.Linear(WIDTH, 1, bias=False)
+    optimizer = wrapped(model)
+    guarded(model, optimizer)
+    a_step(model, optimizer, 1e30)
+    assert float(model.weight.detach().abs().max()) > 1e28
+
+
+def test_an_overflow_of_loss_scaling_is_no_fault() -> None:
+    model = network()
+    optimizer = wrapped(model)
+    guarded(model, optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for factor in (1.0, math.inf, 1.0):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(4, WIDTH)).sum() * factor).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 1.0
+
+
+@pytest.mark.usefixtures("_elastic")
+def test_a_sparse_gradient_is_looked_at_beside_others() -> None:
+    model = torch.nn.ModuleList([torch.nn.EmbeddingBag(4, 2, sparse=True, mode="sum"), torch.nn.Linear(2, 1)])
+    optimizer = wrapped(model)
+    guarded(model, optimizer)
+    embedded = model[0](torch.tensor([[1, 1]]))
+    model[0].weight.register_hook(lambda gradient: gradient * math.inf)
+    model[1](embedded).sum().backward()
+    with pytest.raises(NumericsError, match=r"gradient of model\.0\.weight"):
+        optimizer.step()
+
+
+def test_an_optimizer_that_horovod_has_not_wrapped_is_left_alone() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guarded(model, optimizer)
+    a_step(model, optimizer, math.nan)
+    assert not torch.isfinite(model[0].weight).all()
+
+
+def test_adasum_has_no_common_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    optimizer = wrapped(model)
+    monkeypatch.setattr(optimizer, "_starting_models", {}, raising=False)
+    with pytest.raises(ConfigError, match=r"^state\.optimizer: Adasum .*Guard\(numerics=None\)"):
+        recover.TorchState(model, optimizer, guard=recover.Guard())
+    recover.TorchState(model, optimizer, guard=recover.Guard(numerics=None))
+
+
+def test_a_step_that_was_broken_off_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    model = network()
+    optimizer = wrapped(model)
+    state = recover.TorchState(model, optimizer, guard=recover.Guard(numerics="skip"))
+    state.sync()
+    backward(model, math.nan)
+    for handle, _ in optimizer._handles.values():  # what Horovod has begun it gives up when ranks are lost
+        hvd.synchronize(handle)
+    state.restore()
+    before = values(model)
+    a_step(model, optimizer)
+    assert not all(map(torch.equal, before, values(model)))
+
+
+# -- missing gradients ---------------------------------------------------------------------------------
+
+
+class Rank:
+    """A process that trains a model of two layers, of which it calls the first only."""
+
+    def __init__(self, **options: Any) -> None:
+        self._layers = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+        self._optimizer = wrapped(self._layers, **options)
+        self.missing = Missing(cast(Any, SimpleNamespace(world=None)), on=True)
+        guard.report_missing({"model": self._layers, "optimizer": self._optimizer}, self.missing)
+
+    def steps(self, number: int) -> None:
+        for _ in range(number):
+            self._layers[0](torch.ones(1, 2)).sum().backward()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+
+    def digest(self) -> int:
+        (number,) = self.missing.numbers(Moment("commit"))
+        return number
+
+    def after(self, kind: str) -> None:
+        """All ranks have had the same counts at a commit, or are at a rendezvous."""
+        self.missing.verdict(Moment(cast(Any, kind)), np.array([[1], [1]]))
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": 2}])
+def test_missing_gradients_are_counted_by_name(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    rank = Rank(**options)
+    rank.steps(3)
+    assert rank.missing.steps == {"model.1.bias": 3, "model.1.weight": 3}
+
+
+@pytest.mark.parametrize("kind", ["commit", "rendezvous"])
+def test_ranks_agree_on_missing_gradients_since_the_last_commit(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    survivor, newcomer = Rank(), Rank()
+    assert survivor.digest() == 0
+    survivor.steps(3)
+    assert survivor.digest() != newcomer.digest()
+    survivor.after(kind)
+    newcomer.after("rendezvous")
+    for each in (survivor, newcomer):
+        each.steps(2)
+    assert survivor.digest() == newcomer.digest() != 0
+
+
+# -- rank-local state ---------------------------------------------------------------------------------
+
+
+def test_batch_norm_and_plain_tensors_are_named_and_trained_ones_are_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def body(process: Process) -> None:
+        process.framework = TorchFramework()  # type: ignore[assignment]
+        model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        settings = recover.Guard(parameters_every_commits=1)
+        state = process.state(guard=settings, model=model, noise=torch.zeros(2), step=0)
+        state.sync()
+        model(torch.arange(8.0).view(4, 2) * (1 + process.world.rank()))
+        state.noise += process.world.rank()
+        state.step += 1
+        state.commit()
+
+    on_ranks(2, body)
+    (line,) = [each.getMessage() for each in caplog.records if "after a recovery" in each.getMessage()]
+    assert line.startswith("state.noise differs between the ranks; running statistics are each rank's own")
+    assert "(model.1.running_mean, model.1.running_var)" in line
+
+
+# -- shares of the data -------------------------------------------------------------------------------
+
+DATA = TensorDataset(torch.arange(10))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 3, "shuffle": True},
+        {"batch_size": 4, "sampler": recover.ElasticSampler(DATA)},
+        {"batch_size": 4, "drop_last": True},
+        {"batch_size": None},
+        {"batch_sampler": [list(range(5)), list(range(5, 10))]},
+    ],
+)
+def test_a_loader_whose_samples_all_come_is_let_pass(options: dict[str, Any]) -> None:
+    recover.check_shards(DataLoader(DATA, **options))
+
+
+def test_overlapping_and_missing_shares_are_found() -> None:
+    with pytest.raises(ShardsError, match=r"overlap: 3 of 10 .*: 2, 3, 4"):
+        recover.check_shards(DataLoader(DATA, batch_sampler=[list(range(5)), list(range(2, 10))]))
+    half: DistributedSampler[int] = DistributedSampler(DATA, num_replicas=2, rank=0, shuffle=False)
+    with pytest.raises(ShardsError, match=r"missing: 5 of 10 .*: 1, 3, 5, 7, 9"):
+        recover.check_shards(DataLoader(DATA, batch_size=3, sampler=half))
+
+
+def test_a_stream_has_no_known_batches() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            return iter(range(3))
+
+    with pytest.raises(ConfigError, match=r"^loader: "):
+        recover.check_shards(DataLoader(Stream()))
