@@ -12,7 +12,7 @@ class Vote:
 
     right: tuple[int, ...]  # the largest party; of several as large, the one that has the lowest rank
     wrong: tuple[int, ...]  # all other ranks
-    tied: bool  # whether another party is as large, so that the vote cannot tell who is right
+    tied: bool  # whether another party is as large, so that the vote cannot find the right one
 
 
 def vote(ballots: Sequence[Hashable]) -> Vote:

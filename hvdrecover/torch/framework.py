@@ -340,7 +340,7 @@ def _view(arena: Arena, spec: TensorSpec) -> torch.Tensor:
 
 
 def _unkept(component: Any) -> list[str]:
-    """Names of what a component holds and its ``state_dict`` leaves out.
+    """Names of tensors that a component holds and its ``state_dict`` leaves out.
 
     A model's other tensors may be constants. So they are named only if the ``state_dict`` is empty, or if a
     torchmetrics metric declares them as its state.

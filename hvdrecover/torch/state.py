@@ -124,7 +124,7 @@ def load(
     strict: bool = True,
     **attributes: Any,
 ) -> Loaded:
-    """Load a commit into what is handed in, and into nothing else. Horovod need not be initialised.
+    """Load a commit into the objects that are handed in, and nothing else. Horovod need not be initialised.
 
     Only the files of these attributes are read, and every byte of them is verified. The root is left as it
     is, but for a small lease that is there meanwhile; so this may be done beside the job.
@@ -140,7 +140,7 @@ def load(
         attributes: more modules, optimizers, schedulers and so on, by the names that they had in the state.
 
     Raises:
-        ConfigError: nothing was handed in, something that can't be loaded into, or the URL can't be opened.
+        ConfigError: no object was handed in, an object cannot be loaded into, or the URL cannot be opened.
         UnknownCommitError: the root holds no such commit, or is not a checkpoint root.
         MismatchError: something does not fit. Nothing was loaded.
         CorruptCheckpointError: the commit that was asked for is damaged. Nothing was loaded.

@@ -87,7 +87,7 @@ class Steps:
 
 
 def steps_of(optimizer: Any) -> Steps:
-    """Return the listeners of an optimizer. Its copies, and what is stored of it, have none."""
+    """Return the listeners of an optimizer. Copies of the optimizer have none."""
     steps: Steps | None = vars(optimizer).get("_hvdrecover_steps")
     if steps is None:
         steps = optimizer._hvdrecover_steps = Steps()

@@ -161,7 +161,7 @@ class Gradients:
         return self._bytes(self._held)
 
     def release(self, data: Iterator[Bytes]) -> None:
-        """Add up gradients in the place of those that were held back."""
+        """Add up these gradients instead of those that were held back."""
         pairs = zip(self._parameters, self._wires, data, strict=False)
         gradients = [
             torch.from_numpy(each).view(wire).view(parameter.shape).to(parameter.device)

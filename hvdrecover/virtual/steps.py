@@ -121,7 +121,7 @@ def deal(
 ) -> Iterator[Batches]:
     """Deal samples out to virtual ranks one each in turn; yield the batches of each step from the cursor on.
 
-    ``size`` is that of one virtual rank's batch. ``read`` begins to read the parts of this process, in their
+    A virtual rank's batch has ``size`` samples. ``read`` begins to read the parts of this process, in their
     order, and returns their batches.
     """
     order.begin()

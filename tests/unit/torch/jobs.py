@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 import hvdrecover.torch as recover
 
 URL = "fake://root"
+Loading = Literal["plain", "no_batches", "drop_last", "batch_sampler", "workers", "persistent_workers"]
 
 
 def network(seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:
@@ -98,3 +100,47 @@ def continues_alike(make: Callable[[], tuple[Any, ...]], step: Callable[..., Non
 
 def name(components: tuple[Any, ...]) -> dict[str, Any]:
     return {f"component_{number}": component for number, component in enumerate(components)}
+
+
+class Samples(Dataset[Any]):
+    """Features and a label, made from the index, and the index itself.
+
+    Args:
+        length: how many.
+        augment: whether to add noise to the features.
+    """
+
+    def __init__(self, length: int, augment: bool = False) -> None:
+        self.length = length
+        self.augment = augment
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        features = torch.sin(torch.arange(1.0, 5.0) * (index + 1))
+        if self.augment:
+            features += 0.1 * torch.randn(4)
+        return index, features, torch.tensor(index / self.length)
+
+
+def make_loader(sampler: recover.ElasticSampler, batch_size: int, loading: Loading) -> DataLoader[Any]:
+    dataset: Any = sampler.dataset
+    match loading:
+        case "no_batches":
+            return DataLoader(dataset, batch_size=None, sampler=sampler)
+        case "drop_last":
+            return DataLoader(dataset, batch_size, sampler=sampler, drop_last=True)
+        case "batch_sampler":
+            return DataLoader(dataset, batch_sampler=BatchSampler(sampler, batch_size, drop_last=False))
+        case "workers" | "persistent_workers":
+            persistent = loading == "persistent_workers"
+            return DataLoader(
+                dataset,
+                batch_size,
+                sampler=sampler,
+                num_workers=2,
+                prefetch_factor=3,
+                persistent_workers=persistent,
+            )
+    return DataLoader(dataset, batch_size, sampler=sampler)

@@ -1,93 +1,187 @@
-"""A run that was killed and resumed ends with the very bits of one that was not."""
+"""A run that was killed and resumed ends with the bits of an undisturbed one, at every point of a script."""
 
 from __future__ import annotations
 
+import random
 import typing
+from dataclasses import dataclass
+from typing import Any, Literal
 
+import numpy as np
 import pytest
+import torch
 
+import hvdrecover.torch as recover
 from hvdrecover.state.random import Randomness
-from tests.unit.torch.training import Loading, Place, Training
+from tests.unit import alone
+from tests.unit.torch.jobs import Loading, Samples, bits, make_loader
 
 pytestmark = pytest.mark.usefixtures("roots")
 
-BOTH: list[tuple[str, Randomness]] = [("sgd", "reseed"), ("adamw", "store")]
+Place = Literal["set_epoch", "batch_begins", "batch_ends", "every_second_batch", "pass_ends", "epoch_ends"]
 PLACES: tuple[Place, ...] = typing.get_args(Place)
+COMMITS: tuple[Place, ...] = ("every_second_batch", "epoch_ends")
 
 
-def kill_and_resume_at_every_point(training: Training) -> None:
-    undisturbed = training.start("fake://undisturbed")
+class Killed(BaseException):
+    """Ends a run as SIGKILL would: no handler of errors sees it."""
+
+
+@dataclass
+class Process:
+    """A script that draws from every generator, in what stands for a fresh process.
+
+    Attributes:
+        kill_at: at which point it is killed: at each commit, and with ``every_step`` in each step.
+        places: where it commits.
+        points: at how many points it could have been killed.
+    """
+
+    root: str
+    kill_at: int | None = None
+    adam: bool = True
+    rng: Randomness = "reseed"
+    places: tuple[Place, ...] = COMMITS
+    loading: Loading = "plain"
+    samples: int = 10
+    batch_size: int = 4
+    every_step: bool = False
+
+    def __post_init__(self) -> None:
+        alone.start()
+        random.seed(5)
+        np.random.seed(5)
+        torch.manual_seed(5)
+        self.points = 0
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Dropout(0.3), torch.nn.Linear(6, 1)
+        )
+        parameters = self.model.parameters()
+        self.optimizer = (
+            torch.optim.AdamW(parameters, lr=0.01)
+            if self.adam
+            else torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        )
+        self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.2, total_steps=40)
+        self.sampler = recover.ElasticSampler(Samples(self.samples, augment=True), seed=3)
+        self.loader = make_loader(self.sampler, self.batch_size, self.loading)
+        self.state = recover.TorchState(
+            self.model,
+            self.optimizer,
+            scheduler=self.scheduler,
+            sampler=self.sampler,
+            epoch=0,
+            batch=0,
+            losses=[],
+            seen=[],
+            checkpoint=self.root,
+            rng=self.rng,
+        )
+
+    def run(self) -> Process:
+        recover.run(lambda state: self._train())(self.state)
+        return self
+
+    def final(self) -> dict[str, Any]:
+        """All that must be equal, to the last bit, whatever has happened to a run."""
+        return {
+            "model": bits(self.model.state_dict()),
+            "optimizer": bits(self.optimizer.state_dict()),
+            "scheduler": self.scheduler.state_dict(),
+            "sampler": self.sampler.state_dict(),
+            "counters": (self.state.epoch, self.state.batch),
+            "losses": self.state.losses,
+            "seen": self.state.seen,
+            "draws": (random.random(), np.random.random(), torch.rand(()).item()),
+        }
+
+    def _train(self) -> None:
+        state = self.state
+        while state.epoch < 2:
+            self.sampler.set_epoch(state.epoch)
+            self._commit_at("set_epoch")
+            for index, features, label in self.loader:
+                self._commit_at("batch_begins")
+                self._step(index, features, label)
+                state.batch += 1
+                self._commit_at("batch_ends")
+                if state.batch % 2 == 0:
+                    self._commit_at("every_second_batch")
+            self._commit_at("pass_ends")
+            state.epoch += 1
+            self._commit_at("epoch_ends")
+
+    def _step(self, index: Any, features: torch.Tensor, label: torch.Tensor) -> None:
+        indices = np.atleast_1d(np.asarray(index)).tolist()
+        features, label = features.view(-1, 4), label.view(-1, 1)
+        noise = random.gauss(0, 0.1) + np.random.normal(0, 0.1)
+        if len(indices) == 1:
+            self.model.eval()  # batch statistics of one sample make no sense; nor does its dropout
+        loss = torch.nn.functional.mse_loss(self.model(features + noise + 0.1 * torch.randn(4)), label)
+        self.model.train()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._point(self.every_step)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+        self.sampler.record_batch(self.state.batch, len(indices))
+        self.state.seen += [[self.state.epoch, each] for each in indices]
+        self.state.losses.append(loss.item())
+
+    def _commit_at(self, place: Place) -> None:
+        if place in self.places:
+            self.state.commit(durable=True)
+            self.state.flush()
+            self._point(True)
+
+    def _point(self, possible: bool) -> None:
+        if possible:
+            self.points += 1
+            if self.points == self.kill_at:
+                raise Killed
+
+
+def kill_and_resume_at_every_point(**options: Any) -> None:
+    undisturbed = Process("fake://undisturbed", **options).run()
     expected = undisturbed.final()
     assert undisturbed.points > 1
+    assert len({tuple(each) for each in expected["seen"]}) == len(expected["seen"]) > 0
     for point in range(1, undisturbed.points + 1):
         root = f"fake://killed-{point}"
-        training.killed(root, point)
-        assert training.start(root).final() == expected, point
-
-
-def test_the_run_is_long_enough_to_tell_something() -> None:
-    process = Training("adamw").start(None)
-    assert len(process.state.losses) == 6
-    assert process.seen == {(epoch, index): 1 for epoch in range(2) for index in range(10)}
-    # Where commits are matters with "reseed" only.
-    elsewhere = Training("adamw", places=("every_second_batch",)).start(None)
-    assert elsewhere.final()["model"] != process.final()["model"]
-
-
-def test_the_users_own_streams_do_not_depend_on_commits() -> None:
-    finals = [
-        Training(rng="store", places=places).start(None).final() for places in ((), ("every_second_batch",))
-    ]
-    assert finals[0] == finals[1]
+        with pytest.raises(Killed):
+            Process(root, point, **options).run()
+        assert Process(root, **options).run().final() == expected, point
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("rng", ["reseed", "store"])
 def test_killed_at_every_commit(place: Place, rng: Randomness) -> None:
-    kill_and_resume_at_every_point(Training("adamw", rng, (place,), augment=True))
+    kill_and_resume_at_every_point(places=(place,), rng=rng)
 
 
 def test_killed_at_every_commit_of_several_in_a_row() -> None:
     """Two commits without a change in between are two in an undisturbed run, and one if resumed."""
-    kill_and_resume_at_every_point(Training("sgd", "reseed", PLACES))
+    kill_and_resume_at_every_point(places=PLACES, adam=False)
 
 
-@pytest.mark.parametrize(("optimizer", "rng"), BOTH)
-def test_killed_in_every_step_between_commits(optimizer: str, rng: Randomness) -> None:
-    training = Training(optimizer, rng, ("every_second_batch", "epoch_ends"), every_step=True)
-    kill_and_resume_at_every_point(training)
+@pytest.mark.parametrize(("adam", "rng"), [(False, "reseed"), (True, "store")])
+def test_killed_in_every_step_between_commits(adam: bool, rng: Randomness) -> None:
+    kill_and_resume_at_every_point(adam=adam, rng=rng, every_step=True)
 
 
 @pytest.mark.parametrize("loading", ["no_batches", "drop_last", "batch_sampler"])
 def test_killed_at_every_commit_however_samples_are_loaded(loading: Loading) -> None:
-    training = Training(
-        "adamw", "reseed", ("every_second_batch", "epoch_ends"), loading, samples=7, batch_size=3
-    )
-    kill_and_resume_at_every_point(training)
+    kill_and_resume_at_every_point(loading=loading, samples=7, batch_size=3)
 
 
 @pytest.mark.parametrize(("rng", "loading"), [("reseed", "workers"), ("store", "persistent_workers")])
 def test_killed_in_mid_epoch_while_workers_prefetch(rng: Randomness, loading: Loading) -> None:
-    training = Training("adamw", rng, ("every_second_batch",), loading)
-    expected = training.start("fake://undisturbed").final()
-    for point in (1, 2):
-        training.killed(f"fake://killed-{point}", point)
-        assert training.start(f"fake://killed-{point}").final() == expected, point
+    kill_and_resume_at_every_point(rng=rng, places=("every_second_batch",), loading=loading, samples=8)
 
 
-@pytest.mark.parametrize(("optimizer", "rng"), BOTH)
-def test_killed_at_every_commit_of_one_root_in_turn(optimizer: str, rng: Randomness) -> None:
-    training = Training(optimizer, rng, ("batch_ends", "epoch_ends"))
-    expected = training.start("fake://undisturbed").final()
-    for _ in range(7):
-        training.killed("fake://root", 1)  # the first commit after it was resumed
-    assert training.start("fake://root").final() == expected
+def test_commits_move_streams_with_reseed_only() -> None:
+    def model(rng: Randomness, places: tuple[Place, ...]) -> Any:
+        return Process("fake://none", rng=rng, places=places).run().final()["model"]
 
-
-@pytest.mark.parametrize("loading", ["plain", "no_batches", "drop_last", "batch_sampler"])
-def test_each_sample_is_in_one_committed_batch(loading: Loading) -> None:
-    training = Training("sgd", "reseed", ("batch_ends",), loading, samples=7, batch_size=3)
-    undisturbed = training.start("fake://undisturbed")
-    for point in range(1, undisturbed.points + 1):
-        killed = training.killed(f"fake://killed-{point}", point)
-        assert killed.seen + training.start(f"fake://killed-{point}").seen == undisturbed.seen, point
+    assert model("store", ()) == model("store", COMMITS)
+    assert model("reseed", ()) != model("reseed", COMMITS)

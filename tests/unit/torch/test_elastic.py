@@ -7,12 +7,10 @@ import random
 from typing import Any
 
 import horovod.torch.elastic.state as horovods
-import pytest
 import torch
 
 import hvdrecover.torch as hvd
 from hvdrecover.torch import TorchState
-from tests.fakes.root import FakeRoots
 from tests.unit.processes import answer
 
 URL = "fake://root"
@@ -32,39 +30,6 @@ def test_it_is_a_torch_state_that_leaves_random_generators_alone() -> None:
     state.commit()
     assert random.getstate() == streams[0]
     assert torch.equal(torch.get_rng_state(), streams[1])
-
-
-def test_its_default_for_generators_can_be_overruled() -> None:
-    state = made(epoch=0, rng="reseed")
-    state.sync()
-    streams = random.getstate()
-    state.epoch = 1
-    state.commit()
-    assert random.getstate() != streams
-
-
-def test_with_a_root_in_the_environment_its_commits_are_durable(
-    roots: FakeRoots, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", URL)
-    entries = []
-
-    def train(state: Any) -> None:
-        for state.epoch in range(state.epoch, 3):  # noqa: B020
-            entries.append(state.epoch)
-            state.commit()
-            state.flush()
-            if state.epoch == 1 and len(entries) == 2:
-                raise KeyboardInterrupt
-
-    state = made(epoch=0)
-    with pytest.raises(KeyboardInterrupt):
-        hvd.elastic.run(train)(state)
-    state._session.durable.retire()
-    again = made(epoch=0)
-    hvd.elastic.run(train)(again)
-    again._session.durable.retire()
-    assert entries == [0, 1, 1, 2]
 
 
 def test_a_state_of_objects_takes_horovods_arguments_and_tensors() -> None:

@@ -97,20 +97,6 @@ def test_state_that_is_wider_than_its_parameter_keeps_its_bits() -> None:
     continues_alike(model_and_optimizer, train_one_step)
 
 
-def test_state_that_torch_itself_would_spoil_stays_what_it_is() -> None:
-    """`Optimizer.load_state_dict` makes generators of strings, as it does not expect them."""
-    model = network(dtype=torch.bfloat16)
-    optimizer = WithWideMoments(model.parameters())
-    state = joined(model=model, optimizer=optimizer)
-    train_one_step(model, optimizer)
-    state.commit()
-    state.restore()
-    found = optimizer.state[model[0].weight]
-    assert found["mode"] == "warm-up"
-    assert found["shape"] == (4, 3)
-    assert found["mean"].dtype == found["history"][1].dtype == found["more"]["master"].dtype == torch.float32
-
-
 def test_moments_of_another_shape_are_named() -> None:
     model, wider = (
         network(),

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import hvdrecover.torch as recover
 from hvdrecover.errors import ConfigError
-from tests.unit.torch.jobs import joined
-from tests.unit.torch.training import Loading, Samples, make_loader
+from tests.unit.torch.jobs import Loading, Samples, joined
 
 Place = Callable[[int, int], None]
 LOADINGS: list[Loading] = ["plain", "batch_sampler", "workers", "persistent_workers"]
@@ -122,36 +121,6 @@ def test_a_data_set_without_a_length_is_refused(dataset: Any) -> None:
 
 def indices_of(batch: Any) -> list[int]:
     return [int(index) for index in torch.as_tensor(batch[0]).view(-1)]
-
-
-@pytest.mark.parametrize(
-    ("loading", "batches"),
-    [("plain", [4, 4, 2]), ("batch_sampler", [4, 4, 2]), ("drop_last", [4, 4]), ("no_batches", [1] * 10)],
-)
-def test_batches_come_as_from_torchs_own_samplers(loading: Loading, batches: list[int]) -> None:
-    sampler = recover.ElasticSampler(Samples(10), seed=3)
-    loader = make_loader(sampler, 4, loading)
-    assert len(loader) == len(batches)
-    found = [indices_of(batch) for batch in loader]
-    assert [len(batch) for batch in found] == batches
-    seen = [index for batch in found for index in batch]
-    assert seen == list(sampler)[: len(seen)]
-
-
-@pytest.mark.parametrize("loading", LOADINGS)
-def test_one_loader_goes_through_many_epochs(loading: Loading) -> None:
-    sampler = recover.ElasticSampler(Samples(7), seed=3)
-    loader = make_loader(sampler, 3, loading)
-    orders = []
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        order: list[int] = []
-        for number, batch in enumerate(loader):
-            sampler.record_batch(number, len(indices_of(batch)))
-            order += indices_of(batch)
-        assert sorted(order) == list(range(7))
-        orders.append(tuple(order))
-    assert len(set(orders)) == 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])

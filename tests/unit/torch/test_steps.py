@@ -116,18 +116,6 @@ def test_of_several_optimizers_the_first_one_counts_and_each_has_its_norm(tmp_pa
     assert run.steps["seconds/step"] == [1, 2]
 
 
-def test_gradients_of_several_passes_are_those_of_their_sum(tmp_path: Path) -> None:
-    model = network()
-    optimizer = wrapped(model, backward_passes_per_step=2)
-    state = joined(tmp_path, model=model, optimizer=optimizer)
-    optimizer.zero_grad()
-    for _ in range(2):
-        model(INPUTS).square().sum().backward()
-    expected = norm(model)
-    optimizer.step()
-    assert run_of(state, tmp_path).scalars["norm/averaged_gradient"] == {1: pytest.approx(expected)}
-
-
 def test_sparse_gradients_of_one_place_are_added_up(tmp_path: Path) -> None:
     model = torch.nn.EmbeddingBag(4, 1, sparse=True, mode="sum")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
