@@ -63,7 +63,9 @@ class Process:
             else torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
         )
         self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.2, total_steps=40)
-        self.sampler = recover.ElasticSampler(Samples(self.samples, augment=True), seed=3)
+        # A batch that was fetched before a commit is fetched once more when a run resumes from it.
+        augment = "batch_begins" not in self.places and self.loading == "plain"
+        self.sampler = recover.ElasticSampler(Samples(self.samples, augment), seed=3)
         self.loader = make_loader(self.sampler, self.batch_size, self.loading)
         self.state = recover.TorchState(
             self.model,
