@@ -321,6 +321,9 @@ def _forget_parameter(self: Any, parameter: torch.Tensor) -> None:
     self._group_counts.pop(self._p_to_group.pop(parameter, None), None)
 
 
+# -- backward passes of one step -----------------------------------------------------------------------------
+
+
 def passes(component: Any) -> tuple[int, int]:
     """Return how many backward passes have ended since the last step, and how many a step needs."""
     of = getattr(component, "backward_passes_per_step", 1)
