@@ -37,7 +37,7 @@ class Process:
         points: at how many points it could have been killed.
     """
 
-    root: str
+    root: str | None
     kill_at: int | None = None
     adam: bool = True
     rng: Randomness = "reseed"
@@ -183,7 +183,7 @@ def test_killed_in_mid_epoch_while_workers_prefetch(rng: Randomness, loading: Lo
 
 def test_commits_move_streams_with_reseed_only() -> None:
     def model(rng: Randomness, places: tuple[Place, ...]) -> Any:
-        return Process("fake://none", rng=rng, places=places).run().final()["model"]
+        return Process(None, rng=rng, places=places).run().final()["model"]
 
     assert model("store", ()) == model("store", COMMITS)
     assert model("reseed", ()) != model("reseed", COMMITS)

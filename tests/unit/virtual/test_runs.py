@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from hvdrecover.state.state import State
 from hvdrecover.virtual.exchange import RunningSum
 from hvdrecover.virtual.ranks import VirtualRanks, virtual_of, virtual_rank, virtual_size
 from hvdrecover.virtual.shares import Counts, Policy
-from hvdrecover.virtual.steps import Batches, Feed, Step, steps
+from hvdrecover.virtual.steps import Feed, Step, deal, steps
 from tests.fakes.framework import FakeModel, FakeSampler, FakeSchedule
 from tests.fakes.world import Action, FakeJob, FakeWorld, Fault, Replacement, change_at, fail_at
 from tests.unit.elastic.jobs import Process, initialised, on_ranks
@@ -85,18 +85,7 @@ class Carrier:
 
 def feed(sampler: FakeSampler) -> Feed:
     """Samples of an elastic sampler."""
-
-    def begin(ranks: VirtualRanks) -> Iterator[Batches]:
-        order = sampler.order
-        order.begin()
-        samples = order.rounds
-        mine = {rank: order.share_of(rank) for rank in ranks.carried.ranks}
-        for start in range(0, samples, BATCH):
-            parts = {rank: share[start : start + BATCH] for rank, share in mine.items()}
-            count = min(BATCH, samples - start)
-            yield Batches(parts.__getitem__, lambda count=count: order.record(count))  # type: ignore[misc]
-
-    return begin
+    return lambda ranks: deal(sampler.order, BATCH, ranks, lambda parts: (each for _, _, each in parts))
 
 
 class Script:
@@ -244,65 +233,44 @@ def loop(process: Process, body: Any) -> None:
     run(lambda state: body(state, steps(ranks, feed(state.sampler), process.clock, Step)))(state)
 
 
-def commits_within(state: State, steps: Iterator[Step]) -> None:
-    for step in steps:
-        for _ in step:
-            state.commit()
+def in_parts(call: Callable[[State], object]) -> Callable[[State, Iterator[Step]], None]:
+    """A loop that calls something in each part."""
+
+    def body(state: State, steps: Iterator[Step]) -> None:
+        for step in steps:
+            for _ in step:
+                call(state)
+
+    return body
 
 
-def commits_before(state: State, steps: Iterator[Step]) -> None:
-    for step in steps:
-        state.commit()
-        list(step)
+def in_steps(call: Callable[[State, Step], object]) -> Callable[[State, Iterator[Step]], None]:
+    """A loop that calls something instead of going through the parts."""
+
+    def body(state: State, steps: Iterator[Step]) -> None:
+        for step in steps:
+            call(state, step)
+
+    return body
 
 
-def looks_within(state: State, steps: Iterator[Step]) -> None:
-    for step in steps:
-        for _ in step:
-            state.check_host_updates()
-
-
-def breaks(state: State, steps: Iterator[Step]) -> None:
-    for step in steps:
-        for _ in step:
-            break
-
-
-def passes_over(state: State, steps: Iterator[Step]) -> None:
-    for _ in steps:
-        pass
-
-
-def repeats(state: State, steps: Iterator[Step]) -> None:
-    for step in steps:
-        list(step)
-        list(step)
-
-
-def asks_outside(state: State, steps: Iterator[Step]) -> None:
+def asks_outside(state: State, step: Step) -> None:
     assert virtual_size() == SIZE
-    for step in steps:
-        assert [virtual_rank() for _ in step] == list(range(SIZE))
-        virtual_rank()
-
-
-def restores_within(state: State, steps: Iterator[Step]) -> None:
-    for step in steps:
-        for _ in step:
-            state.restore()
+    assert [virtual_rank() for _ in step] == list(range(SIZE))
+    virtual_rank()
 
 
 @pytest.mark.parametrize(
     ("body", "fact"),
     [
-        (restores_within, r"^state\.restore\(\): "),
-        (commits_within, r"^state\.steps\(\): .*commit .* step 0 "),
-        (commits_before, r"^state\.steps\(\): .*commit .* step 0 "),
-        (looks_within, r"^state\.steps\(\): .*hosts .* step 0 "),
-        (breaks, r"^state\.steps\(\): .*next .* step 0 "),
-        (passes_over, r"^state\.steps\(\): .*passed"),
-        (repeats, r"^state\.steps\(\): .*twice"),
-        (asks_outside, "^virtual_rank: "),
+        (in_parts(lambda state: state.restore()), r"^state\.restore\(\): "),
+        (in_parts(lambda state: state.commit()), r"^state\.steps\(\): .*commit .* step 0 "),
+        (in_parts(lambda state: state.check_host_updates()), r"^state\.steps\(\): .*hosts .* step 0 "),
+        (in_steps(lambda state, step: state.commit()), r"^state\.steps\(\): .*commit .* step 0 "),
+        (in_steps(lambda state, step: next(iter(step))), r"^state\.steps\(\): .*next .* step 0 "),
+        (in_steps(lambda state, step: None), r"^state\.steps\(\): .*passed"),
+        (in_steps(lambda state, step: (list(step), list(step))), r"^state\.steps\(\): .*twice"),
+        (in_steps(asks_outside), "^virtual_rank: "),
     ],
 )
 def test_loops_that_are_not_gone_through_as_they_must_be(body: Any, fact: str) -> None:
