@@ -236,11 +236,13 @@ class Gradients:
 
     def _sort(self) -> None:
         """Tell large parameters from others."""
-        compressed = self._optimizer._compression is not hvd.Compression.none  # may overflow
+        # Horovod sends nothing in a job of one that is not elastic. Compressed gradients may overflow later.
+        sent = hasattr(self._optimizer, "_later_hooks") or hasattr(self._optimizer, "virtual_gradients")
+        kept = sent and self._optimizer._compression is hvd.Compression.none
         self._large, self._others = {}, []
         for each in parameters_of(self._optimizer):
             wide = each.dtype in (torch.float32, torch.float64)
-            if each.is_cpu and each.numel() > _LARGE and wide and not compressed:
+            if kept and each.is_cpu and each.numel() > _LARGE and wide:
                 self._large[id(each)] = each
             else:
                 self._others.append(each)
