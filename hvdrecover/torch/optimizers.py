@@ -73,13 +73,6 @@ def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -
     differences = differences or list(_other_kind(name, optimizer, tree, groups))
     if differences:
         return optimizer.state_dict(), differences
-    if _is_reordered(optimizer, tree, named):
-        logger.warning(
-            "%s: this process built its parameter groups in another order than the commit's. The groups are "
-            "matched by the parameters' names and put into the commit's order. A list made from a set has "
-            "another order in each process: sort it",
-            name,
-        )
     parameters = _parameters(optimizer, tree, named)
     fitting = {}
     for key, entries in tree["state"].items():
@@ -245,14 +238,6 @@ def _parameters(optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> d
         mine = dict(zip(_keys(optimizer, named), parameters_of(optimizer), strict=True))
         return {key: mine[key] if key in mine else named[str(key)] for key in _stored_keys(tree)}
     return dict(zip(_stored_keys(tree), parameters_of(optimizer), strict=True))
-
-
-def _is_reordered(optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> bool:
-    """Return whether the commit has the parameters that both have in another order."""
-    if not _goes_by_names(optimizer, tree, named):
-        return False
-    stored, present = _stored_keys(tree), _keys(optimizer, named)
-    return [key for key in stored if key in present] != [key for key in present if key in stored]
 
 
 def _aligned(optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> Tree:

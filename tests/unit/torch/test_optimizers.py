@@ -225,9 +225,7 @@ def moments(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Any:
 
 
 @pytest.mark.parametrize("wrap", [lambda model: model, torch.nn.DataParallel], ids=["plain", "wrapped"])
-def test_moments_follow_the_names_of_their_parameters(
-    wrap: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_moments_follow_the_names_of_their_parameters(wrap: Callable[..., Any]) -> None:
     model = network()
     optimizer = Optimizers.Adam(
         [{"params": model[2].parameters(), "lr": 0.5}, {"params": model[0].parameters()}]
@@ -241,7 +239,6 @@ def test_moments_follow_the_names_of_their_parameters(
     assert moments(resumed, other) == moments(optimizer, model)
     assert [group["lr"] for group in resumed.param_groups] == [0.5, 0.001]
     assert resumed.param_groups[1]["params"][0] is other[0].weight
-    assert "another order" in caplog.text
     train_one_step(model, optimizer)
     train_one_step(other, resumed)
     assert bits(dict(other.state_dict())) == bits(dict(model.state_dict()))
