@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hvdrecover.torch as recover
-from hvdrecover.errors import MismatchError, UnsupportedTensorError, UnsupportedValueError
+from hvdrecover.errors import UnsupportedTensorError, UnsupportedValueError
 from tests.unit.torch.jobs import URL, bits, commit_durably, continues_alike, joined, network, train_one_step
 
 schedulers = torch.optim.lr_scheduler
@@ -276,37 +276,3 @@ def test_a_trained_tensor_outside_a_module_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedTensorError, match="trained") as caught:
         recover.TorchState(scale=torch.nn.Parameter(torch.ones(2)))
     assert caught.value.path == "state.scale.value"
-
-
-# -- what does not fit ---------------------------------------------------------------------------------
-
-
-def other_network() -> torch.nn.Module:
-    """Beside `network`: one layer wider, one of another dtype, one more, and one less."""
-    return torch.nn.Sequential(
-        torch.nn.Linear(3, 5, bias=False),
-        torch.nn.ReLU(),
-        torch.nn.Linear(4, 2).half(),
-        torch.nn.Linear(1, 1),
-    )
-
-
-DIFFERENCES = [
-    "model.0.bias: in the commit, but not in the model",
-    "model.0.weight: F32[4, 3] in the commit, F32[5, 3] in the model",
-    "model.2.bias: F32[2] in the commit, F16[2] in the model",
-    "model.2.weight: F32[2, 4] in the commit, F16[2, 4] in the model",
-    "model.3.bias: in the model, but not in the commit",
-    "model.3.weight: in the model, but not in the commit",
-]
-
-
-def test_a_commit_that_does_not_fit_is_an_error_that_lists_all_differences(roots: Any) -> None:
-    commit_durably(joined(URL, model=network(), epoch=3))
-    model = other_network()
-    before = bits(model.state_dict())
-    with pytest.raises(MismatchError) as caught:
-        joined(URL, model=model, epoch=0)
-    assert caught.value.differences == DIFFERENCES
-    assert all(line in str(caught.value) for line in DIFFERENCES)
-    assert bits(model.state_dict()) == before
