@@ -90,6 +90,12 @@ def steps_of(optimizer: Any) -> Steps:
     """Return the listeners of an optimizer. Copies of the optimizer have none."""
     steps: Steps | None = vars(optimizer).get("_hvdrecover_steps")
     if steps is None:
+        if averages(optimizer) and not _is_extended(optimizer):
+            raise ConfigError(
+                "DistributedOptimizer",
+                "the optimizer was wrapped before hvdrecover.torch was imported, so its steps are not seen; "
+                "import hvdrecover.torch at the top of the script",
+            )
         steps = optimizer._hvdrecover_steps = Steps()
         if not averages(optimizer):  # `_step` reports by itself; torch calls the hooks of those twice
             optimizer.register_step_pre_hook(lambda *_: _tell(steps.begins, steps.applying))
@@ -113,8 +119,12 @@ def _tell(*listeners: list[Callable[[], object]]) -> None:
             listener()
 
 
+def _is_extended(optimizer: Any) -> bool:
+    return hasattr(optimizer, "forget_parameter")
+
+
 def _beat(optimizer: Any, arguments: Any, keywords: Any) -> None:
-    if not averages(optimizer):
+    if not _is_extended(optimizer):
         heartbeat.stepped()
 
 

@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import hvdrecover.torch as recover
 from hvdrecover import heartbeat
+from hvdrecover.errors import ConfigError
 from hvdrecover.torch import stepping
 from hvdrecover.torch.stepping import steps_of
 from hvdrecover.torch.virtual_gradients import Gradients
@@ -129,6 +130,13 @@ def test_a_step_after_one_that_failed_is_told_of_as_any(kind: str, where: str, m
         backward(model, optimizer)
         optimizer.step()
     assert log == ["begins", *(INSIDE if kind != "plain" else ()), "applying", "ended"] * 2
+
+
+def test_an_optimizer_that_was_wrapped_before_the_import_is_refused(make: Any) -> None:
+    _, optimizer = make("wrapped")
+    del type(optimizer).forget_parameter  # as Horovod's own classes have none
+    with pytest.raises(ConfigError, match="import hvdrecover.torch at the top"):
+        steps_of(optimizer)
 
 
 def test_virtual_ranks_average_also_what_others_were_told_of_before(make: Any) -> None:
