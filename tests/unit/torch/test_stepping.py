@@ -135,7 +135,7 @@ def test_a_step_after_one_that_failed_is_told_of_as_any(kind: str, where: str, m
 def test_an_optimizer_that_was_wrapped_before_the_import_is_refused(make: Any) -> None:
     _, optimizer = make("wrapped")
     del type(optimizer).forget_parameter  # as Horovod's own classes have none
-    with pytest.raises(ConfigError, match="import hvdrecover.torch at the top"):
+    with pytest.raises(ConfigError, match=r"import hvdrecover\.torch at the top"):
         steps_of(optimizer)
 
 
