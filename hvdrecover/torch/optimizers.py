@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -69,21 +70,20 @@ def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -
         line = f"{name}: a dict in the commit, a {type(optimizer).__name__} in this state"
         return optimizer.state_dict(), [line]
     _first_groups.setdefault(optimizer, list(optimizer.param_groups))
-    groups, differences = _matched(name, optimizer, tree, named)
-    differences = differences or list(_other_kind(name, optimizer, tree, groups))
+    match = _matched(name, optimizer, tree, named)
+    differences = match.differences or list(_other_kind(name, optimizer, tree, match.groups))
     if differences:
         return optimizer.state_dict(), differences
-    parameters = _parameters(optimizer, tree, named)
     fitting = {}
     for key, entries in tree["state"].items():
-        found = _misfits(f"{name}.state.{key}", optimizer, parameters.get(key), entries)
+        found = _misfits(f"{name}.state.{key}", optimizer, match.parameters.get(key), entries)
         differences += found
         if not found:
             fitting[key] = entries
     # An option that the commit does not know, because this torch is newer or a scheduler was added, stays.
     options = [
         {**_options(present or {}), **stored}
-        for stored, present in zip(tree["param_groups"], groups, strict=True)
+        for stored, present in zip(tree["param_groups"], match.groups, strict=True)
     ]
     return {**tree, "state": fitting, "param_groups": options}, differences
 
@@ -200,22 +200,26 @@ def _relabelled(tree: Tree, labels: Mapping[Any, int | str]) -> Tree:
     return {**tree, "state": state, "param_groups": groups}
 
 
-def _goes_by_names(optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> bool:
+@dataclass(frozen=True)
+class _Match:
+    """What an optimizer has for each part of a commit: by the names of parameters, or else by place."""
+
+    groups: list[_Group | None]  # None for a group that the optimizer lacks
+    parameters: dict[Any, torch.Tensor]  # by the commit's keys
+    differences: list[str]
+
+
+def _matched(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> _Match:
     stored, present = _stored_keys(tree), _keys(optimizer, named)
-    return all(any(isinstance(key, str) for key in keys) for keys in (stored, present))
-
-
-def _matched(
-    name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named
-) -> tuple[list[_Group | None], list[str]]:
-    """Return the optimizer's group for each of the commit's, None for one to be added, and differences."""
-    if not _goes_by_names(optimizer, tree, named):
-        stored = [len(group["params"]) for group in tree["param_groups"]]
-        present = [len(group["params"]) for group in optimizer.param_groups]
-        if stored == present:
-            return list(optimizer.param_groups), []
-        return [], [f"{name}: groups of {stored} parameters in the commit, of {present} in the optimizer"]
-    keys = iter(_keys(optimizer, named))
+    if not all(any(isinstance(key, str) for key in keys) for keys in (stored, present)):
+        theirs = [len(group["params"]) for group in tree["param_groups"]]
+        ours = [len(group["params"]) for group in optimizer.param_groups]
+        if theirs != ours:
+            line = f"{name}: groups of {theirs} parameters in the commit, of {ours} in the optimizer"
+            return _Match([], {}, [line])
+        by_place = dict(zip(stored, parameters_of(optimizer), strict=True))
+        return _Match([*optimizer.param_groups], by_place, [])
+    keys = iter(present)
     mine = [({next(keys) for _ in group["params"]}, group) for group in optimizer.param_groups]
     groups: list[_Group | None] = []
     absent: set[int | str] = set()
@@ -229,15 +233,11 @@ def _matched(
     where = dict.fromkeys(absent & excess, "in other groups of")
     where |= {key: "in the commit, but not in" for key in absent - excess if key not in named}
     where |= dict.fromkeys(excess - absent, "not in the commit, but in")
-    return groups, sorted(f"{name}: parameter {key} is {where[key]} the optimizer" for key in where)
-
-
-def _parameters(optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> dict[Any, torch.Tensor]:
-    """Return the parameters by the commit's keys."""
-    if _goes_by_names(optimizer, tree, named):
-        mine = dict(zip(_keys(optimizer, named), parameters_of(optimizer), strict=True))
-        return {key: mine[key] if key in mine else named[str(key)] for key in _stored_keys(tree)}
-    return dict(zip(_stored_keys(tree), parameters_of(optimizer), strict=True))
+    if where:
+        lines = sorted(f"{name}: parameter {key} is {where[key]} the optimizer" for key in where)
+        return _Match([], {}, lines)
+    held = dict(zip(present, parameters_of(optimizer), strict=True))
+    return _Match(groups, {key: held[key] if key in held else named[str(key)] for key in stored}, [])
 
 
 def _aligned(optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> Tree:
@@ -245,31 +245,27 @@ def _aligned(optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> Tree
 
     Parameters are frozen, or trained, as in the commit.
     """
-    groups, differences = _matched("", optimizer, tree, named)
-    assert not differences, differences
-    parameters = _parameters(optimizer, tree, named)
-    if _goes_by_names(optimizer, tree, named):
-        kept = [each for each in groups if each is not None]
-        for extra in [each for each in optimizer.param_groups if not any(each is group for group in kept)]:
-            _remove(optimizer, extra)
-        for place, stored in enumerate(tree["param_groups"]):
-            found, ordered = groups[place], [parameters[key] for key in stored["params"]]
-            if found is None:
-                optimizer.add_param_group({**copy.deepcopy(_options(stored)), "params": ordered})
-                groups[place] = optimizer.param_groups[-1]
-            else:
-                found["params"][:] = ordered
-        optimizer.param_groups[:] = [group for group in groups if group is not None]
-        if "frozen" in tree:
-            frozen = set(tree["frozen"])
-            others = [
-                key
-                for key, each in parameters.items()
-                if isinstance(key, str) and each.requires_grad == (key in frozen)
-            ]
-            for key in others:
-                parameters[key].requires_grad_(key not in frozen)
-                logger.info("%s is %s, as in the commit", key, "frozen" if key in frozen else "trained")
+    match = _matched("", optimizer, tree, named)
+    assert not match.differences, match.differences
+    present = [each for each in match.groups if each is not None]
+    for extra in [each for each in optimizer.param_groups if not any(each is group for group in present)]:
+        _remove(optimizer, extra)
+    groups = []
+    for stored, group in zip(tree["param_groups"], match.groups, strict=True):
+        ordered = [match.parameters[key] for key in stored["params"]]
+        if group is None:
+            optimizer.add_param_group({**copy.deepcopy(_options(stored)), "params": ordered})
+        else:
+            group["params"][:] = ordered
+        groups.append(optimizer.param_groups[-1] if group is None else group)
+    optimizer.param_groups[:] = groups
+    if "frozen" in tree:
+        names = set(tree["frozen"])
+        for key, parameter in match.parameters.items():
+            frozen = key in names
+            if isinstance(key, str) and parameter.requires_grad == frozen:
+                parameter.requires_grad_(not frozen)
+                logger.info("%s is %s, as in the commit", key, "frozen" if frozen else "trained")
     numbers = {key: number for number, key in enumerate(_stored_keys(tree))}
     return {key: value for key, value in _relabelled(tree, numbers).items() if key != "frozen"}
 
