@@ -22,7 +22,7 @@ from hvdrecover.tensorflow.broadcasting import (
 )
 from hvdrecover.tensorflow.dataset import ElasticDataset, elastic_dataset
 from hvdrecover.tensorflow.guard import check_shards
-from hvdrecover.tensorflow.keras_callbacks import fit_callbacks
+from hvdrecover.tensorflow.fit import fit_callbacks
 from hvdrecover.tensorflow.loading import load
 from hvdrecover.tensorflow.optimizer import DistributedOptimizer
 from hvdrecover.tensorflow.per_rank import PerRank

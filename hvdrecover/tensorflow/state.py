@@ -16,10 +16,9 @@ from hvdrecover.state.random import Randomness
 from hvdrecover.state.state import State
 from hvdrecover.tensorflow import virtual
 from hvdrecover.tensorflow.building import build_optimizer, refuse_unbuilt
-from hvdrecover.tensorflow.callback_list import refuse_backups
+from hvdrecover.tensorflow.callback_state import NAME, KeptCallbacks, refuse_backups
 from hvdrecover.tensorflow.dataset import ElasticDataset, datasets
 from hvdrecover.tensorflow.framework import TensorFlowFramework
-from hvdrecover.tensorflow.kept_callbacks import NAME, KeptCallbacks
 from hvdrecover.tensorflow.variables import Variable
 from hvdrecover.tensorflow.virtual import Step
 from hvdrecover.tensorflow.world import TensorFlowWorld

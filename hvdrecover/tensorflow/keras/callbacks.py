@@ -1,4 +1,4 @@
-"""``horovod.tensorflow.keras.callbacks`` for Keras 3, whose optimizers and backend are others than before."""
+"""``horovod.tensorflow.keras.callbacks`` for Keras 3, whose optimizers and backend differ from earlier ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keras.src.utils import io_utils
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.stand_in import standing_in
-from hvdrecover.tensorflow import callback_list
+from hvdrecover.tensorflow.callback_state import batches_done
 from hvdrecover.tensorflow.variables import Variable, is_variable, raw
 
 __all__ = [
@@ -41,8 +41,6 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         ConfigError: not variables.
     """
 
-    _hvdrecover_kept = ()
-
     def __init__(
         self, root_rank: int, device: str = "", local_variables: Sequence[Variable] | Variable | None = None
     ) -> None:
@@ -60,11 +58,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._local[id(raw(var))] = var
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Survivors of a recovery broadcast again, along with ranks that have just started."""
+        """Survivors of a recovery broadcast again, with the ranks that have just started."""
         self.broadcast_done = False
 
     def on_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Broadcast, after the first batch: before, an optimizer may have no variables yet."""
+        """Broadcast after the first batch: before, an optimizer may have no variables."""
         if self.broadcast_done:
             return
         variables = map(raw, (*self.model.weights, *self.model.optimizer.variables))
@@ -82,41 +80,37 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         device: the device for the collective.
     """
 
-    _hvdrecover_kept = ()
-
     def __init__(self, device: str = "") -> None:
         super().__init__()
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Put the averages in the place of this rank's own numbers."""
+        """Replace this rank's numbers by the averages."""
         if not logs or hvd.size() == 1:
             return
         names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
         mine = tf.constant([float(logs[name]) for name in names], tf.float64)
-        everybodys = hvd.allreduce(mine, op=hvd.Average, name="hvdrecover_metrics", device_dense=self.device)
-        logs.update(zip(names, everybodys.numpy().tolist(), strict=True))
+        averages = hvd.allreduce(mine, op=hvd.Average, name="hvdrecover_metrics", device_dense=self.device)
+        logs.update(zip(names, averages.numpy().tolist(), strict=True))
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Sets the learning rate to ``initial_lr * multiplier(epoch)``, from one epoch up to another.
 
     Args:
-        initial_lr: what to multiply.
+        initial_lr: the rate that is multiplied.
         multiplier: a function of the epoch, or the base of an exponential decay.
-        start_epoch: the first epoch for which it is set.
-        end_epoch: the first for which it no longer is; None for all.
-        staircase: set it once an epoch; else at each batch, of an epoch with a fraction.
+        start_epoch: the first epoch for which the rate is set.
+        end_epoch: the first epoch for which it is no longer set; None for all epochs.
+        staircase: set it once an epoch; else at each batch, for an epoch with a fraction.
         momentum_correction: scale the velocities of optimizers that have a ``momentum`` along with the rate,
             as of Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 3. Horovod scales the momentum
-            for a step, which comes to the same; but Keras compiles that into the step.
+            for one step, which has the same result; but Keras compiles the momentum into the step.
         steps_per_epoch: batches of an epoch; None asks Keras.
 
     Raises:
         ConfigError: there is no ``initial_lr``; or no ``steps_per_epoch``, and Keras does not know it.
     """
-
-    _hvdrecover_kept = ()
 
     def __init__(
         self,
@@ -136,7 +130,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self.staircase, self.momentum_correction = staircase, momentum_correction
         self.steps_per_epoch = steps_per_epoch
         self.current_epoch, self._done = 0, 0.0
-        self.multiplier = multiplier if callable(multiplier) else _decay(multiplier, start_epoch)
+        self.multiplier: Callable[[float], float] = (
+            multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
+        )
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Find out how many steps an epoch has."""
@@ -145,24 +141,17 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             raise ConfigError("steps_per_epoch", f"Keras does not know it; pass it to {type(self).__name__}")
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Remember the epoch; Keras counts the batches of a resumed one from 0 on."""
+        """Remember the epoch. Keras counts the batches of a resumed epoch from 0."""
         self.current_epoch = epoch
-        self._done = callback_list.batches_done(self, self.steps_per_epoch or 0)
+        self._done = batches_done(self, self.steps_per_epoch or 0)
 
     def on_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Set the rate, if it is time."""
         end = math.inf if self.end_epoch is None else self.end_epoch
-        if self.start_epoch <= self.current_epoch < end and (not self.staircase or batch == 0):
-            done = self._done + batch
-            part = 0 if self.staircase else done / self.steps_per_epoch  # type: ignore[operator]
-            self._adjust(self.initial_lr * self.multiplier(self.current_epoch + part))
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Show the rate among the metrics."""
-        if logs is not None:
-            logs["lr"] = float(self.model.optimizer.learning_rate)
-
-    def _adjust(self, rate: float) -> None:
+        if not self.start_epoch <= self.current_epoch < end or (self.staircase and batch):
+            return
+        part = 0 if self.staircase else (self._done + batch) / self.steps_per_epoch  # type: ignore[operator]
+        rate = self.initial_lr * self.multiplier(self.current_epoch + part)
         optimizer = self.model.optimizer
         before = float(optimizer.learning_rate)
         optimizer.learning_rate = rate
@@ -171,16 +160,21 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             for velocity in getattr(inner, "momentums", None) or getattr(inner, "_momentums", []):
                 velocity.assign(velocity * (rate / before))
 
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Show the rate among the metrics."""
+        if logs is not None:
+            logs["lr"] = float(self.model.optimizer.learning_rate)
+
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Lets the learning rate rise to ``initial_lr`` from that of a single rank, in a straight line.
+    """Raises the learning rate from that of a single rank to ``initial_lr``, in a straight line.
 
     After Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.2.
 
     Args:
         initial_lr: the rate of all ranks together.
         warmup_epochs: how many epochs it takes.
-        momentum_correction: see `LearningRateScheduleCallback`.
+        momentum_correction: see `LearningRateScheduleCallback`, as for the next one.
         steps_per_epoch: see there.
         verbose: 1 prints a line at the end.
     """
@@ -204,7 +198,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Show the rate among the metrics, and the end of the rise."""
+        """Show the rate among the metrics, and tell when it has its full value."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose and hvd.rank() == 0:
             rate = float(self.model.optimizer.learning_rate)
@@ -212,10 +206,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
-    """Keeps the best model; ``filepath`` is set later, by who uses it, as Horovod's estimators do.
+    """Keeps the best model. Set its ``filepath`` later, as Horovod's estimators do.
 
     Args:
-        monitor: see Keras's, as for the following.
+        monitor: see ``keras.callbacks.ModelCheckpoint``, as for the following.
         verbose: see there.
         save_weights_only: see there.
         mode: see there.
@@ -230,17 +224,8 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         mode: str = "auto",
         save_freq: Any = "epoch",
     ) -> None:
-        super().__init__(
-            "unnamed.weights.h5" if save_weights_only else "unnamed.keras",  # Keras 3 wants one that it knows
-            monitor,
-            verbose,
-            save_best_only=True,
-            save_weights_only=save_weights_only,
-            mode=mode,
-            save_freq=save_freq,
-        )
+        path = (
+            "unnamed.weights.h5" if save_weights_only else "unnamed.keras"
+        )  # Keras 3 demands a known suffix
+        super().__init__(path, monitor, verbose, True, save_weights_only, mode, save_freq)
         self.filepath = None
-
-
-def _decay(base: float, start_epoch: int) -> Callable[[float], float]:
-    return lambda epoch: base ** (epoch - start_epoch)

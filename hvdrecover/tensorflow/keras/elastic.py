@@ -12,7 +12,8 @@ from hvdrecover import heartbeat
 from hvdrecover.stand_in import standing_in
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
-from hvdrecover.tensorflow import callback_list, xla
+from hvdrecover.tensorflow import xla
+from hvdrecover.tensorflow.callback_state import arrange
 from hvdrecover.tensorflow.elastic import TensorFlowKerasState
 
 __all__ = [
@@ -54,8 +55,6 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
             the epoch's end, where the counters are those of the next epoch.
     """
 
-    _hvdrecover_kept = ()
-
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
         super().__init__()
         self.state = state
@@ -65,8 +64,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Take the last place in Keras's list, before ``fit`` makes its training function."""
         super().set_model(model)
         xla.switch_off(model)
-        if (found := callback_list.list_of(self)) is not None:
-            callback_list.arrange(found, last=[self])
+        arrange(self, last=[self])
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Count anew, as all ranks do after a recovery."""
@@ -100,8 +98,6 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         state: has the attribute ``batch``.
     """
 
-    _hvdrecover_kept = ()
-
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
@@ -112,8 +108,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def set_model(self, model: keras.Model) -> None:
         """Take the first place in Keras's list: a later callback that ends the training ends it for good."""
         super().set_model(model)
-        if (found := callback_list.list_of(self)) is not None:
-            callback_list.arrange(found, first=[self])
+        arrange(self, first=[self])
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Ask for the number of steps anew; a ``fit`` that a fault has ended leaves nothing behind."""
@@ -154,8 +149,6 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     Args:
         state: has the attribute ``epoch``.
     """
-
-    _hvdrecover_kept = ()
 
     def __init__(self, state: Any) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ import tensorflow as tf
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
 from hvdrecover.state.hooks import Hook, Hooks
-from hvdrecover.tensorflow.keras_callbacks import Observer
+from hvdrecover.tensorflow.fit import Progress
 from tests.integration.scalars import Run, read
 
 SAMPLES, BATCH = 24, 4
@@ -186,11 +186,12 @@ def test_without_a_folder_a_mean_that_is_not_finite_is_told_once() -> None:
 
     state = a_state(None)
     state._session.hooks = Hooks([*state._session.hooks, Reported()])
-    observer = Observer(state)
+    progress = Progress(state, None, ())
+    progress.set_model(state.model)
     found: list[list[float]] = []
     for _ in range(2):
-        observer.on_epoch_begin(0)
+        progress.on_epoch_begin(0)
         for batch, loss in enumerate([0.5, math.nan, math.nan]):
             found.append([])
-            observer.on_train_batch_end(batch, {"loss": loss})
+            progress.on_train_batch_end(batch, {"loss": loss})
     assert [len(each) for each in found] == [0, 1, 0] * 2
