@@ -4,8 +4,8 @@ import horovod.keras as _hvd
 
 from hvdrecover.keras import callbacks, elastic
 from hvdrecover.stand_in import standing_in as _standing_in
+from hvdrecover.tensorflow.collectives import taking_what as _taking_what
 from hvdrecover.tensorflow.keras import PartialDistributedOptimizer, load_model
-from hvdrecover.tensorflow.keywords import taking_what as _taking_what
 from hvdrecover.tensorflow.optimizer import distribute as _distribute
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "callbacks", "elastic", "load_model"]

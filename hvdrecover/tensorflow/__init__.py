@@ -15,25 +15,22 @@ from hvdrecover.state.run import run
 from hvdrecover.state.startup import join as _join
 from hvdrecover.tensorflow import elastic as elastic
 from hvdrecover.tensorflow.averaging import DistributedGradientTape, PartialDistributedGradientTape
-from hvdrecover.tensorflow.broadcasting import (
-    BroadcastGlobalVariablesHook,
+from hvdrecover.tensorflow.collectives import (
+    allreduce,
     broadcast_,
     broadcast_variables,
+    grouped_allreduce,
 )
-from hvdrecover.tensorflow.dataset import ElasticDataset, elastic_dataset
-from hvdrecover.tensorflow.guard import check_shards
+from hvdrecover.tensorflow.dataset import ElasticDataset, PerRank, elastic_dataset
 from hvdrecover.tensorflow.fit import fit_callbacks
-from hvdrecover.tensorflow.loading import load
+from hvdrecover.tensorflow.guard import check_shards
 from hvdrecover.tensorflow.optimizer import DistributedOptimizer
-from hvdrecover.tensorflow.per_rank import PerRank
-from hvdrecover.tensorflow.reducing import allreduce, grouped_allreduce
-from hvdrecover.tensorflow.state import TensorFlowKerasState, TensorFlowState
+from hvdrecover.tensorflow.state import TensorFlowKerasState, TensorFlowState, load
 from hvdrecover.tensorflow.sync_batch_norm import SyncBatchNormalization
 from hvdrecover.virtual.ranks import virtual_rank, virtual_size
 
 __all__ = [
     "Best",
-    "BroadcastGlobalVariablesHook",
     "Checkpoint",
     "DataChangedError",
     "DataVersion",

@@ -1,4 +1,13 @@
-"""Gradients averaged across the ranks, by Horovod's grouped allreduce."""
+"""Gradients averaged across the ranks. One reduction has these steps:
+
+1. If a guard looks at gradients, note whether this rank's own gradients are finite, for its report.
+2. Fill in zeros for gradients that this rank lacks: otherwise the other ranks would wait in the allreduce.
+3. Reduce all dense gradients of one dtype as one group, in the order of the program. So sums are made in the
+   same order in each run, and a resumed run is equal to the last bit. With the gradients goes a number for
+   each variable: on how many ranks its gradient is missing or present.
+4. Gather the slices of sparse gradients.
+5. If gradients are missing on some ranks only, raise an error that names ranks and variables.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +22,41 @@ import tensorflow as tf
 from horovod.common.util import split_list
 
 from hvdrecover import config
-from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow import steps, xla
-from hvdrecover.tensorflow.keywords import Layers, taking_what, weights_of
-from hvdrecover.tensorflow.missing_gradients import KEEPING_OPS, Presence
-from hvdrecover.tensorflow.own_gradients import Gradient, own
-from hvdrecover.tensorflow.variables import Variable, counter, is_variable, raw, without_numbers
+from hvdrecover.errors import ConfigError, MissingGradientError
+from hvdrecover.guard.votes import first_lines, named
+from hvdrecover.state.adapter import gather_json
+from hvdrecover.tensorflow import scalars
+from hvdrecover.tensorflow.collectives import counter, refuse_xla, taking_what
+from hvdrecover.tensorflow.variables import (
+    Gradient,
+    Layers,
+    Variable,
+    is_variable,
+    name_of,
+    raw,
+    weights_of,
+    without_numbers,
+)
+from hvdrecover.tensorflow.world import TensorFlowWorld, raised
 from hvdrecover.virtual import ranks
 
-Groups = int | Sequence[Sequence[Variable]] | None
+_KEEPING_OPS = (hvd.Average, hvd.Sum, hvd.Max)  # the result of a number that is not 0 somewhere is not 0
+_DTYPES = (tf.float16, tf.float32, tf.float64)  # of gradients that Horovod can reduce
+_SLICES = "_hvdrecover_slices"  # attribute of a variable: the dtypes of its last sparse gradient
+_OWN = "_hvdrecover_own_gradients"  # attribute of a graph
 
 
 @dataclass(frozen=True)
 class Reduction:
     """The reduction of gradients; the attributes are keywords of Horovod's, of the same meaning.
 
-    All that is dense and of one dtype is reduced as one group, unless ``groups`` says otherwise: the sums are
-    then made in the same order in each run, so that a resumed one is equal to the last bit. Sparse gradients
-    are gathered. A gradient that is missing on some of the ranks is an error on all of them.
-
     Attributes:
         op: ``hvd.Average``, ``hvd.Sum``, ….
         compression: of ``hvd.Compression``; ``hvd.Compression.fp16`` sends half of the bytes.
-        gradient_predivide_factor: divides gradients before the sum; what comes after the sum makes up for it.
+        gradient_predivide_factor: divides gradients before the sum; the sum is multiplied by it.
         groups: a number of groups of about equal size, or a list of groups of variables, with all others as a
-            group of their own; None for one group.
-        sparse_as_dense: make sparse gradients dense first.
+            group of their own; None for one group of all dense gradients of a dtype.
+        sparse_as_dense: make sparse gradients dense first. Others are gathered.
         device_dense: the device for collectives of dense gradients; ``""`` leaves it to TensorFlow.
         device_sparse: the device for those of sparse gradients.
         name: begins the names of collectives.
@@ -50,13 +68,13 @@ class Reduction:
         process_set: must be of all ranks.
 
     Raises:
-        ConfigError: a value that can't be.
+        ConfigError: an invalid value.
     """
 
     op: Any = hvd.Average
     compression: Any = hvd.Compression.none
     gradient_predivide_factor: float = 1.0
-    groups: Groups = None
+    groups: int | Sequence[Sequence[Variable]] | None = None
     sparse_as_dense: bool = False
     device_dense: str = ""
     device_sparse: str = ""
@@ -73,7 +91,7 @@ class Reduction:
             if self.groups < 1:
                 raise ConfigError("groups", f"{self.groups} is not a number of groups from 1 on")
         elif self.groups is not None and not all(
-            is_variable(variable) for group in self.groups for variable in group
+            is_variable(each) for group in self.groups for each in group
         ):
             raise ConfigError("groups", "it is neither a number nor a list of lists of variables")
         if self.gradient_predivide_factor != 1.0 and self.op != hvd.Average:
@@ -102,12 +120,12 @@ class Reduction:
 
         Args:
             gradients: one for each variable; None stays None.
-            variables: what they are gradients of.
+            variables: the variables.
 
         Raises:
-            ConfigError: sparse gradients, and an ``op`` other than the average or the sum; or it is part of
-                what XLA is to compile, or runs under a strategy of ``tf.distribute``; or a virtual rank is
-                being carried out.
+            ConfigError: sparse gradients, and an ``op`` other than the average or the sum; or XLA is to
+                compile it, or it runs under a strategy of ``tf.distribute``; or a virtual rank is being
+                carried out.
             MissingGradientError: a gradient is None on some of the ranks only; out of a graph it comes as an
                 error of TensorFlow's.
         """
@@ -117,10 +135,17 @@ class Reduction:
                 "they would be averaged over processes, and are those of a virtual rank; take them by a "
                 "plain tf.GradientTape, and hand them over by step.add(gradients)",
             )
-        given = [self._dense(gradient) for gradient in gradients]
+        result = [
+            tf.convert_to_tensor(each)
+            if isinstance(each, tf.IndexedSlices) and self.sparse_as_dense
+            else each
+            for each in gradients
+        ]
         shared = [place for place, variable in enumerate(variables) if not self.is_local(variable)]
-        result = [self._alone(gradient) for gradient in given] if self.local else given
-        averaged = self._shared([given[place] for place in shared], [variables[place] for place in shared])
+        averaged = self._shared([result[place] for place in shared], [variables[place] for place in shared])
+        for place, gradient in enumerate(result):
+            if place not in shared and gradient is not None and self.scale_local_gradients:
+                result[place] = _divided(gradient)
         for place, gradient in zip(shared, averaged, strict=True):
             result[place] = gradient
         return result
@@ -130,30 +155,30 @@ class Reduction:
         if not given:
             return given
         own.note(given, variables)
-        reducing = steps.Reducing(given)
+        measured = scalars.Reducing(given)
         if hvd.size() == 1 and not config.read().elastic:
-            return reducing.done(given)
-        if self.op == hvd.Adasum and not hvd.mpi_enabled():
-            raise ConfigError(
-                "op", "Horovod has Adasum for MPI only, and elastic jobs run on Gloo; use op=hvd.Average"
-            )
-        xla.refuse("Horovod's collectives")
-        _refuse_strategies()
+            return measured.done(given)
+        self._refuse_surroundings()
         with _Turn() as turn:
             reduced = self._reduced(Presence(given, variables, turn.zero), variables)
             turn.ends_with([each for each in reduced if each is not None])
         pairs = zip(given, reduced, strict=True)
-        return reducing.done([mine if mine is None else everybodys for mine, everybodys in pairs])
+        return measured.done([mine if mine is None else average for mine, average in pairs])
 
-    def _dense(self, gradient: Gradient) -> Gradient:
-        sparse = isinstance(gradient, tf.IndexedSlices)
-        return tf.convert_to_tensor(gradient) if sparse and self.sparse_as_dense else gradient
-
-    def _alone(self, gradient: Gradient) -> Gradient:
-        """Return what this rank applies to a local variable: its gradient, scaled if that is asked for."""
-        if gradient is None or not self.scale_local_gradients:
-            return gradient
-        return _divided(gradient)
+    def _refuse_surroundings(self) -> None:
+        if self.op == hvd.Adasum and not hvd.mpi_enabled():
+            raise ConfigError(
+                "op", "Horovod has Adasum for MPI only, and elastic jobs run on Gloo; use op=hvd.Average"
+            )
+        refuse_xla("Horovod's collectives")
+        if tf.distribute.has_strategy():
+            name = type(tf.distribute.get_strategy()).__name__
+            raise ConfigError(
+                "tf.distribute",
+                f"gradients are made under a {name}, whose replicas would wait for each other in Horovod's "
+                "collectives; start one process for each device by horovodrun instead, and make and train "
+                "the model outside of strategy.scope() and strategy.run",
+            )
 
     def _reduced(self, presence: Presence, variables: Sequence[Variable]) -> list[Gradient]:
         name = _name(self.name, variables)
@@ -161,8 +186,8 @@ class Reduction:
         told: tf.Tensor | None = None
         for number, places in enumerate(self._groups_of(presence.filled, variables)):
             tensors = [presence.filled[place] for place in places]
-            # Always along with gradients, never alone or left out: it would change how sums are rounded.
-            if carries := told is None and tensors[0].dtype.is_floating and self.op in KEEPING_OPS:
+            # Always in a group of gradients: with another size of the group, sums would be rounded otherwise.
+            if carries := told is None and tensors[0].dtype.is_floating and self.op in _KEEPING_OPS:
                 tensors.append(presence.told(tensors[0].dtype))
             group = hvd.grouped_allreduce(
                 tensors,
@@ -188,39 +213,269 @@ class Reduction:
         return presence.checked(told, reduced)
 
     def _gathered(self, gradient: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
-        """The sum of sparse gradients: the slices of all of them."""
+        """Return the sum of sparse gradients: the slices of all ranks."""
         if self.op not in (hvd.Average, hvd.Sum):
             raise ConfigError(
                 "op", "sparse gradients can only be averaged or summed; pass sparse_as_dense=True"
             )
         with tf.device(self.device_sparse):
-            slices = _gathered(gradient, name)
+            parts = [
+                hvd.allgather(each, name=f"{name}_{kind}", ignore_name_scope=True)
+                for each, kind in ((gradient.values, "values"), (gradient.indices, "indices"))
+            ]
+        slices = tf.IndexedSlices(*parts, gradient.dense_shape)
         return _divided(slices) if self.op == hvd.Average else slices
 
     def _groups_of(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> list[list[int]]:
-        """The places of the dense gradients in groups, each of one dtype, as Horovod asks for."""
+        """Return the places of the dense gradients in groups, each of one dtype, as Horovod demands."""
         dense = [
             place
             for place, gradient in enumerate(gradients)
             if gradient is not None and not isinstance(gradient, tf.IndexedSlices)
         ]
-        groups: list[list[int]]
         if isinstance(self.groups, int):
-            groups = split_list(dense, min(self.groups, max(1, len(dense))))
+            groups: list[list[int]] = split_list(dense, min(self.groups, max(1, len(dense))))
         else:
-            number_of = {
-                id(raw(variable)): number
-                for number, group in enumerate(self.groups or [])
-                for variable in group
-            }
-            groups = [[] for _ in range(len(self.groups or []) + 1)]
+            asked = [{id(raw(variable)) for variable in group} for group in self.groups or []]
+            groups = [[] for _ in range(len(asked) + 1)]
             for place in dense:
-                groups[number_of.get(id(raw(variables[place])), -1)].append(place)
+                key = id(raw(variables[place]))
+                groups[next((number for number, group in enumerate(asked) if key in group), -1)].append(place)
         by_dtype: dict[tuple[int, Any], list[int]] = {}
         for number, group in enumerate(groups):
             for place in group:
                 by_dtype.setdefault((number, gradients[place].dtype), []).append(place)
         return list(by_dtype.values())
+
+
+def _divided(gradient: Gradient) -> Gradient:
+    """Divide by the number of ranks at the time of the call, not at that of the trace."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_divided(gradient.values), gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(hvd.size_op(), gradient.dtype)
+
+
+def _name(prefix: str | None, variables: Sequence[Variable]) -> str:
+    """Return the name of a collective: the same on all ranks, whatever each of them has done before.
+
+    Horovod would use a counter. A rank that has just started would begin at 0, and wait forever.
+    """
+    each = (
+        f"{without_numbers(str(getattr(variable, 'name', '')))} {variable.shape} {raw(variable).dtype.name}"
+        for variable in variables
+    )
+    digest = hashlib.blake2b("\n".join(each).encode(), digest_size=8).hexdigest()
+    return f"{prefix or 'hvdrecover_gradients'}_{digest}"
+
+
+class _Turn:
+    """Runs the reductions of a function one after the other, in the order of the program.
+
+    In nested functions and loops, several reductions have the same name. TensorFlow would start them
+    together, and Horovod refuses that.
+
+    Attributes:
+        zero: a float32 zero that TensorFlow does not know to be constant. It runs collectives of nothing but
+            constants only once, while it makes the graph.
+    """
+
+    def __enter__(self) -> _Turn:
+        number = _turns().assign_add(1) if tf.inside_function() else None
+        self.zero = tf.constant(0.0) if number is None else tf.cast(number < 0, tf.float32)
+        self._dependencies = tf.control_dependencies([] if number is None else [number])
+        self._dependencies.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._dependencies.__exit__(*error)
+
+    def ends_with(self, results: list[Gradient]) -> None:
+        """Have the next reduction wait for these results."""
+        if tf.inside_function():
+            with tf.control_dependencies(tf.nest.flatten(results, expand_composites=True)):
+                _turns().assign_add(1)
+
+
+@functools.cache
+def _turns() -> tf.Variable:
+    """Return the variable that all reductions change, so that TensorFlow keeps their order."""
+    return counter()
+
+
+# -- gradients that are missing ------------------------------------------------------------------------------
+
+
+class Presence:
+    """The variables that this rank has gradients of, and what it sends for those that it has none of.
+
+    Args:
+        gradients: one for each variable, or None.
+        variables: the variables.
+        zero: see `_Turn`.
+
+    Attributes:
+        filled: the gradients, with zeros for missing ones; None where no rank can have a gradient.
+    """
+
+    def __init__(self, gradients: Sequence[Gradient], variables: Sequence[Variable], zero: tf.Tensor) -> None:
+        self._here = [gradient is not None for gradient in gradients]
+        self._variables = variables
+        self._zero = zero
+        self.filled = [
+            _nothing(variable, zero) if gradient is None else _not_constant(gradient, variable, zero)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+
+    def told(self, dtype: tf.DType) -> tf.Tensor:
+        """Return what to reduce: 1 for each missing gradient, and 1 for each present one, in two rows."""
+        ones = tf.cast([[not here for here in self._here], self._here], dtype)
+        return ones + tf.cast(self._zero, dtype)
+
+    def checked(self, summed: tf.Tensor, results: list[Gradient]) -> list[Gradient]:
+        """Return the results, which depend on the check that all ranks have gradients of the same variables.
+
+        Args:
+            summed: the reduced `told`.
+            results: the reduced gradients; None stays None.
+
+        Raises:
+            MissingGradientError: they have not; in a graph, an error of TensorFlow's with the same text.
+        """
+        there = [each for each in results if each is not None]
+        if tf.executing_eagerly():
+            if bool(_differ(summed)):
+                self._fail()
+            return results
+
+        def fail() -> tf.Tensor:
+            with tf.device("CPU:0"):
+                return tf.py_function(self._fail, [], tf.bool)
+
+        # Wait for all results: an error in the middle of collectives would leave other ranks in them.
+        with tf.control_dependencies(tf.nest.flatten(there, expand_composites=True)):
+            differ = _differ(summed)
+        with tf.control_dependencies([tf.cond(differ, fail, lambda: tf.constant(True))]):
+            held = iter(tf.nest.map_structure(tf.identity, there, expand_composites=True))
+        return [each if each is None else next(held) for each in results]
+
+    def _fail(self) -> None:
+        missing = [place for place, here in enumerate(self._here) if not here]
+        error = MissingGradientError(
+            "gradients are missing on some of the ranks",
+            lines(
+                gather_json(TensorFlowWorld(), missing, "hvdrecover.gradients.absent"),
+                [name_of(variable) for variable in self._variables],
+            ),
+            "Have all ranks compute the loss from the same variables; where one has no use for a variable, "
+            "add 0.0 * tf.reduce_sum(variable) to the loss.",
+        )
+        raised(error)
+        raise error
+
+
+def lines(missing: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
+    """Return a line for each variable that has a gradient on some of the ranks only.
+
+    Args:
+        missing: by rank, the places of the variables that have no gradient.
+        names: of the variables.
+    """
+    found = []
+    for place, name in enumerate(names):
+        without = [rank for rank, places in enumerate(missing) if place in places]
+        with_it = [rank for rank, places in enumerate(missing) if place not in places]
+        if without and with_it:
+            found.append(f"{name}: missing on {named(without)}, there on {named(with_it)}")
+    return first_lines(found)
+
+
+def _differ(summed: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_any(tf.reduce_all(summed != 0, axis=0))
+
+
+def _not_constant(gradient: Gradient, variable: Variable, zero: tf.Tensor) -> Gradient:
+    """Make sure that slices are not known to be constant, as those of ``Embedding(tf.range(n))`` are."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    parts = [each + tf.cast(zero, each.dtype) for each in (gradient.values, gradient.indices)]
+    setattr(raw(variable), _SLICES, tuple(each.dtype for each in parts))
+    return tf.IndexedSlices(*parts, gradient.dense_shape)
+
+
+def _nothing(variable: Variable, zero: tf.Tensor) -> Gradient:
+    """Return a gradient that adds nothing. It has no slices if the variable's last gradient was sparse."""
+    inner = raw(variable)
+    if inner.dtype not in _DTYPES:
+        return None
+    if (dtypes := getattr(inner, _SLICES, None)) is None:
+        return tf.fill(tf.shape(inner), tf.cast(zero, inner.dtype))
+    values, indices = dtypes
+    none = tf.cast(zero, indices)
+    slices = tf.fill([none, *inner.shape[1:]], tf.cast(zero, values))
+    return tf.IndexedSlices(slices, tf.fill([none], none), tf.shape(inner, indices))
+
+
+# -- this rank's own gradients -------------------------------------------------------------------------------
+
+
+class _Own:
+    """The `sums` of this rank's gradients before the last reduction of each graph, for a guard's report.
+
+    Attributes:
+        wanted: whether a guard looks at gradients.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self._eager: tuple[list[int], tf.Tensor | None] = ([], None)  # identities of variables; their sums
+
+    def note(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> None:
+        """Remember gradients that are about to be averaged."""
+        pairs = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
+        if not self.wanted or not pairs:
+            return
+        noted = [id(raw(variable)) for _, variable in pairs], sums([numbers_of(each) for each, _ in pairs])
+        if tf.inside_function():
+            setattr(tf.compat.v1.get_default_graph(), _OWN, noted)  # it goes away with the graph
+        else:
+            self._eager = noted
+
+    def found(self, found: tf.Tensor, variables: Sequence[Variable]) -> None:
+        """Remember the `sums` of variables' gradients, outside of graphs."""
+        self._eager = [id(raw(variable)) for variable in variables], found
+
+    def of(self, variables: Sequence[Variable]) -> tf.Tensor | None:
+        """Return the `sums` of variables' gradients; None if the last reduction was of other variables."""
+        graph = tf.compat.v1.get_default_graph() if tf.inside_function() else None
+        keys, found = self._eager if graph is None else getattr(graph, _OWN, ([], None))
+        wanted = [id(raw(variable)) for variable in variables]
+        if wanted == keys:
+            return found
+        places = {key: place for place, key in enumerate(keys)}
+        if found is None or not places.keys() >= set(wanted):
+            return None
+        return tf.gather(found, [places[key] for key in wanted])
+
+
+own = _Own()
+
+
+def numbers_of(gradient: Gradient) -> tf.Tensor:
+    """Return the numbers of a gradient; of a sparse one those of its slices."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def sums(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the sum of each tensor: float32 of shape ``[len(tensors)]``.
+
+    A sum is not finite if a number is not finite, or if the numbers are large: look closer at such a tensor.
+    """
+    real = [tf.abs(each) if each.dtype.is_complex else each for each in tensors]
+    wide = [tf.cast(each, tf.float32) if each.dtype.size < 4 else each for each in real]
+    return tf.stack([tf.cast(tf.reduce_sum(each), tf.float32) for each in wide])
+
+
+# -- the tape ------------------------------------------------------------------------------------------------
 
 
 class Tape:
@@ -263,14 +518,13 @@ class Tape:
             options: see there.
         """
         gradients = self._tape.gradient(target, sources, output_gradients, **options)
-        flat = _flat(sources)
-        reduced = self._reduction(_flat(gradients), flat)
+        reduced = self._reduction(tf.nest.flatten(gradients), tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def get_local_and_global_gradients(
         self,
         target: Any,
-        sources: Any,
+        sources: Sequence[Variable],
         output_gradients: Any = None,
         use_generic_names: bool = False,
     ) -> tuple[list[tuple[Variable, Gradient]], list[tuple[Variable, Gradient]]]:
@@ -296,7 +550,7 @@ Examples:
     ...     loss = tf.reduce_sum(weights * weights)
     >>> gradients = tape.gradient(loss, [weights])
 
-It takes what Horovod's takes; `Reduction` says what of it means what.
+It takes what Horovod's takes; see `Reduction`.
 """
 
 PartialDistributedGradientTape = taking_what(hvd.PartialDistributedGradientTape, _tape)
@@ -305,80 +559,3 @@ PartialDistributedGradientTape = taking_what(hvd.PartialDistributedGradientTape,
 Examples:
     >>> tape = recover.PartialDistributedGradientTape(tf.GradientTape(), keras.layers.Dense(2))
 """
-
-
-def _refuse_strategies() -> None:
-    if tf.distribute.has_strategy():
-        name = type(tf.distribute.get_strategy()).__name__
-        raise ConfigError(
-            "tf.distribute",
-            f"gradients are made under a {name}, whose replicas would wait for each other in Horovod's "
-            "collectives; start one process for each device by horovodrun instead, and make and train the "
-            "model outside of strategy.scope() and strategy.run",
-        )
-
-
-class _Turn:
-    """Lets a function's reductions run one after the other, in the order of the program.
-
-    TensorFlow would start those of the same variables together, in nested functions and in iterations of a
-    loop, where all of them are called the same; Horovod refuses that.
-
-    Attributes:
-        zero: a float32 zero that TensorFlow does not know to be one. Collectives of nothing but constants it
-            would do just once, and while it makes its graphs at that.
-    """
-
-    def __enter__(self) -> _Turn:
-        number = _turns().assign_add(1) if tf.inside_function() else None
-        self.zero = tf.constant(0.0) if number is None else tf.cast(number < 0, tf.float32)
-        self._dependencies = tf.control_dependencies([] if number is None else [number])
-        self._dependencies.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._dependencies.__exit__(*error)
-
-    def ends_with(self, results: list[Gradient]) -> None:
-        """Keep the next one waiting until these are there."""
-        if tf.inside_function():
-            with tf.control_dependencies(tf.nest.flatten(results, expand_composites=True)):
-                _turns().assign_add(1)
-
-
-@functools.cache
-def _turns() -> tf.Variable:
-    """Return what all reductions change, so that TensorFlow keeps their order."""
-    return counter()
-
-
-def _gathered(gradient: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
-    """Return the slices of all ranks together."""
-    values = hvd.allgather(gradient.values, name=f"{name}_values", ignore_name_scope=True)
-    indices = hvd.allgather(gradient.indices, name=f"{name}_indices", ignore_name_scope=True)
-    return tf.IndexedSlices(values, indices, gradient.dense_shape)
-
-
-def _flat(structure: Any) -> list[Any]:
-    flat: list[Any] = tf.nest.flatten(structure)
-    return flat
-
-
-def _divided(gradient: Gradient) -> Gradient:
-    """Divide by the number of ranks, as of when it runs, not as of when it was traced."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_divided(gradient.values), gradient.indices, gradient.dense_shape)
-    return gradient / tf.cast(hvd.size_op(), gradient.dtype)
-
-
-def _name(prefix: str | None, variables: Sequence[Variable]) -> str:
-    """Return what a collective on gradients is called: the same on all ranks, whatever each has done before.
-
-    Horovod would number it; a rank that has just started would begin at 0, and wait for the others for ever.
-    """
-    each = (
-        f"{without_numbers(str(getattr(variable, 'name', '')))} {variable.shape} {raw(variable).dtype.name}"
-        for variable in variables
-    )
-    digest = hashlib.blake2b("\n".join(each).encode(), digest_size=8).hexdigest()
-    return f"{prefix or 'hvdrecover_gradients'}_{digest}"

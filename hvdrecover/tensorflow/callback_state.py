@@ -242,7 +242,8 @@ class Fit:
         replace methods, or choose where callbacks write.
         """
         self.stop, self._metrics = record["stop"], record["metrics"]
-        entries, refused = _copy(record["callbacks"]), {}
+        entries = _copy(record["callbacks"])
+        refused: dict[str, list[str]] = {}
         self._elsewhere = {key: entry for key, entry in entries.items() if key not in self._named}
         for key, callback in self._named.items():
             state = entries.get(key, {}).get("state", {})
@@ -276,7 +277,7 @@ def metrics_of(model: keras.Model) -> bytes:
 
 
 def add_metrics(model: keras.Model, data: bytes) -> None:
-    """Add to metrics what they had counted before Keras reset them, unless the model has other metrics now."""
+    """Add to metrics what they had counted before Keras reset them, unless these are other metrics."""
     variables = model.metrics_variables
     arrays = [each.numpy() for each in variables]
     if not 0 <= len(data) - sum(each.nbytes for each in arrays) < 8:

@@ -1,10 +1,18 @@
-"""Data sets that know which samples the job has done."""
+"""The data of a job: elastic data sets, which know which samples the job has done; and rank-local iterators.
+
+An epoch is one permutation of the samples with one cursor (`hvdrecover.data.order`). An iteration deals what
+is left after the cursor out to the ranks, in batches. It moves nothing; `record_batch` moves the cursor. So
+batches may be prefetched, and after a fault a new iteration continues at the cursor of the commit.
+"""
 
 from __future__ import annotations
 
 import functools
+import inspect
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -12,11 +20,31 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hvdrecover.data.order import SampleOrder, Tail, rounds
-from hvdrecover.errors import ConfigError, StepError
-from hvdrecover.tensorflow.dealing import Dealing, draws, takes_seed
+from hvdrecover.data.order import Indices, SampleOrder, Tail, rounds
+from hvdrecover.errors import ConfigError, PerRankError, StepError, UnsupportedValueError
+from hvdrecover.state import rank_local
 
-Indices = npt.NDArray[np.int64]
+Seed = npt.NDArray[np.int32]
+"""Of shape ``[2]``."""
+_SEED = tf.TensorSpec([2], tf.int32)
+
+# Operations that draw from a stream of their own, or change a generator's state, as Keras's do.
+_DRAWING = (
+    "Random",
+    "StatefulRandom",
+    "StatefulStandardNormal",
+    "StatefulTruncatedNormal",
+    "StatefulUniform",
+    "TruncatedNormal",
+    "ParameterizedTruncatedNormal",
+    "Multinomial",
+    "Rng",
+    "NonDeterministic",
+    "SampleDistorted",
+    "Assign",
+)
+
+_iterators = itertools.count()
 
 
 def elastic_dataset(
@@ -57,11 +85,16 @@ def elastic_dataset(
     if hvd.is_initialized():
         order.place(hvd.rank(), hvd.size())
     order.batch_size = batch_size
-    dealing = Dealing(order, batch_size)
+    dealing = _Dealing(order, batch_size)
     pipeline = (_of_dataset if isinstance(data, tf.data.Dataset) else _of_arrays)(data, dealing)
     transformed = _transformed(pipeline, transform)
-    made = ElasticDataset(transformed.prefetch(tf.data.AUTOTUNE).with_options(_untuned()), dealing)
-    made.draws = functools.partial(draws, transformed)
+    # TensorFlow's thread that tunes a pipeline may miss that its iterator ends. One of ten iterators took
+    # seconds to end, up to 10 in a test, and up to a minute by the code. Meanwhile the process stands still
+    # in the middle of a recovery, of a garbage collection or of its exit.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    made = ElasticDataset(transformed.prefetch(tf.data.AUTOTUNE).with_options(options), dealing)
+    made.draws = functools.partial(_drawing_operation, transformed)
     return made
 
 
@@ -81,7 +114,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
 
     draws: Callable[[], str | None]
 
-    def __init__(self, pipeline: tf.data.Dataset, dealing: Dealing) -> None:
+    def __init__(self, pipeline: tf.data.Dataset, dealing: _Dealing) -> None:
         self._pipeline = pipeline
         self._dealing = dealing
         self.order = dealing.order
@@ -144,32 +177,21 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
             raise StepError("dataset", f"its samples are dealt out to virtual ranks; {remedy}")
 
 
-def _untuned() -> tf.data.Options:
-    """Options that keep TensorFlow from tuning a pipeline while it runs.
-
-    The thread that tunes may miss that its iterator ends, as it is woken before it can see that: one of ten
-    iterators took seconds to end, up to 10 in a test and a minute by the code, in which the process stands
-    still in the middle of a recovery, of a garbage collection or of its exit.
-    """
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return options
-
-
-def _of_arrays(data: Any, dealing: Dealing) -> tf.data.Dataset:
+def _of_arrays(data: Any, dealing: _Dealing) -> tf.data.Dataset:
     tensors = tf.nest.map_structure(tf.convert_to_tensor, data)
 
     def look_up(indices: tf.Tensor, seed: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), tensors), seed
 
-    return _generated(dealing.batches, tf.TensorSpec([None], tf.int64), _SEED).map(look_up)
+    spec = (tf.TensorSpec([None], tf.int64), _SEED)
+    return tf.data.Dataset.from_generator(dealing.batches, output_signature=spec).map(look_up)
 
 
-def _of_dataset(data: tf.data.Dataset, dealing: Dealing) -> tf.data.Dataset:
+def _of_dataset(data: tf.data.Dataset, dealing: _Dealing) -> tf.data.Dataset:
     def place() -> tuple[Indices, Indices, Indices]:
         dealing.order.begin()
         runs = np.array(dealing.order.runs(), dtype=np.int64).reshape(-1, 2)
-        return runs, np.array(dealing.of, dtype=np.int64), np.array(dealing.order.size, dtype=np.int64)
+        return runs, np.array(dealing.dealt_to, dtype=np.int64), np.array(dealing.order.size, dtype=np.int64)
 
     def samples(_: tf.Tensor) -> tf.data.Dataset:
         runs, ranks, size = tf.numpy_function(place, [], (tf.int64, tf.int64, tf.int64))
@@ -186,21 +208,15 @@ def _of_dataset(data: tf.data.Dataset, dealing: Dealing) -> tf.data.Dataset:
         )
 
     batches = tf.data.Dataset.from_tensors(0).flat_map(samples)
-    return tf.data.Dataset.zip((batches, _generated(dealing.seeds, _SEED)))
-
-
-_SEED = tf.TensorSpec([2], tf.int32)
-
-
-def _generated(generate: Callable[[], Iterator[Any]], *spec: tf.TensorSpec) -> tf.data.Dataset:
-    return tf.data.Dataset.from_generator(generate, output_signature=spec if len(spec) > 1 else spec[0])
+    seeds = tf.data.Dataset.from_generator(dealing.seeds, output_signature=_SEED)
+    return tf.data.Dataset.zip((batches, seeds))
 
 
 def _transformed(pipeline: tf.data.Dataset, transform: Callable[..., Any] | None) -> tf.data.Dataset:
     """Batches without their seeds, as they are or as a function makes them."""
     if transform is None:
         return pipeline.map(lambda batch, seed: batch)
-    seeded = takes_seed(transform)
+    seeded = _takes_seed(transform)
 
     def apply(batch: Any, seed: tf.Tensor) -> Any:
         given = batch if isinstance(batch, tuple) else (batch,)
@@ -232,26 +248,23 @@ def _length(data: Any, shuffle: bool) -> int:
                 "dataset.apply(tf.data.experimental.assert_cardinality(n))",
             )
         return length
-    lengths = {_length_of(each) for each in tf.nest.flatten(data)}
+    lengths = set()
+    for each in tf.nest.flatten(data):
+        if not (shape := tuple(getattr(each, "shape", ()))):
+            raise ConfigError(
+                "dataset",
+                f"expected arrays, tensors or a tf.data data set, got a {type(each).__name__}, which has no "
+                "first axis of samples to deal out. If it makes batches, as a PyDataset or a generator does, "
+                "pass the arrays that it reads, or their indices, and make the batches in transform=",
+            )
+        lengths.add(int(shape[0]))
     if len(lengths) != 1:
         raise ConfigError("dataset", f"its arrays have no common length, but {sorted(lengths)}")
-    return int(lengths.pop())
-
-
-def _length_of(array: Any) -> int:
-    shape = tuple(getattr(array, "shape", ()))
-    if not shape:
-        raise ConfigError(
-            "dataset",
-            f"expected arrays, tensors or a tf.data data set, got a {type(array).__name__}, which has no "
-            "first axis of samples to deal out. If it makes batches, as a PyDataset or a generator does, "
-            "pass the arrays that it reads, or their indices, and make the batches in transform=",
-        )
-    return int(shape[0])
+    return lengths.pop()
 
 
 def _reshuffles(data: tf.data.Dataset) -> bool:
-    """Return whether a data set, or one that it is made of, is shuffled anew for each iteration."""
+    """Return whether a data set, or one that it is made of, has another order in each iteration."""
     return getattr(data, "_reshuffle_each_iteration", False) or any(map(_reshuffles, data._inputs()))
 
 
@@ -263,6 +276,122 @@ def part_done(found: Sequence[ElasticDataset]) -> float:
     return max((data.order.done / data.order.length for data in found if data.order.length), default=0.0)
 
 
-def datasets(attributes: Mapping[str, Any]) -> list[ElasticDataset]:
-    """Return the elastic data sets among a state's attributes."""
-    return [each for each in attributes.values() if isinstance(each, ElasticDataset)]
+class _Dealing:
+    """Deals batches: of this rank, or of the virtual ``ranks`` in turn."""
+
+    def __init__(self, order: SampleOrder, batch_size: int) -> None:
+        self.order = order
+        self.batch_size = batch_size
+        self.ranks: Sequence[int] | None = None
+
+    @property
+    def dealt_to(self) -> Sequence[int]:
+        return (self.order.rank,) if self.ranks is None else self.ranks
+
+    def batches(self) -> Iterator[tuple[Indices, Seed]]:
+        """Begin an iteration: yield the samples of each batch, and its seed."""
+        self.order.begin()
+        shares = {rank: self.order.share_of(rank) for rank in self.dealt_to}
+        for start, rank, seed in self._parts():
+            yield shares[rank][start : start + self.batch_size], seed
+
+    def seeds(self) -> Iterator[Seed]:
+        """Yield the seed of each batch of the iteration that was begun."""
+        for _, _, seed in self._parts():
+            yield seed
+
+    def _parts(self) -> Iterator[tuple[int, int, Seed]]:
+        order, first, ranks = self.order, self.order.done, self.dealt_to
+        for start in range(0, order.rounds, self.batch_size):
+            position = order.position(first, start)
+            for rank in ranks:
+                # The seed of a batch depends on its place in the order, not on the process that makes it.
+                facts = [order.seed % 2**64, order.epoch, position, rank]
+                yield start, rank, np.random.SeedSequence(facts).generate_state(2).view(np.int32)
+
+
+def _takes_seed(transform: Callable[..., Any]) -> bool:
+    """Return whether a function has a keyword-only parameter ``seed``."""
+    try:
+        parameter = inspect.signature(transform).parameters.get("seed")
+    except (TypeError, ValueError):  # of built-in functions, Python may not know
+        return False
+    return parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def _drawing_operation(pipeline: tf.data.Dataset) -> str | None:
+    """Return an operation of a data set's own functions that draws random numbers in the order of batches."""
+    for wrapped in pipeline._functions():
+        graph = wrapped.function.graph.as_graph_def()
+        nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+        for node in nodes:
+            if node.op.startswith(_DRAWING):
+                return str(node.op)
+    return None
+
+
+class PerRank(rank_local.PerRank):
+    """A value of this rank's own; see `hvdrecover.state.rank_local.PerRank`.
+
+    It may be an iterator of a ``tf.data`` data set: a commit holds what ``tf.train.Checkpoint`` writes of it,
+    with the content of its shuffle buffers. At the end of an epoch, assign a new iterator to ``value``; with
+    virtual ranks, the function that makes iterators is called again.
+
+    Raises:
+        ConfigError: a data set, which has no place of its own.
+
+    Examples:
+        >>> batches = recover.PerRank(iter(tf.data.Dataset.range(6).batch(2)))
+        >>> next(iter(batches)).numpy().tolist()
+        [0, 1]
+    """
+
+    def stateful(self, value: Any) -> Any:
+        """Return what gives and takes the state of a value."""
+        if isinstance(value, tf.data.Dataset):
+            raise ConfigError("PerRank", "a data set has no place of its own; pass iter(dataset)")
+        return _State(value) if isinstance(value, tf.data.Iterator) else super().stateful(value)
+
+    def ended(self, rank: int) -> None:
+        """The iterator of a virtual rank has ended: make it a new one."""
+        one = self._each.get(rank)
+        if one is not None and isinstance(one.value, tf.data.Iterator):
+            del self._each[rank]
+            self._of(rank).place = one.place
+
+
+class _State:
+    """The state of an iterator, as the files of a TensorFlow checkpoint in memory: bytes by suffix."""
+
+    def __init__(self, iterator: tf.data.Iterator) -> None:
+        self._checkpoint = tf.train.Checkpoint(iterator=iterator)
+        self._folder = f"ram://hvdrecover/{os.getpid()}/{next(_iterators)}"
+        self._prefix = f"{self._folder}/iterator"
+
+    def state_dict(self) -> dict[str, bytes]:
+        try:
+            self._checkpoint.write(self._prefix)
+            names = [name.removeprefix("iterator") for name in tf.io.gfile.listdir(self._folder)]
+            return {name: tf.io.gfile.GFile(self._prefix + name, "rb").read() for name in names}
+        except tf.errors.FailedPreconditionError as error:
+            raise UnsupportedValueError(
+                "PerRank",
+                f"TensorFlow can't save an iterator of this pipeline ({error.message}). Make it without "
+                "Python functions, generators and tf.random, or have an elastic_dataset in the state",
+            ) from error
+        finally:
+            tf.io.gfile.rmtree(self._folder)
+
+    def load_state_dict(self, files: dict[str, bytes]) -> None:
+        tf.io.gfile.makedirs(self._folder)
+        try:
+            for suffix, content in files.items():
+                with tf.io.gfile.GFile(self._prefix + suffix, "wb") as file:
+                    file.write(content)
+            self._checkpoint.read(self._prefix).assert_consumed()
+        except (tf.errors.OpError, AssertionError) as error:
+            raise PerRankError(
+                "PerRank", f"the iterator can't be set to its state; it needs the same pipeline: {error}"
+            ) from error
+        finally:
+            tf.io.gfile.rmtree(self._folder)

@@ -2,8 +2,8 @@
 
 Keras calls `Progress` before the user's callbacks, and `Commit` after them:
 
-1. ``fit`` begins. `Progress` asks the state which ``fit`` is resumed. All callbacks begin. `Commit` gives them
-   the state that they had in the commit.
+1. ``fit`` begins. `Progress` asks the state which ``fit`` is resumed. All callbacks begin. `Commit` gives
+   them the state that they had in the commit.
 2. An epoch begins. If it is resumed, `Commit` takes back what callbacks did at its beginning, such as another
    change to the learning rate: it is in the commit already.
 3. A batch ends. `Progress` counts it. The user's callbacks do what they do. `Commit` commits when it is time.
@@ -25,7 +25,7 @@ import keras
 from hvdrecover import config, heartbeat
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.callback_state import Fit, add_metrics, arrange, metrics_of
-from hvdrecover.tensorflow.xla import switch_off as switch_off_xla
+from hvdrecover.tensorflow.collectives import switch_off_xla
 from hvdrecover.tensorflow.dataset import ElasticDataset, part_done
 from hvdrecover.tensorflow.keras.callbacks import MetricAverageCallback
 from hvdrecover.tensorflow.state import TensorFlowState
@@ -201,7 +201,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
             TensorFlowState.log_metrics(self.state, loss=self._steps.loss())
         elif "loss" in logs and not self._is_spoilt:
             TensorFlowState.log_metrics(self.state, loss=logs["loss"])
-            # A mean that is not finite stays so until the end of the epoch: it tells nothing of later batches.
+            # A mean that is not finite stays so until the epoch ends: it tells nothing of later batches.
             self._is_spoilt = not math.isfinite(logs["loss"])
 
     def _trained_on(self) -> list[ElasticDataset]:

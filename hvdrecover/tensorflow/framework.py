@@ -16,14 +16,17 @@ from keras.src.random.seed_generator import global_seed_generator
 from hvdrecover.checkpoint import memcpy
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.errors import UnsupportedTensorError
+from hvdrecover.guard.missing import Missing
+from hvdrecover.guard.numbers import Judge
 from hvdrecover.state import horovod
 from hvdrecover.state import random as streams
-from hvdrecover.state.adapter import Entry, Tree, fit_tensors
-from hvdrecover.tensorflow import guard
+from hvdrecover.state.adapter import Entry, StepObserver, Tree, fit_tensors
+from hvdrecover.state.contents import Contents
+from hvdrecover.tensorflow import guard, world
 from hvdrecover.tensorflow.optimizer import forget_sums, passes
-from hvdrecover.tensorflow.reports import Reports
-from hvdrecover.tensorflow.scalars import TensorFlowWriter
+from hvdrecover.tensorflow.scalars import Steps, TensorFlowWriter
 from hvdrecover.tensorflow.variables import mean_the_same, named, seeds, variables_of
 
 Array = npt.NDArray[Any]
@@ -53,16 +56,22 @@ class View(np.ndarray):
     """A tensor over memory of an arena; TensorFlow's own can't be written to."""
 
 
-class TensorFlowFramework(Reports):
-    """The TensorFlow side of the core; see `hvdrecover.state.adapter.Framework`."""
+class TensorFlowFramework:
+    """The TensorFlow side of the core; see `hvdrecover.state.adapter.Framework`.
+
+    Attributes:
+        step_observers: want to know when ``model.fit`` begins a step.
+        steps: measures steps; None if no scalars are wanted.
+    """
 
     name = "tensorflow"
 
     def __init__(self) -> None:
-        super().__init__()
         self.attributes: Mapping[str, Any] = {}
+        self.step_observers: list[StepObserver] = []
+        self.steps: Steps | None = None
         self._seeds: dict[int, weakref.ref[tf.Variable]] = {}  # in the order in which they were found
-        # Made when first asked for, and then by drawing from Python's generator: better now than later.
+        # Keras makes its global generator at the first use, with a seed from Python's: better now than later.
         list(self._keras_states())
 
     def versions(self) -> dict[str, str]:
@@ -156,7 +165,9 @@ class TensorFlowFramework(Reports):
             kind = f"a {type(tree).__name__} in the commit, a {type(component).__name__} in this state"
             return mine, [f"{name}: {kind}"]
         what = "optimizer" if isinstance(component, keras.optimizers.Optimizer) else "model"
-        return fit_tensors(self, name, what, mine, _renamed(tree, mine))
+        if tree.keys() != mine.keys() and mean_the_same(list(tree), list(mine)):
+            tree = dict(zip(mine, tree.values(), strict=True))
+        return fit_tensors(self, name, what, mine, tree)
 
     def copies_on_load(self, component: Any) -> bool:
         """All variables do."""
@@ -230,6 +241,27 @@ class TensorFlowFramework(Reports):
         for mine, stored in zip(self._keras_states(), states["keras"], strict=False):
             mine.assign(stored)
 
+    # Reports of steps.
+
+    def original(self, error: BaseException) -> BaseException | None:
+        """Return the error of ours that TensorFlow has made another one of, if any."""
+        return world.original(error)
+
+    def report_steps(self, contents: Contents, observer: StepObserver) -> None:
+        """Report each step of ``model.fit``."""
+        self.step_observers.append(observer)
+
+    def report_times(self, contents: Contents, scalars: Scalars) -> None:
+        """Report the time of each step, and the norm of its gradients."""
+        self.steps = Steps(scalars)
+
+    def report_missing(self, contents: Contents, missing: Missing) -> None:
+        """Report nothing: a gradient that is missing on some ranks is an error of `Reduction`."""
+
+    def report_gradients(self, contents: Contents, judge: Judge) -> None:
+        """Report steps whose gradients are not finite, before they are applied."""
+        guard.report_gradients(contents.components(), judge)
+
     def _keras_states(self) -> Iterator[tf.Variable]:
         """The global seed generator's state, then all that have been part of a commit."""
         yield global_seed_generator().state.value
@@ -291,10 +323,3 @@ def _own(tensor: Any) -> tf.Tensor:
 def _of_model(component: Any) -> dict[str, tf.Variable]:
     """The variables of what is not an optimizer."""
     return {} if isinstance(component, keras.optimizers.Optimizer) else named(component)
-
-
-def _renamed(tree: dict[str, Any], mine: dict[str, Any]) -> dict[str, Any]:
-    """A stored tree under the names that a component has here, if they mean the same variables."""
-    if tree.keys() == mine.keys() or not mean_the_same(list(tree), list(mine)):
-        return tree
-    return dict(zip(mine, tree.values(), strict=True))

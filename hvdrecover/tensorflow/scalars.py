@@ -1,18 +1,142 @@
-"""Scalars for TensorBoard, written by TensorFlow."""
+"""Scalars for TensorBoard: times of training steps, norms of gradients, and the loss of ``model.fit``.
+
+Graphs leave these numbers in variables: that costs next to nothing, and no rank waits for them. Python reads
+the variables when it next passes. One reduction of gradients is one step.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import keras
 import tensorflow as tf
 
-FLUSH_SECONDS = 10
-QUEUE = 1000  # events, before a step waits for the file system
+from hvdrecover.elastic.scalars.scalars import Scalars
+from hvdrecover.tensorflow.collectives import counter, xla_compiles
+from hvdrecover.tensorflow.variables import Gradient
+
+_WATCHED = "_hvdrecover_watched"  # attribute of a model whose loss is watched
+_FLUSH_SECONDS = 10
+_QUEUE = 1000  # events, before a step waits for the file system
 
 _files = itertools.count()
 _v1 = tf.compat.v1
+
+
+class Marks:
+    """The variables in which graphs leave numbers.
+
+    Attributes:
+        steps: number of reductions.
+        waited: seconds spent in waiting for gradients of other ranks, in all.
+        averaged: norm of the last averaged gradients.
+        loss: the last loss of the model.
+    """
+
+    def __init__(self) -> None:
+        self.steps = counter()
+        self.waited, self.averaged, self.loss = (counter(tf.float64) for _ in range(3))
+
+
+_marks: Marks | None = None  # of all graphs of this process; made when a state wants scalars
+
+
+class Reducing:
+    """Measures one reduction of gradients; create it when the reduction begins.
+
+    Args:
+        gradients: this rank's gradients; None where a variable has none.
+    """
+
+    def __init__(self, gradients: Sequence[Gradient]) -> None:
+        self._marks = None if xla_compiles() else _marks
+        if self._marks is not None:
+            self._began = _time_after(gradients)
+
+    def done(self, gradients: list[Gradient]) -> list[Gradient]:
+        """Take the time and the norm of the averaged gradients, and return the gradients."""
+        marks = self._marks
+        if marks is not None:
+            with tf.device("CPU:0"):
+                marks.waited.assign_add(_time_after(gradients) - self._began)
+                marks.averaged.assign(_norm(gradients))
+                marks.steps.assign_add(1)
+        return gradients
+
+
+class Steps:
+    """Reports steps that have ended to the rank's scalars."""
+
+    def __init__(self, scalars: Scalars) -> None:
+        global _marks
+        self._marks = _marks = _marks or Marks()
+        self._scalars = scalars
+        self._steps, self._waited = int(_marks.steps), float(_marks.waited)
+        scalars.poll = self.poll
+
+    def poll(self) -> None:
+        """Report the steps that have ended since the last call."""
+        before, self._steps = self._steps, int(self._marks.steps)
+        if self._steps != before:
+            waited, self._waited = self._waited, float(self._marks.waited)
+            self._scalars.waited(self._waited - waited)
+            norm = float(self._marks.averaged)
+            self._scalars.stepped({"norm/averaged_gradient": norm}, self._steps - before)
+
+    def loss(self) -> float:
+        """Return the loss of the model's last batch."""
+        return float(self._marks.loss)
+
+    def watch(self, model: keras.Model) -> None:
+        """Have a model's training step leave its loss, before ``fit`` makes its training function."""
+        if getattr(model, _WATCHED, False):
+            return
+        setattr(model, _WATCHED, True)
+        train_step, compute_loss, marks = model.train_step, model.compute_loss, self._marks
+        trains = False  # and does not evaluate
+
+        @functools.wraps(train_step)
+        def marked_step(data: Any) -> Any:
+            nonlocal trains
+            trains = True
+            try:
+                return train_step(data)
+            finally:
+                trains = False
+
+        @functools.wraps(compute_loss)
+        def marked_loss(*args: Any, **options: Any) -> Any:
+            loss = compute_loss(*args, **options)
+            if trains:
+                with tf.device("CPU:0"):
+                    marks.loss.assign(tf.cast(loss, tf.float64))
+            return loss
+
+        model.train_step, model.compute_loss = marked_step, marked_loss
+        model.train_function = None  # a function that was traced before leaves no loss
+
+
+def _time_after(values: Any) -> tf.Tensor:
+    """Return the time when values are computed, in seconds since the Unix epoch: float64."""
+    flat = [each for each in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(each)]
+    with tf.control_dependencies([] if tf.executing_eagerly() else flat), tf.device("CPU:0"):
+        return tf.timestamp()
+
+
+def _norm(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Return the Euclidean norm of gradients together: float64. Slices of one place are added up."""
+    dense = []
+    for each in gradients:
+        if isinstance(each, tf.IndexedSlices):
+            places, numbers = tf.unique(each.indices)
+            each = tf.math.unsorted_segment_sum(each.values, numbers, tf.size(places))
+        if each is not None:
+            dense.append(tf.cast(each, tf.float32))
+    return tf.cast(tf.linalg.global_norm(dense), tf.float64)
 
 
 class TensorFlowWriter:
@@ -31,7 +155,7 @@ class TensorFlowWriter:
         suffix = f".{os.getpid()}.{next(_files):06}"
         with tf.Graph().as_default():
             self._writer = _v1.summary.FileWriter(
-                folder, max_queue=QUEUE, flush_secs=FLUSH_SECONDS, filename_suffix=suffix
+                folder, max_queue=_QUEUE, flush_secs=_FLUSH_SECONDS, filename_suffix=suffix
             )
         self._writer.add_session_log(_v1.SessionLog(status=_v1.SessionLog.START), first)
 

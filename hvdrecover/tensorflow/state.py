@@ -1,4 +1,4 @@
-"""The states of TensorFlow training jobs."""
+"""The states of TensorFlow training jobs, and `load` for commits outside of a job."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 
+from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.errors import ConfigError
 from hvdrecover.guard.settings import Guard
+from hvdrecover.state import loading
+from hvdrecover.state.loading import Loaded
 from hvdrecover.state.random import Randomness
 from hvdrecover.state.state import State
 from hvdrecover.tensorflow import virtual
-from hvdrecover.tensorflow.building import build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.callback_state import NAME, KeptCallbacks, refuse_backups
-from hvdrecover.tensorflow.dataset import ElasticDataset, datasets
+from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.framework import TensorFlowFramework
-from hvdrecover.tensorflow.variables import Variable
+from hvdrecover.tensorflow.variables import Variable, build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.virtual import Step
 from hvdrecover.tensorflow.world import TensorFlowWorld
 from hvdrecover.virtual.ranks import virtual_of
@@ -153,7 +155,9 @@ class TensorFlowState(State):
     @property
     def _datasets(self) -> list[ElasticDataset]:
         """The elastic data sets among the attributes."""
-        return datasets(self._session.context.attributes)
+        return [
+            each for each in self._session.context.attributes.values() if isinstance(each, ElasticDataset)
+        ]
 
 
 class TensorFlowKerasState(TensorFlowState):
@@ -163,14 +167,7 @@ class TensorFlowKerasState(TensorFlowState):
         model: a model that has been built.
         optimizer: its optimizer; None takes the one that the model was compiled with, if any. One that has no
             slots yet gets them here, so that there is something for a commit to be loaded into.
-        checkpoint: see `TensorFlowState`.
-        rng: see `TensorFlowState`.
-        guard: see `TensorFlowState`.
-        tensorboard: see `TensorFlowState`.
-        tracker: see `TensorFlowState`.
-        virtual_ranks: see `TensorFlowState`.
-        shares: see `TensorFlowState`.
-        attributes: see `TensorFlowState`.
+        attributes: what else to track, by name; and the keywords of `TensorFlowState`.
 
     Raises:
         ConfigError: as for `TensorFlowState`.
@@ -187,29 +184,59 @@ class TensorFlowKerasState(TensorFlowState):
         self,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer | None = None,
-        *,
-        checkpoint: Checkpoint | str | None = None,
-        rng: Randomness | None = None,
-        guard: Guard | None = None,
-        tensorboard: str | None = None,
-        tracker: Tracker | None = None,
-        virtual_ranks: int | None = None,
-        shares: Policy | None = None,
         **attributes: Any,
     ) -> None:
         refuse_unbuilt("state.model", model)
         if optimizer is None:
             optimizer = getattr(model, "optimizer", None)
         build_optimizer(optimizer, model)
-        super().__init__(
-            checkpoint=checkpoint,
-            rng=rng,
-            guard=guard,
-            tensorboard=tensorboard,
-            tracker=tracker,
-            virtual_ranks=virtual_ranks,
-            shares=shares,
-            model=model,
-            optimizer=optimizer,
-            **attributes,
-        )
+        super().__init__(model=model, optimizer=optimizer, **attributes)
+
+
+def load(
+    url: str,
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    commit: str | int | CommitId | None = None,
+    strict: bool = True,
+    **attributes: Any,
+) -> Loaded:
+    """Load a commit into what is handed in, and into nothing else. Horovod need not be initialised.
+
+    Only the files of these attributes are read, and every byte of them is verified. The root is left as it
+    is, but for a small lease that is there meanwhile; so this may be done beside the job.
+
+    Args:
+        url: the checkpoint root: a path or an fsspec URL.
+        model: the model that was ``model`` in the state; it must have been built.
+        optimizer: the optimizer that was ``optimizer`` in the state. One that has no slots yet gets those of
+            the model that is handed in with it.
+        commit: its name, such as ``"g0003-c00000120"``, or its number; None takes the newest that verifies,
+            and warns of each that it passes over.
+        strict: whether what is handed in must fit the commit exactly. If not, what fits is loaded, and the
+            rest is warned of.
+        attributes: more models, optimizers, lists of variables and so on, by the names that they had in the
+            state.
+
+    Raises:
+        ConfigError: nothing was handed in, something that can't be loaded into, such as a model that has not
+            been built, or the URL can't be opened.
+        UnknownCommitError: the root holds no such commit, or is not a checkpoint root.
+        MismatchError: something does not fit. Nothing was loaded.
+        CorruptCheckpointError: the commit that was asked for is damaged. Nothing was loaded.
+        NoUsableCommitError: none was asked for, and all are damaged. Nothing was loaded.
+        FormatVersionError: the commit was written in a newer format.
+        StorageError: the storage failed.
+
+    Examples:
+        >>> loaded = recover.load("s3://bucket/run-1", model=model)  # doctest: +SKIP
+        >>> loaded.objects["epoch"]  # doctest: +SKIP
+        12
+    """
+    given = {"model": model, "optimizer": optimizer, **attributes}
+    refuse_unbuilt("model", model)
+    build_optimizer(optimizer, model)
+    for name, value in given.items():
+        refuse_unbuilt(name, value)
+    return loading.load(TensorFlowFramework(), url, given, commit, strict=strict)

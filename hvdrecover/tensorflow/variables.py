@@ -1,46 +1,26 @@
-"""The variables of models, optimizers and whatever else holds some, and what they are called."""
+"""The variables of models, optimizers and other components: whether they exist, and their names."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
+from keras.src.layers.merging.base_merge import Merge
+from keras.src.utils.python_utils import is_default
+
+from hvdrecover.errors import ConfigError
 
 Variable = Any
 """A ``tf.Variable`` or a ``keras.Variable``."""
-
-Made = TypeVar("Made")
+Gradient = Any
+"""A ``tf.Tensor``, ``tf.IndexedSlices`` or None."""
+Layers: TypeAlias = keras.layers.Layer | Sequence[keras.layers.Layer] | None
 
 # Keras numbers what has no name of its own by how many of its kind the process has made: dense, dense_1, ….
 _NUMBER = re.compile(r"_\d+(?=[/_]|$)")
-
-
-def outside_of_traces(make: Callable[[], Made]) -> Made:
-    """Make variables of our own, wherever this is called from.
-
-    When TensorFlow traces a function a second time, it refuses variables that are made meanwhile, even in
-    ``tf.init_scope``. To make them at import would settle TensorFlow's devices before the user's script has.
-    But a trace belongs to its thread; so this is done on another one.
-
-    Args:
-        make: makes the variables, eagerly.
-    """
-    with ThreadPoolExecutor(1, "hvdrecover-variables") as thread:
-        return thread.submit(make).result()
-
-
-def counter(dtype: tf.DType = tf.int64) -> tf.Variable:
-    """A new number that graphs can change, 0 at first, on the host; see `outside_of_traces`."""
-
-    def make() -> tf.Variable:
-        with tf.device("CPU:0"):
-            return tf.Variable(0, dtype=dtype, trainable=False)
-
-    return outside_of_traces(make)
 
 
 def is_variable(value: Any) -> bool:
@@ -48,24 +28,28 @@ def is_variable(value: Any) -> bool:
     return isinstance(value, tf.Variable | keras.Variable)
 
 
+def raw(variable: Variable) -> tf.Variable:
+    """Return the ``tf.Variable`` of a variable."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
 def variables_of(component: Any) -> list[Variable] | None:
-    """All variables of a component in a fixed order, or None if the value is not a component.
+    """Return all variables of a component in a fixed order, or None if the value is not a component.
 
     A component is a variable, a list or tuple of variables, or an object with ``variables``: a Keras model,
     layer, optimizer or metric, or a ``tf.Module``.
     """
     if is_variable(component):
         return [component]
-    if isinstance(component, type):
+    if isinstance(component, type | dict):
         return None
-    found = component if type(component) in (list, tuple) and component else _variables_inside(component)
+    if isinstance(component, list | tuple):
+        found = component if component and type(component) in (list, tuple) else None
+    else:
+        found = getattr(component, "variables", None)
     if isinstance(found, Sequence) and not isinstance(found, str) and all(map(is_variable, found)):
         return list(found)
     return None
-
-
-def _variables_inside(value: Any) -> Any:
-    return getattr(value, "variables", None) if not isinstance(value, dict | list | tuple) else None
 
 
 def is_seed(variable: Variable) -> bool:
@@ -74,32 +58,48 @@ def is_seed(variable: Variable) -> bool:
 
 
 def named(component: Any) -> dict[str, tf.Variable]:
-    """The variables that are training state, by Keras path or by name, each name once."""
+    """Return the variables that are training state, by Keras path or by name, each name once."""
     found: dict[str, tf.Variable] = {}
     for variable in variables_of(component) or []:
         if not is_seed(variable):
-            found[_unused(name_of(variable), found)] = raw(variable)
+            name = unused = name_of(variable)
+            number = 0
+            while unused in found:
+                number += 1
+                unused = f"{name}_{number}"
+            found[unused] = raw(variable)
     return found
 
 
 def seeds(component: Any) -> list[tf.Variable]:
-    """The states of the component's seed generators; uint32 of shape ``[2]``."""
+    """Return the states of the component's seed generators; uint32 of shape ``[2]``."""
     return [raw(variable) for variable in variables_of(component) or [] if is_seed(variable)]
 
 
-def raw(variable: Variable) -> tf.Variable:
-    """The ``tf.Variable`` of a variable."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
+def weights_of(local_layers: Layers) -> list[Variable]:
+    """Return what layers train.
+
+    Raises:
+        ConfigError: not a layer.
+    """
+    layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else list(local_layers or [])
+    for layer in layers:
+        if not isinstance(layer, keras.layers.Layer):
+            raise ConfigError("local_layers", f"a {type(layer).__name__} is not a Keras layer")
+    return [variable for layer in layers for variable in layer.trainable_weights]
+
+
+# -- names ---------------------------------------------------------------------------------------------------
 
 
 def name_of(variable: Variable) -> str:
-    """A variable's Keras path or name."""
+    """Return a variable's Keras path or name."""
     name = variable.path if isinstance(variable, keras.Variable) else variable.name
     return str(name).removesuffix(":0")
 
 
 def without_numbers(name: str) -> str:
-    """A name without the numbers that Keras gave: the same in a process that has made more layers before."""
+    """Return a name without Keras's numbers: the same in a process that has made more layers before."""
     return _NUMBER.sub("", name)
 
 
@@ -128,8 +128,48 @@ def _added(longer: str, shorter: str) -> str | None:
     return None
 
 
-def _unused(name: str, used: dict[str, tf.Variable]) -> str:
-    number, found = 1, name
-    while found in used:
-        found, number = f"{name}_{number}", number + 1
-    return found
+# -- models and optimizers whose variables do not exist yet --------------------------------------------------
+
+
+def build_optimizer(optimizer: Any, model: Any) -> None:
+    """Make the slots of a Keras optimizer that has none yet, for the variables that a model trains."""
+    trainable = getattr(model, "trainable_variables", None)
+    if isinstance(optimizer, keras.optimizers.Optimizer) and not optimizer.built and trainable is not None:
+        optimizer.build(trainable)
+
+
+def refuse_unbuilt(name: str, value: Any) -> None:
+    """Refuse a Keras model, layer or optimizer that has not made its variables yet.
+
+    Args:
+        name: its name in the error.
+        value: anything.
+
+    Raises:
+        ConfigError: it has not been built.
+    """
+    if isinstance(value, keras.layers.Layer):
+        inside = value._flatten_layers(include_self=False)
+        unbuilt = [each for each in inside if not each.built and not is_default(each.build)]
+        names = list(dict.fromkeys(f"'{each.name}'" for each in unbuilt if not isinstance(each, Merge)))
+        # Keras cannot build a model without `call`, such as a GAN, but all its layers may be built.
+        by_hand = type(value).build is keras.Model.build and value.weights and not names
+        if not value.built and not by_hand:
+            raise ConfigError(
+                name,
+                "the model has no variables yet, so there is nothing to be kept or loaded into; call "
+                "model.build(input_shape), or the model on one batch, first",
+            )
+        if names:
+            raise ConfigError(
+                name,
+                f"layers inside lack variables, {', '.join(names[:5])}, so there is nothing to be kept "
+                "or loaded into: build() of a subclass that defines none does not reach them; call the model "
+                "on one batch first, such as model(batch), and leave out layers that it does not use",
+            )
+    if isinstance(value, keras.optimizers.Optimizer) and not value.built:
+        raise ConfigError(
+            name,
+            "the optimizer has no slots yet, so there is nothing to be kept or loaded into; call "
+            "optimizer.build(model.trainable_variables) first",
+        )

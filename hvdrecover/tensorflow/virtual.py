@@ -1,8 +1,19 @@
-"""Virtual ranks in loops of one's own in TensorFlow: their buffers, their batches and their steps."""
+"""Virtual ranks in loops of the user's own: their buffers, batches and steps, and the sum of their gradients.
+
+A step of all virtual ranks:
+
+1. `Gradients.begin`. The script's inner loop goes through the virtual ranks of this process, whose batches
+   `feed` deals. For each of them the buffers of its own are swapped in.
+2. The script takes gradients by a plain tape, and hands them over by `Step.add`. They are packed into a few
+   flat tensors. When the part ends, they are added to those of the parts before, in the fixed order of
+   `hvdrecover.virtual.exchange`.
+3. The inner loop ends: the processes exchange their sums, and `Step.gradients` returns the average.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -13,28 +24,27 @@ import tensorflow as tf
 from hvdrecover.errors import ConfigError, StepError
 from hvdrecover.state.adapter import Framework
 from hvdrecover.state.rank_local import PerRank
-from hvdrecover.tensorflow import faults
+from hvdrecover.tensorflow.averaging import own, sums
 from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.optimizer import Distributed
-from hvdrecover.tensorflow.own_gradients import Gradient
 from hvdrecover.tensorflow.sync_batch_norm import SyncBatchNormalization
-from hvdrecover.tensorflow.variables import named
-from hvdrecover.tensorflow.virtual_gradients import Gradients
+from hvdrecover.tensorflow.variables import Gradient, Variable, name_of, named, raw
+from hvdrecover.tensorflow.world import raised
 from hvdrecover.virtual import buffers, ranks, steps
-from hvdrecover.virtual.ranks import VirtualRanks
-from hvdrecover.virtual.shares import Policy
+from hvdrecover.virtual.exchange import NOTHING, Done, Exchange, buckets
+from hvdrecover.virtual.ranks import OURS, VirtualRanks
+from hvdrecover.virtual.shares import Counts, Policy
+
+_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+Flat = list[tf.Tensor]
+"""The gradients of all variables: a one-dimensional tensor for each bucket."""
 
 
 def virtual_ranks(components: Mapping[str, Any], size: int, policy: Policy | None) -> VirtualRanks:
-    """Make the virtual ranks of a state.
-
-    Args:
-        components: the state's attributes by name, models and optimizers among them.
-        size: number of virtual ranks.
-        policy: how they are assigned.
+    """Make the virtual ranks of a state, given its attributes by name.
 
     Raises:
-        ConfigError: an optimizer averages gradients by itself, or a layer averages statistics.
+        ConfigError: an optimizer averages gradients over processes, or a layer averages statistics.
     """
     for name, each in components.items():
         if isinstance(each, Distributed):
@@ -44,8 +54,12 @@ def virtual_ranks(components: Mapping[str, Any], size: int, policy: Policy | Non
                 "out DistributedOptimizer",
             )
     layers = {name: each for name, each in components.items() if isinstance(each, keras.layers.Layer)}
-    _refuse_averages(layers)
-    ranks.watch(hvd.mpi_ops, "MPI_LIB", _look)  # for functions that are traced from now on, too
+    for name, layer in layers.items():
+        for inner in layer._flatten_layers():
+            if isinstance(inner, SyncBatchNormalization):
+                place, instead = f"state.{name}.{inner.name}", "keras.layers.BatchNormalization"
+                raise ranks.averages(place, "SyncBatchNormalization", instead, "GroupNormalization")
+    ranks.watch(hvd.mpi_ops, "MPI_LIB", _guarded)  # for functions that are traced from now on, too
     return VirtualRanks(size, policy, Buffers(layers), [Gradients(size)])
 
 
@@ -80,28 +94,19 @@ class Step(steps.Step):
         return gradients_of(self._ranks).result()
 
 
-def _refuse_averages(layers: Mapping[str, keras.layers.Layer]) -> None:
-    """Refuse batch norm over processes."""
-    for name, layer in layers.items():
-        for each in layer._flatten_layers():
-            if isinstance(each, SyncBatchNormalization):
-                place, instead = f"state.{name}.{each.name}", "keras.layers.BatchNormalization"
-                raise ranks.averages(place, "SyncBatchNormalization", instead, "GroupNormalization")
-
-
-def _look(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a collective of Horovod's library that is refused in a part, unless it is ours."""
+def _guarded(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a collective of Horovod's library that refuses the script's calls in a virtual rank's part."""
 
     def refuse() -> None:
         try:
             ranks.refuse(call)
         except StepError as error:
-            faults.raised(error)  # TensorFlow makes another one of it in a graph
+            raised(error)  # TensorFlow makes another one of it in a graph
             raise
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def begin(*arguments: Any, **options: Any) -> Any:
-        if str(options.get("name")).startswith(ranks.OURS):
+        if str(options.get("name")).startswith(OURS):
             return function(*arguments, **options)
         if tf.executing_eagerly():
             refuse()
@@ -120,9 +125,6 @@ class Buffers(buffers.Buffers):
 
     Seeds are not among them: each part has its own. A variable shares memory with its copies until it is
     assigned.
-
-    Args:
-        layers: models and layers by attribute name.
     """
 
     def __init__(self, layers: Mapping[str, keras.layers.Layer]) -> None:
@@ -153,12 +155,7 @@ class Buffers(buffers.Buffers):
 
 
 def feed(data: Any, tracked: Mapping[str, Any], framework: Framework) -> steps.Feed:
-    """Return the source of a loop's batches.
-
-    Args:
-        data: an elastic data set, or a `PerRank`, of the state's.
-        tracked: the state's attributes.
-        framework: seeds generators.
+    """Return the source of a loop's batches: of an elastic data set, or of a `PerRank`, of the state.
 
     Raises:
         ConfigError: it is something else, or draws random numbers in the order in which batches are made.
@@ -182,3 +179,202 @@ def feed(data: Any, tracked: Mapping[str, Any], framework: Framework) -> steps.F
     return lambda ranks: steps.deal(
         data.order, data.batch_size, ranks, lambda parts: data.batches(ranks.carried.ranks)
     )
+
+
+class _Layout:
+    """The places of gradients in a few flat tensors, one for each bucket.
+
+    The last elements of the first tensor are a number for each variable: how many virtual ranks have a
+    gradient. ``hvd.Compression.fp16`` adds up and sends float16.
+    """
+
+    def __init__(self, variables: Sequence[Variable], compression: Any) -> None:
+        if compression not in (hvd.Compression.none, hvd.Compression.fp16):
+            raise ConfigError(
+                "compression",
+                f"a sum of what {compression!r} makes would depend on the number of processes; pass "
+                "Compression.none or Compression.fp16",
+            )
+        dtypes = [raw(each).dtype for each in variables]
+        for each, dtype in zip(variables, dtypes, strict=True):
+            if dtype not in _DTYPES:
+                raise ConfigError("variables", f"{name_of(each)} is {dtype.name}, which has no gradient")
+        self.variables = list(variables)
+        self._sizes = [int(raw(each).shape.num_elements()) for each in variables]
+        nbytes = [dtype.size * size for dtype, size in zip(dtypes, self._sizes, strict=True)]
+        self._buckets = buckets(dtypes, nbytes)
+        self._dtypes = [dtypes[places[0]] for places in self._buckets]
+        halves = compression == hvd.Compression.fp16
+        self._sent_dtypes = [tf.float16 if halves else dtype for dtype in self._dtypes]
+        self.size = len(self._buckets)
+        self.packed = tf.function(self._packed, autograph=False)
+        self.sent = tf.function(self._sent, autograph=False)
+        self.added = tf.function(self._added, autograph=False)
+        self._unpacked = tf.function(self._taken_apart, autograph=False)
+
+    def missing(self, bucket: int) -> tf.Tensor:
+        """Return a tensor that stands for no gradients in a bucket."""
+        return self._sent(self._packed([None] * len(self.variables)))[bucket]
+
+    def average(self, totals: Flat, divisor: int) -> list[Gradient]:
+        """Return the gradients that are in flat tensors, divided; None where there was none at all."""
+        wide = [tf.cast(each, dtype) for each, dtype in zip(totals, self._dtypes, strict=True)]
+        counts, gradients = self._unpacked(wide, [tf.constant(divisor, each.dtype) for each in wide])
+        there = (counts.numpy() > 0).tolist()
+        return [gradient if here else None for gradient, here in zip(gradients, there, strict=True)]
+
+    def _packed(self, gradients: Sequence[Gradient]) -> Flat:
+        """Flat tensors, in the variables' dtypes."""
+        flat = []
+        for number, (dtype, places) in enumerate(zip(self._dtypes, self._buckets, strict=True)):
+            parts = [
+                tf.fill([self._sizes[place]], tf.constant(NOTHING, dtype))
+                if gradients[place] is None
+                else tf.reshape(tf.cast(gradients[place], dtype), [-1])
+                for place in places
+            ]
+            if not number:
+                parts.append(tf.constant([float(each is not None) for each in gradients], dtype))
+            flat.append(tf.concat(parts, 0))
+        return flat
+
+    def _sent(self, flat: Flat) -> Flat:
+        """Flat tensors as they are added up, and sent."""
+        return [tf.cast(each, dtype) for each, dtype in zip(flat, self._sent_dtypes, strict=True)]
+
+    def _added(self, left: Flat, right: Flat) -> Flat:
+        return [mine + other for mine, other in zip(left, right, strict=True)]
+
+    def _taken_apart(self, flat: Flat, divisors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        counts = flat[0][-len(self.variables) :]
+        gradients: dict[int, tf.Tensor] = {}
+        for each, divisor, places in zip(flat, divisors, self._buckets, strict=True):
+            sizes = [self._sizes[place] for place in places]
+            given = (each / divisor)[: sum(sizes)]
+            for place, part in zip(places, tf.split(given, sizes), strict=True):
+                gradients[place] = tf.reshape(part, raw(self.variables[place]).shape)
+        return counts, [gradients[place] for place in range(len(self.variables))]
+
+
+class Gradients:
+    """Adds up the gradients of the virtual ranks, which the script hands over, and averages those of all.
+
+    In a step, `begin`; for each virtual rank of this process `part_begins`, `add`, `part_ends`; then `finish`
+    and `result`.
+    """
+
+    _layout: _Layout
+    _exchange: Exchange | None
+    _result: list[Gradient] | None
+    _rank: int | None  # whose part is under way
+    _part: Flat | None  # the sum of its gradients
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.abandon()
+
+    def of(self, variables: Sequence[Variable], op: Any, compression: Any) -> None:
+        """Set which variables steps have gradients of, and how these are averaged.
+
+        Raises:
+            ConfigError: virtual ranks cannot do that.
+        """
+        if op not in (hvd.Average, hvd.Sum):
+            problem = "virtual ranks average gradients or sum them up; pass op=Average or op=Sum"
+            raise ConfigError("op", problem)
+        if not variables:
+            raise ConfigError("variables", "there is nothing to train; pass variables=[...]")
+        self._divisor = self._size if op == hvd.Average else 1
+        self._layout = _Layout(variables, compression)
+
+    def begin(self, counts: Counts, process: int) -> None:
+        """Begin a step."""
+        self.abandon()
+        layout = self._layout
+
+        def pack(bucket: int, number: int, flat: tf.Tensor | None) -> tf.Tensor:
+            return layout.missing(bucket) if flat is None else flat
+
+        self._exchange = Exchange(
+            _Collectives(), f"{OURS}.virtual", counts, process, layout.size, operator.add, pack
+        )
+        # The variables whose gradients of this process were all finite.
+        self._finite = np.ones(len(self._layout.variables), bool)
+
+    def part_begins(self, rank: int) -> None:
+        """Begin the part of a virtual rank."""
+        self._rank, self._part = rank, None
+
+    def add(self, gradients: Sequence[Gradient]) -> None:
+        """See `Step.add`."""
+        if self._rank is None:
+            raise StepError("step.add()", "no virtual rank is being carried out; call it in the inner loop")
+        given = [
+            tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in gradients
+        ]
+        if len(given) != len(self._layout.variables):
+            raise StepError(
+                "step.add()",
+                f"{len(given)} gradients of {len(self._layout.variables)} variables; pass one for each of "
+                "state.steps(..., variables=...), which are the model's trainable ones if it does not say",
+            )
+        there = [place for place, each in enumerate(given) if each is not None]
+        if own.wanted and there:
+            self._finite[there] &= np.isfinite(sums([given[place] for place in there]).numpy())
+        flat = self._layout.packed(given)
+        self._part = flat if self._part is None else self._layout.added(self._part, flat)
+
+    def part_ends(self) -> None:
+        """Add the gradients of the virtual rank to those before."""
+        rank, part, self._rank, self._part = self._rank, self._part, None, None
+        if part is None or rank is None:
+            raise StepError(
+                "state.steps()",
+                f"virtual rank {rank} has no gradients in this step; hand them over in the inner loop: "
+                "step.add(gradients)",
+            )
+        assert self._exchange is not None
+        for bucket, flat in enumerate(self._layout.sent(part)):
+            self._exchange.add(bucket, rank, flat)
+
+    def finish(self) -> None:
+        """Add up the sums of all processes."""
+        assert self._exchange is not None
+        self._result = self._layout.average(self._exchange.finish(), self._divisor)
+        if own.wanted:
+            own.found(tf.constant(self._finite), self._layout.variables)
+        self._exchange = None
+
+    def abandon(self) -> None:
+        """Forget the step that is under way."""
+        self._exchange = self._result = self._rank = self._part = None
+
+    def result(self) -> list[Gradient]:
+        """Return the gradients of the whole job; None where no virtual rank has one."""
+        if self._result is None:
+            raise StepError("step.gradients()", "they are there when the inner loop has ended")
+        return list(self._result)
+
+
+class _Collectives:
+    """See `hvdrecover.virtual.exchange.Collectives`. Eager operations return when they are done."""
+
+    exact: Collection[Any] = (tf.float32, tf.float64)
+
+    def allreduce(self, flat: tf.Tensor, name: str) -> Done:
+        return Done(hvd.allreduce(flat, op=hvd.Sum, name=name))
+
+    def alltoall(self, flat: tf.Tensor, counts: Sequence[int], name: str) -> Done:
+        received, _ = hvd.alltoall(_as_sent(flat), splits=tf.constant(counts, tf.int32), name=name)
+        return Done(tf.bitcast(received, flat.dtype))
+
+    def allgather(self, flat: tf.Tensor, name: str) -> Done:
+        return Done(tf.bitcast(hvd.allgather(_as_sent(flat), name=name), flat.dtype))
+
+    def joined(self, flats: Sequence[tf.Tensor]) -> tf.Tensor:
+        return tf.concat(flats, 0)
+
+
+def _as_sent(tensor: tf.Tensor) -> tf.Tensor:
+    """A tensor of a dtype that Horovod can send."""
+    return tf.bitcast(tensor, tf.uint16) if tensor.dtype == tf.bfloat16 else tensor

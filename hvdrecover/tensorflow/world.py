@@ -1,15 +1,34 @@
-"""Horovod's collectives on TensorFlow's tensors."""
+"""Horovod's collectives on TensorFlow's tensors, and how to tell that ranks were lost.
+
+TensorFlow hands a failed collective on as an error of some kind, with a text that may name the node. It does
+the same with errors that user code raises inside a graph. Neither kind nor text can be relied on. But once a
+rank is lost, every collective fails; and while all ranks are there, a collective that the others do not take
+part in waits. So an error that may come of a lost rank is followed by a collective of our own, the probe: if
+that fails, ranks were lost.
+"""
 
 from __future__ import annotations
+
+import threading
 
 import horovod.tensorflow as hvd
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from hvdrecover import config
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.state.horovod import HorovodWorld
-from hvdrecover.tensorflow import faults
+
+# The errors that TensorFlow makes of a failed collective, or of what it cancelled because of it.
+_POSSIBLE = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+    tf.errors.UnknownError,
+)
+_MARGIN = 5.0  # seconds beyond the time after which Horovod gives up a rank that says nothing
 
 
 class TensorFlowWorld(HorovodWorld):
@@ -19,8 +38,21 @@ class TensorFlowWorld(HorovodWorld):
         super().__init__(hvd)
 
     def lost(self, error: BaseException) -> bool:
-        """Return whether an error came of a collective that failed because ranks were lost."""
-        return faults.lost(error)
+        """Return whether an error came of a collective that failed because ranks were lost.
+
+        If it did not, but might have, this takes until a lost rank would have been given up, unless all ranks
+        ask at once.
+        """
+        global _probe
+        if not isinstance(error, _POSSIBLE):
+            return False
+        if not hvd.is_initialized():
+            return True
+        if _probe is None or not _probe.is_alive():  # a second one of the same name would fail for that
+            _probe = _Probe()
+            _probe.start()
+        _probe.join(config.read().collective_seconds + _MARGIN)
+        return _probe.has_failed
 
     def join(self, mine: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64]:
         """Everybody's arrays one after another, joined along the first axis; the lengths there may differ."""
@@ -37,3 +69,38 @@ class TensorFlowWorld(HorovodWorld):
                 sent = hvd.broadcast(tf.constant(buffer), root, name=name)
             if self.rank() != root:
                 buffer[:] = sent.numpy()
+
+
+class _Probe(threading.Thread):
+    """The probe. It has a thread of its own, as it may wait for as long as the job lasts."""
+
+    def __init__(self) -> None:
+        super().__init__(name="hvdrecover-probe", daemon=True)
+        self.has_failed = False
+
+    def run(self) -> None:
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+        def probe() -> tf.Tensor:
+            return hvd.allreduce(tf.zeros(()), op=hvd.Sum, name="hvdrecover_probe", ignore_name_scope=True)
+
+        try:
+            with tf.device("CPU:0"):
+                probe()
+        except tf.errors.OpError:
+            self.has_failed = True
+
+
+_probe: _Probe | None = None
+_raised: Exception | None = None
+
+
+def raised(error: Exception) -> None:
+    """Remember an error of ours that is raised where it may have to pass through a graph."""
+    global _raised
+    _raised = error
+
+
+def original(error: BaseException) -> Exception | None:
+    """Return the error of ours that TensorFlow has made another one of; None if it has not."""
+    passed = isinstance(error, tf.errors.OpError) and _raised is not None and str(_raised) in str(error)
+    return _raised if passed else None

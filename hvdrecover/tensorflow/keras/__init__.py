@@ -12,8 +12,8 @@ import keras
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.stand_in import standing_in as _standing_in
+from hvdrecover.tensorflow.collectives import taking_what
 from hvdrecover.tensorflow.keras import callbacks, elastic
-from hvdrecover.tensorflow.keywords import taking_what
 from hvdrecover.tensorflow.optimizer import distribute
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "callbacks", "elastic", "load_model"]

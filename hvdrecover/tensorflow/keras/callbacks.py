@@ -1,4 +1,4 @@
-"""``horovod.tensorflow.keras.callbacks`` for Keras 3, whose optimizers and backend differ from earlier ones."""
+"""``horovod.tensorflow.keras.callbacks`` for Keras 3, which has other optimizers and another backend."""
 
 from __future__ import annotations
 

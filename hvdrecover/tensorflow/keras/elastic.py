@@ -12,8 +12,8 @@ from hvdrecover import heartbeat
 from hvdrecover.stand_in import standing_in
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
-from hvdrecover.tensorflow import xla
 from hvdrecover.tensorflow.callback_state import arrange
+from hvdrecover.tensorflow.collectives import switch_off_xla
 from hvdrecover.tensorflow.elastic import TensorFlowKerasState
 
 __all__ = [
@@ -63,7 +63,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def set_model(self, model: keras.Model) -> None:
         """Take the last place in Keras's list, before ``fit`` makes its training function."""
         super().set_model(model)
-        xla.switch_off(model)
+        switch_off_xla(model)
         arrange(self, last=[self])
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:

@@ -19,8 +19,7 @@ import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow.averaging import Reduction
-from hvdrecover.tensorflow.own_gradients import own
+from hvdrecover.tensorflow.averaging import Reduction, own
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(16, 3)).astype(np.float32)

@@ -13,8 +13,8 @@ import tensorflow as tf
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError, NumericsError
 from hvdrecover.guard.numbers import RolledBack
+from hvdrecover.tensorflow.averaging import sums
 from hvdrecover.tensorflow.framework import TensorFlowFramework
-from hvdrecover.tensorflow.own_gradients import sums
 
 
 def a_model() -> keras.Model:

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow.keras.callbacks import LearningRateScheduleCallback
 from hvdrecover.tensorflow.fit import scaled
+from hvdrecover.tensorflow.keras.callbacks import LearningRateScheduleCallback
 
 SAMPLES, BATCH = 40, 4  # ten batches an epoch
 X = np.linspace(-1, 1, SAMPLES * 3, dtype=np.float32).reshape(SAMPLES, 3)

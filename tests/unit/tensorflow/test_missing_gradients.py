@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from hvdrecover.errors import MissingGradientError
-from hvdrecover.tensorflow import faults
-from hvdrecover.tensorflow.missing_gradients import Presence, lines
+from hvdrecover.tensorflow.averaging import Presence, lines
+from hvdrecover.tensorflow.world import original, raised
 
 
 def test_ranks_are_named_for_each_variable_that_only_some_have_a_gradient_of() -> None:
@@ -64,17 +64,17 @@ def test_results_are_held_back_if_ranks_differ(graph: bool, absent: float) -> No
     if not absent:
         assert run(summed).numpy().tolist() == [1.0]
         return
-    with pytest.raises((MissingGradientError, tf.errors.OpError), match="gradient") as raised:
+    with pytest.raises((MissingGradientError, tf.errors.OpError), match="gradient") as caught:
         run(summed)
-    original = faults.original(raised.value) if graph else raised.value
-    assert isinstance(original, MissingGradientError)
+    found = original(caught.value) if graph else caught.value
+    assert isinstance(found, MissingGradientError)
 
 
 def test_an_error_is_not_taken_for_one_that_was_raised_before() -> None:
-    faults.raised(MissingGradientError("gradients are missing", ["a: missing"], "Look."))
+    raised(MissingGradientError("gradients are missing", ["a: missing"], "Look."))
     other = tf.errors.UnknownError(None, None, "something else")
-    assert faults.original(other) is None
-    assert faults.original(ValueError(str(MissingGradientError("x", [], "")))) is None
+    assert original(other) is None
+    assert original(ValueError(str(MissingGradientError("x", [], "")))) is None
 
 
 def test_sparse_gradients_of_constants_are_not_known_to_be_constants() -> None:

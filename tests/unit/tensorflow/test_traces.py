@@ -13,7 +13,7 @@ from tensorflow.python.framework import op_def_registry
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.averaging import Reduction
-from hvdrecover.tensorflow.variables import counter, outside_of_traces
+from hvdrecover.tensorflow.collectives import counter, outside_of_traces
 
 
 def test_a_counter_may_be_made_by_a_function_that_is_traced_again() -> None:
@@ -65,7 +65,7 @@ def test_a_step_is_traced_again_with_everything_that_makes_counters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    monkeypatch.setattr("hvdrecover.tensorflow.own_gradients.own.wanted", True)
+    monkeypatch.setattr("hvdrecover.tensorflow.averaging.own.wanted", True)
     variable, traces = tf.Variable([1.0, 2.0]), []
 
     @tf.function

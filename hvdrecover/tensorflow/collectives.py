@@ -1,0 +1,197 @@
+"""Horovod's functions for TensorFlow 2 and Keras 3: reductions, broadcasts, and what they need in graphs.
+
+TensorFlow computes operations of constants once, while it makes a graph. A process that makes its graphs
+again after a recovery would then wait for ranks that have theirs. Horovod's other collectives are declared
+stateful, which forbids that. Allreduces are not, as Horovod's tape puts each into a condition of its own, and
+TensorFlow would run stateful conditions one after the other. So ours make their input depend on a variable.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.variables import Variable, raw
+
+logger = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
+
+
+@functools.wraps(hvd.allreduce, assigned=())
+def allreduce(tensor: Any, *args: Any, **options: Any) -> Any:
+    """Reduce a tensor over all ranks, as ``horovod.tensorflow.allreduce``; in each call, also of constants.
+
+    Args:
+        tensor: a tensor, a variable or ``tf.IndexedSlices``; of the same shape on all ranks.
+        args: Horovod's, as for the following.
+        options: ``op``, ``name``, ``process_set``, ….
+
+    Examples:
+        >>> mean = recover.allreduce(tf.constant([1.0, 2.0]), name="mean")
+    """
+    return hvd.allreduce(_not_constant(tensor), *args, **options)
+
+
+@functools.wraps(hvd.grouped_allreduce, assigned=())
+def grouped_allreduce(tensors: Sequence[Any], *args: Any, **options: Any) -> Any:
+    """Reduce tensors over all ranks as one group, as ``horovod.tensorflow.grouped_allreduce``.
+
+    Args:
+        tensors: see `allreduce`, as for the following.
+        args: see there.
+        options: see there.
+
+    Examples:
+        >>> mean, total = recover.grouped_allreduce([tf.constant(1.0), tf.constant(2.0)], name="both")
+    """
+    return hvd.grouped_allreduce([_not_constant(each) for each in tensors], *args, **options)
+
+
+def _not_constant(tensor: Any) -> Any:
+    """Return a tensor of the same values and shape that TensorFlow does not take for a constant."""
+    if not tf.inside_function() or isinstance(tensor, tf.IndexedSlices):  # slices are gathered
+        return tensor
+    given = tf.convert_to_tensor(raw(tensor))
+    # The choice depends on a variable. TensorFlow would still compute a reshape by a variable, or a
+    # placeholder with a default, in advance; and to add a zero would turn -0.0 into 0.0.
+    return tf.where(_zero() < 1, given, tf.zeros_like(given))
+
+
+@functools.cache
+def _zero() -> tf.Variable:
+    return counter(tf.int32)
+
+
+def broadcast_variables(
+    variables: Iterable[Variable],
+    root_rank: int,
+    process_set: Any = hvd.global_process_set,
+    inplace: bool = False,
+) -> Any:
+    """Give variables the values that they have on one rank.
+
+    Args:
+        variables: TensorFlow's or Keras's; the same on all ranks.
+        root_rank: the rank that sends.
+        process_set: of ranks that take part.
+        inplace: send without a copy.
+
+    Examples:
+        >>> weights = tf.Variable([1.0, 2.0])
+        >>> done = recover.broadcast_variables([weights], root_rank=0)
+    """
+    return hvd.broadcast_variables([raw(each) for each in variables], root_rank, process_set, inplace)
+
+
+def broadcast_(
+    variables: Iterable[Variable],
+    root_rank: int,
+    name: str | None = None,
+    process_set: Any = hvd.global_process_set,
+) -> Any:
+    """Give variables the values that they have on one rank, without a copy.
+
+    Args:
+        variables: see `broadcast_variables`, as for all but the name.
+        root_rank: see there.
+        name: of the collective.
+        process_set: see there.
+
+    Examples:
+        >>> weights = tf.Variable([1.0, 2.0])
+        >>> done = recover.broadcast_([weights], root_rank=0)
+    """
+    return hvd.broadcast_([raw(each) for each in variables], root_rank, name, process_set)
+
+
+def taking_what(horovods: Callable[..., Any], function: Callable[..., Made]) -> Callable[..., Made]:
+    """Return a function that takes the arguments of one of Horovod's, at the same places, with its defaults.
+
+    Horovod has several functions of the same meaning with their arguments in another order.
+
+    Args:
+        horovods: Horovod's.
+        function: does the work; takes all arguments by name.
+    """
+    signature = inspect.signature(horovods)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Made:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        return function(**given.arguments)
+
+    wrapper.__name__ = wrapper.__qualname__ = horovods.__name__
+    wrapper.__signature__ = signature
+    taking: Callable[..., Made] = wrapper
+    return taking
+
+
+# -- our variables beside the user's traces ------------------------------------------------------------------
+
+
+def outside_of_traces(make: Callable[[], Made]) -> Made:
+    """Make variables of our own, wherever this is called from.
+
+    When TensorFlow traces a function a second time, it refuses new variables, even in ``tf.init_scope``. At
+    import, they would fix TensorFlow's devices before the user's script has chosen them. But a trace belongs
+    to its thread, so another thread makes the variables.
+    """
+    with ThreadPoolExecutor(1, "hvdrecover-variables") as thread:
+        return thread.submit(make).result()
+
+
+def counter(dtype: tf.DType = tf.int64) -> tf.Variable:
+    """Return a new variable on the host that graphs can change; it is 0 at first."""
+
+    def make() -> tf.Variable:
+        with tf.device("CPU:0"):
+            return tf.Variable(0, dtype=dtype, trainable=False)
+
+    return outside_of_traces(make)
+
+
+# -- XLA, which cannot compile Horovod's collectives ---------------------------------------------------------
+
+
+def switch_off_xla(model: keras.Model) -> None:
+    """Have Keras not compile a model's training step, and tell the user, once for each model.
+
+    Keras also compiles unasked where there is an accelerator, and does not tell whether it was asked to.
+    """
+    if getattr(model, "jit_compile", False):
+        logger.warning(
+            "%s: jit_compile is switched off, as XLA can't compile Horovod's collectives", model.name
+        )
+        model.jit_compile = False
+
+
+def xla_compiles() -> bool:
+    """Return whether the graph that is being made, or one around it, is for XLA."""
+    return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
+def refuse_xla(what: str) -> None:
+    """Raise an error if XLA is about to compile the present graph.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if xla_compiles():
+        raise ConfigError(
+            "jit_compile",
+            f"XLA can't compile {what}; pass jit_compile=False to tf.function or to model.compile, or "
+            "hvdrecover's callbacks to model.fit",
+        )
