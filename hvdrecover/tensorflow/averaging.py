@@ -116,16 +116,11 @@ class Reduction:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # it would take seconds
     def __call__(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> list[Gradient]:
-        """Reduce the gradients of variables.
-
-        Args:
-            gradients: one for each variable; None stays None.
-            variables: the variables.
+        """Reduce the gradients of variables, one for each; None stays None.
 
         Raises:
             ConfigError: sparse gradients, and an ``op`` other than the average or the sum; or XLA is to
-                compile it, or it runs under a strategy of ``tf.distribute``; or a virtual rank is being
-                carried out.
+                compile it, or it runs under a strategy of ``tf.distribute``; or in a virtual rank's part.
             MissingGradientError: a gradient is None on some of the ranks only; out of a graph it comes as an
                 error of TensorFlow's.
         """
@@ -158,18 +153,6 @@ class Reduction:
         measured = scalars.Reducing(given)
         if hvd.size() == 1 and not config.read().elastic:
             return measured.done(given)
-        self._refuse_surroundings()
-        with _Turn() as turn:
-            reduced = self._reduced(Presence(given, variables, turn.zero), variables)
-            turn.ends_with([each for each in reduced if each is not None])
-        pairs = zip(given, reduced, strict=True)
-        return measured.done([mine if mine is None else average for mine, average in pairs])
-
-    def _refuse_surroundings(self) -> None:
-        if self.op == hvd.Adasum and not hvd.mpi_enabled():
-            raise ConfigError(
-                "op", "Horovod has Adasum for MPI only, and elastic jobs run on Gloo; use op=hvd.Average"
-            )
         refuse_xla("Horovod's collectives")
         if tf.distribute.has_strategy():
             name = type(tf.distribute.get_strategy()).__name__
@@ -179,6 +162,11 @@ class Reduction:
                 "collectives; start one process for each device by horovodrun instead, and make and train "
                 "the model outside of strategy.scope() and strategy.run",
             )
+        with _Turn() as turn:
+            reduced = self._reduced(Presence(given, variables, turn.zero), variables)
+            turn.ends_with([each for each in reduced if each is not None])
+        pairs = zip(given, reduced, strict=True)
+        return measured.done([mine if mine is None else average for mine, average in pairs])
 
     def _reduced(self, presence: Presence, variables: Sequence[Variable]) -> list[Gradient]:
         name = _name(self.name, variables)
@@ -306,12 +294,7 @@ def _turns() -> tf.Variable:
 
 
 class Presence:
-    """The variables that this rank has gradients of, and what it sends for those that it has none of.
-
-    Args:
-        gradients: one for each variable, or None.
-        variables: the variables.
-        zero: see `_Turn`.
+    """Which gradients this rank has.
 
     Attributes:
         filled: the gradients, with zeros for missing ones; None where no rank can have a gradient.
@@ -332,15 +315,7 @@ class Presence:
         return ones + tf.cast(self._zero, dtype)
 
     def checked(self, summed: tf.Tensor, results: list[Gradient]) -> list[Gradient]:
-        """Return the results, which depend on the check that all ranks have gradients of the same variables.
-
-        Args:
-            summed: the reduced `told`.
-            results: the reduced gradients; None stays None.
-
-        Raises:
-            MissingGradientError: they have not; in a graph, an error of TensorFlow's with the same text.
-        """
+        """Return the reduced gradients, if the reduced `told` says that all ranks have the same ones."""
         there = [each for each in results if each is not None]
         if tf.executing_eagerly():
             if bool(_differ(summed)):
@@ -374,12 +349,7 @@ class Presence:
 
 
 def lines(missing: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
-    """Return a line for each variable that has a gradient on some of the ranks only.
-
-    Args:
-        missing: by rank, the places of the variables that have no gradient.
-        names: of the variables.
-    """
+    """Return a line for each variable whose gradient is missing on some ranks only, by the ranks' places."""
     found = []
     for place, name in enumerate(names):
         without = [rank for rank, places in enumerate(missing) if place in places]
@@ -419,7 +389,7 @@ def _nothing(variable: Variable, zero: tf.Tensor) -> Gradient:
 
 
 class _Own:
-    """The `sums` of this rank's gradients before the last reduction of each graph, for a guard's report.
+    """The `sums_of` of this rank's gradients before the last reduction of each graph, for a guard's report.
 
     Attributes:
         wanted: whether a guard looks at gradients.
@@ -434,18 +404,18 @@ class _Own:
         pairs = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
         if not self.wanted or not pairs:
             return
-        noted = [id(raw(variable)) for _, variable in pairs], sums([numbers_of(each) for each, _ in pairs])
+        noted = [id(raw(variable)) for _, variable in pairs], sums_of([numbers_of(each) for each, _ in pairs])
         if tf.inside_function():
             setattr(tf.compat.v1.get_default_graph(), _OWN, noted)  # it goes away with the graph
         else:
             self._eager = noted
 
     def found(self, found: tf.Tensor, variables: Sequence[Variable]) -> None:
-        """Remember the `sums` of variables' gradients, outside of graphs."""
+        """Remember the `sums_of` of variables' gradients, outside of graphs."""
         self._eager = [id(raw(variable)) for variable in variables], found
 
     def of(self, variables: Sequence[Variable]) -> tf.Tensor | None:
-        """Return the `sums` of variables' gradients; None if the last reduction was of other variables."""
+        """Return the `sums_of` of variables' gradients; None if the last reduction was of other variables."""
         graph = tf.compat.v1.get_default_graph() if tf.inside_function() else None
         keys, found = self._eager if graph is None else getattr(graph, _OWN, ([], None))
         wanted = [id(raw(variable)) for variable in variables]
@@ -465,7 +435,7 @@ def numbers_of(gradient: Gradient) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def sums(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def sums_of(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return the sum of each tensor: float32 of shape ``[len(tensors)]``.
 
     A sum is not finite if a number is not finite, or if the numbers are large: look closer at such a tensor.
@@ -473,6 +443,12 @@ def sums(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     real = [tf.abs(each) if each.dtype.is_complex else each for each in tensors]
     wide = [tf.cast(each, tf.float32) if each.dtype.size < 4 else each for each in real]
     return tf.stack([tf.cast(tf.reduce_sum(each), tf.float32) for each in wide])
+
+
+def is_finite(tensor: tf.Tensor | tf.Variable) -> bool:
+    """Return whether all numbers of a tensor are finite."""
+    parts = [tf.math.real(tensor), tf.math.imag(tensor)] if tensor.dtype.is_complex else [tensor]
+    return all(bool(tf.reduce_all(tf.math.is_finite(each))) for each in parts)
 
 
 # -- the tape ------------------------------------------------------------------------------------------------
@@ -510,29 +486,11 @@ class Tape:
     ) -> Any:
         """As ``tf.GradientTape.gradient``, averaged across the ranks; all ranks have to call it.
 
-        Args:
-            target: see there, as for the following.
-            sources: variables, in any structure.
-            output_gradients: see there.
-            use_generic_names: Horovod's; not used, as names never depend on what the process did before.
-            options: see there.
+        Horovod's ``use_generic_names`` is not used: names never depend on what the process did before.
         """
         gradients = self._tape.gradient(target, sources, output_gradients, **options)
         reduced = self._reduction(tf.nest.flatten(gradients), tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(sources, reduced)
-
-    def get_local_and_global_gradients(
-        self,
-        target: Any,
-        sources: Sequence[Variable],
-        output_gradients: Any = None,
-        use_generic_names: bool = False,
-    ) -> tuple[list[tuple[Variable, Gradient]], list[tuple[Variable, Gradient]]]:
-        """Return pairs of a source and its gradient: those that are this rank's own, and all others."""
-        gradients = self.gradient(target, sources, output_gradients, use_generic_names)
-        pairs = list(zip(sources, gradients, strict=True))
-        local = [pair for pair in pairs if self._reduction.is_local(pair[0])]
-        return local, [pair for pair in pairs if not self._reduction.is_local(pair[0])]
 
 
 def _tape(gradtape: tf.GradientTape, local_layers: Layers = None, **options: Any) -> Tape:

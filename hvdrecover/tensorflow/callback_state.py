@@ -103,12 +103,7 @@ class KeptCallbacks:
             self._fit.take(self._held)
 
     def resumed_by(self, epochs: int | None, epoch: int) -> Record | None:
-        """Return the state that a ``fit`` resumes from when it begins; None if it is a new one.
-
-        Args:
-            epochs: of this ``fit``; None if unknown.
-            epoch: of the state.
-        """
+        """Return the state that a ``fit`` of so many epochs resumes from; None if it is a new one."""
         held = self._held
         over = epochs is not None and epoch >= epochs
         # A training function may have two fits. The first may be called again though the second resumes.
@@ -127,14 +122,8 @@ class KeptCallbacks:
 class Fit:
     """The callbacks of one call of ``fit``.
 
-    Args:
-        callbacks: all callbacks, in Keras's order.
-        keep: the user's callbacks whose plain attributes are kept.
-        epochs: number of epochs; None if unknown.
-        resumed: the state that it resumes from; None for a new one.
-        world: the ranks.
-
     Attributes:
+        resumed: the state that it resumes from; None for a new one.
         stop: whether a callback has stopped the training.
     """
 
@@ -204,9 +193,7 @@ class Fit:
     def exchange(self, metrics: bytes = b"", at: Sequence[int] = ()) -> None:
         """Exchange what ranks do not have in common; all ranks call this before each commit.
 
-        Args:
-            metrics: those of the epoch so far, from `metrics_of`; empty at the end of an epoch.
-            at: epoch and batch.
+        Within an epoch, that includes its `metrics_of`, at an epoch and a batch.
         """
         rows: list[Record] = [{"stop": self.stop, "metrics": metrics.hex(), "callbacks": {}}]
         if self._world.size() > 1:
@@ -486,12 +473,7 @@ def arrange(
 
 
 def batches_done(callback: Callback, steps: int) -> float:
-    """Return how many batches of the present epoch were done before this ``fit``.
-
-    Args:
-        callback: the callback that is being called.
-        steps: batches of a whole epoch.
-    """
+    """Return how many of an epoch's ``steps`` were done before the ``fit`` that is calling a callback."""
     found = list_of(callback)
     states = [getattr(each, "state", None) for each in (found.callbacks if found is not None else ())]
     tracked = [data for state in states for data in getattr(state, "_datasets", ())]

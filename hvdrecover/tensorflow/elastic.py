@@ -54,8 +54,6 @@ class TensorFlowState(state.TensorFlowState):
 
     Raises:
         ConfigError: as there; or there is a session.
-        UnsupportedValueError: a plain object that JSON can't hold.
-        UnsupportedTensorError: a tensor that safetensors can't hold.
     """
 
     _rng: Randomness = "store"
@@ -77,15 +75,10 @@ class TensorFlowKerasState(state.TensorFlowKerasState):
     """`hvdrecover.tensorflow.TensorFlowKerasState`, but that it leaves random generators alone.
 
     Args:
-        model: see there.
+        model: see there, as for the following.
         optimizer: see there.
         backend: not used; Horovod's takes it for TensorFlow 1.
-        attributes: what else to track, by name; and the keywords from there.
-
-    Raises:
-        ConfigError: as there.
-        UnsupportedValueError: a plain object that JSON can't hold.
-        UnsupportedTensorError: a tensor that safetensors can't hold.
+        attributes: see there.
     """
 
     _rng: Randomness = "store"

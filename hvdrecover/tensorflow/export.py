@@ -18,8 +18,6 @@ from hvdrecover.errors import ExportError, MismatchError
 from hvdrecover.state.contents import Contents
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 
-_MODEL = "model"  # the attribute that is exported unless another one is named
-
 
 def to_keras(
     storage: Storage,
@@ -30,33 +28,28 @@ def to_keras(
     model_config: Path,
     force: bool,
 ) -> list[str]:
-    """Write a model to a file that ``keras.models.load_model`` reads; every byte is verified.
-
-    The model is not compiled: the file holds no optimizer.
+    """Write a commit's model to a ``.keras`` file, without its optimizer; every byte is verified.
 
     Args:
         storage: the root.
         commit: which commit.
         only: the attribute that is the model; empty for ``model``.
-        path: the file to write; it ends in ``.keras``.
-        model_config: what the model is made of: a file of the text that its ``to_json()`` gives, or a
-            ``.keras`` file of it, whose weights are not used.
+        path: the file to write.
+        model_config: a file with the text of the model's ``to_json()``, or a ``.keras`` file of it, whose
+            weights are not used.
         force: whether to replace the file if it exists.
 
     Returns:
         The attribute that was exported.
 
     Raises:
-        ExportError: the file exists, there is no such attribute, several were named, no model can be made of
-            ``model_config``, or what is made of it is not the commit's model.
+        ExportError: the file exists, or the attribute or ``model_config`` does not fit.
         CorruptCheckpointError: the commit is damaged.
-        FormatVersionError: it is of a newer format.
-        StorageError: the storage failed, or the file could not be written.
     """
     url = f"{storage.url}/{commit.name}"
     if len(only) > 1:
         raise ExportError(url, f"a .keras file holds one model; name one of {', '.join(only)} with --only")
-    name = only[0] if only else _MODEL
+    name = only[0] if only else "model"
     model = _make(model_config)
     with written_aside(path, force=force) as aside:
         snapshot = read_commit(storage, commit, {name})

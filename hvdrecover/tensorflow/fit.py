@@ -94,11 +94,6 @@ def fit_callbacks(
 class Progress(keras.callbacks.Callback):  # type: ignore[misc]
     """Keeps the state's counters and data cursors, and reports the loss.
 
-    Args:
-        state: has the attributes ``epoch`` and ``batch``; batches count from the start of the epoch.
-        every: commit after every so many batches; None only at the end of an epoch.
-        keep: the user's callbacks whose plain attributes are kept.
-
     Attributes:
         callbacks: all callbacks of this ``fit``, in Keras's order.
         fit: their state.
@@ -236,12 +231,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class Commit(keras.callbacks.Callback):  # type: ignore[misc]
-    """Commits after all other callbacks, so that the commit holds what they have done.
-
-    Args:
-        progress: counts.
-        first: the callbacks that Keras is to call before the user's, wherever they stand.
-    """
+    """Commits after all other callbacks. Those in ``first`` are called before the user's."""
 
     def __init__(self, progress: Progress, first: Sequence[keras.callbacks.Callback]) -> None:
         super().__init__()

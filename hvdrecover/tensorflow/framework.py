@@ -18,14 +18,13 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.errors import UnsupportedTensorError
-from hvdrecover.guard.missing import Missing
-from hvdrecover.guard.numbers import Judge
+from hvdrecover.guard.numbers import Judge, Missing
 from hvdrecover.state import horovod
 from hvdrecover.state import random as streams
 from hvdrecover.state.adapter import Entry, StepObserver, Tree, fit_tensors
 from hvdrecover.state.contents import Contents
 from hvdrecover.tensorflow import guard, world
-from hvdrecover.tensorflow.optimizer import forget_sums, passes
+from hvdrecover.tensorflow.optimizer import forget_sums, passes, report_gradients
 from hvdrecover.tensorflow.scalars import Steps, TensorFlowWriter
 from hvdrecover.tensorflow.variables import mean_the_same, named, seeds, variables_of
 
@@ -119,7 +118,13 @@ class TensorFlowFramework:
 
     def views(self, arena: Arena) -> dict[str, View]:
         """A view of each tensor's bytes in an arena; no copies."""
-        return {spec.name: _view(arena, spec) for spec in arena.layout.specs}
+        return {
+            spec.name: arena.bytes_of(spec.name)
+            .view(_BY_CODE[spec.dtype].as_numpy_dtype)
+            .reshape(spec.shape)
+            .view(View)
+            for spec in arena.layout.specs
+        }
 
     def clone(self, tensor: Any) -> tf.Tensor:
         """A tensor of its own memory."""
@@ -146,7 +151,7 @@ class TensorFlowFramework:
             mine = _on_host(tensor)
             if mine.nbytes >= memcpy.WORTH_A_SPAN:
                 large.append((mine, view))
-            elif not np.array_equal(_bits(mine), _bits(view)):
+            elif mine.tobytes() != view.tobytes():
                 return False
         return memcpy.equal([(_address(view), _address(mine), mine.nbytes) for mine, view in large])
 
@@ -260,7 +265,7 @@ class TensorFlowFramework:
 
     def report_gradients(self, contents: Contents, judge: Judge) -> None:
         """Report steps whose gradients are not finite, before they are applied."""
-        guard.report_gradients(contents.components(), judge)
+        report_gradients(contents.components(), judge)
 
     def _keras_states(self) -> Iterator[tf.Variable]:
         """The global seed generator's state, then all that have been part of a commit."""
@@ -286,12 +291,6 @@ def _has_a_value(tensor: Any) -> bool:
     return isinstance(tensor, tf.Variable | View) or hasattr(tensor, "numpy")
 
 
-def _view(arena: Arena, spec: TensorSpec) -> View:
-    dtype = _BY_CODE[spec.dtype].as_numpy_dtype
-    view: View = arena.bytes_of(spec.name).view(dtype).reshape(spec.shape).view(View)
-    return view
-
-
 def _on_host(tensor: tf.Tensor | tf.Variable) -> Array:
     """A tensor's content as an array, without a copy if it is in this host's memory.
 
@@ -305,10 +304,6 @@ def _on_host(tensor: tf.Tensor | tf.Variable) -> Array:
 def _address(array: Array) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
-
-
-def _bits(array: Array) -> npt.NDArray[np.uint8]:
-    return array.reshape(-1).view(np.uint8)
 
 
 def _own(tensor: Any) -> tf.Tensor:

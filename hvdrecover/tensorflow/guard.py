@@ -1,24 +1,21 @@
-"""The guard in TensorFlow: structure, numbers that are not finite, shares of the data."""
+"""The guard in TensorFlow: structure, parameters that are not finite, shares of the data."""
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdrecover.errors import ConfigError, NumericsError
+from hvdrecover.errors import ConfigError
 from hvdrecover.guard import structure
-from hvdrecover.guard.numbers import Judge, RolledBack
 from hvdrecover.state.adapter import Entry
-from hvdrecover.tensorflow.averaging import own, sums
-from hvdrecover.tensorflow.optimizer import Distributed, watch
-from hvdrecover.tensorflow.variables import Variable, named, raw, without_numbers
-from hvdrecover.tensorflow.world import TensorFlowWorld, raised
+from hvdrecover.tensorflow.averaging import is_finite, sums_of
+from hvdrecover.tensorflow.variables import named, without_numbers
+from hvdrecover.tensorflow.world import TensorFlowWorld
 
 
 def describe(component: Any) -> list[Entry]:
@@ -52,73 +49,9 @@ def describe(component: Any) -> list[Entry]:
 def not_finite(variables: Mapping[str, tf.Variable]) -> list[str]:
     """Return names of the variables that hold NaN or infinity."""
     floats = {name: each for name, each in variables.items() if each.dtype.is_floating}
-    if not floats or np.isfinite(sums(list(floats.values())).numpy()).all():
+    if not floats or np.isfinite(sums_of(list(floats.values())).numpy()).all():
         return []
-    return [name for name, each in floats.items() if not _is_finite(each)]
-
-
-def _is_finite(tensor: tf.Tensor | tf.Variable) -> bool:
-    parts = [tf.math.real(tensor), tf.math.imag(tensor)] if tensor.dtype.is_complex else [tensor]
-    return all(bool(tf.reduce_all(tf.math.is_finite(each))) for each in parts)
-
-
-def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
-    """Look at averaged gradients before each step of the Keras optimizers.
-
-    A ``LossScaleOptimizer`` is left alone: it has overflows as a matter of course, and skips them itself.
-
-    Args:
-        components: by attribute name.
-        judge: is told of bad steps.
-
-    Raises:
-        ConfigError: batches are to be left out, and a step sums up several.
-    """
-    optimizers = [each for each in components.values() if isinstance(each, keras.optimizers.Optimizer)]
-    names = {
-        id(variable): f"{name}.{inner}"
-        for name, component in components.items()
-        if not isinstance(component, keras.optimizers.Optimizer)
-        for inner, variable in named(component).items()
-    }
-    for optimizer in optimizers:
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            continue
-        passes = optimizer._hvdrecover.passes if isinstance(optimizer, Distributed) else 1
-        if judge.policy == "rollback" and passes > 1:
-            raise ConfigError(
-                "numerics",
-                f"'rollback' leaves out one bad batch, but with backward_passes_per_step={passes} a step "
-                "sums up several batches. Pass Guard(numerics='skip')",
-            )
-        own.wanted = True
-        judge.steps = lambda optimizer=optimizer: int(optimizer.iterations)  # type: ignore[misc]
-        watch(optimizer, _Reporter(judge, names))
-
-
-class _Reporter:
-    """Reports bad steps to the judge; see `hvdrecover.tensorflow.optimizer.Reporter`."""
-
-    def __init__(self, judge: Judge, names: Mapping[int, str]) -> None:
-        self.skips = judge.policy == "skip"
-        self._judge = judge
-        self._names = names
-
-    def of(self, variables: Sequence[Variable]) -> Callable[..., bool]:
-        names = [self._names.get(id(raw(each)), str(each.name)) for each in variables]
-        return functools.partial(self._report, names)
-
-    def _report(self, names: Sequence[str], mine: tf.Tensor, *averages: tf.Tensor) -> bool:
-        bad = [name for name, each in zip(names, averages, strict=True) if not _is_finite(each)]
-        if not bad:
-            return True
-        sent = dict(zip(names, np.isfinite(mine.numpy()).tolist(), strict=True))
-        try:
-            self._judge.gradients(bad, [name for name in bad if not sent[name]])
-        except (NumericsError, RolledBack) as error:
-            raised(error)
-            raise
-        return False
+    return [name for name, each in floats.items() if not is_finite(each)]
 
 
 def check_shards(dataset: tf.data.Dataset, samples: Sequence[int] | None = None, length: int = -1) -> None:

@@ -2,25 +2,29 @@
 
 An optimizer gets another class of the same name, whose `apply` does, in this order:
 
-1. If the optimizer was made distributed: add up the gradients of several passes, and average them across the
-   ranks (`Distributed`).
-2. If the state has a guard: look at the averaged gradients before the optimizer applies them (`Watched`).
+1. If the optimizer was made distributed: add up the gradients of several passes, and average them.
+2. If the state has a guard: look at the averaged gradients.
 3. Apply them as the optimizer does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
+import numpy as np
 import tensorflow as tf
 
-from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow.averaging import Reduction, numbers_of, own, sums
+from hvdrecover.errors import ConfigError, NumericsError
+from hvdrecover.guard.numbers import Judge, RolledBack
+from hvdrecover.tensorflow.averaging import Reduction, is_finite, numbers_of, own, sums_of
 from hvdrecover.tensorflow.collectives import outside_of_traces, refuse_xla, taking_what
-from hvdrecover.tensorflow.variables import Gradient, Layers, Variable, raw, weights_of
+from hvdrecover.tensorflow.variables import Gradient, Layers, Variable, named, raw, weights_of
+from hvdrecover.tensorflow.world import raised
 
 
 def distribute(
@@ -56,7 +60,7 @@ def distribute(
             f"a {type(optimizer).__name__} is not an optimizer of keras.optimizers; those of "
             "TensorFlow 1 need its sessions, and can't recover",
         )
-    if isinstance(optimizer, Distributed):
+    if is_distributed(optimizer):
         raise ConfigError("optimizer", "it averages gradients already; make it distributed once")
     if backward_passes_per_step < 1:
         raise ConfigError(
@@ -64,11 +68,11 @@ def distribute(
         )
     if use_locking:
         raise ConfigError("use_locking", "Keras's optimizers have no locks; leave it out")
-    reduction = Reduction(**options)
-    reduction.keep_local(weights_of(local_layers))
-    _mix_in(optimizer, Distributed)
-    divisor = backward_passes_per_step if average_aggregated_gradients else 1
-    optimizer._hvdrecover = _Settings(reduction, backward_passes_per_step, divisor)
+    hooks = _hook(optimizer)
+    hooks.reduction = Reduction(**options)
+    hooks.reduction.keep_local(weights_of(local_layers))
+    hooks.passes = backward_passes_per_step
+    hooks.divisor = backward_passes_per_step if average_aggregated_gradients else 1
     return optimizer
 
 
@@ -80,58 +84,37 @@ Examples:
 """
 
 
-class Reporter(Protocol):
-    """A guard's part in a step."""
+@dataclass(eq=False)
+class _Hooks:
+    """What happens before an optimizer's step. Keras does not look into it."""
 
-    skips: bool
-    """Whether a bad step is left out. If not, it ends in an error."""
-
-    def of(self, variables: Sequence[Variable]) -> Callable[..., bool]:
-        """Return a function that reports a bad step of some variables.
-
-        It takes the sums of this rank's own gradients, and the averaged gradients. It returns whether to
-        apply the step after all, because only their sum was too large.
-        """
+    reduction: Reduction | None = None
+    passes: int = 1
+    divisor: int = 1
+    sums: Sums | None = None
+    reporter: _Reporter | None = None
 
 
-def watch(optimizer: keras.optimizers.Optimizer, reporter: Reporter) -> None:
-    """Report steps of an optimizer whose averaged gradients are not finite, before it applies them."""
-    if not isinstance(optimizer, Watched):
-        _mix_in(optimizer, Watched)
-    optimizer._hvdrecover_reporter = reporter
+def _hook(optimizer: keras.optimizers.Optimizer) -> _Hooks:
+    if not isinstance(optimizer, Hooked):
+        kind = type(optimizer)
+        # Of the same name and module, so that Keras saves it as the same class.
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+        optimizer.__class__ = type(kind.__name__, (Hooked, kind), names)
+        optimizer._hvdrecover = _Hooks()
+    hooks: _Hooks = optimizer._hvdrecover
+    return hooks
 
 
-def _mix_in(optimizer: keras.optimizers.Optimizer, mixin: type) -> None:
-    """Add methods to an optimizer's class; the averaging comes before the guard."""
-    kinds = (
-        [*type(optimizer).__bases__] if isinstance(optimizer, Distributed | Watched) else [type(optimizer)]
-    )
-    kinds.insert(0 if mixin is Distributed else len(kinds) - 1, mixin)
-    kind = kinds[-1]
-    # Of the same name and module, so that Keras saves it as the same class.
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    optimizer.__class__ = type(kind.__name__, tuple(kinds), names)
+class Hooked(keras.optimizers.Optimizer):  # type: ignore[misc]
+    """The methods that are added to an optimizer's class."""
 
-
-class _Settings:
-    """The settings of a distributed optimizer, where Keras does not look for them."""
-
-    def __init__(self, reduction: Reduction, passes: int, divisor: int) -> None:
-        self.reduction = reduction
-        self.passes = passes
-        self.divisor = divisor
-        self.sums: Sums | None = None
-
-
-class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """The methods of an optimizer that averages gradients."""
-
-    _hvdrecover: _Settings
+    _hvdrecover: _Hooks
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Keras clears the factor of an optimizer that it puts a LossScaleOptimizer around. A property would
         # not see that: TensorFlow skips the assignment of a value that is there already, and None is.
-        if name == "loss_scale_factor" and value is None and "_hvdrecover" in vars(self):
+        if name == "loss_scale_factor" and value is None and is_distributed(self):
             raise ConfigError(
                 "optimizer",
                 "a LossScaleOptimizer around a distributed optimizer would skip steps on some ranks only, "
@@ -142,88 +125,144 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def register_local_var(self, var: Variable) -> None:
         """Leave a variable's gradient to each rank."""
-        self._hvdrecover.reduction.keep_local([var])
+        if self._hvdrecover.reduction is not None:
+            self._hvdrecover.reduction.keep_local([var])
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
-        """Average gradients across the ranks, then apply them."""
+        """Add up several passes, average gradients across the ranks, look at them, and apply them."""
         if trainable_variables is None and not self.built:
             super().apply(grads)  # which says what is missing
-        settings = self._hvdrecover
+        hooks, gradients = self._hvdrecover, list(grads)
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        gradients = list(grads)
-        if settings.passes == 1:
-            super().apply(settings.reduction(gradients, variables), trainable_variables)
+        if hooks.reduction is None:
+            self._apply_if_finite(gradients, variables, trainable_variables)
+            return
+        if hooks.passes == 1:
+            self._apply_if_finite(hooks.reduction(gradients, variables), variables, trainable_variables)
             return
         if not self.built:
             self.build(variables)  # not in one branch of a condition
-        if settings.sums is None:
-            settings.sums = outside_of_traces(lambda: Sums(variables))
-        sums = settings.sums
+        if hooks.sums is None:
+            hooks.sums = outside_of_traces(lambda: Sums(variables))
+        reduction, sums = hooks.reduction, hooks.sums
         sums.add(gradients)
 
         def step() -> tf.Tensor:
-            super(Distributed, self).apply(
-                settings.reduction(sums.parts(gradients, settings.divisor), variables), trainable_variables
-            )
+            averages = reduction(sums.parts(gradients, hooks.divisor), variables)
+            self._apply_if_finite(averages, variables, trainable_variables)
             sums.forget()
             return tf.constant(True)
 
-        tf.cond(tf.equal(sums.count, settings.passes), step, lambda: tf.constant(False))
+        tf.cond(tf.equal(sums.count, hooks.passes), step, lambda: tf.constant(False))
 
+    def _apply_if_finite(
+        self, grads: Sequence[Gradient], variables: Sequence[Variable], given: Sequence[Variable] | None
+    ) -> None:
+        """Apply averaged gradients. If a guard finds that they are not finite, only that calls Python.
 
-class Watched(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """The methods of an optimizer whose gradients a guard looks at."""
-
-    _hvdrecover_reporter: Reporter
-
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
-        """Apply gradients, unless they are not finite.
-
-        Only a bad step calls Python, in a graph as well. The sums cost a small model about 20 µs in a step.
+        The sums cost a small model about 20 µs in a step.
         """
-        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        given = [numbers_of(gradient) for gradient in grads if gradient is not None]
+        reporter = self._hvdrecover.reporter
+        there = [numbers_of(gradient) for gradient in grads if gradient is not None]
         theirs = [each for each, gradient in zip(variables, grads, strict=True) if gradient is not None]
-        mine = own.of(theirs) if given and self.built else None
-        if mine is None:  # not averaged by us, so other ranks may see other gradients
-            super().apply(grads, trainable_variables)
+        mine = own.of(theirs) if reporter is not None and there and self.built else None
+        if reporter is None or mine is None:  # no guard, or not averaged by us: other ranks may see others
+            super().apply(grads, given)
             return
-        report = self._hvdrecover_reporter.of(theirs)
-        fine = tf.math.is_finite(tf.reduce_sum(sums(given)))
+        report = reporter.of(theirs)
+        fine = tf.math.is_finite(tf.reduce_sum(sums_of(there)))
         if tf.executing_eagerly():
-            if bool(fine) or report(mine, *given):
-                super().apply(grads, trainable_variables)
+            if bool(fine) or report(mine, *there):
+                super().apply(grads, given)
             return
         refuse_xla("what a guard does about gradients that are not finite")
 
         def ask() -> tf.Tensor:
             with tf.device("CPU:0"):
-                return tf.py_function(report, [mine, *given], tf.bool)
+                return tf.py_function(report, [mine, *there], tf.bool)
 
         good = tf.cond(fine, lambda: tf.constant(True), ask)
-        if not self._hvdrecover_reporter.skips:  # no branch is needed, which would cost two percent
+        if not reporter.skips:  # no branch is needed, which would cost two percent
             with tf.control_dependencies([good]):
-                super().apply(grads, trainable_variables)
+                super().apply(grads, given)
             return
 
         def step() -> tf.Tensor:
-            super(Watched, self).apply(grads, trainable_variables)
+            super(Hooked, self).apply(grads, given)
             return tf.constant(True)
 
         tf.cond(good, step, lambda: tf.constant(False))
 
 
-class Sums:
-    """Gradients of this rank, added up over several passes.
+# -- gradients that are not finite ---------------------------------------------------------------------------
 
-    Args:
-        variables: the variables that they are gradients of.
 
-    Attributes:
-        count: how many passes have been added up.
+def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
+    """Look at averaged gradients before each step of the Keras optimizers.
+
+    A ``LossScaleOptimizer`` is left alone: it has overflows as a matter of course, and skips them itself.
+
+    Raises:
+        ConfigError: batches are to be left out, and a step sums up several.
     """
+    optimizers = [each for each in components.values() if isinstance(each, keras.optimizers.Optimizer)]
+    names = {
+        id(variable): f"{name}.{inner}"
+        for name, component in components.items()
+        if not isinstance(component, keras.optimizers.Optimizer)
+        for inner, variable in named(component).items()
+    }
+    for optimizer in optimizers:
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            continue
+        _, needed = passes(optimizer)
+        if judge.policy == "rollback" and needed > 1:
+            raise ConfigError(
+                "numerics",
+                f"'rollback' leaves out one bad batch, but with backward_passes_per_step={needed} a step "
+                "sums up several batches. Pass Guard(numerics='skip')",
+            )
+        own.wanted = True
+        judge.steps = lambda optimizer=optimizer: int(optimizer.iterations)  # type: ignore[misc]
+        _hook(optimizer).reporter = _Reporter(judge, names)
+
+
+class _Reporter:
+    """Reports bad steps to the judge."""
+
+    def __init__(self, judge: Judge, names: Mapping[int, str]) -> None:
+        self.skips = judge.policy == "skip"
+        self._judge = judge
+        self._names = names
+
+    def of(self, variables: Sequence[Variable]) -> Callable[..., bool]:
+        """Return a function that reports the averaged gradients of some variables.
+
+        It also takes the sums of this rank's own gradients. It returns whether to apply the step: all numbers
+        are finite, and only their sum was too large.
+        """
+        names = [self._names.get(id(raw(each)), str(each.name)) for each in variables]
+        return functools.partial(self._report, names)
+
+    def _report(self, names: Sequence[str], mine: tf.Tensor, *averages: tf.Tensor) -> bool:
+        bad = [name for name, each in zip(names, averages, strict=True) if not is_finite(each)]
+        if not bad:
+            return True
+        sent = dict(zip(names, np.isfinite(mine.numpy()).tolist(), strict=True))
+        try:
+            self._judge.gradients(bad, [name for name in bad if not sent[name]])
+        except (NumericsError, RolledBack) as error:
+            raised(error)
+            raise
+        return False
+
+
+# -- several backward passes for a step ----------------------------------------------------------------------
+
+
+class Sums:
+    """Gradients of this rank, added up over ``count`` passes."""
 
     def __init__(self, variables: Sequence[Variable]) -> None:
         self.count = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -250,14 +289,23 @@ class Sums:
         self.count.assign(0)
 
 
+def is_distributed(optimizer: Any) -> bool:
+    """Return whether an optimizer averages gradients across the ranks."""
+    return _hooks_of(optimizer).reduction is not None
+
+
 def forget_sums(optimizer: Any) -> None:
     """Forget gradients that a rolled back step has left."""
-    if isinstance(optimizer, Distributed) and optimizer._hvdrecover.sums is not None:
-        optimizer._hvdrecover.sums.forget()
+    if (sums := _hooks_of(optimizer).sums) is not None:
+        sums.forget()
 
 
 def passes(optimizer: Any) -> tuple[int, int]:
     """Return how many backward passes of an optimizer no step has had yet, of how many that a step has."""
-    if not isinstance(optimizer, Distributed) or optimizer._hvdrecover.sums is None:
-        return 0, 1
-    return int(optimizer._hvdrecover.sums.count), optimizer._hvdrecover.passes
+    hooks = _hooks_of(optimizer)
+    return (int(hooks.sums.count) if hooks.sums is not None else 0), hooks.passes
+
+
+def _hooks_of(optimizer: Any) -> _Hooks:
+    found: _Hooks | None = getattr(optimizer, "_hvdrecover", None) if isinstance(optimizer, Hooked) else None
+    return found or _Hooks()

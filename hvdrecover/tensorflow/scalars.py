@@ -46,11 +46,7 @@ _marks: Marks | None = None  # of all graphs of this process; made when a state 
 
 
 class Reducing:
-    """Measures one reduction of gradients; create it when the reduction begins.
-
-    Args:
-        gradients: this rank's gradients; None where a variable has none.
-    """
+    """Measures one reduction of this rank's gradients; create it when the reduction begins."""
 
     def __init__(self, gradients: Sequence[Gradient]) -> None:
         self._marks = None if xla_compiles() else _marks

@@ -202,10 +202,10 @@ def load(
     strict: bool = True,
     **attributes: Any,
 ) -> Loaded:
-    """Load a commit into what is handed in, and into nothing else. Horovod need not be initialised.
+    """Load a commit into models and optimizers, outside of a job. Horovod need not be initialised.
 
-    Only the files of these attributes are read, and every byte of them is verified. The root is left as it
-    is, but for a small lease that is there meanwhile; so this may be done beside the job.
+    Only the files of these attributes are read, and every byte of them is verified. The job at the root, if
+    any, is not disturbed.
 
     Args:
         url: the checkpoint root: a path or an fsspec URL.
@@ -214,14 +214,12 @@ def load(
             the model that is handed in with it.
         commit: its name, such as ``"g0003-c00000120"``, or its number; None takes the newest that verifies,
             and warns of each that it passes over.
-        strict: whether what is handed in must fit the commit exactly. If not, what fits is loaded, and the
-            rest is warned of.
-        attributes: more models, optimizers, lists of variables and so on, by the names that they had in the
-            state.
+        strict: whether everything must fit the commit exactly. If not, what fits is loaded, with a warning
+            about the rest.
+        attributes: more models, optimizers, lists of variables and so on, by their names in the state.
 
     Raises:
-        ConfigError: nothing was handed in, something that can't be loaded into, such as a model that has not
-            been built, or the URL can't be opened.
+        ConfigError: nothing was handed in, or a model that has not been built, or the URL can't be opened.
         UnknownCommitError: the root holds no such commit, or is not a checkpoint root.
         MismatchError: something does not fit. Nothing was loaded.
         CorruptCheckpointError: the commit that was asked for is damaged. Nothing was loaded.

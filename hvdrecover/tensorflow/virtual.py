@@ -24,9 +24,9 @@ import tensorflow as tf
 from hvdrecover.errors import ConfigError, StepError
 from hvdrecover.state.adapter import Framework
 from hvdrecover.state.rank_local import PerRank
-from hvdrecover.tensorflow.averaging import own, sums
+from hvdrecover.tensorflow.averaging import own, sums_of
 from hvdrecover.tensorflow.dataset import ElasticDataset
-from hvdrecover.tensorflow.optimizer import Distributed
+from hvdrecover.tensorflow.optimizer import is_distributed
 from hvdrecover.tensorflow.sync_batch_norm import SyncBatchNormalization
 from hvdrecover.tensorflow.variables import Gradient, Variable, name_of, named, raw
 from hvdrecover.tensorflow.world import raised
@@ -47,7 +47,7 @@ def virtual_ranks(components: Mapping[str, Any], size: int, policy: Policy | Non
         ConfigError: an optimizer averages gradients over processes, or a layer averages statistics.
     """
     for name, each in components.items():
-        if isinstance(each, Distributed):
+        if is_distributed(each):
             raise ConfigError(
                 f"state.{name}",
                 "it averages gradients over processes, and state.steps() does over virtual ranks; leave "
@@ -320,7 +320,7 @@ class Gradients:
             )
         there = [place for place, each in enumerate(given) if each is not None]
         if own.wanted and there:
-            self._finite[there] &= np.isfinite(sums([given[place] for place in there]).numpy())
+            self._finite[there] &= np.isfinite(sums_of([given[place] for place in there]).numpy())
         flat = self._layout.packed(given)
         self._part = flat if self._part is None else self._layout.added(self._part, flat)
 

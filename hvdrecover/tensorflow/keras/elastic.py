@@ -29,13 +29,7 @@ __getattr__, __dir__ = standing_in(_hvd, globals())
 
 
 class KerasState(TensorFlowKerasState):
-    """See `hvdrecover.tensorflow.elastic.TensorFlowKerasState`.
-
-    Args:
-        model: see there.
-        optimizer: see there.
-        attributes: see there.
-    """
+    """See `hvdrecover.tensorflow.elastic.TensorFlowKerasState`."""
 
     def __init__(
         self,

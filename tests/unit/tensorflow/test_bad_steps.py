@@ -13,7 +13,7 @@ import tensorflow as tf
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError, NumericsError
 from hvdrecover.guard.numbers import RolledBack
-from hvdrecover.tensorflow.averaging import sums
+from hvdrecover.tensorflow.averaging import sums_of
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 
 
@@ -167,7 +167,7 @@ def test_a_watched_optimizer_is_saved_as_what_it_was() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
 def test_a_sum_tells_whether_all_numbers_are_finite(dtype: str, bad: float) -> None:
     tensors = [tf.zeros([0, 5], dtype), tf.ones([70, 1000], dtype), tf.cast([1.0, bad, 1.0], dtype)]
-    assert np.isfinite(sums(tensors).numpy()).tolist() == [True, True, False]
+    assert np.isfinite(sums_of(tensors).numpy()).tolist() == [True, True, False]
 
 
 def test_trained_variables_that_are_not_finite_are_named() -> None:
