@@ -29,16 +29,6 @@ def test_a_tape_is_wrapped_when_it_has_recorded(variable: Any) -> None:
     assert gradients["it"][0].numpy().tolist() == [2.0, 4.0, 6.0]
 
 
-def test_a_tape_works_inside_a_function(variable: Any) -> None:
-    @tf.function
-    def step() -> Any:
-        with recover.DistributedGradientTape(tf.GradientTape()) as tape:
-            loss = tf.reduce_sum(tf.convert_to_tensor(variable) ** 2)
-        return tape.gradient(loss, [variable])
-
-    assert step()[0].numpy().tolist() == [2.0, 4.0, 6.0]
-
-
 def test_what_does_not_depend_on_a_variable_has_no_gradient(variable: Any) -> None:
     other = tf.Variable([1.0])
     with recover.DistributedGradientTape(tf.GradientTape()) as tape:
@@ -56,22 +46,6 @@ def test_a_persistent_tape_gives_gradients_twice_and_other_methods_are_its_own(v
     assert tape.gradient(loss, [variable])[0].numpy().tolist() == [2.0] * 3
     assert float(tape.gradient(loss, constant)) == 6.0
     assert len(tape.watched_variables()) == 1
-
-
-def test_sparse_gradients_stay_sparse_unless_asked() -> None:
-    table = tf.Variable(tf.ones([4, 2]))
-
-    def gradient(**options: Any) -> Any:
-        with recover.DistributedGradientTape(tf.GradientTape(), **options) as tape:
-            loss = tf.reduce_sum(tf.gather(table, [1, 3, 1]))
-        return tape.gradient(loss, table)
-
-    sparse = gradient()
-    assert isinstance(sparse, tf.IndexedSlices)
-    dense = gradient(sparse_as_dense=True)
-    assert isinstance(dense, tf.Tensor)
-    expected = [[0.0, 0.0], [2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
-    assert dense.numpy().tolist() == tf.convert_to_tensor(sparse).numpy().tolist() == expected
 
 
 @pytest.mark.parametrize(

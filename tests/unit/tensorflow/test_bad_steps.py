@@ -14,7 +14,6 @@ import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError, NumericsError
 from hvdrecover.guard.numbers import RolledBack
 from hvdrecover.tensorflow.averaging import sums_of
-from hvdrecover.tensorflow.framework import TensorFlowFramework
 
 
 def a_model() -> keras.Model:
@@ -168,18 +167,3 @@ def test_a_watched_optimizer_is_saved_as_what_it_was() -> None:
 def test_a_sum_tells_whether_all_numbers_are_finite(dtype: str, bad: float) -> None:
     tensors = [tf.zeros([0, 5], dtype), tf.ones([70, 1000], dtype), tf.cast([1.0, bad, 1.0], dtype)]
     assert np.isfinite(sums_of(tensors).numpy()).tolist() == [True, True, False]
-
-
-def test_trained_variables_that_are_not_finite_are_named() -> None:
-    layers = [keras.layers.Dense(2, name="first"), keras.layers.BatchNormalization(name="second")]
-    model = keras.Sequential([*layers, keras.layers.Dense(1, name="third", dtype="float64")], name="net")
-    model.build((None, 3))
-    first, second, third = model.layers
-    first.kernel.assign(tf.fill([3, 2], 3e38))  # finite, unlike its sum
-    second.moving_mean.assign([np.nan, 0.0])  # not trained
-    framework = TensorFlowFramework()
-    assert framework.not_finite(framework.trained(model)) == []
-    third.bias.assign([np.inf])
-    second.gamma.assign([1.0, np.nan])
-    found = framework.not_finite(framework.trained(model))
-    assert [name.removeprefix("net/") for name in found] == ["second/gamma", "third/bias"]

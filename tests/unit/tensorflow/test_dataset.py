@@ -59,17 +59,6 @@ def test_the_ranks_together_see_each_sample_once_but_for_padding(make: Any, size
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_dropping_leaves_out_the_last_round(make: Any) -> None:
-    size = 3
-    every: list[int] = []
-    for rank in range(size):
-        data = make(tail="drop")
-        data.order.place(rank, size)
-        every += seen(data)
-    assert len(every) == len(set(every)) == LENGTH // size * size
-
-
-@pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize(("done", "before", "after"), [(0, 1, 1), (1, 2, 3), (3, 3, 1)])
 def test_what_is_left_is_dealt_out_anew_and_prefetched_batches_do_not_count(
     make: Any, done: int, before: int, after: int
@@ -116,15 +105,6 @@ def test_one_data_set_is_gone_through_again_and_again() -> None:
             data.record_batch()
         assert sorted(mine) == list(range(LENGTH))
         assert seen(data) != []  # the epoch over again, as it was gone through
-
-
-def test_the_last_batch_is_smaller_and_all_have_the_spec() -> None:
-    data = of_arrays()
-    assert [len(batch["it"]) for batch in data] == [4, 4, 4, 4, 4, 3]
-    assert data.element_spec == {
-        "x": tf.TensorSpec([None], tf.float64),
-        "it": tf.TensorSpec([None], tf.int64),
-    }
 
 
 def test_no_thread_tunes_it_whose_end_an_iterators_end_would_wait_for() -> None:

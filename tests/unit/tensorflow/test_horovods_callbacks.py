@@ -122,23 +122,6 @@ def test_the_rate_follows_the_schedule_and_velocities_follow_the_rate(model: ker
     assert history["lr"] == pytest.approx([0.5, 0.05, 0.005])
 
 
-def test_momentum_correction_is_what_horovods_comes_to() -> None:
-    """A step whose momentum is scaled with the rate, as Horovod's callback had it."""
-    variable, velocity, gradient = 1.0, -0.4, 2.0
-    expected = variable + (0.9 * 0.1 / 0.5) * velocity - 0.1 * gradient
-    optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
-    weight = keras.Variable([variable])
-    optimizer.build([weight])
-    optimizer.momentums[0].assign([velocity])
-    schedule = callbacks.LearningRateScheduleCallback(0.1, 1.0)
-    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
-    model.compile(optimizer, "mse")
-    schedule.set_model(model)
-    schedule.on_batch_begin(0)
-    optimizer.apply([np.array([gradient], np.float32)], [weight])
-    assert float(weight[0]) == pytest.approx(expected)
-
-
 def test_an_end_of_the_schedule_leaves_the_rate_alone(model: keras.Model) -> None:
     schedule = callbacks.LearningRateScheduleCallback(1.0, lambda epoch: 1 + epoch, 1, 3, staircase=False)
     watch = Watch(lambda: round(float(model.optimizer.learning_rate), 4))

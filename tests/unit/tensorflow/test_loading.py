@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 import pytest
-import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.checkpoint.storage import LocalStorage
@@ -38,17 +37,6 @@ def test_an_unbuilt_optimizer_is_built_for_the_model_and_continues_to_the_last_b
     assert (content(model), content(optimizer)) == job[2]
     train_one_step(model, optimizer)
     assert (content(model), content(optimizer)) == job[3]
-
-
-def test_variables_are_loaded_in_place(root: Path) -> None:
-    variables = [tf.Variable([1.0, 2.0], name="a"), tf.Variable(3, name="b")]
-    state = recover.TensorFlowState(variables, checkpoint=str(root))
-    state.sync()
-    state.commit(durable=True)
-    state.flush()
-    others = [tf.Variable([0.0, 0.0], name="a"), tf.Variable(0, name="b")]
-    recover.load(str(root), variables=others)
-    assert [each.numpy().tolist() for each in others] == [[1.0, 2.0], 3]
 
 
 def test_what_has_no_variables_yet_is_refused_with_the_remedy(root: Path, job: dict[int, Any]) -> None:

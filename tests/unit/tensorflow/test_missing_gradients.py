@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -18,21 +16,6 @@ def test_ranks_are_named_for_each_variable_that_only_some_have_a_gradient_of() -
         "b: missing on ranks 0, 2, there on rank 1",
         "c: missing on rank 2, there on ranks 0-1",
     ]
-
-
-def test_many_variables_are_counted() -> None:
-    found = lines([[], list(range(25))], [f"v{number}" for number in range(25)])
-    assert found[0] == "v0: missing on rank 1, there on rank 0"
-    assert (len(found), found[-1]) == (11, "and 15 more")
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_zeros_are_sent_for_a_gradient_that_is_missing(dtype: str) -> None:
-    variables = [tf.Variable([1.0, 2.0]), keras.Variable(np.ones([2, 3]), dtype=dtype)]
-    presence = Presence([tf.ones([2]), None], variables, tf.constant(0.0))
-    assert presence.filled[0].numpy().tolist() == [1.0, 1.0]
-    assert (presence.filled[1].dtype.name, presence.filled[1].numpy().tolist()) == (dtype, [[0.0] * 3] * 2)
-    assert presence.told(tf.float16).numpy().tolist() == [[0.0, 1.0], [1.0, 0.0]]
 
 
 @pytest.mark.parametrize("dtype", [tf.int32, tf.bfloat16, tf.complex64])

@@ -96,17 +96,6 @@ def test_all_ranks_forget_passes_when_they_agree_also_the_one_whose_state_they_t
     assert int(optimizer._hvdrecover.sums.count) == 0
 
 
-def test_it_is_the_same_optimizer_with_all_that_it_holds() -> None:
-    model = a_model()
-    optimizer = keras.optimizers.Adam(0.1)
-    steps(model, optimizer, [(X, Y)], graph=False)
-    before = [variable.numpy() for variable in optimizer.variables]
-    wrapped = recover.DistributedOptimizer(optimizer)
-    assert wrapped is optimizer
-    assert isinstance(wrapped, keras.optimizers.Adam)
-    assert equal([variable.numpy() for variable in wrapped.variables], before)
-
-
 def test_a_saved_model_has_a_plain_optimizer(tmp_path: Path) -> None:
     model = a_model()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -117,19 +106,6 @@ def test_a_saved_model_has_a_plain_optimizer(tmp_path: Path) -> None:
     assert type(loaded.optimizer) is keras.optimizers.Adam
     mine = [variable.numpy() for variable in model.optimizer.variables]
     assert equal([variable.numpy() for variable in loaded.optimizer.variables], mine)
-
-
-def test_an_optimizer_by_its_name_works_in_compile_and_fit() -> None:
-    plain, distributed = a_model(), a_model()
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    plain.compile(keras.optimizers.Adam(0.1), loss, jit_compile=False)
-    distributed.compile(recover.DistributedOptimizer(keras.optimizers.Adam(0.1)), loss, jit_compile=False)
-    for model in (plain, distributed):
-        model.fit(X, Y, epochs=2, shuffle=False, verbose=0)
-    assert equal(
-        [variable.numpy() for variable in distributed.variables],
-        [variable.numpy() for variable in plain.variables],
-    )
 
 
 @pytest.mark.parametrize("what", ["twice", "no optimizer", "no passes"])

@@ -126,15 +126,6 @@ def test_a_loop_tells_of_each_batch(tmp_path: Path, graph: bool) -> None:
     assert run.scalars["norm/averaged_gradient"] == by_step(norms)
 
 
-def test_a_loop_that_reports_nothing_has_its_steps_in_one_line(tmp_path: Path) -> None:
-    state = a_state(tmp_path)
-    for inputs, _ in state.data:
-        with recover.DistributedGradientTape(tf.GradientTape()) as tape:
-            loss = tf.reduce_mean(state.model(inputs, training=True))
-        tape.gradient(loss, state.model.trainable_variables)
-    assert run_of(state, tmp_path).steps["seconds/step"] == [6]
-
-
 def test_slices_of_one_place_are_added_up(tmp_path: Path) -> None:
     table = tf.Variable([[1.0], [1.0], [1.0]])
     state = recover.TensorFlowState([table], tensorboard=str(tmp_path))
@@ -171,12 +162,6 @@ def test_a_tensor_of_a_graph_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"^log_metrics\(loss=\): .*SymbolicTensor"):
         step()
-
-
-def test_without_a_folder_nothing_is_changed() -> None:
-    state = a_state(None)
-    fit(state)
-    assert not {"train_step", "compute_loss"} & set(vars(state.model))
 
 
 def test_without_a_folder_a_mean_that_is_not_finite_is_told_once() -> None:

@@ -13,7 +13,7 @@ from tensorflow.python.framework import op_def_registry
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.averaging import Reduction
-from hvdrecover.tensorflow.collectives import counter, outside_of_traces
+from hvdrecover.tensorflow.collectives import counter
 
 
 def test_a_counter_may_be_made_by_a_function_that_is_traced_again() -> None:
@@ -26,26 +26,6 @@ def test_a_counter_may_be_made_by_a_function_that_is_traced_again() -> None:
 
     assert [int(count(False)), int(count(False)), int(count(True)), int(count(True))] == [1, 2, 2, 4]
     assert {key: int(value) for key, value in counters.items()} == {False: 2, True: 4}
-
-
-def test_a_function_that_made_a_counter_is_traced_once() -> None:
-    traces = []
-
-    @tf.function
-    def count() -> tf.Tensor:
-        traces.append(None)
-        return counter().assign_add(1)
-
-    count()
-    assert len(traces) == 1
-
-
-def test_what_goes_wrong_outside_of_the_trace_is_raised_inside() -> None:
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        outside_of_traces(fail)
 
 
 def test_a_strategy_is_refused_in_an_elastic_job(monkeypatch: pytest.MonkeyPatch) -> None:

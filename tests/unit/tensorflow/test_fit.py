@@ -1,4 +1,4 @@
-"""Keras's callbacks in a ``fit`` that is interrupted: they continue as if it had not been."""
+"""``model.fit`` with the callbacks, in one process: interrupted, it continues as if it had not been."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.fit import scaled
+from hvdrecover.tensorflow.keras.callbacks import LearningRateScheduleCallback
 
 SAMPLES, BATCH, EPOCHS = 40, 4, 12  # ten batches an epoch
 X = np.linspace(-1, 1, SAMPLES * 3, dtype=np.float32).reshape(SAMPLES, 3)
@@ -59,6 +62,19 @@ class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
             raise InterruptionError
 
 
+class InterruptAfter(keras.callbacks.Callback):  # type: ignore[misc]
+    """Raises when so many batches have been done in all."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self._left = after
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._left -= 1
+        if not self._left:
+            raise InterruptionError
+
+
 class EachClass(keras.metrics.Metric):  # type: ignore[misc]
     """The number of times that each class was predicted: an array."""
 
@@ -88,7 +104,7 @@ class Counting(keras.callbacks.Callback):  # type: ignore[misc]
         self.names.append(epoch)
 
 
-def a_state(root: Path | None = None) -> recover.TensorFlowKerasState:
+def a_state(root: Path | None = None, **options: Any) -> recover.TensorFlowKerasState:
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(8, activation="tanh"), keras.layers.Dropout(0.5), keras.layers.Dense(2)]
     model = keras.Sequential(layers)
@@ -96,19 +112,32 @@ def a_state(root: Path | None = None) -> recover.TensorFlowKerasState:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = recover.DistributedOptimizer(keras.optimizers.Adam(0.01))
     metrics = ["accuracy", keras.metrics.SparseCategoricalCrossentropy(), EachClass()]
-    model.compile(optimizer, loss, metrics=metrics)
+    model.compile(optimizer, loss, metrics=metrics, **options)
     data = recover.elastic_dataset((X, Y), BATCH)
     checkpoint = None if root is None else str(root)
-    state = recover.TensorFlowKerasState(model, data=data, epoch=0, batch=0, checkpoint=checkpoint)
+    state = recover.TensorFlowKerasState(
+        model, data=data, epoch=0, batch=0, learning_rate=0.01, checkpoint=checkpoint
+    )
     state.sync()
     return state
 
 
-def fit(state: Any, *before: Any, behind: tuple[Any, ...] = (), every: int | None = 3, **options: Any) -> Any:
+def fit(
+    state: Any,
+    *before: Any,
+    behind: tuple[Any, ...] = (),
+    every: int | None = 3,
+    epochs: int = EPOCHS,
+    **options: Any,
+) -> Any:
     found = [*before, *recover.fit_callbacks(state, commit_every_batches=every, **options), *behind]
     return state.model.fit(
-        state.data, epochs=EPOCHS, initial_epoch=state.epoch, callbacks=found, verbose=0, shuffle=False
+        state.data, epochs=epochs, initial_epoch=state.epoch, callbacks=found, verbose=0, shuffle=False
     )
+
+
+def weights(state: Any) -> list[bytes]:
+    return [each.numpy().tobytes() for each in (*state.model.weights, *state.optimizer.variables)]
 
 
 def of_keras(folder: Path) -> list[keras.callbacks.Callback]:
@@ -135,7 +164,7 @@ def outcome(state: Any, history: Any, folder: Path) -> dict[str, Any]:
     assert "best.weights.h5" in files
     return {
         "epoch": state.epoch,
-        "weights": [each.numpy().tobytes() for each in (*state.model.weights, *state.optimizer.variables)],
+        "weights": weights(state),
         "history": (history.epoch, history_of(history)),
         "rows": list(csv.reader((folder / "log.csv").read_text().splitlines())),
         "files": stored({name: folder / name for name in files if name.endswith(".h5")}),
@@ -302,24 +331,169 @@ def test_the_warm_up_does_not_set_the_rate_again_that_another_callback_has_lower
         fit(state, judge, plateau, *others, warmup_epochs=1)
         return float(state.optimizer.learning_rate.numpy())
 
-    def prepared(root: Path | None) -> Any:
-        state = a_state()
-        model, data = state.model, state.data
-        made = recover.TensorFlowKerasState(
-            model, data=data, epoch=0, batch=0, learning_rate=0.01, checkpoint=root and str(root)
-        )
-        made.sync()
-        return made
-
-    undisturbed = training(prepared(None))
+    undisturbed = training(a_state())
     assert undisturbed < 0.01
-    state = prepared(tmp_path)
+    state = a_state(tmp_path)
     interrupt = Interrupt(9, 5)
     interrupt.set_state(state)
     with pytest.raises(InterruptionError):
         training(state, interrupt)
     state.flush()
-    assert training(prepared(tmp_path)) == undisturbed
+    assert training(a_state(tmp_path)) == undisturbed
+
+
+def test_several_steps_in_one_execution_are_all_counted(tmp_path: Path) -> None:
+    state = a_state(steps_per_execution=4)
+    counted = []
+    fit(
+        state,
+        keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: counted.append(state.batch)),
+        epochs=1,
+        every=None,
+    )
+    assert counted[:2] == [4, 8]
+    assert (state.epoch, state.batch) == (1, 0)
+    assert state.data.order.done == SAMPLES
+
+
+def test_one_rank_validates_warms_up_and_writes_for_tensorboard(tmp_path: Path) -> None:
+    state = a_state()
+    found = recover.fit_callbacks(state, warmup_epochs=2, tensorboard=str(tmp_path))
+    state.model.fit(state.data, validation_data=(X, Y), epochs=1, callbacks=found, verbose=0)
+    assert (state.epoch, state.data.order.done) == (1, SAMPLES)  # validation does not move the cursor
+    assert float(state.optimizer.learning_rate) == pytest.approx(0.01)  # the rate of one rank is its own
+    assert list(tmp_path.rglob("events.out.tfevents.*"))
+
+
+def test_a_tracked_data_set_to_validate_on_is_gone_through_each_time() -> None:
+    """It is tracked to be dealt out anew when ranks come or go; training has no part in its cursor."""
+
+    def made() -> recover.TensorFlowKerasState:
+        state = a_state()
+        state.validation = recover.elastic_dataset((X[:20], Y[:20]), BATCH, shuffle=False)
+        state.sync()
+        return state
+
+    def trained(state: Any, *extra: Any) -> None:
+        found = [*recover.fit_callbacks(state, commit_every_batches=3), count, *extra]
+        options = {"validation_data": state.validation, "callbacks": found, "verbose": 0, "shuffle": False}
+        state.model.fit(state.data, epochs=2, initial_epoch=state.epoch, **options)
+
+    tested: list[int] = []
+    count = keras.callbacks.LambdaCallback()
+    count.on_test_batch_end = lambda batch, logs=None: tested.append(batch)  # type: ignore[method-assign]
+    whole = made()
+    trained(whole)
+    assert tested == [*range(-(-20 // BATCH))] * 2 and whole.validation.order.done == 0
+    state = made()
+    with pytest.raises(InterruptionError):
+        trained(state, InterruptAfter(17))
+    state.restore()
+    trained(state)
+    assert weights(state) == weights(whole)
+
+
+def test_the_part_of_an_epoch_that_was_done_is_the_same_for_any_number_of_ranks() -> None:
+    state = a_state()
+    schedule = LearningRateScheduleCallback(0.1, lambda epoch: epoch, staircase=False)
+    schedule.steps_per_epoch = 5  # of twice as many ranks
+    state.data.record_batch(8)
+    begun: list[float] = []
+    note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: begun.append(schedule._done))
+    found = keras.callbacks.CallbackList([schedule, note, *recover.fit_callbacks(state)], model=state.model)
+    found.on_epoch_begin(0)
+    assert begun == [4]
+
+
+def test_a_rate_that_changes_with_each_batch_continues_from_where_it_was() -> None:
+    def trained(state: Any, *extra: Any) -> list[float]:
+        schedule = LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch, staircase=False)
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: rates.append(float(state.optimizer.learning_rate))
+        )
+        fit(state, schedule, note, *extra, epochs=2)
+        return rates
+
+    rates: list[float] = []
+    whole = trained(a_state())
+    rates = []
+    state = a_state()
+    with pytest.raises(InterruptionError):
+        trained(state, InterruptAfter(15))
+    state.restore()
+    del rates[10 * state.epoch + state.batch :]
+    assert trained(state) == whole
+
+
+def test_xla_is_switched_off_and_the_user_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    told = "jit_compile is switched off"
+    state = a_state(jit_compile=True)
+    fit(state, epochs=1)
+    assert sum(told in message for message in caplog.messages) == 1
+    caplog.clear()
+    automatic = a_state()
+    fit(automatic, epochs=1)
+    assert not any(told in message for message in caplog.messages)
+    assert automatic.model.jit_compile is False
+
+
+@pytest.mark.parametrize(
+    ("size", "epochs", "warmup", "rate"),
+    [
+        (1, 7.0, 5, 0.1),
+        (8, 0.0, 5, 0.1),
+        (8, 2.5, 5, 0.45),
+        (8, 5.0, 5, 0.8),
+        (8, 50.0, 5, 0.8),
+        (8, 0.0, 0, 0.8),
+    ],
+)
+def test_the_rate_rises_in_a_straight_line_to_that_of_all_ranks(
+    size: int, epochs: float, warmup: float, rate: float
+) -> None:
+    assert scaled(0.1, size, epochs, warmup) == pytest.approx(rate)
+
+
+def test_an_epoch_that_was_interrupted_after_its_last_batch_is_ended_and_not_begun_anew(
+    tmp_path: Path,
+) -> None:
+    def raises(epoch: int, logs: Any) -> None:
+        raise InterruptionError
+
+    undisturbed = a_state()
+    fit(undisturbed, every=5, epochs=2)
+    state = a_state(tmp_path)
+    with pytest.raises(InterruptionError):
+        fit(state, keras.callbacks.LambdaCallback(on_epoch_end=raises), every=5, epochs=2)
+    state.flush()
+    again = a_state(tmp_path)
+    assert (again.epoch, again.batch) == (0, 5)  # the tenth batch is committed with the epoch's end
+    fit(again, every=5, epochs=2)
+    assert weights(again) == weights(undisturbed)
+
+
+def test_averages_of_weights_that_are_swapped_in_continue(tmp_path: Path) -> None:
+    def training(state: Any, *others: Any) -> list[bytes]:
+        fit(state, keras.callbacks.SwapEMAWeights(swap_on_epoch=True), *others, epochs=3)
+        return weights(state)
+
+    def prepared(root: Path | None) -> Any:
+        state = a_state()
+        optimizer = recover.DistributedOptimizer(keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5))
+        state.model.compile(optimizer, state.model.loss)
+        made = recover.TensorFlowKerasState(
+            state.model, data=state.data, epoch=0, batch=0, checkpoint=root and str(root)
+        )
+        made.sync()
+        return made
+
+    undisturbed = training(prepared(None))
+    for number, after in enumerate((14, 21)):
+        state = prepared(tmp_path / str(number))
+        with pytest.raises(InterruptionError):
+            training(state, InterruptAfter(after))
+        state.flush()
+        assert training(prepared(tmp_path / str(number))) == undisturbed
 
 
 # -- what is refused ---------------------------------------------------------------------------------------
@@ -365,3 +539,22 @@ def with_another_one_to_keep(state: Any) -> None:
 def test_what_would_undo_a_recovery_is_refused(name: str, use: Callable[[Any], None]) -> None:
     with pytest.raises(ConfigError, match=f"^{name}"):
         use(a_state())
+
+
+@pytest.mark.parametrize(
+    ("missing", "options"),
+    [("epoch", {}), ("batch", {}), ("learning_rate", {"warmup_epochs": 1.0})],
+)
+def test_a_state_without_what_is_needed_is_refused(missing: str, options: dict[str, Any]) -> None:
+    attributes = {"epoch": 0, "batch": 0, "learning_rate": 0.1}
+    del attributes[missing]
+    state = recover.TensorFlowState([tf.Variable(1.0)], **attributes)
+    with pytest.raises(ConfigError, match=f"state.{missing}"):
+        recover.fit_callbacks(state, **options)
+
+
+@pytest.mark.parametrize("options", [{"commit_every_batches": 0}, {"warmup_epochs": -1.0}])
+def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    state = recover.TensorFlowState([tf.Variable(1.0)], epoch=0, batch=0, learning_rate=0.1)
+    with pytest.raises(ConfigError):
+        recover.fit_callbacks(state, **options)
