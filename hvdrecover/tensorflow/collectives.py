@@ -73,46 +73,36 @@ def _zero() -> tf.Variable:
     return counter(tf.int32)
 
 
-def broadcast_variables(
-    variables: Iterable[Variable],
-    root_rank: int,
-    process_set: Any = hvd.global_process_set,
-    inplace: bool = False,
-) -> Any:
-    """Give variables the values that they have on one rank.
+@functools.wraps(hvd.broadcast_variables, assigned=())
+def broadcast_variables(variables: Iterable[Variable], *args: Any, **options: Any) -> Any:
+    """Give variables the values that they have on one rank, as ``horovod.tensorflow.broadcast_variables``.
 
     Args:
         variables: TensorFlow's or Keras's; the same on all ranks.
-        root_rank: the rank that sends.
-        process_set: of ranks that take part.
-        inplace: send without a copy.
+        args: Horovod's, as for the following.
+        options: ``root_rank``, ``process_set``, ….
 
     Examples:
         >>> weights = tf.Variable([1.0, 2.0])
         >>> done = recover.broadcast_variables([weights], root_rank=0)
     """
-    return hvd.broadcast_variables([raw(each) for each in variables], root_rank, process_set, inplace)
+    return hvd.broadcast_variables([raw(each) for each in variables], *args, **options)
 
 
-def broadcast_(
-    variables: Iterable[Variable],
-    root_rank: int,
-    name: str | None = None,
-    process_set: Any = hvd.global_process_set,
-) -> Any:
+@functools.wraps(hvd.broadcast_, assigned=())
+def broadcast_(variables: Iterable[Variable], *args: Any, **options: Any) -> Any:
     """Give variables the values that they have on one rank, without a copy.
 
     Args:
-        variables: see `broadcast_variables`, as for all but the name.
-        root_rank: see there.
-        name: of the collective.
-        process_set: see there.
+        variables: see `broadcast_variables`, as for the following.
+        args: see there.
+        options: see there.
 
     Examples:
         >>> weights = tf.Variable([1.0, 2.0])
         >>> done = recover.broadcast_([weights], root_rank=0)
     """
-    return hvd.broadcast_([raw(each) for each in variables], root_rank, name, process_set)
+    return hvd.broadcast_([raw(each) for each in variables], *args, **options)
 
 
 def taking_what(horovods: Callable[..., Any], function: Callable[..., Made]) -> Callable[..., Made]:

@@ -27,22 +27,17 @@ _files = itertools.count()
 _v1 = tf.compat.v1
 
 
-class Marks:
-    """The variables in which graphs leave numbers.
-
-    Attributes:
-        steps: number of reductions.
-        waited: seconds spent in waiting for gradients of other ranks, in all.
-        averaged: norm of the last averaged gradients.
-        loss: the last loss of the model.
-    """
+class _Marks:
+    """The variables in which graphs leave numbers."""
 
     def __init__(self) -> None:
-        self.steps = counter()
-        self.waited, self.averaged, self.loss = (counter(tf.float64) for _ in range(3))
+        self.steps = counter()  # number of reductions
+        self.waited = counter(tf.float64)  # seconds of waiting for gradients of other ranks, in all
+        self.averaged = counter(tf.float64)  # norm of the last averaged gradients
+        self.loss = counter(tf.float64)  # the last loss of the model
 
 
-_marks: Marks | None = None  # of all graphs of this process; made when a state wants scalars
+_marks: _Marks | None = None  # of all graphs of this process; made when a state wants scalars
 
 
 class Reducing:
@@ -69,7 +64,7 @@ class Steps:
 
     def __init__(self, scalars: Scalars) -> None:
         global _marks
-        self._marks = _marks = _marks or Marks()
+        self._marks = _marks = _marks or _Marks()
         self._scalars = scalars
         self._steps, self._waited = int(_marks.steps), float(_marks.waited)
         scalars.poll = self.poll
