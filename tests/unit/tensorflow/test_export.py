@@ -13,7 +13,6 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import safetensors.numpy
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.cli import main
@@ -135,15 +134,6 @@ def test_a_file_is_replaced_only_if_asked_to_and_never_by_a_broken_commit(
     assert file.read_bytes() == b"mine"
     assert export(root, 2, *options, "--force") == 0
     assert content(keras.models.load_model(file)) == job[2][0]
-
-
-def test_a_safetensors_file_holds_the_variables_by_their_keras_paths(
-    root: Path, job: dict[int, Any], tmp_path: Path
-) -> None:
-    assert export(root, "-o", tmp_path / "x.safetensors", "--only", "model") == 0
-    found = safetensors.numpy.load_file(tmp_path / "x.safetensors")
-    assert sorted(array.tobytes() for array in found.values()) == sorted(job[3][0])
-    assert sum(name.endswith("/kernel") for name in found) == 2
 
 
 def in_a_process(program: str) -> subprocess.CompletedProcess[str]:

@@ -42,12 +42,10 @@ class InterruptionError(Exception):
 class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
     """Raises at the end of a batch, or of the epoch; or when the training has ended."""
 
-    def __init__(self, epoch: int | None, batch: int | None = None) -> None:
+    def __init__(self, state: Any, epoch: int | None, batch: int | None = None) -> None:
         super().__init__()
-        self._at = (epoch, batch)
-
-    def set_state(self, state: Any) -> None:
         self._state = state
+        self._at = (epoch, batch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if (self._state.epoch, self._state.batch - 1) == self._at:
@@ -59,19 +57,6 @@ class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_end(self, logs: Any = None) -> None:
         if self._at[0] is None:
-            raise InterruptionError
-
-
-class InterruptAfter(keras.callbacks.Callback):  # type: ignore[misc]
-    """Raises when so many batches have been done in all."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self._left = after
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._left -= 1
-        if not self._left:
             raise InterruptionError
 
 
@@ -200,8 +185,7 @@ def test_wherever_a_fit_is_interrupted_it_ends_the_same(tmp_path: Path) -> None:
     undisturbed = undisturbed_outcome(tmp_path / "undisturbed")
     state, kerass = a_state(tmp_path / "root"), of_keras(tmp_path / "files")
     for at, way, place in INTERRUPTIONS:
-        interrupt = Interrupt(*at)
-        interrupt.set_state(state)
+        interrupt = Interrupt(state, *at)
         callbacks = (*kerass, interrupt)
         with pytest.raises(InterruptionError):
             fit(state, *callbacks) if place == "before" else fit(state, behind=callbacks)
@@ -236,8 +220,7 @@ def test_of_two_fits_the_second_one_continues_though_the_first_is_called_again(t
 
     undisturbed = training(a_state())
     state = a_state(tmp_path)
-    interrupt = Interrupt(3, 2)
-    interrupt.set_state(state)
+    interrupt = Interrupt(state, 3, 2)
     with pytest.raises(InterruptionError):
         training(state, interrupt)
     state.flush()
@@ -249,8 +232,7 @@ def test_a_users_own_callback_is_kept_if_it_is_named_and_else_there_is_a_warning
     kept: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state, own = a_state(tmp_path), Counting()
-    interrupt = Interrupt(2, 8)
-    interrupt.set_state(state)
+    interrupt = Interrupt(state, 2, 8)
     with pytest.raises(InterruptionError):
         fit(state, own, interrupt, keep=[own] if kept else [])
     state.flush()
@@ -275,8 +257,7 @@ def test_a_commit_sets_only_attributes_that_the_script_has_made_and_of_their_kin
     state, own = a_state(), Counting()
     saves = keras.callbacks.ModelCheckpoint(str(tmp_path / "mine.weights.h5"), save_weights_only=True)
     own.out, own.stage, own.best = str(tmp_path / "mine.txt"), "first", None
-    at = Interrupt(2, 8)
-    at.set_state(state)
+    at = Interrupt(state, 2, 8)
     with pytest.raises(InterruptionError):
         fit(state, own, saves, at, keep=[own, saves])
     state.restore()
@@ -334,8 +315,7 @@ def test_the_warm_up_does_not_set_the_rate_again_that_another_callback_has_lower
     undisturbed = training(a_state())
     assert undisturbed < 0.01
     state = a_state(tmp_path)
-    interrupt = Interrupt(9, 5)
-    interrupt.set_state(state)
+    interrupt = Interrupt(state, 9, 5)
     with pytest.raises(InterruptionError):
         training(state, interrupt)
     state.flush()
@@ -387,7 +367,7 @@ def test_a_tracked_data_set_to_validate_on_is_gone_through_each_time() -> None:
     assert tested == [*range(-(-20 // BATCH))] * 2 and whole.validation.order.done == 0
     state = made()
     with pytest.raises(InterruptionError):
-        trained(state, InterruptAfter(17))
+        trained(state, Interrupt(state, 1, 6))
     state.restore()
     trained(state)
     assert weights(state) == weights(whole)
@@ -419,7 +399,7 @@ def test_a_rate_that_changes_with_each_batch_continues_from_where_it_was() -> No
     rates = []
     state = a_state()
     with pytest.raises(InterruptionError):
-        trained(state, InterruptAfter(15))
+        trained(state, Interrupt(state, 1, 4))
     state.restore()
     del rates[10 * state.epoch + state.batch :]
     assert trained(state) == whole
@@ -488,10 +468,10 @@ def test_averages_of_weights_that_are_swapped_in_continue(tmp_path: Path) -> Non
         return made
 
     undisturbed = training(prepared(None))
-    for number, after in enumerate((14, 21)):
+    for number, at in enumerate([(1, 3), (2, 0)]):
         state = prepared(tmp_path / str(number))
         with pytest.raises(InterruptionError):
-            training(state, InterruptAfter(after))
+            training(state, Interrupt(state, *at))
         state.flush()
         assert training(prepared(tmp_path / str(number))) == undisturbed
 

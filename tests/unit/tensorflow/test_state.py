@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -22,36 +21,21 @@ def a_model() -> keras.Model:
 
 def test_variables_of_both_kinds_objects_and_tensors_are_rolled_back() -> None:
     variables = [tf.Variable([1.0, 2.0]), keras.Variable([3.0]), tf.Variable(4, dtype=tf.int64)]
-    state = recover.TensorFlowState(variables, batch=0, history=[], tensor=tf.constant([5.0]))
+    module = tf.Module()
+    module.weight = tf.Variable([6.0])
+    state = recover.TensorFlowState(
+        variables, batch=0, history=[], tensor=tf.constant([5.0]), module=module, single=tf.Variable(7.0)
+    )
     state.sync()
-    for variable in variables:
+    for variable in (*variables, module.weight, state.single):
         variable.assign(tf.zeros_like(tf.convert_to_tensor(variable)))
     state.batch = 7
     state.history.append(1)
     state.tensor = tf.constant([0.0])
     state.restore()
     assert [variable.numpy().tolist() for variable in variables] == [[1.0, 2.0], [3.0], 4]
+    assert (module.weight.numpy().tolist(), float(state.single)) == ([6.0], 7.0)
     assert (state.batch, state.history, state.tensor.numpy().tolist()) == (0, [], [5.0])
-
-
-def test_a_module_and_a_single_variable_are_components(tmp_path: Path) -> None:
-    class Module(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = tf.Variable([1.0], name="weight")
-
-    def made(value: float) -> Any:
-        module, variable = Module(), tf.Variable(value)
-        module.weight.assign([value])
-        return recover.TensorFlowState(module=module, variable=variable, checkpoint=str(tmp_path))
-
-    state = made(2.0)
-    state.sync()
-    state.commit()
-    state.flush()
-    again = made(0.0)
-    again.sync()
-    assert (float(again.module.weight[0]), float(again.variable)) == (2.0, 2.0)
 
 
 def test_another_learning_rate_at_a_restart_is_named_and_what_takes_effect_is_not(
@@ -71,26 +55,6 @@ def test_another_learning_rate_at_a_restart_is_named_and_what_takes_effect_is_no
     state, (line,) = start(0.125, 0.9)
     assert "the script sets optimizer.learning_rate to 0.125, but the run was started with 0.5." in line
     assert float(state.optimizer.learning_rate) == 0.25
-
-
-def test_an_assignment_after_a_commit_does_not_reach_the_commit() -> None:
-    variable = tf.Variable(np.arange(1 << 18, dtype=np.float32))
-    state = recover.TensorFlowState([variable])
-    state.sync()
-    for value in range(3):
-        state.commit()
-        before = variable.numpy()
-        variable.assign_add(tf.fill(variable.shape, float(value + 1)))
-        state.restore()
-        assert np.array_equal(variable.numpy(), before)
-
-
-def test_the_optimizer_that_a_model_was_compiled_with_is_kept_and_built() -> None:
-    model = a_model()
-    model.compile(keras.optimizers.Adam(), "mse")
-    state = recover.TensorFlowKerasState(model)
-    assert state.optimizer is model.optimizer
-    assert state.optimizer.built
 
 
 def test_dropout_is_seeded_anew_at_each_commit_and_the_same_after_a_restore() -> None:
