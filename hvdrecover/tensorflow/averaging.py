@@ -237,7 +237,7 @@ class Reduction:
 
 
 def _divided(gradient: Gradient) -> Gradient:
-    """Divide by the number of ranks at the time of the call, not at that of the trace."""
+    """Divide by the number of ranks when the graph runs, not when it was traced."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(_divided(gradient.values), gradient.indices, gradient.dense_shape)
     return gradient / tf.cast(hvd.size_op(), gradient.dtype)
@@ -486,7 +486,7 @@ class Tape:
     ) -> Any:
         """As ``tf.GradientTape.gradient``, averaged across the ranks; all ranks have to call it.
 
-        Horovod's ``use_generic_names`` is not used: names never depend on what the process did before.
+        Horovod's ``use_generic_names`` is ignored: names never depend on the past of the process.
         """
         gradients = self._tape.gradient(target, sources, output_gradients, **options)
         reduced = self._reduction(tf.nest.flatten(gradients), tf.nest.flatten(sources))

@@ -213,7 +213,7 @@ class Fit:
         return bytes(np.asarray(found["rows"][self._world.rank()]).tobytes())
 
     def record(self) -> Record:
-        """Return what a commit holds of the ``fit``."""
+        """Return the state that a commit stores."""
         entries = {**self._elsewhere, **{key: self._entry(key) for key in self._named}}
         return {
             "epochs": self._epochs,
@@ -264,7 +264,7 @@ def metrics_of(model: keras.Model) -> bytes:
 
 
 def add_metrics(model: keras.Model, data: bytes) -> None:
-    """Add to metrics what they had counted before Keras reset them, unless these are other metrics."""
+    """Add the numbers that metrics had before Keras reset them, unless the model has other metrics."""
     variables = model.metrics_variables
     arrays = [each.numpy() for each in variables]
     if not 0 <= len(data) - sum(each.nbytes for each in arrays) < 8:
@@ -278,7 +278,7 @@ def add_metrics(model: keras.Model, data: bytes) -> None:
 
 
 def _named(callbacks: Sequence[Callback], rank: int) -> dict[str, Callback]:
-    """Return callbacks by class and number. Each rank's ``CSVLogger`` has a file and a name of its own."""
+    """Return callbacks by class and number; a ``CSVLogger`` also by rank, as each rank has its own file."""
     found: dict[str, Callback] = {}
     count: Counter[str] = Counter()
     for each in callbacks:

@@ -1,4 +1,4 @@
-"""Horovod's functions for TensorFlow 2 and Keras 3: reductions, broadcasts, and what they need in graphs.
+"""Horovod's functions for TensorFlow 2 and Keras 3: reductions, broadcasts, and their needs in graphs.
 
 TensorFlow computes operations of constants once, while it makes a graph. A process that makes its graphs
 again after a recovery would then wait for ranks that have theirs. Horovod's other collectives are declared
@@ -133,7 +133,7 @@ def taking_what(horovods: Callable[..., Any], function: Callable[..., Made]) -> 
 
 
 def outside_of_traces(make: Callable[[], Made]) -> Made:
-    """Make variables of our own, wherever this is called from.
+    """Make variables from within any trace.
 
     When TensorFlow traces a function a second time, it refuses new variables, even in ``tf.init_scope``. At
     import, they would fix TensorFlow's devices before the user's script has chosen them. But a trace belongs
@@ -159,7 +159,7 @@ def counter(dtype: tf.DType = tf.int64) -> tf.Variable:
 def switch_off_xla(model: keras.Model) -> None:
     """Have Keras not compile a model's training step, and tell the user, once for each model.
 
-    Keras also compiles unasked where there is an accelerator, and does not tell whether it was asked to.
+    Keras also compiles unasked where there is an accelerator; a model does not show who asked for it.
     """
     if getattr(model, "jit_compile", False):
         logger.warning(

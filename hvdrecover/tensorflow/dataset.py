@@ -28,7 +28,7 @@ Seed = npt.NDArray[np.int32]
 """Of shape ``[2]``."""
 _SEED = tf.TensorSpec([2], tf.int32)
 
-# Operations that draw from a stream of their own, or change a generator's state, as Keras's do.
+# Operations that draw from a hidden random stream, or change a generator's state, as Keras's do.
 _DRAWING = (
     "Random",
     "StatefulRandom",
@@ -338,7 +338,7 @@ class PerRank(rank_local.PerRank):
     virtual ranks, the function that makes iterators is called again.
 
     Raises:
-        ConfigError: a data set, which has no place of its own.
+        ConfigError: a data set, which has no position; an iterator has one.
 
     Examples:
         >>> batches = recover.PerRank(iter(tf.data.Dataset.range(6).batch(2)))

@@ -128,7 +128,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
             self._steps.watch(model)
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Find out what this ``fit`` resumes."""
+        """Find the state that this ``fit`` resumes from."""
         state, params = self.state, self.params or {}
         self._refuse_what_cannot_resume(params.get("steps"))
         for data in state._datasets:
@@ -225,7 +225,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self.state.epoch, self.state.batch = epoch + 1, 0
 
     def _allow_next_epoch(self) -> None:
-        """Undo `end_epoch`. A callback that stops the training from now on stops it for good."""
+        """Undo `end_epoch`. A callback that stops the training from now on stops it finally."""
         if self._has_ended:
             self.model.stop_training = self._has_ended = False
 
@@ -290,7 +290,7 @@ class Commit(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def _learning_rates(optimizer: Any) -> list[keras.Variable]:
-    """Return those of an optimizer, or of several in one, that callbacks can set."""
+    """Return the learning rates of an optimizer, or of several in one, that callbacks can set."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rates = [getattr(each, "learning_rate", None) for each in getattr(inner, "optimizers", [inner])]
     return [rate for rate in rates if isinstance(rate, keras.Variable)]

@@ -219,7 +219,7 @@ def load(
         attributes: more models, optimizers, lists of variables and so on, by their names in the state.
 
     Raises:
-        ConfigError: nothing was handed in, or a model that has not been built, or the URL can't be opened.
+        ConfigError: nothing was handed in, or a model that has not been built, or the URL is invalid.
         UnknownCommitError: the root holds no such commit, or is not a checkpoint root.
         MismatchError: something does not fit. Nothing was loaded.
         CorruptCheckpointError: the commit that was asked for is damaged. Nothing was loaded.

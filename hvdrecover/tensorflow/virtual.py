@@ -3,7 +3,7 @@
 A step of all virtual ranks:
 
 1. `Gradients.begin`. The script's inner loop goes through the virtual ranks of this process, whose batches
-   `feed` deals. For each of them the buffers of its own are swapped in.
+   `feed` deals. For each of them, its own buffers are swapped in.
 2. The script takes gradients by a plain tape, and hands them over by `Step.add`. They are packed into a few
    flat tensors. When the part ends, they are added to those of the parts before, in the fixed order of
    `hvdrecover.virtual.exchange`.
@@ -60,7 +60,7 @@ def virtual_ranks(components: Mapping[str, Any], size: int, policy: Policy | Non
                 place, instead = f"state.{name}.{inner.name}", "keras.layers.BatchNormalization"
                 raise ranks.averages(place, "SyncBatchNormalization", instead, "GroupNormalization")
     ranks.watch(hvd.mpi_ops, "MPI_LIB", _guarded)  # for functions that are traced from now on, too
-    return VirtualRanks(size, policy, Buffers(layers), [Gradients(size)])
+    return VirtualRanks(size, policy, _Buffers(layers), [Gradients(size)])
 
 
 def gradients_of(virtual: VirtualRanks) -> Gradients:
@@ -120,7 +120,7 @@ def _guarded(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return unconverted
 
 
-class Buffers(buffers.Buffers):
+class _Buffers(buffers.Buffers):
     """See `hvdrecover.virtual.buffers.Buffers`: the variables that are not trained.
 
     Seeds are not among them: each part has its own. A variable shares memory with its copies until it is
@@ -137,20 +137,16 @@ class Buffers(buffers.Buffers):
         super().__init__()
 
     def names(self) -> Iterable[str]:
-        """Return the names of the variables."""
         return self._variables.keys()
 
     def read(self, name: str) -> tf.Tensor:
-        """Return a variable's content."""
         variable = self._variables[name]
         return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
     def write(self, name: str, tensor: tf.Tensor) -> None:
-        """Assign to a variable."""
         tf.raw_ops.AssignVariableOp(resource=self._variables[name].handle, value=tensor)
 
     def bits(self, tensor: tf.Tensor) -> bytes:
-        """Return the bytes of a variable's content."""
         return bytes(np.ascontiguousarray(tensor._numpy()).tobytes())
 
 
@@ -257,7 +253,7 @@ class _Layout:
 
 
 class Gradients:
-    """Adds up the gradients of the virtual ranks, which the script hands over, and averages those of all.
+    """Adds up the gradients that the script hands over for each virtual rank, and averages them.
 
     In a step, `begin`; for each virtual rank of this process `part_begins`, `add`, `part_ends`; then `finish`
     and `result`.

@@ -20,7 +20,7 @@ from hvdrecover import config
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.state.horovod import HorovodWorld
 
-# The errors that TensorFlow makes of a failed collective, or of what it cancelled because of it.
+# The errors of a failed collective, and of operations that TensorFlow cancels for that reason.
 _POSSIBLE = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -72,7 +72,7 @@ class TensorFlowWorld(HorovodWorld):
 
 
 class _Probe(threading.Thread):
-    """The probe. It has a thread of its own, as it may wait for as long as the job lasts."""
+    """The probe. It runs on its own thread, as it may wait for as long as the job lasts."""
 
     def __init__(self) -> None:
         super().__init__(name="hvdrecover-probe", daemon=True)

@@ -167,7 +167,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from that of a single rank to ``initial_lr``, in a straight line.
+    """Raises the learning rate from a single rank's to ``initial_lr``, in a straight line.
 
     After Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.2.
 
