@@ -9,8 +9,8 @@
    attributes.
 
 Of Keras's own callbacks, a commit holds the attributes in `KEPT`. Of the user's callbacks that are passed as
-``keep=``, it holds all attributes that are plain values. Of other callbacks it only holds marks, so that a
-resumed ``fit`` can warn which attributes have lost their values.
+``keep=``, it holds all attributes that are plain values. Of other callbacks it only holds marks of the
+attributes that have changed, so that a resumed ``fit`` can warn which of them have lost their values.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ class Fit:
         self._partial: set[str] = set()  # this rank's callbacks that other ranks lack
         self._elsewhere: Record = {}  # the states of other ranks' callbacks
         self._appends: list[tuple[CSVLogger, bool]] = []
+        self._began: dict[str, Record] = {}  # marks of all attributes, when the fit began
         for key, callback in self._named.items():
             if isinstance(callback, CSVLogger):  # it must continue its file, and not open a new one
                 callback.append_header = True
@@ -165,7 +166,7 @@ class Fit:
                 key: [
                     name
                     for name, mark in entries.get(key, {}).get("marks", {}).items()
-                    if name in vars(callback) and _mark(getattr(callback, name)) != mark
+                    if _marks(callback).get(name) != mark
                 ]
                 for key, callback in self._named.items()
                 if key not in self._keep
@@ -176,6 +177,7 @@ class Fit:
                     logger.warning(text, "; ".join(found))
         for callback, append in self._appends:
             callback.append = append
+        self._began = {key: _marks(callback) for key, callback in self._named.items()}
         mine = {key: bool(_kinds(each) & _CHANGES_TRAINING) for key, each in self._named.items()}
         rows = gather_json(self._world, mine, "hvdrecover.callbacks") if self._world.size() > 1 else [mine]
         for key in sorted(set().union(*rows)):
@@ -249,12 +251,13 @@ class Fit:
 
     def _entry(self, key: str) -> Record:
         callback = self._named[key]
-        state = {name: getattr(callback, name) for name in _kept(callback) if name in vars(callback)}
+        state = {name: getattr(callback, name) for name in sorted(_kept(callback)) if name in vars(callback)}
         state = {name: _GET[name](callback, each) if name in _GET else each for name, each in state.items()}
         if key in self._keep:
             return {"state": {**_plain(callback), **state}, "marks": {}}
-        marks = {name: _mark(getattr(callback, name)) for name in _users(callback)}
-        return {"state": state, "marks": {name: mark for name, mark in marks.items() if mark is not None}}
+        began = self._began.get(key, {})
+        marks = {name: mark for name, mark in _marks(callback).items() if mark != began.get(name)}
+        return {"state": state, "marks": marks}
 
 
 def metrics_of(model: keras.Model) -> bytes:
@@ -331,11 +334,16 @@ def _plain(callback: Callback) -> Record:
     return found
 
 
-def _mark(value: Any) -> Any:
-    """Return what tells a plain value from another one: of containers just the size, as they may be large."""
-    if type(value) in _SCALARS:
-        return repr(value)
-    return len(value) if isinstance(value, list | dict | set | tuple) else None
+def _marks(callback: Callback) -> Record:
+    """Return marks of the user's plain attributes: of containers just the size, as they may be large."""
+    found: Record = {}
+    for name in _users(callback):
+        value = getattr(callback, name)
+        if type(value) in _SCALARS:
+            found[name] = repr(value)
+        elif isinstance(value, list | dict | set | tuple):
+            found[name] = len(value)
+    return found
 
 
 def _may_replace(mine: Any, stored: Any) -> bool:

@@ -97,7 +97,7 @@ def a_state(root: Path | None = None, **options: Any) -> recover.TensorFlowKeras
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = recover.DistributedOptimizer(keras.optimizers.Adam(0.01))
     metrics = ["accuracy", keras.metrics.SparseCategoricalCrossentropy(), EachClass()]
-    model.compile(optimizer, loss, metrics=metrics, **options)
+    model.compile(optimizer, loss, **{"metrics": metrics, **options})
     data = recover.elastic_dataset((X, Y), BATCH)
     checkpoint = None if root is None else str(root)
     state = recover.TensorFlowKerasState(
@@ -337,7 +337,7 @@ def test_several_steps_in_one_execution_are_all_counted(tmp_path: Path) -> None:
 
 
 def test_one_rank_validates_warms_up_and_writes_for_tensorboard(tmp_path: Path) -> None:
-    state = a_state()
+    state = a_state(metrics=["accuracy"])
     found = recover.fit_callbacks(state, warmup_epochs=2, tensorboard=str(tmp_path))
     state.model.fit(state.data, validation_data=(X, Y), epochs=1, callbacks=found, verbose=0)
     assert (state.epoch, state.data.order.done) == (1, SAMPLES)  # validation does not move the cursor
