@@ -28,7 +28,6 @@ from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.doctor import storage
 from hvdrecover.doctor.storage import near, root
 from hvdrecover.install.edits import EDITS
-from hvdrecover.install.edits.torch_wait import TORCH_WAIT
 from hvdrecover.launch import processes
 from hvdrecover.surroundings import address_of, source_towards, versions
 
@@ -165,7 +164,7 @@ def missing_edits() -> list[str]:
     lacking = []
     for edit in EDITS:
         file = folder / edit.file
-        needed = not edit.file.endswith("CMakeLists.txt") and edit not in TORCH_WAIT
+        needed = not edit.file.endswith("CMakeLists.txt") and not edit.name.startswith("torch-wait")
         has = ours if file.suffix != ".py" else file.exists() and edit.new in file.read_text()
         if needed and not has:
             lacking.append(edit.name)

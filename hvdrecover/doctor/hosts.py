@@ -91,7 +91,7 @@ def check_horovod(hosts: Hosts) -> Iterator[Finding]:
         found.append(warning(HOROVOD, what, f"Use `hvdrecover run --mpi`. {_INSTALL} to get Gloo."))
     if usual.lacks:
         what = f"{version} lacks fixes that recovery needs: {', '.join(usual.lacks)}"
-        remedy = f"{_REBUILD}. hvdrecover/install/edits/ describes what fails without each fix."
+        remedy = f"{_REBUILD}. hvdrecover/install/horovod.edits describes what fails without each fix."
         found.append(warning(HOROVOD, what, remedy))
     if not has.get("nccl", True) and any(each.gpus for each in hosts.values()):
         remedy = f"Set HOROVOD_GPU_OPERATIONS=NCCL. {_REBUILD}."

@@ -1,4 +1,4 @@
-"""Building and installing a Horovod that works with today's PyTorch and TensorFlow."""
+"""Building and installing a Horovod that works with current PyTorch and TensorFlow."""
 
 from hvdrecover.install.edits import EDITS, Edit, apply
 from hvdrecover.install.horovod import Installed, install_horovod, source_diff

