@@ -27,17 +27,11 @@ EVERY = 5.0  # seconds between two checks of a healthy host; an unhealthy one is
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks to make.
+    """The checks to make."""
 
-    Attributes:
-        ssh_port: port that must accept connections on other hosts; None skips this check.
-        identity: ssh's private key, for the command.
-        command: shell command that must succeed on each host; None skips this check.
-    """
-
-    ssh_port: int | None = 22
-    identity: str | None = None
-    command: str | None = None
+    ssh_port: int | None = 22  # must accept connections on other hosts; None skips this check
+    identity: str | None = None  # ssh's private key, for the command
+    command: str | None = None  # shell command that must succeed on each host; None skips this check
 
     @property
     def any(self) -> bool:
@@ -47,21 +41,13 @@ class Checks:
 
 @dataclass(frozen=True)
 class Health:
-    """The health of one host, from its checks.
+    """The health of one host, from its checks; times are in seconds since the epoch."""
 
-    Attributes:
-        healthy: whether the host may be used.
-        since: time of the last change, in seconds since the epoch.
-        checked: time of the last check, in seconds since the epoch.
-        streak: number of last checks in a row that contradict ``healthy``.
-        why: the problem that the last failed check found.
-    """
-
-    healthy: bool
-    since: float
-    checked: float
-    streak: int = 0
-    why: str = ""
+    healthy: bool  # whether the host may be used
+    since: float  # time of the last change
+    checked: float  # time of the last check
+    streak: int = 0  # number of last checks in a row that contradict `healthy`
+    why: str = ""  # the problem that the last failed check found
 
 
 def update(before: Health | None, problem: str, now: float) -> Health:
@@ -86,18 +72,10 @@ def is_due(health: Health | None, now: float) -> bool:
 
 
 def run(names: Sequence[str], checks: Checks, environ: Mapping[str, str], timeout: float) -> dict[str, str]:
-    """Check hosts, all at once.
+    """Check hosts, all at once, the first ones first; all checks together may take `timeout` seconds.
 
-    Threads that still wait for a host may remain, so the calling process should end soon, by `os._exit`.
-
-    Args:
-        names: the hosts, the most important first.
-        checks: what to check.
-        environ: the environment.
-        timeout: seconds that all checks together may take.
-
-    Returns:
-        The problem of each host, empty if it passed. Hosts that were not checked in time are missing.
+    Return the problem of each host, '' if it passed. Hosts that were not checked in time are missing. Threads
+    that still wait for a host may remain, so the calling process should end soon, by `os._exit`.
     """
     started: set[str] = set()
     deadline = time.monotonic() + timeout - min(_MARGIN, timeout / 4)

@@ -15,11 +15,7 @@ _REPEATED = 2  # reports that begin a cooldown
 
 
 def report(path: Path, host: str, now: float) -> None:
-    """Report a host on which a slot was given up.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Report a host on which a slot was given up. Raises `OSError` if the file cannot be written."""
     with path.open("ab", buffering=0) as file:
         file.write(f"{json.dumps({'time': now, 'host': host})}\n".encode())
 

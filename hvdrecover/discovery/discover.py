@@ -7,27 +7,32 @@ Horovod's driver calls discovery each second while it holds a lock that recoveri
    again. It continues when the call has returned, so a source that hangs delays nobody.
 3. A call without any usable answer waits for the process, for the whole timeout. A call that has an older
    answer waits for `PATIENCE` only, and does not wait for checks.
+
+The history file is shared by all calls. Only the holder of its lock writes it. It is replaced as a whole, so
+readers need no lock.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import select
 import signal
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.discovery import checks, cooldown, history, selection
 from hvdrecover.discovery.checks import Checks
-from hvdrecover.discovery.history import History, HistoryFile
+from hvdrecover.discovery.history import History
 from hvdrecover.discovery.hosts import Host, check_hosts
 from hvdrecover.discovery.selection import Answer, Limits
 from hvdrecover.discovery.sources import Source
@@ -37,6 +42,7 @@ PATIENCE = 0.5  # seconds for which a call waits for a newer answer if it has a 
 _FOR_CHECKS = 0.6  # of the timeout, so that checks end in time if the source is quick
 _MARGIN = 0.5  # seconds for a source to report its own timeout
 _BACKSTOP = 2.0  # seconds after which the kernel kills an asking process that does not end
+_KEPT = 2 * 86400.0  # seconds after which the history of another job is deleted
 # Variables that differ between starts of one job, and have no influence on its hosts.
 _OF_A_START = re.compile(
     r"(_?HOROVOD_|HVDRECOVER_|SSH_)|(_|PATH|PWD|OLDPWD|SHLVL|INVOCATION_ID|JOURNAL_STREAM|TERM|COLUMNS|LINES)\Z"
@@ -45,21 +51,13 @@ _OF_A_START = re.compile(
 
 @dataclass(frozen=True)
 class Settings:
-    """The user's settings of host discovery.
+    """The user's settings of host discovery."""
 
-    Attributes:
-        limits: what is wanted of the hosts.
-        checks: how they are checked.
-        timeout: seconds within which each call answers.
-        cache: folder of the history files.
-        reports: file in which the supervisor reports hosts that fail; None for none.
-    """
-
-    cache: Path
+    cache: Path  # folder of the history files
     limits: Limits = field(default_factory=Limits)
     checks: Checks = field(default_factory=Checks)
-    timeout: float = 5.0
-    reports: Path | None = None
+    timeout: float = 5.0  # seconds within which each call answers
+    reports: Path | None = None  # file in which the supervisor reports hosts that fail
 
 
 def discover(
@@ -84,9 +82,9 @@ def discover(
     Raises:
         DiscoveryError: there is no good answer; the message says why.
     """
-    file = HistoryFile(settings.cache / f"{_key(source, settings.checks, environ)}.json")
+    file = settings.cache / f"{_key(source, settings.checks, environ)}.json"
     asking = _Asking(source, settings, environ, file, clock)
-    known, problem, late = file.read(), "", False
+    known, problem, late = history.read(file), "", False
     if patient or not asking.is_fresh(known):
         usable = not patient and asking.is_usable(known)
         patience = min(PATIENCE, settings.timeout) if usable else settings.timeout
@@ -94,7 +92,7 @@ def discover(
         if news is not None:
             known, problem = news
         else:
-            known = file.read()
+            known = history.read(file)
             late = asking.is_overdue(known)
     reports = cooldown.read(settings.reports)
     found = selection.answer(
@@ -124,7 +122,7 @@ class _Asking:
     source: Source
     settings: Settings
     environ: Mapping[str, str]
-    file: HistoryFile
+    file: Path
     clock: Clock
 
     def is_fresh(self, known: History) -> bool:
@@ -146,15 +144,10 @@ class _Asking:
         return known.asked is None or not 0 <= self.clock.now() - known.asked <= limit
 
     def start(self, patience: float, *, wait_for_checks: bool) -> tuple[History, str] | None:
-        """Start the process and wait for it.
+        """Start the process and wait for it, for so many seconds at most.
 
-        Args:
-            patience: seconds to wait.
-            wait_for_checks: whether to wait for the checks, and for another process that asks just now.
-
-        Returns:
-            The history, and why it cannot be written or an empty string; None if it takes longer, or if
-            another process asks just now.
+        With `wait_for_checks`, also wait for checks, and for another process that asks just now. Return the
+        history, and why it cannot be written or ''; None if there is no answer in time.
         """
         reader, writer = os.pipe()
         child = os.fork()
@@ -167,8 +160,8 @@ class _Asking:
                 os._exit(0)
         os.waitpid(child, 0)
         os.close(writer)
-        wanted, deadline = 2 if wait_for_checks else 1, time.monotonic() + patience
-        text = b""
+        wanted = 2 if wait_for_checks and self.settings.checks.any else 1
+        text, deadline = b"", time.monotonic() + patience
         with os.fdopen(reader, "rb", buffering=0) as pipe:
             while text.count(b"\n") < wanted and (left := deadline - time.monotonic()) > 0:
                 if select.select([pipe], [], [], left)[0]:
@@ -195,39 +188,35 @@ class _Asking:
 
     def _run(self, writer: int, *, wait: bool) -> None:
         """Ask, write, check, write; send the history after each of the two writes."""
-        with ExitStack() as stack:
-            problem = ""
-            try:
-                stack.enter_context(self.file.lock(wait=wait))
-            except BlockingIOError:
-                return
-            except OSError as error:
-                problem = _unwritable(error)
-            known = self.file.read()
-            if known.asked is None:
-                self.file.delete_old_files(self.clock.now())
-            if not self.is_fresh(known):  # no other process has asked meanwhile
-                known = self._ask(known)
-                problem = self._write(known) or problem
-            _send(writer, known, problem)
-            if self.settings.checks.any:
-                known = self._check(known)
-                problem = self._write(known) or problem
-            _send(writer, known, problem)
-
-    def _write(self, known: History) -> str:
         try:
-            self.file.write(known)
+            with self._lock(wait=wait):
+                self._ask_and_check(writer, "")
+        except BlockingIOError:  # another process asks just now
+            return
         except OSError as error:
-            return _unwritable(error)
-        return ""
+            self._ask_and_check(writer, _unwritable(error))
+
+    def _ask_and_check(self, writer: int, problem: str) -> None:
+        known = history.read(self.file)
+        if known.asked is None:
+            self._delete_old_files()
+        if not self.is_fresh(known):  # no other process has asked meanwhile
+            known = self._ask(known)
+            problem = self._write(known) or problem
+        _send(writer, known, problem)
+        if self.settings.checks.any:
+            known = self._check(known)
+            problem = self._write(known) or problem
+            _send(writer, known, problem)
 
     def _ask(self, known: History) -> History:
         """Return the history after the source was asked."""
         hosts, failure = self._call_source()
         now = self.clock.now()
         if failure or not hosts:
-            return replace(known, asked=now, failure=failure or "it names no host", empty=not failure)
+            hint = getattr(self.source, "if_empty", "")
+            nothing = f"it names no host{hint and f'; {hint}'}"
+            return replace(known, asked=now, failure=failure or nothing, empty=not failure)
         names = {host.name for host in hosts}
         return replace(
             known,
@@ -269,17 +258,52 @@ class _Asking:
         due = [name for name in names if checks.is_due(known.health.get(name), now)]
         # Hosts that were never checked first, then those with the oldest check.
         due.sort(key=lambda name: before.checked if (before := known.health.get(name)) else 0.0)
-        timeout = self.settings.timeout * _FOR_CHECKS
-        problems = checks.run(due, self.settings.checks, self.environ, timeout)
+        problems = checks.run(due, self.settings.checks, self.environ, self.settings.timeout * _FOR_CHECKS)
         now = self.clock.now()
-        health = {
-            **known.health,
-            **{name: checks.update(known.health.get(name), each, now) for name, each in problems.items()},
-        }
-        healthy = tuple(name for name in names if name in health and health[name].healthy)
-        if not healthy:
-            return replace(known, health=health)
-        return replace(known, health=health, healthy=healthy, healthy_at=now)
+        checked = {name: checks.update(known.health.get(name), each, now) for name, each in problems.items()}
+        known = replace(known, health={**known.health, **checked})
+        healthy = tuple(name for name in names if name in known.health and known.health[name].healthy)
+        return replace(known, healthy=healthy, healthy_at=now) if healthy else known
+
+    # -- the history file ------------------------------------------------------------------------------
+
+    def _write(self, known: History) -> str:
+        """Replace the history file; return the problem, or ''."""
+        name = ""
+        try:
+            handle, name = tempfile.mkstemp(dir=self.file.parent, prefix=f"{self.file.name}.")
+            with os.fdopen(handle, "wb") as file:
+                file.write(history.dumps(known))
+            Path(name).replace(self.file)
+        except OSError as error:
+            with suppress(OSError):
+                Path(name).unlink()
+            return _unwritable(error)
+        return ""
+
+    @contextmanager
+    def _lock(self, *, wait: bool) -> Iterator[None]:
+        """Hold the lock, which the kernel releases when its holder dies.
+
+        Raises `BlockingIOError` if another process holds it, `OSError` if the folder cannot be written to.
+        """
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with _lock_of(self.file).open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            yield
+
+    def _delete_old_files(self) -> None:
+        """Delete other histories in the folder that have not been written for days."""
+        with suppress(OSError):
+            for path in self.file.parent.glob("?" * 16 + ".json"):
+                # The folder may be the user's, with other files in it.
+                if self.clock.now() - path.stat().st_mtime > _KEPT and history.is_one(path.read_bytes()):
+                    path.unlink()
+                    _lock_of(path).unlink()
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
 
 
 def _unwritable(error: OSError) -> str:

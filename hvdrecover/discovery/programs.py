@@ -14,15 +14,9 @@ _KILLED = 5.0  # seconds for a killed program to end; one that waits for a disk 
 
 
 def output(command: Sequence[str], environ: Mapping[str, str], timeout: float) -> bytes:
-    """Return what a program prints.
+    """Return the output of a program. After `timeout` seconds it is killed with all its processes.
 
-    Args:
-        command: program and arguments; the program is looked up on the environment's ``PATH``.
-        environ: its environment.
-        timeout: seconds after which it is killed, with all processes that it has started.
-
-    Raises:
-        DiscoveryError: it cannot be started, has failed, or has not ended in time.
+    Raises `DiscoveryError` if it cannot be started, fails, or does not end in time.
     """
     name = command[0]
     try:

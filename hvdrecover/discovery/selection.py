@@ -17,44 +17,26 @@ State = Literal["used", "spare", "cooldown", "unhealthy", "unchecked", "excluded
 
 @dataclass(frozen=True)
 class Limits:
-    """The wishes of the user about the hosts.
+    """The user's options about the hosts."""
 
-    Attributes:
-        slots: of hosts whose source names none.
-        include: shell patterns; if there are any, a host must match one.
-        exclude: shell patterns that no host may match.
-        max_hosts: the greatest number of hosts.
-        max_np: the greatest number of processes of the job; hosts beyond it are spare.
-        last_good: seconds for which an answer may stand in for later ones that fail.
-        allow_empty: whether an empty answer is good as long as no host was ever named.
-    """
-
-    slots: int = 1
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    max_hosts: int | None = None
-    max_np: int | None = None
-    last_good: float = 60.0
-    allow_empty: bool = False
+    slots: int = 1  # of hosts whose source names none
+    include: tuple[str, ...] = ()  # shell patterns; if there are any, a host must match one
+    exclude: tuple[str, ...] = ()  # shell patterns that no host may match
+    max_hosts: int | None = None  # the greatest number of hosts
+    max_np: int | None = None  # the greatest number of processes of the job; hosts beyond it are spare
+    last_good: float = 60.0  # seconds for which an answer may stand in for later ones that fail
+    allow_empty: bool = False  # whether an empty answer is good as long as no host was ever named
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One host.
-
-    Attributes:
-        name: the host.
-        slots: how many processes it takes.
-        state: ``used`` and ``spare`` hosts are named to Horovod, others are not.
-        since: time at which this state began, in seconds since the epoch.
-        why: the reason if it is left out; else an empty string.
-    """
+    """One host."""
 
     name: str
-    slots: int
-    state: State
-    since: float
-    why: str = ""
+    slots: int  # how many processes it takes
+    state: State  # `used` and `spare` hosts are named to Horovod, others are not
+    since: float  # time at which this state began, in seconds since the epoch
+    why: str = ""  # the reason, if it is left out
 
     @property
     def named(self) -> bool:
@@ -64,15 +46,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of host discovery.
+    """The result of host discovery."""
 
-    Attributes:
-        entries: all hosts of the source: first those that are named to Horovod, the oldest first.
-        warning: a problem with the source or all of its hosts; an empty string without one.
-    """
-
-    entries: tuple[Entry, ...]
-    warning: str = ""
+    entries: tuple[Entry, ...]  # all hosts of the source: first those named to Horovod, the oldest first
+    warning: str = ""  # a problem with the source or all of its hosts
 
     @property
     def hosts(self) -> tuple[Entry, ...]:
@@ -90,19 +67,12 @@ def answer(
     checked: bool,
     late: bool = False,
 ) -> Answer:
-    """Return the answer of one call.
+    """Return the answer of one call, from the results of earlier calls.
 
-    Args:
-        history: the results of earlier calls.
-        limits: the user's limits.
-        reports: times at which guardians reported each host.
-        now: the time.
-        source: the source's name in errors.
-        checked: whether hosts must have passed their checks.
-        late: whether the source has not answered this call in time.
-
-    Raises:
-        DiscoveryError: the last good answer is too old or missing, or no host is left.
+    `reports` has the times at which guardians reported each host, `source` is the source's name in errors,
+    `checked` says whether hosts must have passed their checks, and `late` whether the source has not answered
+    this call in time. Raises `DiscoveryError` if the last good answer is too old or missing, or if no host is
+    left.
     """
     failure = history.failure or ("has not answered in time" if late else "")
     if history.listed is None:

@@ -1,22 +1,36 @@
-"""The guardian of one slot: starts its training process, watches it, and restarts it in place."""
+"""The guardian of one slot: starts its training process, watches it, and restarts it in place.
+
+1. Start the training process. Its page (`hvdrecover.heartbeat`) says in which phase it is, and how far.
+2. Look at it five times a second (`State.WATCHING`). Kill it if it makes no progress for longer than
+   `hangs.limit` allows. In calm training, start a standby beside it.
+3. When it ends, find out how (`ends.end`). It may have finished or left: then the guardian ends, too.
+4. Else repair it: after a pause (`State.PAUSING`, none at the first death), wake the standby, or start a new
+   process. Horovod's driver never learns of the death, so it blacklists nothing.
+5. After too many deaths without progress, or an error that a restart cannot mend, give the slot up. If the
+   supervisor has to end the job, wait for that (`State.DISMISSED`): Horovod ends all ranks as soon as one
+   guardian exits, and the other ranks must report their errors first.
+
+At any time: a stop signal or the supervisor's order asks the process to leave at its next commit; when the
+grace is over, it is killed. If the supervisor or the launcher is gone, the guardian kills it, too, and ends.
+"""
 
 from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
+from types import MappingProxyType
 from typing import Any
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config, environment, open_mpi
 from hvdrecover.errors import LaunchError
 from hvdrecover.heartbeat import Phase, Reading, Stop
-from hvdrecover.launch import deaths, hangs, processes, python_command, slurm, waits
-from hvdrecover.launch.deaths import Death, Record
-from hvdrecover.launch.ends import FIRST_ERROR, End
+from hvdrecover.launch import ends, hangs, processes, python_command, slurm, waits
+from hvdrecover.launch.ends import FIRST_ERROR, Death, End, Record
 from hvdrecover.launch.hangs import Limits
-from hvdrecover.launch.launcher import LauncherWatch
 from hvdrecover.launch.reports import Reports
 from hvdrecover.launch.signals import Waking
 from hvdrecover.launch.stacks import Whereabouts
@@ -27,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _REPORT = 5.0  # seconds between reports of the last commit to the supervisor
 _SUSPENDED = 5.0  # seconds between looks after which this process, too, must have been stopped
+_LONGEST_DETAIL = 10_000  # characters of an error in an event; the traceback has all of it
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,14 @@ class Settings:
     limits: Limits = field(default_factory=Limits)  # when a process counts as hanging
     grace: float = 30.0  # seconds for a process to leave after a preemption
     standby: bool = True  # whether a standby is kept
+
+
+class State(Enum):
+    """The states of a guardian; `Guardian._LOOKS` has the action in each."""
+
+    WATCHING = auto()  # the training process runs, or has just ended
+    PAUSING = auto()  # it has ended, and is started again when the pause is over
+    DISMISSED = auto()  # the slot is given up; the supervisor ends the job
 
 
 class Guardian:
@@ -57,22 +80,18 @@ class Guardian:
         self._reports = Reports(config, clock)
         self._whereabouts = Whereabouts(config, self._reports)
         program = python_command.parse(command)
-        self._wrapped = program is None
+        self._wrapped = program is None  # the exit code may be a shell's
         self._readiness = Readiness(program if settings.standby and config.elastic else None, environ)
         self._record = Record()
-        self._restart_at: float | None = None
-        self._dismissed_by: float | None = None
-        self._code = 0
-        self._hung = False
-        self._silent_since = 0.0
+        self._state, self._until, self._code = State.WATCHING, 0.0, 0  # the end of a pause; the exit code
+        self._hung: float | None = None  # seconds without progress for which the process was killed
         self._divergences = 0
-        self._begun = False
-        self._stop_by: float | None = None
+        self._stop_by: float | None = None  # when a process that was asked to leave is killed
         self._signalled = False
         self._signals: list[int] = []
+        self._begun = False
         self._ticked = self._reported = clock.monotonic()
         self._memory_kills = processes.memory_kills()
-        self._launcher = LauncherWatch(config.rendezvous, config.collective_seconds, clock)
         self._training: Training
 
     def run(self) -> int:
@@ -84,8 +103,7 @@ class Guardian:
         processes.die_with_parent(signal.SIGHUP)  # handled here, even if nohup ignores it
         heeded = (*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
         with Waking((*heeded, signal.SIGCHLD)) as waking:
-            if self._reports.connect():  # the supervisor watches the launcher
-                self._launcher = LauncherWatch(None, 0.0, self._clock)
+            self._reports.connect()
             try:
                 python_command.check_script(self._command)
                 self._training = self._start()
@@ -107,43 +125,32 @@ class Guardian:
                 self._training.close()
                 self._readiness.drop()
 
-    # -- what may happen -------------------------------------------------------------------------------
-
     def _look(self) -> int | None:
-        """Act on one event; return the exit code if the work of this guardian is over."""
+        """Act on signals, on the loss of others, and on the state; return the exit code if all is over."""
         while self._signals:
-            if (code := self._heed(self._signals.pop(0))) is not None:
+            if (code := self._handle_signal(self._signals.pop(0))) is not None:
                 return code
-        if self._reports.is_cut_off:
-            return self._abandon("the supervisor is gone")
-        if self._config.launched and (reason := self._launcher.lost()):
+        if reason := self._reports.lost():
             return self._abandon(reason)
-        if self._dismissed_by is not None:  # the other ranks must report before Horovod ends them
-            return self._code if self._clock.monotonic() > self._dismissed_by else None
-        if self._restart_at is not None:
-            return self._restart_if_due(self._restart_at)
+        return self._LOOKS[self._state](self)
+
+    # -- the states ------------------------------------------------------------------------------------
+
+    def _watch(self) -> int | None:
         if self._training.returncode is not None:
             return self._died(self._training.returncode)
-        self._tick()
-        return None
-
-    def _tick(self) -> None:
         now = self._clock.monotonic()
-        suspended = now - self._ticked > _SUSPENDED
-        self._ticked = now
-        if suspended:  # this host was suspended, so no process could report progress
+        if now - self._ticked > _SUSPENDED:  # this host was suspended: no process could report progress
             self._training.page.touch()
+        self._ticked = now
         reading = self._training.read()
-        self._record.note(reading)
-        self._reports.forward(self._training)
-        self._count_divergences(reading)
+        self._note(reading)
         self._whereabouts.report_stall(self._training, reading)
         self._training.page.allow_stalls(*hangs.stalls(reading, self._settings.limits))
         self._training.page.judged_by(reading)
         if self._stop_by is not None and now > self._stop_by:
-            logger.warning(
-                "the grace is over: %s stops; its last durable commit stands", self._reports.name(reading)
-            )
+            name = self._reports.name(reading)
+            logger.warning("the grace is over: %s stops; its last durable commit stands", name)
             self._kill()
         elif hangs.is_hanging(reading, self._settings.limits, joins=self._record.joined):
             self._end_hang(reading)
@@ -151,33 +158,63 @@ class Guardian:
             self._readiness.keep(self._training, reading, now)
         if (ready := self._readiness.news()) is not None:
             self._reports.events.emit("standby", slot=self._config.local_rank, ready=ready)
-
         begun = reading.phase != Phase.UNKNOWN
         if now - self._reported > _REPORT or begun != self._begun:
             self._reported, self._begun = now, begun
-            commit = [reading.generation, reading.commit]
             self._record.note_root(self._training.notes())
-            facts = {"commit": commit, "point": self._record.farthest, "root": self._record.root}
+            facts = {
+                "commit": [reading.generation, reading.commit],
+                "point": self._record.farthest,
+                "root": self._record.root,
+            }
             self._reports.send(kind="commit", begun=begun, **facts)
+        return None
 
-    def _heed(self, number: int) -> int | None:
+    def _pause(self) -> int | None:
+        """Restart the training process in place as soon as the pause is over."""
+        if self._stop_by is not None:
+            return self._end("stopped", PREEMPTED)
+        if self._clock.monotonic() < self._until:
+            return None
+        before = self._training.read()
+        self._reports.forward(self._training)
+        self._training.close()
+        self._divergences = 0
+        woken = self._readiness.wake(self._record.handed_down)
+        self._training = woken or self._start(rejoins=True)
+        self._training.page.has_seen(before.longest, before.longest_beginning)
+        self._ticked, self._state = self._clock.monotonic(), State.WATCHING
+        attempt = self._record.deaths
+        self._reports.events.emit("restart", scope="slot", warm=woken is not None, attempt=attempt)
+        return None
+
+    def _wait_for_dismissal(self) -> int | None:
+        return self._code if self._clock.monotonic() > self._until else None
+
+    _LOOKS: Mapping[State, Callable[[Guardian], int | None]] = MappingProxyType(
+        {State.WATCHING: _watch, State.PAUSING: _pause, State.DISMISSED: _wait_for_dismissal}
+    )
+
+    # -- signals and orders ----------------------------------------------------------------------------
+
+    def _handle_signal(self, number: int) -> int | None:
+        """Act on a signal; return the exit code if it ends the guardian."""
         if number == signal.SIGQUIT:
             self._whereabouts.show(self._training)
         elif number in self._config.stop_signals and not self._signalled:
-            # one may come with the supervisor's order: a batch system signals all processes
+            # may come together with the supervisor's order: a batch system signals all processes
             self._signalled = True
             if self._stop_by is None:
                 self._ask(Stop.HOST, self._settings.grace)
         elif number != signal.SIGCHLD:
             self._kill()
-            self._say_end("stopped")
-            return processes.exit_code(-number)
+            return self._end("stopped", processes.exit_code(-number))
         return None
 
     def _ask(self, stop: Stop, grace: float) -> None:
         """Ask the training process to leave at its next commit."""
         self._stop_by = self._clock.monotonic() + grace
-        # it cannot leave at a commit: it has not imported hvdrecover
+        # without hvdrecover imported, it has no commits to leave at
         if self._training.read().phase == Phase.UNKNOWN:
             self._training.process.terminate()
         self._training.page.ask(stop)
@@ -200,16 +237,16 @@ class Guardian:
                     self._whereabouts.report(self._training, message["ranks"])
 
     def _abandon(self, reason: str) -> int:
-        """Stop: the supervisor or the launcher is gone."""
-        # else another process has reported it
+        """End, because the supervisor or the launcher is gone."""
+        # else another process reports it
         if self._config.is_first_of_host and not self._reports.is_supervised:
             rank = self._training.read().rank
             self._reports.report("fault", f"{reason}: stopping", rank, fault="launcher_lost", detail=reason)
         self._kill()
-        self._say_end("stopped")
+        code = self._end("stopped", processes.exit_code(-signal.SIGHUP))
         if self._config.is_first_of_host:
             slurm.leave_heir(self._environ, self._config.host)
-        return processes.exit_code(-signal.SIGHUP)
+        return code
 
     # -- the end of a training process -----------------------------------------------------------------
 
@@ -221,68 +258,46 @@ class Guardian:
         death = Death(
             returncode,
             reading,
-            hung=self._hung,
+            hung=self._hung is not None,
             out_of_memory=kills > self._memory_kills,
             error=str(error.get("error", "")),
             identity=str(error.get("identity", "")),
             kinds=tuple(error.get("kinds", ())),
         )
-        self._memory_kills, self._hung = kills, False
-        self._reports.forward(self._training)  # before the fault, in the order in which things happened
-        self._record.note(reading)
+        self._memory_kills = kills
+        self._note(reading)  # before the fault, in the order in which things happened
         self._record.note_root(notes)
-        self._count_divergences(reading)
-        end = deaths.end(death, first=not self._record.committed)
+        end = ends.end(death, first=not self._record.committed)
         if end.code == 0:
-            self._say_end(end.name)
-            return 0
+            return self._end(end.name, 0)
         if self._stop_by is not None or end.name == "left":
             whole = notes.get("left") == "job"
-            self._say_end("preempted" if whole else "left" if end.name == "left" else "stopped")
-            return PREEMPTED
+            how = "preempted" if whole else "left" if end.name == "left" else "stopped"
+            return self._end(how, PREEMPTED)
         if end.repair == "none":
-            self._say_end("stopped")
-            return processes.exit_code(returncode)
+            return self._end("stopped", processes.exit_code(returncode))
         return self._repair(death, end, notes)
 
     def _repair(self, death: Death, end: End, notes: dict[str, Any]) -> int | None:
+        """Decide whether the process is restarted, report its death, and enter the next state."""
         reason = self._cannot_restart(death, end)
-        ends_job = self._reports.is_supervised and (end.repair == "end" or reason == deaths.SAME_ERROR)
+        ends_job = self._reports.is_supervised and (end.repair == "end" or reason == ends.SAME_ERROR)
         if ends_job:  # the supervisor shows its error, once for all ranks, and last
             self._training.leave_error()
         self._training.show_error()
-        warm = not reason and self._readiness.is_warm
-        self._say_what_died(death, end, reason, warm=warm, notes=notes)
-        if reason:
-            self._reports.events.emit("gave_up", scope="slot", reason=reason)
-            self._code = end.code or processes.exit_code(death.returncode) or 1
-            if not ends_job:
-                return self._code
-            self._dismissed_by = self._clock.monotonic() + waits.DISMISSAL
-            return None
-        self._restart_at = self._clock.monotonic() + deaths.pause(self._record.deaths)
-        return self._restart_if_due(self._restart_at)
-
-    def _restart_if_due(self, due: float) -> int | None:
-        """Restart the training process in place as soon as its pause is over."""
-        if self._stop_by is not None:
-            self._say_end("stopped")
-            return PREEMPTED
-        if self._clock.monotonic() < due:
-            return None
-        self._restart_at = None
-        before = self._training.read()
-        self._reports.forward(self._training)
-        self._training.close()
-        self._divergences = 0
-        woken = self._readiness.wake(self._record.handed_down)
-        self._training = woken or self._start(rejoins=True)
-        self._training.page.has_seen(before.longest, before.longest_beginning)
-        self._ticked = self._clock.monotonic()
-        self._reports.events.emit(
-            "restart", scope="slot", warm=woken is not None, attempt=self._record.deaths
-        )
-        return None
+        pause = ends.pause(self._record.deaths)
+        by = "by its standby" if self._readiness.is_warm else "in place"
+        follows = f"given up: {reason}" if reason else f"restarted {by}{f' in {pause:g} s' if pause else ''}"
+        self._report_death(death, end, notes, follows, final=bool(reason), again=reason == ends.SAME_ERROR)
+        self._hung = None
+        now = self._clock.monotonic()
+        if not reason:
+            self._state, self._until = State.PAUSING, now + pause
+            return self._pause()
+        self._reports.events.emit("gave_up", scope="slot", reason=reason)
+        self._code = end.code or processes.exit_code(death.returncode) or 1
+        self._state, self._until = State.DISMISSED, now + waits.DISMISSAL
+        return None if ends_job else self._code
 
     def _cannot_restart(self, death: Death, end: End) -> str:
         if end.repair == "end":
@@ -293,17 +308,12 @@ class Guardian:
             return "the ranks have not come together, so the whole job is to start again"
         return self._record.died(death, end)
 
-    def _say_what_died(
-        self, death: Death, end: End, reason: str, *, warm: bool, notes: dict[str, Any]
+    def _report_death(
+        self, death: Death, end: End, notes: dict[str, Any], follows: str, *, final: bool, again: bool
     ) -> None:
-        kind, reading = deaths.fault(death), death.reading
-        pause = deaths.pause(self._record.deaths)
-        later = f" in {pause:g} s" if pause else ""
-        follows = f"restarted {'by its standby' if warm else 'in place'}{later}"
-        if reason:
-            follows = f"given up: {reason}"
+        kind, reading = ends.fault(death), death.reading
         # the full text is printed elsewhere
-        words = death.kinds[0] if end.errors else deaths.brief(death.words)
+        words = death.kinds[0] if end.errors else ends.brief(death.words)
         commit = f"after its commit {reading.commit}" if reading.commit else "before its first commit"
         what = f"{kind.replace('_', ' ')} ({words}) {commit}"
         self._reports.report(
@@ -316,26 +326,26 @@ class Guardian:
             exit=death.returncode,
             commit=[reading.generation, reading.commit],
             steps=reading.steps,
-            silent=self._clock.monotonic() - self._silent_since if death.hung else 0.0,
-            detail=death.words,
+            silent=self._hung or 0.0,
+            detail=death.words[:_LONGEST_DETAIL],
             identity=death.cause.error,
             end=end.name,
             point=reading.point,
             traceback=str(notes.get("traceback", "")),
-            final=bool(reason),
-            again=reason == deaths.SAME_ERROR,
+            final=final,
+            again=again,
             heard="StoppedError" in death.kinds,
             loaded=None if reading.changed > reading.agreed else notes.get("loaded") or None,
             root=self._record.root,
         )
 
-    def _count_divergences(self, reading: Reading) -> None:
-        """Report to the supervisor each time that the parameters here were not those of most ranks."""
-        while self._divergences < reading.diverged:
+    def _note(self, reading: Reading) -> None:
+        """Note how far the training has come, and forward the events of the process."""
+        self._record.note(reading)
+        self._reports.forward(self._training)
+        while self._divergences < reading.diverged:  # the parameters here were not those of most ranks
             self._divergences += 1
             self._reports.send(kind="diverged")
-
-    # -- hangs -----------------------------------------------------------------------------------------
 
     def _end_hang(self, reading: Reading) -> None:
         """Save the stacks of a hanging process, and kill it."""
@@ -346,9 +356,9 @@ class Guardian:
                 self._config.host,
                 reading.silent,
             )
-            self._restart_at = self._clock.monotonic()
+            self._state, self._until = State.PAUSING, self._clock.monotonic()
             return
-        self._hung, self._silent_since = True, self._clock.monotonic() - reading.silent
+        self._hung = reading.silent
         stopped = processes.is_stopped(self._training.pid)
         where = self._whereabouts.take(self._training, reading) or ("stopped" if stopped else "and no answer")
         trains = reading.phase in (Phase.BEGINNING, Phase.TRAINING)
@@ -372,9 +382,11 @@ class Guardian:
         if self._training.returncode is None and not self._training.kill():
             self._reports.events.emit("unkillable", processes=[self._training.pid])
 
-    def _say_end(self, how: str) -> None:
+    def _end(self, how: str, code: int) -> int:
+        """Tell the supervisor how this slot ended; return the exit code."""
         self._record.note_root(self._training.notes())
         self._reports.end(how, self._training.read(), self._record.root)
+        return code
 
 
 def guard(command: Sequence[str], settings: Settings, config: Config) -> int:

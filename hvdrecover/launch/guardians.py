@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import selectors
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,7 @@ from hvdrecover.launch.link import Link, Message
 logger = logging.getLogger(__name__)
 
 _STRANGERS = 512  # connections that have not said yet whose they are; more push the oldest out
-_AT_ONCE = 64  # connections that are taken before others are heard again
-_REST = 0.2  # seconds until connections are taken again, when none can be
+_REST = 0.2  # seconds to wait when no connection can be accepted
 
 
 @dataclass
@@ -28,7 +28,6 @@ class Guardian:
     slot: int | None = None  # its place there
     ended: bool = False  # whether it has said that it goes
     commit: list[int] | None = None  # generation and number of the last commit that it reported, or None
-    unclear: bool = False  # whether it has sent a message that cannot be read
 
 
 class Guardians:
@@ -61,8 +60,6 @@ class Guardians:
         self._clock = clock
         self._known: dict[Link, Guardian] = {}
         self._strangers: dict[Link, float] = {}  # and when they are dropped; the oldest come first
-        self._rests_until: float | None = None
-        self._warned = False
         self._listener = link.listen()
         self._listener.setblocking(False)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -93,13 +90,10 @@ class Guardians:
                 self._drop(each)
 
     def tend(self) -> None:
-        """Drop connections that are late with the token, and accept again after a pause. Call it often."""
+        """Drop connections that are late with the token. Call it often."""
         now = self._clock.monotonic()
         for each in [each for each, due in self._strangers.items() if due <= now]:
             self._drop(each)
-        if self._rests_until is not None and self._rests_until <= now:
-            self._rests_until = None
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def dismiss(self) -> None:
         """Close all connections; guardians that are left then stop."""
@@ -111,35 +105,26 @@ class Guardians:
     def close(self) -> None:
         """Take no more connections."""
         self.dismiss()
-        if self._rests_until is None:
-            self._selector.unregister(self._listener)
+        self._selector.unregister(self._listener)
         self._listener.close()
 
     def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
-            try:
-                connection, _ = self._listener.accept()
-                new = Link(connection, patience=0.0)
-            except (BlockingIOError, ConnectionAbortedError):  # it has gone again
-                return
-            except OSError as error:  # too many open files, no memory: it would come again and again
-                self._make_room(error)
-                return
-            self._strangers[new] = self._clock.monotonic() + waits.MESSAGE
-            self._selector.register(new, selectors.EVENT_READ, lambda new=new: self._read(new))
-            if len(self._strangers) > _STRANGERS:
-                self._drop(next(iter(self._strangers)))
-
-    def _make_room(self, error: OSError) -> None:
-        """Drop the oldest connection without a token. If there is none, pause accepting."""
-        if self._strangers:
-            self._drop(next(iter(self._strangers)))
+        try:
+            connection, _ = self._listener.accept()
+            new = Link(connection, patience=0.0)
+        except (BlockingIOError, ConnectionAbortedError):  # it has gone again
             return
-        if not self._warned:
-            self._warned = True
-            logger.warning("no guardian can be taken now: %s", error.strerror)
-        self._selector.unregister(self._listener)
-        self._rests_until = self._clock.monotonic() + _REST
+        except OSError as error:  # too many open files: the oldest stranger makes room
+            if self._strangers:
+                self._drop(next(iter(self._strangers)))
+            else:  # the connection stays in the queue, so this would be called again at once
+                logger.warning("cannot accept a guardian now: %s", error.strerror)
+                time.sleep(_REST)
+            return
+        self._strangers[new] = self._clock.monotonic() + waits.MESSAGE
+        self._selector.register(new, selectors.EVENT_READ, lambda new=new: self._read(new))
+        if len(self._strangers) > _STRANGERS:
+            self._drop(next(iter(self._strangers)))
 
     def _read(self, source: Link) -> None:
         for message in source.arriving():
@@ -155,10 +140,8 @@ class Guardians:
         try:
             self._hear(guardian, message)
         except (KeyError, TypeError, ValueError):
-            if not guardian.unclear:
-                guardian.unclear = True
-                text = "message of %s slot %s is malformed: is another version of hvdrecover there?"
-                logger.warning(text, guardian.host, guardian.slot, exc_info=True)
+            text = "message of %s slot %s is malformed: is another version of hvdrecover there?"
+            logger.warning(text, guardian.host, guardian.slot, exc_info=True)
 
     def _welcome(self, source: Link, message: Message) -> bool:
         """Check the first message of a connection; return whether it holds the job's token."""

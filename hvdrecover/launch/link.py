@@ -19,12 +19,7 @@ from hvdrecover.launch import waits
 
 Message = dict[str, Any]
 
-LONGEST = 1 << 18  # bytes in a message that is sent; texts of longer ones are cut
-
-_LONGEST = 1 << 20  # bytes in a line that is received; a longer one is skipped
-_LONGEST_GREETING = 1 << 12  # the same, before the other side has said the token
-_CUTS = (1 << 15, 1 << 11, 1 << 7)  # characters of a text that are kept; the largest that makes a message fit
-_ENTRIES = 1 << 7  # for so many characters, one entry of a list or an object is kept
+_LONGEST_GREETING = 1 << 12  # bytes of a line, before the other side has sent the token
 _KEEPALIVE = {
     socket.TCP_KEEPIDLE: 2,
     socket.TCP_KEEPINTVL: 2,
@@ -52,7 +47,6 @@ class Link:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         self._connection = connection
         self._pending = b""
-        self._skips = False
         self.is_open = True
         self.known = known
 
@@ -85,7 +79,7 @@ class Link:
     def arriving(self) -> Iterator[Message]:
         """Yield messages one by one, as the first one may set `known`."""
         try:
-            data = self._connection.recv(1 << 16)
+            data = self._connection.recv(1 << 18)
         except BlockingIOError:
             return
         except OSError:
@@ -95,28 +89,15 @@ class Link:
             return
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
-            message = None if self._skips else self._read(line)
-            self._skips = False
+            message = _decoded(line)
+            if message is not None:
+                yield message
+            elif not self.known:
+                self.close()
             if not self.is_open:
                 return
-            if isinstance(message, dict):
-                yield message
-        self._bound()
-
-    def _bound(self) -> None:
-        """Skip a line that is too long, or close the link."""
-        if self._skips or len(self._pending) > (_LONGEST if self.known else _LONGEST_GREETING):
-            self._skips, self._pending = True, b""
-            if not self.known:
-                self.close()
-
-    def _read(self, line: bytes) -> Any:
-        try:
-            return json.loads(line)
-        except (ValueError, RecursionError):
-            if not self.known:
-                self.close()
-            return None
+        if not self.known and len(self._pending) > _LONGEST_GREETING:
+            self.close()
 
     def close(self) -> None:
         """End the connection. Its descriptor stays until `release`, for selectors to forget."""
@@ -125,33 +106,23 @@ class Link:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """End the connection, and give its descriptor back."""
+        """End the connection, and close its descriptor."""
         self.close()
         self._connection.close()
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """Return the line of a message. Of a message that is too long, each text keeps its beginning and end."""
-    line = _line(message)
-    for most in _CUTS:
-        if len(line) <= LONGEST:
-            break
-        line = _line(_cut(message, most))
-    return line
-
-
-def _line(message: object) -> bytes:
+    """Return the line of a message."""
     return json.dumps(message, default=str).encode() + b"\n"
 
 
-def _cut(value: Any, most: int) -> Any:
-    if isinstance(value, str) and len(value) > most:
-        return f"{value[: most // 4]}\n… {len(value) - most} characters …\n{value[-most * 3 // 4 :]}"
-    if isinstance(value, Mapping):
-        return {key: _cut(each, most) for key, each in list(value.items())[: max(64, most // _ENTRIES)]}
-    if isinstance(value, (list, tuple)):
-        return [_cut(each, most) for each in value[: max(2, most // _ENTRIES)]]
-    return value
+def _decoded(line: bytes) -> Message | None:
+    """Return the message of a line; None if there is none in it."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
 
 
 def connect(host: str, port: int, token: str, **facts: Any) -> Link | None:
@@ -166,7 +137,7 @@ def connect(host: str, port: int, token: str, **facts: Any) -> Link | None:
 
 
 def listen() -> socket.socket:
-    """A socket that guardians of all hosts can connect to."""
+    """Return a socket that guardians of all hosts can connect to."""
     return socket.create_server(("", 0), backlog=2048)
 
 

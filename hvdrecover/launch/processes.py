@@ -119,8 +119,11 @@ def marked(mark: str) -> list[int]:
 
     Launchers hand their environment on, so this also finds processes that left the launcher's group.
     """
-    numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [process for process in numbers if _has(mark, process)]
+    return [process for process in _all() if _has(mark, process)]
+
+
+def _all() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def _has(mark: str, process: int) -> bool:
@@ -128,7 +131,7 @@ def _has(mark: str, process: int) -> bool:
         words = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
-    return mark.encode() in words and _state(process) not in ("", "Z", "X")
+    return mark.encode() in words and _stat(process)[1] not in ("", "Z", "X")
 
 
 def kill_marked(
@@ -143,11 +146,8 @@ def kill_marked(
     The resource tracker of Python's multiprocessing removes shared memory that others leave behind, and then
     ends. So it is killed only if it has not ended after some seconds.
 
-    Args:
-        mark: as for `marked`.
-        patience: seconds to wait for the end of killed processes.
-        pause: called to sleep; may do other work meanwhile.
-        hurries: whether to wait for `waits.KILLED` only.
+    `patience` is for the end of killed processes; only `waits.KILLED` if it `hurries`. `pause` is called to
+    sleep; it may do other work meanwhile.
     """
     began, look = time.monotonic(), _SHORTEST_LOOK
     # descriptors of processes, by number: a descriptor never means another process
@@ -156,7 +156,7 @@ def kill_marked(
     try:
         while True:
             _forget_ended(found)
-            fresh = _find(mark, found)
+            fresh = [process for process in _all() if process not in found and _add(mark, process, found)]
             tidy.update(filter(_tidies, fresh))
             waited = time.monotonic() - began
             for process, descriptor in found.items():
@@ -172,22 +172,16 @@ def kill_marked(
             os.close(descriptor)
 
 
-def _find(mark: str, found: dict[int, int]) -> list[int]:
-    """Add descriptors of marked processes to those that were found; the ones that are new."""
-    fresh = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or (process := int(entry.name)) in found or not _has(mark, process):
-            continue
-        try:
+def _add(mark: str, process: int, found: dict[int, int]) -> bool:
+    """Add the descriptor of a process that has the mark; return whether it has."""
+    with contextlib.suppress(ProcessLookupError):
+        if _has(mark, process):
             descriptor = os.pidfd_open(process)
-        except ProcessLookupError:
-            continue
-        if _has(mark, process):  # so the descriptor is not of a later process with this number
-            found[process] = descriptor
-            fresh.append(process)
-        else:
+            if _has(mark, process):  # so the descriptor is not of a later process with this number
+                found[process] = descriptor
+                return True
             os.close(descriptor)
-    return fresh
+    return False
 
 
 def _forget_ended(found: dict[int, int]) -> None:
@@ -205,11 +199,8 @@ def _tidies(process: int) -> bool:
 
 
 def parent(process: int) -> int:
-    """The process that has started a process; 0 if it is gone."""
-    try:
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    """Return the process that has started a process; 0 if it is gone."""
+    return int(_stat(process)[2] or 0)
 
 
 def command(process: int) -> list[str]:
@@ -228,7 +219,7 @@ def named(processes: Sequence[int]) -> str:
 
 def is_stopped(process: int) -> bool:
     """Return whether a process is stopped, by SIGSTOP or a debugger."""
-    return _state(process) in ("T", "t")
+    return _stat(process)[1] in ("T", "t")
 
 
 def exit_code(returncode: int) -> int:
@@ -251,36 +242,26 @@ def describe(returncode: int) -> str:
         return f"signal {-returncode}"
 
 
-def _state(process: int) -> str:
-    return _stat(process)[1]
-
-
-def _stat(process: int) -> tuple[str, str]:
-    """The name of a process's program, and its state; empty if it is gone."""
+def _stat(process: int) -> tuple[str, str, str]:
+    """Return the name of a process's program, its state and its parent; empty if it is gone."""
     try:
         head, _, rest = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")
-        return head.partition("(")[2], rest.split()[0]
+        state, parent = rest.split()[:2]
+        return head.partition("(")[2], state, parent
     except OSError:
-        return "", ""
+        return "", "", ""
 
 
 def memory_kills() -> int:
     """Return how many processes were killed for lack of memory, in this cgroup or on this host, so far."""
-    return max(_count(_cgroup() / "memory.events"), _count(Path("/proc/vmstat")))
+    groups = _read(Path("/proc/self/cgroup")).strip().splitlines()[-1:]  # the last line is of version 2
+    own = [_CGROUPS / each.rpartition(":")[2].lstrip("/") / "memory.events" for each in groups]
+    counts = (_read(path).split() for path in (*own, Path("/proc/vmstat")))
+    return max(int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0 for words in counts)
 
 
-def _cgroup() -> Path:
-    """The cgroup (version 2) of this process."""
+def _read(file: Path) -> str:
     try:
-        line = Path("/proc/self/cgroup").read_text().strip().splitlines()[-1]
-    except (OSError, IndexError):
-        return _CGROUPS
-    return _CGROUPS / line.rpartition(":")[2].lstrip("/")
-
-
-def _count(file: Path) -> int:
-    try:
-        words = file.read_text().split()
+        return file.read_text()
     except OSError:
-        return 0
-    return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
+        return ""

@@ -1,14 +1,22 @@
-"""A guardian's reports: events, lines on the terminal, and messages to the supervisor."""
+"""A guardian's ties to the rest of the job.
+
+With a supervisor: one connection, which takes events and reports and brings orders; its end means that the
+supervisor is gone. Without one: events go into the record, and a watch looks for the end of Horovod's driver.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 import selectors
+import socket
+import stat
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hvdrecover.bounded import Bounded
 from hvdrecover.clock import Clock
 from hvdrecover.config import Config
 from hvdrecover.errors import LaunchError
@@ -22,6 +30,8 @@ from hvdrecover.record import Record, number
 logger = logging.getLogger(__name__)
 
 _MOST_UNSENT = 10_000  # events that are kept while the supervisor takes none
+_DRIVER_EVERY = 2.0  # seconds between looks at Horovod's driver
+_DRIVER_REFUSALS = 2  # in a row, for the driver to be gone
 
 # Facts for the supervisor only, which no event holds.
 _UNWRITTEN = frozenset({"traceback", "identity", "final", "end", "point", "again", "heard", "loaded", "root"})
@@ -38,6 +48,7 @@ class Reports:
         # Events on their way, each with the monotonic time of its origin. The oldest make room for new ones.
         self._unsent: deque[tuple[float, Mapping[str, Any]]] = deque(maxlen=_MOST_UNSENT)
         self.events = Events(self._take, config.host, clock)
+        self._launcher = LauncherWatch(config.rendezvous, config.collective_seconds, clock)
 
     def connect(self) -> bool:
         """Connect to the supervisor; return whether there is one that can be reached."""
@@ -51,6 +62,8 @@ class Reports:
         self._supervisor = link.connect(*self._config.supervisor, **facts)
         if self._supervisor is None:
             logger.warning("the supervisor can't be reached; watching Horovod's driver instead")
+        else:  # the supervisor watches the driver
+            self._launcher = LauncherWatch(None, 0.0, self._clock)
         return self.has_supervisor
 
     def listen(self, selector: selectors.BaseSelector, hear: Callable[[], object]) -> None:
@@ -68,10 +81,11 @@ class Reports:
         """Return whether the supervisor is there still."""
         return self._supervisor is not None and self._supervisor.is_open
 
-    @property
-    def is_cut_off(self) -> bool:
-        """Return whether the supervisor was there, and is gone."""
-        return self._supervisor is not None and not self._supervisor.is_open
+    def lost(self) -> str:
+        """Return why the supervisor or the launcher counts as lost; '' if neither does."""
+        if self._supervisor is not None and not self._supervisor.is_open:
+            return "the supervisor is gone"
+        return self._launcher.lost() if self._config.launched else ""
 
     def receive(self) -> list[dict[str, Any]]:
         """Return the supervisor's messages that have come."""
@@ -137,7 +151,7 @@ class Reports:
         orders: list[object] = []
         self.listen(waking.selector, lambda: orders.extend(each.get("order") for each in self.receive()))
         deadline = self._clock.monotonic() + seconds
-        while "stop" not in orders and not self.is_cut_off and self._clock.monotonic() < deadline:
+        while "stop" not in orders and self.is_supervised and self._clock.monotonic() < deadline:
             if waking.wait(deadline - self._clock.monotonic()):
                 return
 
@@ -145,3 +159,51 @@ class Reports:
         """Tell the supervisor how this slot ended: finished, untrained, preempted, left or stopped."""
         commit = [reading.generation, reading.commit]
         self.send(kind="end", how=how, phase=reading.phase, commit=commit, root=root)
+
+
+class LauncherWatch:
+    """Watches for the end of Horovod's driver, on this host or another one."""
+
+    def __init__(self, rendezvous: tuple[str, int] | None, timeout: float, clock: Clock) -> None:
+        self._rendezvous = rendezvous
+        self._timeout = timeout
+        self._clock = clock
+        self._answered = self._looked = clock.monotonic()
+        self._refusals = 0
+        self._connect = Bounded(waits.DRIVER)
+
+    def lost(self) -> str:
+        """Return why the launcher counts as lost; '' if it does not."""
+        if output_is_closed():
+            return "nobody reads its output any more"
+        if self._rendezvous is not None and self._clock.monotonic() - self._looked >= _DRIVER_EVERY:
+            self._look(self._rendezvous)
+        if self._refusals >= _DRIVER_REFUSALS:
+            return "Horovod's driver is gone"
+        if self._rendezvous is not None and self._clock.monotonic() - self._answered > self._timeout:
+            return f"Horovod's driver has not answered for {self._timeout:g} s: this host is cut off"
+        return ""
+
+    def _look(self, rendezvous: tuple[str, int]) -> None:
+        try:
+            self._connect(socket.create_connection, rendezvous, timeout=waits.DRIVER).close()
+        except ConnectionRefusedError:
+            self._refusals += 1
+        except OSError:
+            self._refusals = 0
+        else:
+            self._refusals = 0
+            self._answered = self._clock.monotonic()
+        self._looked = self._clock.monotonic()
+        if self._refusals:
+            self._answered = self._looked
+
+
+def output_is_closed(descriptor: int = 1) -> bool:
+    """Return whether this output goes to a process that has closed it."""
+    mode = os.fstat(descriptor).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

@@ -11,8 +11,7 @@ from typing import Any, Literal
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.config import PREEMPTED
 from hvdrecover.launch import ends
-from hvdrecover.launch.deaths import SAME_ERROR, Cause
-from hvdrecover.launch.ends import FIRST_ERROR, End
+from hvdrecover.launch.ends import FIRST_ERROR, SAME_ERROR, Cause, End
 
 _CAUSES = 50  # known errors of the script in one message, which must fit into a send buffer
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -25,9 +23,7 @@ logger = logging.getLogger(__name__)
 
 _LISTED = 3  # tensors
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
-_PY_SPY_FRAME = re.compile(r"^    (?P<function>\S+) \((?P<file>.+):(?P<line>\d+)\)$", re.MULTILINE)
 _THREADS = re.compile(r"^(?=(?:Current thread|Thread) )", re.MULTILINE)
-_MAIN = re.compile(r'Current thread|Thread .*"MainThread"')
 
 
 @dataclass
@@ -61,7 +57,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def take(process: int, written: int) -> str:
-    """Have a process write its stacks to `written`; if it does not answer, try py-spy."""
+    """Have a process write its stacks to `written`, and return them; '' if it does not answer."""
     before = os.fstat(written).st_size
     os.kill(process, STACKS_SIGNAL)
     deadline = time.monotonic() + waits.STACKS
@@ -72,33 +68,18 @@ def take(process: int, written: int) -> str:
         if now > before and now == size:  # the answer is complete
             return os.pread(written, now - before, before).decode(errors="replace")
         size = now
-    return _by_py_spy(process)
-
-
-def _by_py_spy(process: int) -> str:
-    if (program := shutil.which("py-spy")) is None:
-        return ""
-    command = [program, "dump", "--full-filenames", "--nonblocking", "--pid", str(process)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=waits.PY_SPY, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout
+    return ""
 
 
 def summary(stacks: str) -> str:
     """Return the main thread's innermost frame, the user's own if possible, as ``file:line in f``, or ''."""
-    main = next((each for each in _THREADS.split(stacks) if _MAIN.match(each)), stacks)
-    frames = list(_FRAME.finditer(main)) or list(_PY_SPY_FRAME.finditer(main))
-    own = [frame for frame in frames if not _is_library(frame["file"])]
+    main = next((each for each in _THREADS.split(stacks) if each.startswith("Current thread")), stacks)
+    frames = list(_FRAME.finditer(main))
+    own = [frame for frame in frames if not is_library(frame["file"])]
     if not frames:
         return ""
     frame = (own or frames)[0]
     return f"{frame['file']}:{frame['line']} in {frame['function']}"
-
-
-def _is_library(file: str) -> bool:
-    return is_library(file) or is_library(os.path.realpath(file))
 
 
 class Whereabouts:

@@ -1,4 +1,17 @@
-"""The supervisor of a job: starts ``horovodrun``, and starts it again when Horovod gives up."""
+"""The supervisor of a job: starts ``horovodrun``, and starts it again when Horovod gives up.
+
+1. Start ``horovodrun`` (an `Attempt`). It starts a guardian for each slot, here and through ssh. Each
+   guardian connects back, and is told the facts of earlier attempts (`restarts.known`).
+2. Until ``horovodrun`` ends, hear the guardians: commits, faults, events, ends. A fault that no restart in
+   place can mend ends the attempt at once (`restarts.ending`).
+3. Then hear last messages, stop the guardians that are left, and kill every process of the job on this host.
+   They are known by a mark in their environment.
+4. Decide (`restarts.outcome`): the job is over, or starts again after a pause, from its newest durable
+   commit.
+
+A stop signal, or Slurm's plan to end the job, makes the job leave (`State.LEAVING`): all ranks make one more
+commit and exit, within the grace. Any other signal, or a second one, stops it at once (`State.STOPPED`).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +26,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +36,7 @@ from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import cooldown
 from hvdrecover.events import Events
-from hvdrecover.launch import deaths, horovodrun, processes, restarts, ssh, waits
+from hvdrecover.launch import ends, horovodrun, processes, restarts, ssh, waits
 from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.link import Message
 from hvdrecover.launch.missing_hosts import Shortage, Unreachable
@@ -54,6 +68,14 @@ class Settings:
     grace: float = 30.0  # seconds for the job to leave after a preemption
 
 
+class State(Enum):
+    """The states of a supervisor; each may only be followed by a later one."""
+
+    TRAINING = auto()
+    LEAVING = auto()  # the ranks have been asked to leave at their next commit
+    STOPPED = auto()  # everything is killed
+
+
 class Supervisor:
     """Starts ``horovodrun``, and starts it again when Horovod gives up."""
 
@@ -79,13 +101,13 @@ class Supervisor:
         self._events = Events(None if self._record is None else self._record.add, config.host, clock)
         self._mark = f"{ssh.MARK}={secrets.token_hex(16)}"
         self._attempts: list[Attempt] = []
-        self._leaving = self._signalled = False
+        self._state, self._code = State.TRAINING, 0  # the exit code of a job that is stopped
+        self._signalled = False
         self._unreachable: Unreachable | None = None
         self._stall: Stall | None = None
         self._stall_due = 0.0
         self._kill_at: float | None = None
         self._left_at = 0.0
-        self._stopped: int | None = None
         self._disk = Bounded(waits.DISK)
         self._job = secrets.token_hex(16)
         self._suspects: list[str] = []
@@ -147,15 +169,15 @@ class Supervisor:
         outcome = Outcome("restart", 1, "")
         while outcome.action == "restart":
             self._pause(outcome.pause)
-            if self._stopped is None:
+            if self._state is not State.STOPPED:
                 self._attempt(arguments, path)
-            if self._stopped is not None:
-                return Outcome("end", self._stopped, "stopped")
+            if self._state is State.STOPPED:
+                return Outcome("end", self._code, "stopped")
             outcome = restarts.outcome(
                 self._attempts,
                 outcome.without_progress,
                 ranks=self._settings.options.processes,
-                stopping=self._leaving,
+                stopping=self._state is State.LEAVING,
                 max_restarts=self._settings.max_restarts,
             )
             if outcome.action == "restart":
@@ -207,7 +229,7 @@ class Supervisor:
         finally:
             driver.kill()
             left = processes.kill_marked(
-                self._mark, pause=self._serve, hurries=lambda: self._leaving or self._stopped is not None
+                self._mark, pause=self._serve, hurries=lambda: self._state is not State.TRAINING
             )
             driver.kill_group()  # last: the resource tracker must remove shared memory before
             driver.ends()
@@ -258,18 +280,18 @@ class Supervisor:
 
     def _pause(self, seconds: float) -> None:
         until = self._clock.monotonic() + seconds
-        while self._stopped is None and (left := until - self._clock.monotonic()) > 0:
+        while self._state is State.TRAINING and (left := until - self._clock.monotonic()) > 0:
             self._serve(min(left, waits.SUPERVISION))
-            if self._leaving:
-                self._stopped = PREEMPTED
+        if self._state is State.LEAVING:  # nothing runs that could leave
+            self._state, self._code = State.STOPPED, PREEMPTED
 
     def _serve(self, seconds: float) -> None:
         """Wait for guardians and signals, and serve them."""
         for number in self._waking.wait(seconds):
-            self._heed(number)
+            self._handle_signal(number)
         if self._record is not None:
             self._record.flush()
-        if self._slurm is not None and not self._leaving:
+        if self._slurm is not None and self._state is State.TRAINING:
             needed = self._settings.grace + _MARGIN + _REQUEUE
             if detail := self._slurm.ends_within(needed):
                 self._leave(detail)
@@ -279,23 +301,26 @@ class Supervisor:
         if self._stall is not None and (self._stall.complete or self._clock.monotonic() > self._stall_due):
             self._report_stall(self._stall)
 
-    def _heed(self, number: int) -> None:
+    def _handle_signal(self, number: int) -> None:
         if number == signal.SIGQUIT:
             self._guardians.order(order="stacks")
         elif number in self._config.stop_signals and not self._signalled:
             self._signalled = True  # may be leaving: a batch system signals after we read its plan
-            if self._leaving:
-                logger.info("%s: the job leaves already", signal.Signals(number).name)
+            name = signal.Signals(number).name
+            if self._state is State.TRAINING:
+                self._leave(name)
             else:
-                self._leave(signal.Signals(number).name)
+                logger.info("%s: the job leaves already", name)
         elif number != signal.SIGCHLD:
-            self._stopped = PREEMPTED if self._leaving else processes.exit_code(-number)
+            if self._state is not State.STOPPED:
+                self._code = PREEMPTED if self._state is State.LEAVING else processes.exit_code(-number)
+            self._state = State.STOPPED
             self._guardians.order(order="stop")
             self._kill_at = self._clock.monotonic()  # kill everything at once
 
     def _leave(self, detail: str) -> None:
         """Have the job leave at its next commit."""
-        self._leaving = True
+        self._state = State.LEAVING
         self._announcement.leaves()
         grace = self._settings.grace
         message = f"{detail}: the job leaves at its next commit, within {grace:g} s"
@@ -307,7 +332,8 @@ class Supervisor:
 
     def _greeting(self) -> list[Message]:
         know: Message = {"order": "know", **restarts.known(self._attempts)}
-        return [know, {"order": "leave", "grace": self._settings.grace}] if self._leaving else [know]
+        leave: Message = {"order": "leave", "grace": self._settings.grace}
+        return [know, leave] if self._state is State.LEAVING else [know]
 
     def _hear(self, guardian: Guardian, message: Message) -> None:
         if message.get("kind") == "event":
@@ -342,7 +368,7 @@ class Supervisor:
         elif message.get("kind") == "fault":
             guardian.ended = bool(message.get("final"))
             attempt.faults.append({**message, "at": f"{guardian.host}/{guardian.slot}"})
-            of_host = message.get("fault") in deaths.OF_HOSTS and message.get("end") != "apart"
+            of_host = message.get("fault") in ends.OF_HOSTS and message.get("end") != "apart"
             if guardian.ended and of_host:
                 self._report_host(guardian.host)
 

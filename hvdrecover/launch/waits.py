@@ -12,7 +12,6 @@ from collections.abc import Mapping
 LOOK = 0.2  # between looks at the page of the training process
 DISMISSAL = 45.0  # for the supervisor to end the job, when an error of the script is to end it
 STACKS = 1.0  # for a training process to write down its stacks
-PY_SPY = 10.0  # for py-spy to do that
 DRIVER = 0.5  # for Horovod's driver to take a connection
 OUTPUT = 2.0  # for a slow reader of output to make room; less than any hang timeout
 LAST_OUTPUT = 20.0  # for a slow reader of output to take anything when the process ends

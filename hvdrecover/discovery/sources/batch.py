@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hvdrecover.discovery.hosts import LINE_ENDS, Host, check_count, check_name, count_slots
+from hvdrecover.discovery.hosts import Host, check_count, check_name
 from hvdrecover.discovery.sources import lists
-from hvdrecover.errors import DiscoveryError, HostListError
-
-_Word = tuple[int, int, str]  # line and column, from 1, and the word itself
+from hvdrecover.errors import DiscoveryError
 
 
 @dataclass(frozen=True)
@@ -24,13 +21,12 @@ class Lsf:
     def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
         """The hosts in ``LSB_DJOB_HOSTFILE``, ``LSB_MCPU_HOSTS`` or ``LSB_HOSTS``."""
         if environ.get("LSB_DJOB_HOSTFILE"):
-            hosts = host_per_slot(contents("LSB_DJOB_HOSTFILE", environ), "LSB_DJOB_HOSTFILE")
-        elif environ.get("LSB_MCPU_HOSTS"):
-            words = list(_words(environ["LSB_MCPU_HOSTS"]))
-            pairs = [words[place : place + 2] for place in range(0, len(words), 2)]
-            hosts = host_and_slots(pairs, "LSB_MCPU_HOSTS")
+            hosts = _once_per_slot("LSB_DJOB_HOSTFILE", _file("LSB_DJOB_HOSTFILE", environ))
+        elif words := environ.get("LSB_MCPU_HOSTS", "").split():
+            pairs = (words[place : place + 2] for place in range(0, len(words), 2))
+            hosts = _with_slots("LSB_MCPU_HOSTS", pairs)
         else:
-            hosts = host_per_slot(_required("LSB_HOSTS", environ, "bsub"), "LSB_HOSTS")
+            hosts = _once_per_slot("LSB_HOSTS", _required("LSB_HOSTS", environ, "bsub"))
         # IBM's CSM clusters (Summit, Sierra) name first a launch node with one slot; it cannot train.
         launch_node = "CSM_ALLOCATION_ID" in environ and len(hosts) > 1 and hosts[0].slots == 1
         return hosts[1:] if launch_node else hosts
@@ -45,7 +41,7 @@ class Pbs:
 
     def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
         """The hosts in ``PBS_NODEFILE``."""
-        return host_per_slot(contents("PBS_NODEFILE", environ), "PBS_NODEFILE")
+        return _once_per_slot("PBS_NODEFILE", _file("PBS_NODEFILE", environ))
 
 
 @dataclass(frozen=True)
@@ -57,10 +53,8 @@ class GridEngine:
 
     def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
         """The hosts in ``PE_HOSTFILE``; a line is like ``node1 4 all.q@node1 UNDEFINED``."""
-        lines: dict[int, list[_Word]] = {}
-        for word in _words(contents("PE_HOSTFILE", environ)):
-            lines.setdefault(word[0], []).append(word)
-        return host_and_slots([line[:2] for line in lines.values()], "PE_HOSTFILE")
+        lines = map(str.split, _file("PE_HOSTFILE", environ).splitlines())
+        return _with_slots("PE_HOSTFILE", (line[:2] for line in lines if line))
 
 
 @dataclass(frozen=True)
@@ -72,16 +66,12 @@ class Cobalt:
 
     def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
         """The hosts in ``COBALT_NODEFILE``."""
-        hosts = host_per_slot(contents("COBALT_NODEFILE", environ), "COBALT_NODEFILE")
+        hosts = _once_per_slot("COBALT_NODEFILE", _file("COBALT_NODEFILE", environ))
         return [Host(host.name) for host in hosts]
 
 
-def contents(variable: str, environ: Mapping[str, str]) -> str:
-    """Return the content of the file that a variable names.
-
-    Raises:
-        DiscoveryError: the variable is not set, or its file cannot be read or is empty.
-    """
+def _file(variable: str, environ: Mapping[str, str]) -> str:
+    """Return the content of the file that a variable names."""
     path = _required(variable, environ, "its batch system")
     text = lists.read(path, variable).decode("utf-8-sig", errors="replace")
     if not text.strip():
@@ -95,40 +85,17 @@ def _required(variable: str, environ: Mapping[str, str], starter: str) -> str:
     raise DiscoveryError(variable, f"is not set; start the job by {starter}")
 
 
-def host_per_slot(text: str, source: str) -> list[Host]:
-    """Return the hosts of a text that names each host once per slot.
-
-    Raises:
-        HostListError: a word is not a valid host name.
-    """
-    return count_slots(_checked(word, source) for word in _words(text))
+def _once_per_slot(variable: str, text: str) -> list[Host]:
+    """Return the hosts of a text that names each host once per slot."""
+    return _with_slots(variable, ([name, "1"] for name in text.split()))
 
 
-def host_and_slots(pairs: list[list[_Word]], source: str) -> list[Host]:
-    """Return the hosts of pairs of a host and a number of slots; the slots of a repeated host are added.
-
-    Raises:
-        HostListError: a word is not a valid host name or number of slots.
-    """
+def _with_slots(variable: str, pairs: Iterable[list[str]]) -> list[Host]:
+    """Return the hosts of pairs of a host and a number of slots; the slots of a repeated host are added."""
     slots: dict[str, int] = {}
-    for pair in pairs:
-        name = _checked(pair[0], source)
-        line, column, count = pair[-1]
-        problem = check_count(count) if len(pair) == 2 else f"'{name}' is not followed by a number of slots"
-        if problem:
-            raise HostListError(source, line, column, problem)
-        slots[name] = slots.get(name, 0) + int(count)
+    for name, *count in pairs:
+        problem = check_name(name) or ("" if count else f"'{name}' is not followed by a number of slots")
+        if problem := problem or check_count(count[0]):
+            raise DiscoveryError(variable, problem)
+        slots[name] = slots.get(name, 0) + int(count[0])
     return [Host(name, count) for name, count in slots.items()]
-
-
-def _words(text: str) -> Iterator[_Word]:
-    for number, line in enumerate(LINE_ENDS.split(text), start=1):
-        for match in re.finditer(r"\S+", line):
-            yield number, match.start() + 1, match[0]
-
-
-def _checked(word: _Word, source: str) -> str:
-    line, column, name = word
-    if problem := check_name(name):
-        raise HostListError(source, line, column, problem)
-    return name

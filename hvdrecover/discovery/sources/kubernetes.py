@@ -32,6 +32,7 @@ class Kubernetes:
 
     # The official client takes a second or two of a core to import, each time.
     every: ClassVar[float] = 10.0
+    if_empty: ClassVar[str] = "check --selector and --namespace: a missing namespace looks empty, too"
     variables: ClassVar[tuple[str, ...]] = (_CLUSTER, "KUBERNETES_SERVICE_PORT", _KUBECONFIG, _AGENT)
 
     selector: str = field(
@@ -83,17 +84,8 @@ def hosts_of(
 ) -> list[Host]:
     """Return the hosts of the pods that are ready, oldest first.
 
-    Args:
-        pods: the pods, as the API has them.
-        resource: resource of which each is a slot, if any.
-        annotation: annotation that says the slots, if any.
-        by_pod_name: whether hosts have the names of their pods.
-
-    Returns:
-        The hosts. Pods without the resource or the annotation are skipped.
-
-    Raises:
-        DiscoveryError: a pod's slots are not a number, or it can't be reached, or no pod says its slots.
+    Pods without the resource or the annotation that says their slots are skipped. Raises `DiscoveryError` if
+    a pod's slots are no number, if it cannot be reached, or if no pod says its slots.
     """
     ready = sorted((pod for pod in pods if _is_ready(pod)), key=_age)
     hosts: dict[str, Host] = {}
@@ -123,8 +115,7 @@ def _is_ready(pod: Pod) -> bool:
 
 
 def _name(pod: Pod) -> str:
-    name: str = pod["metadata"]["name"]
-    return name
+    return str(pod["metadata"]["name"])
 
 
 def _age(pod: Pod) -> tuple[str, list[str | int]]:

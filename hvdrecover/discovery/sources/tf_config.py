@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hvdrecover.discovery.hosts import Host, check_name, count_slots
 from hvdrecover.discovery.sources import lists
-from hvdrecover.errors import DiscoveryError, HostListError
+from hvdrecover.errors import DiscoveryError
 
 _TRAINING = ("chief", "master", "worker")  # parameter servers and evaluators have no part in a Horovod job
-_PORT = re.compile(r"[1-9][0-9]{0,4}")
-_LAST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -38,23 +35,14 @@ class TfConfig:
 
 
 def cluster_hosts(data: bytes | str, source: str) -> list[Host]:
-    """Return the hosts that train.
+    """Return the hosts that train, from the JSON of a TF_CONFIG, or of its cluster alone.
 
-    Args:
-        data: the JSON of a TF_CONFIG, or of its cluster alone.
-        source: the name of the JSON in errors.
-
-    Raises:
-        HostListError: it is not JSON.
-        DiscoveryError: it has no cluster with a training task, or an address is not valid.
+    Raises `DiscoveryError`, with `source` as its name, if there is none in it, or an address is invalid.
     """
     try:
         config = json.loads(data if isinstance(data, str) else data.decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise HostListError(source, error.lineno, error.colno, f"is not JSON: {error.msg}") from None
-    except UnicodeDecodeError as error:
-        problem = f"byte 0x{error.object[error.start]:02x} at {error.start} is not UTF-8"
-        raise DiscoveryError(source, problem) from None
+    except ValueError as error:
+        raise DiscoveryError(source, f"is not JSON: {error}") from None
     cluster = None
     if isinstance(config, dict):
         alone = any(job in config for job in _TRAINING)  # the JSON may be the cluster itself
@@ -63,34 +51,29 @@ def cluster_hosts(data: bytes | str, source: str) -> list[Host]:
         problem = 'has no cluster; it must be like {"cluster": {"worker": ["node1:2222", "node2:2222"]}}'
         raise DiscoveryError(source, problem)
     hosts = count_slots(
-        _host(address, f"{source}: {job}[{index}]")
+        _host(address, f"{source}: {job}")
         for job in _TRAINING
-        for index, address in _tasks(cluster.get(job, []), f"{source}: {job}")
+        for address in _addresses(cluster.get(job, []), f"{source}: {job}")
     )
     if not hosts:
         raise DiscoveryError(source, f"its cluster names no {', no '.join(_TRAINING)}")
     return hosts
 
 
-def _tasks(job: Any, place: str) -> Iterator[tuple[Any, Any]]:
-    """Return the number and the address of each task of a job."""
-    if isinstance(job, list):
-        yield from enumerate(job)
-    elif isinstance(job, dict):  # sparse: only some of the tasks
-        yield from job.items()
-    else:
-        raise DiscoveryError(place, 'must be a list of addresses, or some by number like {"0": "node1:2222"}')
+def _addresses(tasks: Any, place: str) -> list[Any]:
+    if isinstance(tasks, dict):  # only some of the tasks, by their numbers
+        return list(tasks.values())
+    if not isinstance(tasks, list):
+        problem = 'must be a list of addresses, or some by number like {"0": "node1:2222"}'
+        raise DiscoveryError(place, problem)
+    return tasks
 
 
 def _host(address: Any, place: str) -> str:
+    """Return the host of an address such as ``node1:2222``; Horovod does not use the port."""
     if not isinstance(address, str):
         raise DiscoveryError(place, f"{json.dumps(address)} is not an address; write host:port")
-    host, colon, port = address.rpartition(":")
-    if not colon:
-        raise DiscoveryError(place, f"'{address}' has no port; write host:port")
-    name = address if ":" in host and not host.startswith("[") else host
-    if problem := check_name(name):
+    host = address.rpartition(":")[0] or address
+    if problem := check_name(host):
         raise DiscoveryError(place, problem)
-    if not _PORT.fullmatch(port) or int(port) > _LAST_PORT:
-        raise DiscoveryError(place, f"'{port}' is not a port; write host:port")
     return host

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hvdrecover.heartbeat import Phase, Reading
-from hvdrecover.launch.deaths import Death
+from hvdrecover.launch.ends import Death
 
 
 def reading(phase: Phase = Phase.TRAINING, **facts: Any) -> Reading:

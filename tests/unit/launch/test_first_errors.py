@@ -17,7 +17,7 @@ from hvdrecover.launch.link import Message
 from hvdrecover.launch.restarts import Attempt, Outcome
 from hvdrecover.launch.supervisor import Settings, Supervisor
 from tests.fakes.clock import FakeClock
-from tests.unit.launch.test_guardians import FAULT
+from tests.unit.launch.supervising import FAULT
 
 FIRST, SECOND = Guardian("h1", 0), Guardian("h2", 0)
 ERROR: Message = {**FAULT, "fault": "script_error", "end": "first_error", "exit": 1, "final": True}

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from hvdrecover.launch.launcher import LauncherWatch, output_is_closed
+from hvdrecover.launch.reports import LauncherWatch, output_is_closed
 from tests.fakes.clock import FakeClock
 from tests.unit.launch.children import child
 
@@ -104,7 +104,7 @@ def test_who_loses_the_reader_of_its_output_has_lost_its_launcher() -> None:
     code = """
 import sys
 from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.launch.launcher import LauncherWatch
+from hvdrecover.launch.reports import LauncherWatch
 watch = LauncherWatch(None, 10.0, SYSTEM_CLOCK)
 for _ in sys.stdin:
     sys.stderr.write(watch.lost() + "\\n")

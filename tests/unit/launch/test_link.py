@@ -8,7 +8,7 @@ import pytest
 
 from hvdrecover.launch import link
 from hvdrecover.launch.link import Link
-from tests.unit.launch.children import child, line, until
+from tests.unit.launch.children import until
 
 TOKEN = "secret"
 
@@ -80,23 +80,6 @@ def test_what_is_no_message_of_ours_closes_the_link(listener: socket.socket, tex
         while end.is_open:
             assert end.receive() == []
         assert sender.recv(1) == b""
-
-
-def test_the_death_of_the_other_side_is_noticed(listener: socket.socket) -> None:
-    code = """
-import signal, sys
-from hvdrecover.launch import link
-kept = link.connect("127.0.0.1", int(sys.argv[1]), "secret")
-print(flush=True)
-signal.pause()
-"""
-    with child(code, str(port(listener))) as other:
-        end = Link(listener.accept()[0])
-        line(other)
-        assert end.receive() == [{"token": TOKEN}]
-        other.kill()
-        assert end.receive() == []
-        assert not end.is_open
 
 
 def test_a_host_that_is_cut_off_is_noticed_by_the_kernel(ends: tuple[Link, Link]) -> None:

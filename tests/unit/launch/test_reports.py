@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import selectors
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +13,10 @@ import pytest
 
 from hvdrecover import config, record
 from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.launch.guardians import Guardian, Guardians
-from hvdrecover.launch.link import Message
 from hvdrecover.launch.reports import Reports
 from hvdrecover.launch.training import Training
 from tests.unit.launch.children import environment, until
+from tests.unit.launch.supervising import Supervisor
 
 EMITS_AND_DIES = """
 import os, signal
@@ -29,33 +27,6 @@ for number in range(100):
     log.emit("commit", commit=number)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-class Supervisor:
-    """The end of the supervisor; it notes the events that it gets."""
-
-    def __init__(self) -> None:
-        self.events: list[Message] = []
-        self._selector = selectors.DefaultSelector()
-        self._guardians = Guardians(self._selector, self._hear, lambda guardian: None, list, SYSTEM_CLOCK)
-
-    @property
-    def address(self) -> tuple[str, int, str]:
-        host, _, rest = self._guardians.address("127.0.0.1").rpartition("/")
-        port, _, token = rest.partition(":")
-        return host, int(port), token
-
-    def _hear(self, guardian: Guardian, message: Message) -> None:
-        self.events.append(message)
-
-    def serve(self) -> None:
-        for key, _ in self._selector.select(0.05):
-            key.data()
-
-    def close(self) -> None:
-        if self._selector.get_map():
-            self._guardians.close()
-        self._selector.close()
 
 
 @pytest.fixture
@@ -86,10 +57,11 @@ def test_events_of_a_killed_process_reach_the_supervisor_with_their_age(
     guardian.forward(training)
     training.close()
     guardian.events.emit("standby", slot=0, ready=True)
-    until(lambda: supervisor.serve() or len(supervisor.events) == 101, "all events")
-    assert [each["event"]["commit"] for each in supervisor.events[:100]] == list(range(100))
-    assert supervisor.events[100]["event"]["kind"] == "standby"
-    ages = [each["age"] for each in supervisor.events]
+    supervisor.serve(lambda: len(supervisor.heard) == 101, "all events")
+    heard = [message for _, _, message in supervisor.heard]
+    assert [each["event"]["commit"] for each in heard[:100]] == list(range(100))
+    assert heard[100]["event"]["kind"] == "standby"
+    ages = [each["age"] for each in heard]
     assert all(0 <= age < 60 for age in ages)
     assert list(tmp_path.iterdir()) == []  # the supervisor writes
 
@@ -111,8 +83,8 @@ def test_what_a_supervisor_that_is_gone_does_not_get_is_written_by_the_guardian(
 ) -> None:
     guardian = reports(tmp_path, supervisor=supervisor.address)
     assert guardian.connect()
-    supervisor.serve()
+    supervisor.serve(lambda: len(supervisor.guardians), "the guardian")
     supervisor.close()
-    until(lambda: guardian.receive() or guardian.is_cut_off, "the end of the connection")
+    until(lambda: guardian.receive() or guardian.lost(), "the end of the connection")
     guardian.events.emit("fault", fault="launcher_lost")
     assert [event.kind for event in record.read(tmp_path)] == ["fault"]

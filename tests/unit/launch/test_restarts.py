@@ -7,7 +7,7 @@ import pytest
 
 from hvdrecover.config import FENCED, PREEMPTED
 from hvdrecover.launch import restarts
-from hvdrecover.launch.deaths import SAME_ERROR
+from hvdrecover.launch.ends import SAME_ERROR
 from hvdrecover.launch.restarts import Attempt, Outcome
 
 

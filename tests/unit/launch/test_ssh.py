@@ -1,15 +1,21 @@
+"""The ssh that horovodrun finds first, and what it keeps off command lines."""
+
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from hvdrecover import config
 from hvdrecover.config import Config
-from hvdrecover.launch.ssh import kept_alive
+from hvdrecover.errors import ConfigError
+from hvdrecover.launch.ssh import MARK, kept_alive, remote_shell
+from tests.unit.launch.children import environment
 
 
 @pytest.fixture
@@ -58,3 +64,159 @@ def test_another_command_stands_in_its_place(found: Config, tmp_path: Path) -> N
     )
     words = ["a  file", "-o", "X=no", "h1", "env HVDRECOVER_START=1 python"]
     assert done.stdout.splitlines() == [f"<{word}>" for word in words]
+
+
+# -- the environment of a worker on another host ------------------------------------------------------
+
+SECRET = "wJalr'XUtn\n $HOME `id` \\ \udcff"  # with all that a shell could take for its own
+
+# As sshd does: the command line goes to a shell that knows nothing of who calls, with the caller's input.
+SSH = """#!/bin/sh
+for each in "$@"; do last="$each"; done
+printf '%s\\n' "$@" > "$SSH_ARGUMENTS"
+exec env -i PATH="$PATH" HOME=/nowhere /bin/sh -c "$last"
+"""
+SHOW = "import json, os, sys; json.dump([dict(os.environ), sys.stdin.read()], sys.stdout)"
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> dict[str, str]:
+    """An environment with an ssh to a host that is this one."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ssh").write_text(SSH)
+    (folder / "ssh").chmod(0o755)
+    found = dataclasses.replace(
+        config.read({}), programs=str(folder), path=os.environ["PATH"], ssh_options="-o A=b"
+    )
+    return {
+        **environment(),
+        "PATH": kept_alive(found, tmp_path / "run"),
+        "SSH_ARGUMENTS": str(tmp_path / "arguments"),
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "HVDRECOVER_SUPERVISOR": "h1/4242:token",
+        "CUDA_VISIBLE_DEVICES": "7",
+        MARK: "abc",
+    }
+
+
+def called(ssh: dict[str, str], command: str) -> tuple[str, list[str]]:
+    """Return what a command prints on that host, and ssh's arguments."""
+    done = subprocess.run(
+        ["ssh", "-p", "22", "h2", command],
+        env=ssh,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        errors="surrogateescape",
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, Path(ssh["SSH_ARGUMENTS"]).read_text().splitlines()
+
+
+def test_a_worker_on_another_host_gets_the_environment_and_no_command_line_does(ssh: dict[str, str]) -> None:
+    command = f"cd / > /dev/null 2>&1 ; env {MARK}=abc HOROVOD_RANK=1 {sys.executable} -c '{SHOW}'"
+    printed, arguments = called(ssh, command)
+    found, given = json.loads(printed)
+    assert found["AWS_SECRET_ACCESS_KEY"] == SECRET
+    assert found["HVDRECOVER_SUPERVISOR"] == "h1/4242:token"
+    assert (found["HOROVOD_RANK"], found["HOME"], found["PWD"]) == ("1", os.environ["HOME"], "/")
+    assert "CUDA_VISIBLE_DEVICES" not in found
+    assert given == ""
+    assert arguments == ["-o", "A=b", "-p", "22", "h2", "exec /bin/sh -s"]
+
+
+def test_other_calls_of_ssh_are_left_as_they_are(ssh: dict[str, str]) -> None:
+    printed, arguments = called(ssh, f"{sys.executable} -c '{SHOW}'")
+    assert "token" not in printed
+    assert arguments[-1].startswith(sys.executable)
+
+
+def test_the_exit_code_is_the_workers(ssh: dict[str, str]) -> None:
+    done = subprocess.run(["ssh", "h2", f"env {MARK}=abc sh -c 'exit 75'"], env=ssh, timeout=60)
+    assert done.returncode == 75
+
+
+def test_horovods_own_commands_name_nothing_that_is_private(tmp_path: Path) -> None:
+    """Of the real `horovodrun`: its function that makes the commands, after what our driver has set up."""
+    code = """
+import sys
+from types import SimpleNamespace
+from hvdrecover.launch import run_horovodrun
+run_horovodrun._hide_environment()
+from horovod.runner.common.util.hosts import SlotInfo
+from horovod.runner.gloo_run import _slot_info_to_command_fn
+import os
+env = {**os.environ, "HOROVOD_FUSION_THRESHOLD": "7"}
+print(_slot_info_to_command_fn("train", env)(SlotInfo("h2", 0, 0, 0, 1, 1, 1)))
+"""
+    secrets = {"AWS_SECRET_ACCESS_KEY": "SECRET1", "HVDRECOVER_SUPERVISOR": "SECRET2", "EXTRA": "SECRET3"}
+    environ = {**environment(), **secrets, MARK: "abc", "NCCL_DEBUG": "INFO"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "SECRET" not in done.stdout
+    for kept in (
+        f" {MARK}=abc ",
+        " HOROVOD_FUSION_THRESHOLD=7 ",
+        " NCCL_DEBUG=INFO ",
+        " train\n",
+    ):
+        assert kept in done.stdout
+
+
+# -- remote shells ------------------------------------------------------------------------------------
+
+ENTRY_POINTS = """\
+[hvdrecover.remote_shells]
+racks = rack_shell
+function = rack_shell:main
+missing = rack_shells
+submodule = no_package.shell
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an installed package that has remote shells."""
+    info = tmp_path / "rack-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rack\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    (tmp_path / "rack_shell.py").write_text("import sys\nprint(sys.argv[1:])\nsys.exit(7)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_an_installed_remote_shell_runs_as_a_module(site: Path) -> None:
+    command = remote_shell("racks 'a file'", os.defpath)
+    environ = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [*command, "-o", "X=1", "n1", "true"], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (7, "['a file', '-o', 'X=1', 'n1', 'true']\n")
+    assert "rack_shell" not in sys.modules
+
+
+def test_an_installed_remote_shell_goes_before_a_program_of_that_name(site: Path) -> None:
+    (site / "racks").write_text("#!/bin/sh\n")
+    (site / "racks").chmod(0o755)
+    assert remote_shell("racks", str(site)) == [sys.executable, "-m", "rack_shell"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("raks file", "'raks' is .*installed: .*racks"),
+        ("missing", "'missing = rack_shells' of package rack .*does not exist"),
+        ("submodule", "'submodule = no_package.shell' of package rack .*: No module named 'no_package'"),
+        ("function", "'function = rack_shell:main' of package rack .*without ':main'"),
+        ("racks 'file", "split 'racks 'file'"),
+        (" ", "blank"),
+    ],
+)
+def test_an_unknown_or_broken_remote_shell_is_an_error(site: Path, setting: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=f"^HVDRECOVER_REMOTE_SHELL: .*{problem}"):
+        remote_shell(setting, os.defpath)

@@ -11,6 +11,7 @@ import pytest
 
 from hvdrecover.heartbeat import Phase
 from hvdrecover.launch import stacks
+from hvdrecover.launch.stacks import Stall
 from hvdrecover.launch.training import Training
 from tests.unit.launch.children import environment, state, until
 
@@ -35,21 +36,6 @@ step()
 JOIN = """\
 from hvdrecover.state import startup
 startup.join(SimpleNamespace(is_initialized=lambda: True))"""
-# What py-spy 0.4.1 prints with --full-filenames; LIB is where the standard library is.
-PY_SPY = """\
-Process 27482: /env/bin/python train.py
-Python v3.11.7 (/env/bin/python3.11)
-
-Thread 27482 (idle): "MainThread"
-    Condition.wait (LIB/threading.py:331)
-    Event.wait (LIB/threading.py:629)
-    helper (/work place/train.py:3)
-    A.go.<locals>.<lambda> (/work place/train.py:13)
-    <module> (/work place/train.py:14)
-Thread 27484 (idle): "loader"
-    other (/work place/train.py:7)
-    Thread.run (LIB/threading.py:982)
-""".replace("LIB", str(Path(threading.__file__).parent))
 
 
 @pytest.fixture
@@ -76,16 +62,6 @@ def number_of(script: Path, text: str) -> int:
     return script.read_text().splitlines().index(text) + 1
 
 
-def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
-    """Put a py-spy on the search path that is a shell script, and notes its arguments in a file."""
-    program, noted = tmp_path / "bin" / "py-spy", tmp_path / "asked"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@" > "{noted}"\n{script}\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    return noted
-
-
 def test_a_process_that_can_tells_where_its_threads_are(training: Training, script: Path) -> None:
     line = number_of(script, "    told.wait()")
     text = stacks.take(training.pid, training.stacks)
@@ -95,31 +71,10 @@ def test_a_process_that_can_tells_where_its_threads_are(training: Training, scri
     assert training.returncode is None
 
 
-def test_of_a_process_that_is_stopped_py_spy_tells(
-    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_stopped_has_no_stacks(training: Training) -> None:
     os.kill(training.pid, signal.SIGSTOP)
     until(lambda: state(training.pid) == "T", "the process is to be stopped")
-    noted = answering(tmp_path, monkeypatch, f"cat <<'END'\n{PY_SPY}END")
-    text = stacks.take(training.pid, training.stacks)
-    assert text == PY_SPY
-    assert noted.read_text() == f"dump --full-filenames --nonblocking --pid {training.pid}\n"
-
-
-@pytest.mark.parametrize("failing", ["exit 1", "echo 'Permission denied' >&2; exit 1"])
-def test_without_any_answer_there_are_no_stacks(
-    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
-    os.kill(training.pid, signal.SIGSTOP)
-    until(lambda: state(training.pid) == "T", "the process is to be stopped")
-    answering(tmp_path, monkeypatch, failing)
     assert stacks.take(training.pid, training.stacks) == ""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert stacks.take(training.pid, training.stacks) == ""
-
-
-def test_the_innermost_frame_of_the_users_own_says_most() -> None:
-    assert stacks.summary(PY_SPY) == "/work place/train.py:3 in helper"
 
 
 def test_the_main_thread_of_faulthandler_is_the_one_that_has_answered() -> None:
@@ -135,3 +90,28 @@ def test_the_main_thread_of_faulthandler_is_the_one_that_has_answered() -> None:
     )
     assert stacks.summary(text) == "/work/train.py:30 in <module>"
     assert stacks.summary(text[: text.index("\nCurrent")]) == "/work/data.py:7 in load"
+
+
+# -- collectives that wait ------------------------------------------------------------------------------
+
+
+def test_tensors_ranks_and_places_are_in_one_message() -> None:
+    stall = Stall({1: ["a"], 3: ["b", "c", "d", "e", "f"]}, 12.4)
+    assert not stall.complete
+    stall.places[1] = "rank 1 on h, which is at train.py:7 in load"
+    assert not stall.complete
+    stall.places[3] = "rank 3 on i, which does not answer"
+    assert stall.complete
+    assert stall.message() == (
+        "a has waited 12 s for rank 1 on h, which is at train.py:7 in load; "
+        "b, c, d and 2 more have waited 12 s for rank 3 on i, which does not answer"
+    )
+
+
+def test_a_rank_of_which_nobody_tells_is_named_all_the_same() -> None:
+    assert Stall({2: ["a", "b"]}, 3.0).message() == "a, b have waited 3 s for rank 2"
+
+
+def test_ranks_that_are_known_to_be_at_something_long_are_nobodys_fault() -> None:
+    assert Stall({0: ["a"]}, 3.0, {0: None}).message() == ""
+    assert Stall({0: ["a"], 1: ["b"]}, 3.0, {0: None}).message() == "b has waited 3 s for rank 1"

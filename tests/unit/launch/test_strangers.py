@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -11,13 +10,13 @@ import pytest
 from hvdrecover.launch import link, waits
 from tests.fakes.clock import FakeClock
 from tests.unit.launch.children import child, environment, line, until
-from tests.unit.launch.test_guardians import FAULT, Supervisor, closed, come
+from tests.unit.launch.supervising import FAULT, Supervisor, closed, come
 
 # A supervisor of few files hears strangers that say nothing, and then a guardian.
 FEW_FILES = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-from tests.unit.launch.test_guardians import Supervisor
+from tests.unit.launch.supervising import Supervisor
 supervisor = Supervisor()
 print(*supervisor.address[1:], flush=True)
 supervisor.serve(lambda: supervisor.heard, "the guardian")
@@ -29,8 +28,7 @@ print(supervisor.heard[0][0], supervisor.guardians.strangers < 64, flush=True)
 def supervisor() -> Iterator[Supervisor]:
     supervisor = Supervisor(clock=FakeClock())
     yield supervisor
-    supervisor.guardians.close()
-    supervisor.selector.close()
+    supervisor.close()
 
 
 @pytest.fixture
@@ -89,39 +87,6 @@ def test_a_stranger_that_sends_much_is_dropped_before_it_is_kept(supervisor: Sup
     supervisor.serve(lambda: supervisor.guardians.strangers == 1, "a connection")
     supervisor.serve(lambda: supervisor.guardians.strangers == 0, "the end of it")
     until(lambda: ended(stranger), "the stranger is to be dropped")
-
-
-def test_without_any_file_left_the_supervisor_rests_and_takes_connections_later() -> None:
-    code = """
-import os, resource
-from tests.unit.launch.test_guardians import Supervisor
-from tests.fakes.clock import FakeClock
-supervisor = Supervisor(clock=FakeClock())
-print(*supervisor.address[1:], flush=True)
-input()
-soft = len(os.listdir("/proc/self/fd")) - 1  # without that of this look
-resource.setrlimit(resource.RLIMIT_NOFILE, (soft, 4096))
-turns = 0
-while supervisor.selector.select(0.2):  # no busy loop: what can't be taken wakes nobody
-    for key, _ in supervisor.selector.select(0):
-        key.data()
-    turns += 1
-print(turns, len(supervisor.guardians), flush=True)
-resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
-supervisor.clock.advance(1)
-supervisor.guardians.tend()
-supervisor.serve(lambda: len(supervisor.guardians), "the guardian")
-print("taken", flush=True)
-"""
-    with child(code, stdin=subprocess.PIPE, env=environment()) as other:
-        port, token = line(other).split()
-        guardian = link.connect("127.0.0.1", int(port), token, name="honest", slot=0)
-        assert guardian is not None and other.stdin is not None
-        other.stdin.write("\n")
-        other.stdin.flush()
-        assert line(other) == "1 0"
-        assert line(other) == "taken"
-        guardian.release()
 
 
 def test_a_guardian_that_reads_no_orders_does_not_hold_the_others_up(supervisor: Supervisor) -> None:

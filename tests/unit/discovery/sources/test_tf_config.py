@@ -47,18 +47,12 @@ def test_a_cluster_in_which_nobody_trains(cluster):
 @pytest.mark.parametrize(
     ("worker", "problem"),
     [
-        (["a:1", "b"], r"worker\[1\]: 'b' .*port"),
-        (["a:"], r"worker\[0\]: '' .*port"),
-        (["a:b"], "'b' .*port"),
-        (["a:" + 5000 * "9"], "'9+' .*port"),
-        (["a:0"], "'0' .*port"),
-        (["a:65536"], "'65536' .*port"),
-        ([":1"], ": '' .*host"),
-        (["grpc://a:1"], ": 'grpc://a"),
+        ([":1"], "':1' .*host"),
+        (["grpc://a:1"], "'grpc://a"),
         (["[::1]:2222"], r"'\[::1\]' .*IPv6"),
-        (["::1"], "'::1' .*IPv6"),
-        ([3], r"worker\[0\]: 3 "),
-        ({"5": None}, r"worker\[5\]: null "),
+        (["::1"], "'.*' .*IPv6"),
+        ([3], "worker: 3 "),
+        ({"5": None}, "worker: null "),
         ("a:1", '^TF_CONFIG: worker: .* {"0": '),
     ],
 )
