@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.discovery import checks, cooldown, history, selection
+from hvdrecover.discovery import checks, history, selection
 from hvdrecover.discovery.checks import Checks
 from hvdrecover.discovery.history import History
 from hvdrecover.discovery.hosts import Host, check_hosts
@@ -94,7 +94,7 @@ def discover(
         else:
             known = history.read(file)
             late = asking.is_overdue(known)
-    reports = cooldown.read(settings.reports)
+    reports = selection.read_reports(settings.reports)
     found = selection.answer(
         known, settings.limits, reports, clock.now(), source=name, checked=settings.checks.any, late=late
     )

@@ -1,16 +1,25 @@
-"""Decide which hosts are used, spare, or excluded, and why; pure functions."""
+"""Decide which hosts are used, spare, or excluded, and why.
+
+The supervisor appends a line of JSON to a file for each slot that a guardian has given up. A host that is
+reported twice rests for a while, its cooldown.
+"""
 
 from __future__ import annotations
 
 import fnmatch
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
-from hvdrecover.discovery import cooldown
 from hvdrecover.discovery.history import History
 from hvdrecover.discovery.hosts import Host
 from hvdrecover.errors import DiscoveryError
+
+FIRST, LONGEST = 60.0, 3600.0  # seconds of cooldown; it doubles with each report
+_REMEMBERED = 6 * 3600.0  # seconds for which a report counts
+_REPEATED = 2  # reports that begin a cooldown
 
 State = Literal["used", "spare", "cooldown", "unhealthy", "unchecked", "excluded"]
 
@@ -129,7 +138,7 @@ def _without_failing(entries: list[Entry], reports: Mapping[str, Sequence[float]
     """Exclude hosts in their cooldown, unless no host would be left."""
     found: list[Entry] = []
     for entry in entries:
-        until = cooldown.ends_at(reports.get(entry.name, ()), now) if entry.named else 0.0
+        until = cooldown_ends_at(reports.get(entry.name, ()), now) if entry.named else 0.0
         if until:
             times = len(reports[entry.name])
             why = f"reported as failing {times} times; excluded for another {until - now:.0f} s"
@@ -153,3 +162,41 @@ def _limited(entries: Sequence[Entry], limits: Limits) -> list[Entry]:
             limited.append(replace(entry, state="spare" if spare else "used"))
             hosts, slots = hosts + 1, slots + entry.slots
     return sorted(limited, key=lambda entry: not entry.named)
+
+
+# -- reports of hosts that fail ------------------------------------------------------------------------
+
+
+def report_failure(path: Path, host: str, now: float) -> None:
+    """Report a host on which a slot was given up. Raises `OSError` if the file cannot be written."""
+    with path.open("ab", buffering=0) as file:
+        file.write(f"{json.dumps({'time': now, 'host': host})}\n".encode())
+
+
+def read_reports(path: Path | None) -> dict[str, list[float]]:
+    """Return the times at which each host was reported; empty without a file."""
+    reports: dict[str, list[float]] = {}
+    try:
+        lines = path.read_bytes().splitlines() if path is not None else []
+    except OSError:
+        return reports
+    for line in lines:
+        try:
+            entry = json.loads(line)
+            reports.setdefault(str(entry["host"]), []).append(float(entry["time"]))
+        except (ValueError, TypeError, KeyError):  # incomplete: its writer was killed
+            continue
+    return reports
+
+
+def cooldown_ends_at(reports: Sequence[float], now: float) -> float:
+    """Return when the cooldown of a host with these reports ends; 0 if it is in none.
+
+    A report from the future is ignored: the clock was set back after it.
+    """
+    recent = sorted(time for time in reports if -FIRST < now - time < _REMEMBERED)
+    if len(recent) < _REPEATED:
+        return 0.0
+    doublings = min(len(recent) - _REPEATED, 16)
+    until = recent[-1] + min(LONGEST, FIRST * 2.0**doublings)
+    return until if until > now else 0.0

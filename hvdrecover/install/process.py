@@ -153,8 +153,8 @@ class Runner:
         if status:
             how = f"signal {-status}" if status < 0 else f"exit status {status}"
             excerpt = "".join(f"\n  | {line}" for line in relevant_tail(lines))
-            message = f"{title}: failed ({how}).{excerpt}\nThe whole log: {self.log}\n{remedy_for(lines)}"
-            raise InstallError(message.rstrip())
+            remedy = f"\n{advice}" if (advice := remedy_for(lines)) else ""
+            raise InstallError(f"{title}: failed ({how}).{excerpt}\nThe whole log: {self.log}{remedy}")
         self.show(f"{title}: done in {time.monotonic() - began:.1f} s")
         return lines
 

@@ -6,11 +6,10 @@ import contextlib
 import ctypes
 import os
 import resource
-import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -119,19 +118,25 @@ def marked(mark: str) -> list[int]:
 
     Launchers hand their environment on, so this also finds processes that left the launcher's group.
     """
-    return [process for process in _all() if _has(mark, process)]
+    return [process.pid for process in _marked(mark, known=())]
 
 
-def _all() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+def _marked(mark: str, known: Collection[int]) -> list[Any]:
+    """Return the living processes with a mark, except the known ones, as objects of psutil."""
+    import psutil  # Horovod needs it, so it is there; guardians and standbys never import it
+
+    name, _, value = mark.partition("=")
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid not in known and process.environ().get(name) == value and _lives(process):
+                found.append(process)
+    return found
 
 
-def _has(mark: str, process: int) -> bool:
-    try:
-        words = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return mark.encode() in words and _stat(process)[1] not in ("", "Z", "X")
+def _lives(process: Any) -> bool:
+    """Return whether this very process still exists, and is more than a zombie."""
+    return process.is_running() and _stat(process.pid)[1] not in ("", "Z", "X")
 
 
 def kill_marked(
@@ -150,48 +155,23 @@ def kill_marked(
     sleep; it may do other work meanwhile.
     """
     began, look = time.monotonic(), _SHORTEST_LOOK
-    # descriptors of processes, by number: a descriptor never means another process
-    found: dict[int, int] = {}
+    found: list[Any] = []
     tidy: set[int] = set()
-    try:
-        while True:
-            _forget_ended(found)
-            fresh = [process for process in _all() if process not in found and _add(mark, process, found)]
-            tidy.update(filter(_tidies, fresh))
-            waited = time.monotonic() - began
-            for process, descriptor in found.items():
-                if waited > _TIDYING or process not in tidy:
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            if not found or waited > (min(waits.KILLED, patience) if hurries() else patience):
-                return sorted(found)
-            look = _SHORTEST_LOOK if fresh else min(_LONGEST_LOOK, 1.2 * look)
-            pause(look)
-    finally:
-        for descriptor in found.values():
-            os.close(descriptor)
-
-
-def _add(mark: str, process: int, found: dict[int, int]) -> bool:
-    """Add the descriptor of a process that has the mark; return whether it has."""
-    with contextlib.suppress(ProcessLookupError):
-        if _has(mark, process):
-            descriptor = os.pidfd_open(process)
-            if _has(mark, process):  # so the descriptor is not of a later process with this number
-                found[process] = descriptor
-                return True
-            os.close(descriptor)
-    return False
-
-
-def _forget_ended(found: dict[int, int]) -> None:
-    """Close the descriptors of processes that have ended; zombies count as such."""
-    poll = select.poll()
-    for descriptor in found.values():
-        poll.register(descriptor, select.POLLIN)
-    ended = {descriptor for descriptor, _ in poll.poll(0)}
-    for process in [process for process, descriptor in found.items() if descriptor in ended]:
-        os.close(found.pop(process))
+    while True:
+        # The environment is read once: it is gone before the process, and reading it may block on a bad disk.
+        found = list(filter(_lives, found))
+        fresh = _marked(mark, {process.pid for process in found})
+        tidy.update(process.pid for process in fresh if _tidies(process.pid))
+        found += fresh
+        waited = time.monotonic() - began
+        for process in found:
+            if waited > _TIDYING or process.pid not in tidy:
+                with contextlib.suppress(Exception):  # it has ended; psutil kills no other with its number
+                    process.kill()
+        if not found or waited > (min(waits.KILLED, patience) if hurries() else patience):
+            return sorted(process.pid for process in found)
+        look = _SHORTEST_LOOK if fresh else min(_LONGEST_LOOK, 1.2 * look)
+        pause(look)
 
 
 def _tidies(process: int) -> bool:

@@ -34,7 +34,7 @@ from hvdrecover import process_identity
 from hvdrecover.bounded import Bounded
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.config import PREEMPTED, Config
-from hvdrecover.discovery import cooldown
+from hvdrecover.discovery import selection
 from hvdrecover.events import Events
 from hvdrecover.launch import ends, horovodrun, processes, restarts, ssh, waits
 from hvdrecover.launch.guardians import Guardian, Guardians
@@ -380,7 +380,7 @@ class Supervisor:
 
     def _report_host(self, host: str) -> None:
         try:
-            self._disk(cooldown.report, self._settings.folder / _REPORTS, host, self._clock.now())
+            self._disk(selection.report_failure, self._settings.folder / _REPORTS, host, self._clock.now())
         except OSError as error:
             logger.warning("that %s fails could not be noted: %s", host, error)
 

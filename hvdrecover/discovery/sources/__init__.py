@@ -27,7 +27,7 @@ OURS = {
     "sge": "hvdrecover.discovery.sources.batch:GridEngine",
     "cobalt": "hvdrecover.discovery.sources.batch:Cobalt",
     "mpi": "hvdrecover.discovery.sources.mpi:Mpi",
-    "tf-config": "hvdrecover.discovery.sources.tf_config:TfConfig",
+    "tf-config": "hvdrecover.discovery.sources.lists:TfConfig",
 }
 """Name: module and class."""
 

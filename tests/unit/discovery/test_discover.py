@@ -205,11 +205,11 @@ def test_a_users_command_checks_hosts(discover: Discover, tmp_path: Path) -> Non
 
 def test_a_host_that_guardians_have_reported_rests(discover: Discover, tmp_path: Path) -> None:
     from hvdrecover.clock import SYSTEM_CLOCK
-    from hvdrecover.discovery import cooldown
+    from hvdrecover.discovery import selection
 
     reports = tmp_path / "failing-hosts"
     for _ in range(2):
-        cooldown.report(reports, "a", SYSTEM_CLOCK.now())
+        selection.report_failure(reports, "a", SYSTEM_CLOCK.now())
     words = ("static", "a:1,b:1", NO_CHECKS)
     assert discover(*words, HVDRECOVER_HOST_REPORTS=str(reports)).stdout == "b:1\n"
     assert discover(*words).stdout == "a:1\nb:1\n"

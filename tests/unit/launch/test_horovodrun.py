@@ -150,19 +150,10 @@ def test_the_list_of_hosts_survives_the_shell() -> None:
 # -- settings ----------------------------------------------------------------------------------------------
 
 
-def test_settings_of_our_own_horovod_leave_the_limit_of_waiting_to_the_ranks() -> None:
-    assert settings(20.0, {}, ours=True) == {
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": "10",
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": "2",
-    }
-
-
-def test_settings_of_any_other_horovod_limit_waiting_from_the_start() -> None:
-    assert settings(20.0, {}, ours=False) == {
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": "10",
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": "2",
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "7",
-    }
+def test_any_other_horovod_than_ours_limits_waiting_from_the_start() -> None:
+    ours = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "10", "HOROVOD_STALL_CHECK_TIME_SECONDS": "2"}
+    assert settings(20.0, {}, ours=True) == ours
+    assert settings(20.0, {}, ours=False) == {**ours, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "7"}
 
 
 def test_what_the_user_has_set_stands() -> None:

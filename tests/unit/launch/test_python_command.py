@@ -36,14 +36,6 @@ def test_a_python_program_is_found(command: str, found: PythonCommand) -> None:
     assert parse(command.split()) == found
 
 
-@pytest.mark.parametrize("command", [command for command, _ in RUN])
-def test_the_parts_make_up_the_command(command: str) -> None:
-    found = parse(command.split())
-    assert found is not None
-    program = ["-m", found.program] if found.module else [found.program]
-    assert [*found.interpreter, *program, *found.arguments] == command.split()
-
-
 @pytest.mark.parametrize(
     "command",
     [

@@ -142,16 +142,17 @@ def test_a_job_that_has_left_is_requeued_and_of_an_array_one_task(
     assert asked.requeued() == [name]
 
 
-@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "PENDING"])
-def test_what_slurm_ends_or_requeues_by_itself_is_left_to_it(ask: Ask, state: str) -> None:
-    asked = ask(line(states=RUNS.replace("RUNNING", state)))
-    asked.job.requeue(committed=True)
-    assert asked.requeued() == []
-
-
-@pytest.mark.parametrize("field", ["Requeue", "BatchFlag"])
-def test_a_job_that_may_not_start_again_is_not_requeued(ask: Ask, field: str) -> None:
-    asked = ask(line(states=RUNS.replace(f"{field}=1", f"{field}=0")))
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("RUNNING", "COMPLETING"),  # Slurm ends or requeues it by itself
+        ("RUNNING", "CANCELLED"),
+        ("Requeue=1", "Requeue=0"),  # it may not start again
+        ("BatchFlag=1", "BatchFlag=0"),
+    ],
+)
+def test_a_job_that_must_not_be_requeued_is_not(ask: Ask, before: str, after: str) -> None:
+    asked = ask(line(states=RUNS.replace(before, after)))
     asked.job.requeue(committed=True)
     assert asked.requeued() == []
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.config import STACKS_SIGNAL
 from hvdrecover.heartbeat import Phase, Stop
 from hvdrecover.launch.training import Training
 from tests.unit.launch.children import descriptors, environment, gone, is_alive, state, until
@@ -77,14 +76,6 @@ def test_what_a_guardian_asks_is_read_by_the_process(start: Start) -> None:
     assert training.notes() == {"stop": Stop.JOB, "stall": 4}
 
 
-def test_the_last_words_of_an_error_are_told_and_printed(start: Start) -> None:
-    training = start("import adapter\ndef work():\n    raise KeyError('nothing')\nwork()\n")
-    assert training.process.wait(60) == 1
-    notes = training.notes()
-    assert notes["error"] == "KeyError: 'nothing'"
-    assert "in work\n    raise KeyError('nothing')\n" in notes["traceback"]
-
-
 def test_an_exit_and_an_interrupt_are_no_errors(start: Start) -> None:
     for text, code in (("raise SystemExit(3)", 3), ("raise KeyboardInterrupt", -signal.SIGINT)):
         training = start(f"import adapter\n{text}\n")
@@ -137,15 +128,6 @@ def test_a_script_hands_nothing_of_it_on_to_programs_that_it_starts(start: Start
     shown = training.notes()["seen"]
     assert "['HVDRECOVER_CONTROLLER_CHOSEN_BY']" in shown
     assert not any(f"'{number}'" in shown for number in training._descriptors)
-
-
-def test_stacks_are_written_where_the_guardian_reads_them(start: Start) -> None:
-    training = start(
-        "import adapter\nfrom hvdrecover import heartbeat\nheartbeat.committed(1, 1, 1)\n" + WAIT
-    )
-    until(lambda: training.read().commits, "a commit")
-    os.kill(training.pid, STACKS_SIGNAL)
-    until(lambda: os.fstat(training.stacks).st_size, "its stacks")
 
 
 def test_asking_for_the_stacks_of_a_process_that_ends_does_not_kill_it(start: Start) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrecover.discovery.hosts import Host
-from hvdrecover.discovery.sources.tf_config import TfConfig, cluster_hosts
+from hvdrecover.discovery.sources.lists import TfConfig, cluster_hosts
 from hvdrecover.errors import DiscoveryError
 
 CLUSTER = {"chief": ["a:2222"], "worker": ["b:2222", "a:2223", "b:2223"], "ps": ["c:1"], "evaluator": ["d:1"]}

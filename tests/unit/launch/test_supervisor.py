@@ -1,8 +1,10 @@
-"""Messages that are malformed or long, to the real supervisor."""
+"""The real supervisor: messages that are malformed or long, signals, errors at the start of the script."""
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import selectors
 import signal
 import socket
@@ -15,11 +17,13 @@ from typing import Any
 import pytest
 
 from hvdrecover import config
-from hvdrecover.launch import link, processes
-from hvdrecover.launch.guardians import Guardians
+from hvdrecover.launch import link, processes, waits
+from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.horovodrun import Options
-from hvdrecover.launch.restarts import Attempt
+from hvdrecover.launch.link import Message
+from hvdrecover.launch.restarts import Attempt, Outcome
 from hvdrecover.launch.supervisor import Settings, State, Supervisor
+from tests.fakes.clock import FakeClock
 from tests.unit.launch.children import environment, until
 from tests.unit.launch.supervising import FAULT
 
@@ -109,3 +113,66 @@ def test_a_traceback_of_megabytes_arrives(supervisor: Supervisor) -> None:
     sender.join()
     assert len(supervisor._guardians) == 1
     guardian.release()
+
+
+# -- errors before the job's first commit: the wait for other ranks ------------------------------------
+
+FIRST, SECOND = Guardian("h1", 0), Guardian("h2", 0)
+ERROR: Message = {**FAULT, "fault": "script_error", "end": "first_error", "exit": 1, "final": True}
+BEGUN: Message = {"kind": "commit", "commit": [0, 0], "begun": True}
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def starting(clock: FakeClock, tmp_path: Path) -> Supervisor:
+    """One of two ranks, of which one has failed."""
+    made = Supervisor(["train"], Settings(Options(2), (), {}, tmp_path), config.read({}), clock=clock)
+    made._attempts = [Attempt(1)]
+    made._hear(FIRST, ERROR)
+    assert not made._is_over()
+    return made
+
+
+def patience(starting: Supervisor, clock: FakeClock) -> float:
+    """Return for how many seconds from now the start lasts."""
+    began = clock.seconds
+    while not starting._is_over():
+        clock.advance(0.5)
+    return clock.seconds - began
+
+
+def test_a_closed_terminal_does_not_change_how_the_job_ends(
+    starting: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    closed = io.TextIOWrapper(io.FileIO(writer, "w"), write_through=True)
+    with pytest.raises(BrokenPipeError):
+        closed.write("x")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", closed)
+        starting._say_end(Outcome("end", 75, "stopped", traceback="Traceback …"))
+    closed.detach()
+
+
+def test_it_waits_for_no_rank_when_all_have_failed(starting: Supervisor, clock: FakeClock) -> None:
+    starting._hear(SECOND, ERROR)
+    assert patience(starting, clock) == 0.0
+
+
+def test_a_rank_that_has_begun_is_to_fail_soon(starting: Supervisor, clock: FakeClock) -> None:
+    starting._hear(SECOND, BEGUN)
+    assert patience(starting, clock) == waits.OTHER_ERRORS
+
+
+def test_one_that_begins_late_is_waited_for_from_then_on(starting: Supervisor, clock: FakeClock) -> None:
+    clock.advance(waits.IMPORTS / 2)
+    assert not starting._is_over()
+    starting._hear(SECOND, {**BEGUN, "begun": False})
+    assert not starting._is_over()
+    starting._hear(SECOND, BEGUN)
+    assert patience(starting, clock) == waits.OTHER_ERRORS
