@@ -161,7 +161,7 @@ def install_horovod(
         The version, the wheel, and whether it was built now.
 
     Raises:
-        InstallError: Horovod can't be installed; the message says why, and what to do.
+        InstallError: the installation failed; the message says why, and what to do.
     """
     installation = Installation(os.environ if environ is None else environ)
     if not rebuild and version_of("horovod") == installation.version:
@@ -187,7 +187,7 @@ def source_diff(*, environ: Mapping[str, str] | None = None, stream: TextIO | No
         stream: where progress is shown; by default standard error.
 
     Raises:
-        InstallError: the source can't be downloaded.
+        InstallError: the download failed.
     """
     with work_folder() as work, _runner(Path(work) / "install.log", stream) as runner:
         return diff(EDITS, fetch(runner, Path(work), os.environ if environ is None else environ))

