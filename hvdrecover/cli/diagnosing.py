@@ -17,8 +17,8 @@ from hvdrecover.cli import discovering, options, printer
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.config import Config
 from hvdrecover.doctor import examination
+from hvdrecover.doctor.checks import Finding, Selection, select
 from hvdrecover.doctor.examination import Settings
-from hvdrecover.doctor.findings import Finding, Selection, select
 from hvdrecover.errors import ConfigError, DiscoveryError
 from hvdrecover.events import recorded
 from hvdrecover.launch import horovodrun

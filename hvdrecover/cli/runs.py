@@ -9,8 +9,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -41,11 +42,6 @@ _LAST_SCRAPE = 60.0  # seconds for which the end of a run is served until Promet
 _LAST_ANSWER = 1.0  # seconds for an answer to get there
 _ENDPOINT = re.compile(r"(\[[^\[\]/]+\]|[^:/\[\]]*):(\d+)")
 
-_SAME_IN_JSON = (
-    *("begin", "end", "starts", "restarts", "given_up", "machine", "versions", "goodput"),
-    *("steps_repeated", "commits_repeated"),
-)
-
 View = Callable[[Report], None]
 """Shows the state of a run that is followed."""
 
@@ -60,6 +56,16 @@ def _folder(arguments: argparse.Namespace) -> Path:
 # -- status --------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Status:
+    """Whether a run still runs, and how far it has got."""
+
+    folder: Path
+    running: bool | None  # None: only the events can tell, and they have no end
+    supervisor: Supervised | None
+    run: Report
+
+
 def add_status(parser: argparse.ArgumentParser) -> None:
     """Exits with 1 if nothing of the run is running any more."""
     parser.set_defaults(run=_status)
@@ -69,59 +75,35 @@ def add_status(parser: argparse.ArgumentParser) -> None:
 
 def _status(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
-    supervised, report, now = presence.find(folder), Run(record.read(folder)).report(), SYSTEM_CLOCK.now()
-    running = False if report.over else None  # None: only the events can tell, and they have no end
-    if supervised is not None and supervised.lives is not None:
-        running = supervised.lives
-    agreement, commit, durable = report.agreement, report.commit, report.durable
-    document = {
-        "folder": folder,
-        "running": running,
-        "state": report.activity,
-        "leaving": supervised is not None and supervised.leaving,
-        **{
-            name: getattr(supervised, name, None) for name in ("host", "pid", "command", "processes", "least")
-        },
-        "ranks": agreement.ranks if agreement else None,
-        "standbys": report.standbys,
-        "generation": commit.generation if commit else None,
-        "commit": commit.number if commit else None,
-        "durable_commit": durable.number if durable else None,
-        "durable_age": max(now - durable.time, 0.0) if durable else None,
-        "last_event": report.end,
-        "last_fault": _fault(report.faults[-1]) if report.faults else None,
-    }
-    facts = {"run": str(folder), **_status_facts(supervised, report, running, now)}
-    printer.put(document, [printer.pairs(facts)], as_json=arguments.json)
+    supervisor, report = presence.find(folder), Run(record.read(folder)).report()
+    running = False if report.over else None
+    if supervisor is not None and supervisor.lives is not None:
+        running = supervisor.lives
+    status = Status(folder, running, supervisor, report)
+    printer.put(status, [printer.pairs(_status_facts(status))], as_json=arguments.json)
     return 1 if running is False else 0
 
 
-def _status_facts(
-    supervised: Supervised | None, report: Report, running: bool | None, now: float
-) -> dict[str, str]:
-    known = text.status(report, now)
-    found = {"state": known["state"]}
-    if running is False and not report.over:
+def _status_facts(status: Status) -> dict[str, str]:
+    report, supervisor = status.run, status.supervisor
+    known = text.status(report, SYSTEM_CLOCK.now())
+    found = {"run": str(status.folder), "state": known["state"]}
+    if status.running is False and not report.over:
         found["state"] = "gone: its supervisor has ended without a word; start it again to resume"
-    elif running and supervised is not None and supervised.leaving:
+    elif status.running and supervisor is not None and supervisor.leaving:
         found["state"] += "; it leaves at its next commit"
-    ranks = str(report.agreement.ranks if report.agreement else 0)
-    if supervised is not None:
-        found["supervisor"] = f"process {supervised.pid} on {supervised.host}"
-        found["command"] = shlex.join(supervised.command)
-        least = f"; {supervised.least} suffice" if supervised.least < supervised.processes else ""
-        ranks = f"{ranks} of {supervised.processes}{least}"
+    ranks = str(report.ranks or 0)
+    if supervisor is not None:
+        found["supervisor"] = f"process {supervisor.pid} on {supervisor.host}"
+        found["command"] = shlex.join(supervisor.command)
+        least = f"; {supervisor.least} suffice" if supervisor.least < supervisor.processes else ""
+        ranks = f"{ranks} of {supervisor.processes}{least}"
     found |= {"ranks": ranks, "standbys": f"{report.standbys} ready"}
     names = ("last event", "progress", "durable", "storage", "faults", "starts", "given up")
     found |= {name: known[name] for name in names if known.get(name)}
-    if report.faults:
-        fault = report.faults[-1]
-        after = (
-            f"recovered in {text.duration(fault.recovery.seconds)}"
-            if fault.recovery
-            else "not recovered from yet"
-        )
-        found["last fault"] = f"{text.clock_time(fault.time)} {text.the_fault(fault)}; {after}"
+    for fault in report.faults[-1:]:
+        recovered = f"recovered in {text.to_recover(fault)}" if fault.recovery else "not recovered from yet"
+        found["last fault"] = f"{text.clock_time(fault.time)} {text.the_fault(fault)}; {recovered}"
     return found
 
 
@@ -146,13 +128,13 @@ def _stop(arguments: argparse.Namespace) -> int:
     if not presence.wait_for_end(leaving, supervised.grace + _MARGIN):
         raise LaunchError(process, "the supervisor still runs; look at what it says, or kill it")
     report = Run(record.read(folder)).report()
-    if report.ending.code is None:  # a supervisor that ends by itself writes how
+    if report.code is None:  # a supervisor that ends by itself writes how
         killed = "the supervisor was killed before the job had left"
         raise LaunchError(process, f"{killed}; look at what still runs, and start it again")
-    newest, durable = (each.number if each else None for each in (report.commit, report.durable))
+    newest, durable = (each.number if each else None for each in (report.commit, report.storage.durable))
     kept = f"commit {durable} is durable" if durable is not None else "no commit is durable"
     lost = f", commit {newest} is not" if newest != durable else ""
-    sys.stdout.write(f"the job has ended with exit code {report.ending.code}; {kept}{lost}\n")
+    sys.stdout.write(f"the job has ended with exit code {report.code}; {kept}{lost}\n")
     return 0 if newest == durable else 1
 
 
@@ -197,32 +179,9 @@ def _report(arguments: argparse.Namespace) -> int:
         metrics_file(folder, arguments.prometheus)(report)
     if arguments.html is not None:
         page.write(str(folder), run, arguments.html)
-    document = {
-        "folder": folder,
-        **_document(report.ending),  # outcome, code and reason
-        **{name: getattr(report, name) for name in _SAME_IN_JSON},
-        "wall_seconds": report.end - report.begin,
-        "warm_restarts": report.warm,
-        "kinds": {
-            kind: _document(tally, median="median_seconds", worst="worst_seconds")
-            for kind, tally in report.kinds.items()
-        },
-        "faults": [_fault(fault) for fault in report.faults],
-        "durable_commits": report.durables,
-        "storage_outages": report.outages,
-    }
+    document = {"folder": folder, **vars(report)}
     printer.put(document, _report_text(folder, report), as_json=arguments.json)
     return 0
-
-
-def _document(value: Any, **names: str) -> dict[str, Any]:
-    """Return the fields of a dataclass as JSON has them; some have other names there."""
-    return {names.get(field, field): item for field, item in vars(value).items()}
-
-
-def _fault(fault: Fault) -> dict[str, Any]:
-    recovery = fault.recovery and _document(fault.recovery, rank="slowest_rank")
-    return {**_document(fault, kind="fault"), "recovery": recovery}
 
 
 def _report_text(folder: Path, report: Report) -> Iterator[RenderableType]:
@@ -231,13 +190,8 @@ def _report_text(folder: Path, report: Report) -> Iterator[RenderableType]:
     if not report.faults:
         yield from ("", "no faults")
         return
-    tallies = report.kinds | ({"all": report.overall} if len(report.kinds) > 1 else {})
-    rows = [
-        (kind, str(tally.count), str(tally.recovered), text.median(tally), text.duration(tally.worst))
-        for kind, tally in tallies.items()
-    ]
     columns = ("fault", "count>", "recovered>", "median>", "worst>")
-    yield printer.section("time to recover", printer.table(columns, rows))
+    yield printer.section("time to recover", printer.table(columns, text.tallies(report)))
     narrow = sys.stdout.isatty() and printer.console_for(sys.stdout).width < _WIDE
     many = len(report.faults) > _SHOWN
     title = f"the last {_SHOWN} faults (--json lists all {len(report.faults)})" if many else "faults"
@@ -272,7 +226,7 @@ def _watch(folder: Path, arguments: argparse.Namespace) -> int:
             views.append(stack.enter_context(_endpoint(folder, *where)))
         views.append(stack.enter_context(_terminal(folder)) if sys.stdout.isatty() else lines())
         report = follow(Follower(folder), views)
-    return 0 if report.ending.outcome == "finished" else 1
+    return 0 if report.outcome == "finished" else 1
 
 
 def follow(follower: Follower, views: Sequence[View], clock: Clock = SYSTEM_CLOCK) -> Report:
@@ -288,7 +242,7 @@ def follow(follower: Follower, views: Sequence[View], clock: Clock = SYSTEM_CLOC
             for view in views:
                 view(report)
             silent = clock.monotonic() - changed
-            if report.over or (report.ending.outcome == "finished" and silent > GRACE):
+            if report.over or (report.outcome == "finished" and silent > GRACE):
                 return report
         clock.wait(never, INTERVAL)
 

@@ -1,26 +1,121 @@
-"""All checks, in order: ask the hosts, and pass the answers to ``hosts.py`` and ``storage.py``."""
+"""All checks, in order: ask the hosts, and pass the answers to ``checks.py``.
+
+Each question is one process of ``hvdrecover.doctor.host`` on a host, which answers and ends. The process is
+started by ssh as ``horovodrun`` would start a rank, so this tests ssh itself.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from hvdrecover import config
 from hvdrecover.clock import Clock
-from hvdrecover.doctor import hosts as checks
-from hvdrecover.doctor import storage
-from hvdrecover.doctor.agents import Agents
-from hvdrecover.doctor.findings import Finding, host_failure, skipped
-from hvdrecover.doctor.host import Facts
-from hvdrecover.doctor.hosts import Reached
+from hvdrecover.discovery.checks import Checks, command_on, is_local
+from hvdrecover.doctor import checks
+from hvdrecover.doctor.checks import Finding, Reached, host_failure, skipped
+from hvdrecover.doctor.host import MARK, Facts
 from hvdrecover.errors import ConfigError, LaunchError
 from hvdrecover.install.process import ended_by_exception
+from hvdrecover.launch import processes, ssh
 
+_CONNECT = 15.0  # seconds for a busy host's ssh server to answer
+_NEEDED = (
+    "PYTHONPATH",
+    "LD_LIBRARY_PATH",
+)  # before Python starts; the other variables come with the question
+_NOT_PASSED_ON = ("BASH_FUNC_", "OLDPWD", "SSH_")  # variables that `horovodrun` keeps from other hosts
 # Seconds after which an answer counts as missing.
 _FACTS = 300.0  # ssh, the start of Python, and importing all frameworks
 _QUESTION = 30.0
 _STORAGE = 120.0
-_READINGS = 5  # of each clock
+
+
+class Agents:
+    """Asks hosts.
+
+    Args:
+        names: the hosts.
+        ssh_port: port of the ssh servers, or None for the default of ssh.
+        identity: file of ssh's private key, or None.
+
+    Attributes:
+        local: names of this host, for which there is no ssh.
+        answers: question to host to the last answer, or to ``{"error": reason}``.
+    """
+
+    def __init__(self, names: Sequence[str], ssh_port: int | None, identity: str | None) -> None:
+        self.local = [name for name in names if is_local(name)]
+        self.answers: dict[str, dict[str, Any]] = {}
+        self._checks = Checks(ssh_port, identity, _command())
+
+    def ask(self, question: str, about: Mapping[str, Sequence[Any]], seconds: float) -> dict[str, Any]:
+        """Ask several hosts at the same time; return host to its answer, or to its LaunchError."""
+        asked = self.answers.setdefault(question, {})
+
+        def ask(name: str) -> Any:
+            try:
+                return self._ask(name, question, about[name], seconds)
+            except LaunchError as error:
+                return error
+
+        with ThreadPoolExecutor(max(1, len(about))) as pool:
+            found = dict(zip(about, pool.map(ask, about), strict=True))
+        for name, answer in found.items():
+            asked[name] = {"error": answer.problem} if isinstance(answer, LaunchError) else answer
+        return found
+
+    def require(self, question: str, about: Mapping[str, Sequence[Any]], seconds: float) -> dict[str, Any]:
+        """Ask several hosts as `ask` does. Raises the LaunchError of a host that does not answer."""
+        found = self.ask(question, about, seconds)
+        for answer in found.values():
+            if isinstance(answer, LaunchError):
+                raise answer
+        return found
+
+    def _ask(self, name: str, question: str, about: Sequence[Any], seconds: float) -> Any:
+        here, settings, environ = name in self.local, config.read(), config.environment()
+        words = command_on(name, self._checks, here=here, seconds=_CONNECT)
+        if settings.remote_shell and not here:  # instead of ssh, as for ranks
+            words = [*ssh.remote_shell(settings.remote_shell, settings.path), *words[1:]]
+        passed_on = {k: v for k, v in environ.items() if not here and not k.startswith(_NOT_PASSED_ON)}
+        asked, pipe = {"variables": passed_on, "ask": question, "about": about}, subprocess.PIPE
+        process = processes.start(words, environ, stdin=pipe, stdout=pipe, stderr=pipe)
+        try:
+            output, errors = process.communicate(json.dumps(asked).encode(), timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise LaunchError(name, f"no answer in {seconds:.0f} s") from None
+        finally:
+            process.kill_group()
+            process.ends()
+        for line in _lines(output):  # login scripts may print other lines
+            if line.startswith(MARK):
+                message = json.loads(line.removeprefix(MARK))
+                if "error" in message:
+                    raise LaunchError(name, message["error"])
+                return message["answer"]
+        ended = f"its process ended with {processes.describe(process.wait())}"
+        raise LaunchError(name, next((line for line in reversed(_lines(errors)) if line), ended))
+
+
+def _lines(output: bytes) -> list[str]:
+    return [line.strip() for line in output.decode(errors="replace").split("\n")]
+
+
+def _command() -> str:
+    """Return the shell command for a host: the same Python in the same folder, if that exists there."""
+    environ = config.environment()
+    variables = [f"{name}={environ[name]}" for name in _NEEDED if name in environ]
+    words = ["env", *variables, sys.executable, "-m", "hvdrecover.doctor.host"]
+    return f"cd {shlex.quote(os.fspath(Path.cwd()))} 2>/dev/null; exec {shlex.join(words)}"
 
 
 @dataclass(frozen=True)
@@ -129,9 +224,9 @@ class _Examination:
         yield checks.check_memory(self._facts, self._ranks, state)
         try:
             asked = dict.fromkeys(self._facts, (self._settings.checkpoint,))
-            yield storage.check_near(self._agents.require("near", asked, _QUESTION), state)
+            yield checks.check_near(self._agents.require("near", asked, _QUESTION), state)
         except LaunchError as error:
-            yield host_failure(storage.NEAR, error)
+            yield host_failure(checks.NEAR, error)
 
     def _network(self) -> Finding:
         own = {host: self._interface(host) for host in self._facts}
@@ -158,47 +253,35 @@ class _Examination:
         return next((name for name, each in facts.interfaces.items() if each == address), ""), address
 
     def _clocks(self) -> Finding:
-        """Read each clock several times.
-
-        A clock was read somewhere between question and answer, so their middle is wrong by at most half of
-        the time between them. The quickest reading is the most exact (F. Cristian, Probabilistic clock
-        synchronization, Distributed Computing 3, 1989).
-        """
-        offsets = {}
-        for host in self._facts:
-            readings = []
-            for _ in range(_READINGS):
-                asked = self._clock.now()
-                read = self._agents.require("clock", {host: ()}, _QUESTION)[host]
-                error = (self._clock.now() - asked) / 2
-                readings.append((error, read - asked - error))
-            error, ahead = min(readings)
-            offsets[host] = ahead, error
-        return checks.check_clocks(offsets)
+        """Read all clocks. Each was read between question and answer, so their middle is close to it."""
+        asked = self._clock.now()
+        read = self._agents.require("clock", dict.fromkeys(self._facts, ()), _QUESTION)
+        error = (self._clock.now() - asked) / 2
+        return checks.check_clocks({host: each - asked - error for host, each in read.items()}, error)
 
     def _root(self) -> Iterator[Finding]:
         """Try out the root from the first host, where rank 0 would write."""
         url, host = self._settings.checkpoint, next(iter(self._ranks))
         if url is None:
-            yield skipped(storage.ROOT, "no root is named; --checkpoint or HVDRECOVER_CHECKPOINT names it")
+            yield skipped(checks.ROOT, "no root is named; --checkpoint or HVDRECOVER_CHECKPOINT names it")
             return
         if host not in self._facts:
-            yield skipped(storage.ROOT, f"{host}, which would write to it, does not answer")
+            yield skipped(checks.ROOT, f"{host}, which would write to it, does not answer")
             return
         found = self._agents.ask("root", {host: (url,)}, _STORAGE)[host]
         if isinstance(found, LaunchError):
-            yield host_failure(storage.ROOT, found, "Check the URL, and install the packages that it needs.")
+            yield host_failure(checks.ROOT, found, "Check the URL, and install the packages that it needs.")
             return
         try:
-            yield storage.check_root(found, self._clock.now())
-            yield from storage.check_writing(found, host)
-            yield storage.check_space(found["free"], self._settings.state)
+            yield checks.check_root(found, self._clock.now())
+            yield from checks.check_writing(found, host)
+            yield checks.check_space(found["free"], self._settings.state)
             if not found["refused"]:
                 asked = {each: (url, found["path"]) for each in self._facts if each != host}
-                yield storage.check_shared(self._agents.ask("see", asked, _STORAGE), host)
+                yield checks.check_shared(self._agents.ask("see", asked, _STORAGE), host)
         finally:
             trial = (url, found["folder"], found["made"])
             cleaned = self._agents.ask("clean", {host: trial}, _STORAGE)[host]
         if isinstance(cleaned, LaunchError):
             remedy = "Delete the folder .hvdrecover-doctor-* at the root."
-            yield replace(host_failure(storage.CLEANING, cleaned), remedy=remedy)
+            yield host_failure(checks.CLEANING, cleaned, remedy)

@@ -1,4 +1,1 @@
-"""Reports from a run's events: its faults, its recoveries, and their cost.
-
-`summary` draws the conclusions and `history` follows each rank. The other modules show them.
-"""
+"""Reports from the record of a run; `summary` draws the conclusions, and the other modules show them."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from hvdrecover.errors import ConfigError
 from hvdrecover.redaction import printable
 from hvdrecover.reporting import text, timeline
-from hvdrecover.reporting.history import Lanes, trace
 from hvdrecover.reporting.summary import PHASES, Report, Run
+from hvdrecover.reporting.timeline import Lanes
 from hvdrecover.version import __version__
 
 SHOWN = 500  # faults
@@ -44,10 +44,12 @@ def write(title: str, run: Run, path: Path) -> None:
 def page(title: str, run: Run) -> str:
     """Return the page of a run as HTML."""
     report = run.report()
-    lanes = trace(run, report)
-    tone, state = _STATES[report.ending.outcome]
+    lanes = timeline.trace(run, report)
+    tone, state = _STATES[report.outcome]
     last = text.moment(report.end).isoformat(" ", "seconds")
-    facts = {**text.facts(report, f"at {last}"), **text.surroundings(report)}
+    facts = text.facts(report, f"at {last}")
+    versions = ", ".join(f"{package} {version}" for package, version in report.versions.items())
+    facts |= {name: fact for name, fact in (("machine", report.machine), ("versions", versions)) if fact}
     sections = [_section("Time line", timeline.draw(run, report, lanes))]
     if report.faults:
         sections.append(_section("Time to recover", _recoveries(report)))
@@ -117,11 +119,7 @@ def _figures(report: Report) -> str:
 
 
 def _recoveries(report: Report) -> str:
-    tallies = report.kinds | ({"all": report.overall} if len(report.kinds) > 1 else {})
-    rows = [
-        [_e(kind), str(each.count), str(each.recovered), text.median(each), text.duration(each.worst)]
-        for kind, each in tallies.items()
-    ]
+    rows = [[_e(kind), *cells] for kind, *cells in text.tallies(report)]
     columns = {"fault": "", **dict.fromkeys(("count", "recovered", "median", "worst"), "number")}
     return _table("Time to recover from each kind of fault", columns, rows)
 
@@ -158,20 +156,19 @@ def _faults(report: Report) -> str:
 
 
 def _storage(report: Report) -> dict[str, str]:
-    newest = f"commit {report.durable.number}" if report.durable else "none"
-    found = {"durable commits": str(report.durables), "newest": newest}
-    if report.durables:
+    storage = report.storage
+    newest = f"commit {storage.durable.number}" if storage.durable else "none"
+    found = {"durable commits": str(storage.commits), "newest": newest}
+    if storage.commits:
+        mean = text.duration(storage.seconds / storage.commits)
         found["written"] = (
-            f"{report.durable_bytes / 1e6:,.1f} MB in {text.duration(report.durable_seconds)}, "
-            f"{text.duration(report.durable_seconds / report.durables)} a commit"
+            f"{storage.bytes / 1e6:,.1f} MB in {text.duration(storage.seconds)}, {mean} a commit"
         )
-    found["attempts that failed"] = str(report.write_failures)
-    found["outages"] = str(report.outages)
-    if report.outages:
-        found["outages"] += f", {text.duration(report.outage_seconds)} in all"
-    if report.outage is not None:
-        since = text.clock_time(report.outage.since)
-        found["no commit became durable"] = f"from {since} on: {report.outage.error}"
+    found["attempts that failed"] = str(storage.failures)
+    found["outages"] = f"{storage.outages}, {text.duration(storage.outage_seconds)} in all"
+    if storage.outage is not None:
+        since = text.clock_time(storage.outage.since)
+        found["no commit became durable"] = f"from {since} on: {storage.outage.error}"
     return found
 
 

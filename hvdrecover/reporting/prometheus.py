@@ -61,12 +61,12 @@ class Exporter:
         yield _family(GaugeMetricFamily, "run_info", "The run whose status these are.", {self._run: 1}, "run")
         if (report := self._report) is None:
             return
-        for name, (help, value, *label) in _totals(report).items():
+        for name, help, value, *label in _totals(report):
             values = value if isinstance(value, Mapping) else {"": value}
             grown = {key: self._grown(name, key, number) for key, number in values.items()}
             yield _family(CounterMetricFamily, name, help, grown, *label)
         now = None if self._clock is None else self._clock.now()
-        for name, (help, value, *label) in _gauges(report, now).items():
+        for name, help, value, *label in _gauges(report, now):
             if value is not None:
                 yield _family(GaugeMetricFamily, name, help, value, *label)
         help = "From a fault until all ranks were stepping again; one for each fault that was recovered from."
@@ -83,63 +83,56 @@ class Exporter:
         return grown
 
 
-def _totals(report: Report) -> dict[str, tuple[Any, ...]]:
-    """Return help and value of each total by name; or help, a value for each label value, and the label."""
+def _totals(report: Report) -> Iterator[tuple[Any, ...]]:
+    """Yield name, help and value of each total; or a value for each value of a label, and the label."""
+    storage = report.storage
+    yield "commits", "Commits that the job has made, those made again included.", report.commits
+    yield "durable_commits", "Commits that have become durable.", storage.commits
+    yield "durable_bytes", "Bytes of the commits that have become durable.", storage.bytes
+    yield "durable_write_seconds", "Time spent on writing these commits.", storage.seconds
+    yield "write_failures", "Attempts to write a commit that failed.", storage.failures
+    yield "storage_outages", "Outages of the storage that have begun.", storage.outages
+    yield "storage_outage_seconds", "Length of the outages that are over.", storage.outage_seconds
+    yield "job_starts", "Starts of the whole job.", report.starts
+    yield "given_up", "Slots and jobs that were given up.", len(report.given_up)
+    yield "repeated_steps", "Steps done again, as no commit held them.", report.steps_repeated
+    restarts = {"true": report.warm_restarts, "false": report.restarts - report.warm_restarts}
+    yield "process_restarts", "Restarts of one process in its place; warm if by a standby.", restarts, "warm"
     # All kinds are there from the beginning, so the first fault of a kind is an increase.
     kinds = Counter(fault.kind if fault.kind in _KINDS else "other" for fault in report.faults)
+    yield "faults", "Faults by kind.", {kind: kinds[kind] for kind in _KINDS}, "kind"
     hosts = Counter(fault.host for fault in report.faults)
     by_host = {host: hosts[host] for host in report.hosts}
-    restarts = {"true": report.warm, "false": report.restarts - report.warm}
-    return {
-        "commits": ("Commits that the job has made, those made again included.", report.commits),
-        "durable_commits": ("Commits that have become durable.", report.durables),
-        "durable_bytes": ("Bytes of the commits that have become durable.", report.durable_bytes),
-        "durable_write_seconds": ("Time spent on writing these commits.", report.durable_seconds),
-        "write_failures": ("Attempts to write a commit that failed.", report.write_failures),
-        "storage_outages": ("Outages of the storage that have begun.", report.outages),
-        "storage_outage_seconds": ("Length of the outages that are over.", report.outage_seconds),
-        "job_starts": ("Starts of the whole job.", report.starts),
-        "given_up": ("Slots and jobs that were given up.", len(report.given_up)),
-        "repeated_steps": ("Steps done again, as no commit held them.", report.steps_repeated),
-        "process_restarts": ("Restarts of one process in its place; warm if by a standby.", restarts, "warm"),
-        "faults": ("Faults by kind.", {kind: kinds[kind] for kind in _KINDS}, "kind"),
-        "host_faults": ("Faults by the host that told of them.", by_host, "host"),
-    }
+    yield "host_faults", "Faults by the host that told of them.", by_host, "host"
 
 
-def _gauges(report: Report, now: float | None) -> dict[str, tuple[Any, ...]]:
-    """Return help and value of each metric that may fall, as `_totals` does; unknown values are None.
+def _gauges(report: Report, now: float | None) -> Iterator[tuple[Any, ...]]:
+    """Yield each metric that may fall, as `_totals` does; unknown values are None.
 
     Without ``now``, metrics are left out that change without any event: they would grow old in a file.
     """
+    commit, durable = report.commit, report.storage.durable
     activity = {each: float(each == report.activity) for each in _ACTIVITIES}
-    agreement, commit, durable = report.agreement, report.commit, report.durable
-    of_the_epoch = "Newest epoch that events name, which they do if its last batch is padded or cut."
-    since_durable = "the writing of the newest durable commit began."
-    found: dict[str, tuple[Any, ...]] = {
-        "activity": ("1 for what the run is at, 0 for what it is not.", activity, "activity"),
-        "begin_timestamp_seconds": ("When the run began.", report.begin),
-        "last_event_timestamp_seconds": ("When the last event happened.", report.end),
-        "storage_outage": ("1 while commits cannot be made durable.", float(report.outage is not None)),
-        "ranks": ("Ranks of the last rendezvous.", agreement and agreement.ranks),
-        "generation": ("Generation that the ranks are in.", agreement and agreement.generation),
-        "epoch": (of_the_epoch, report.epoch),
-        "last_commit": ("Number of the newest commit.", commit and commit.number),
-        "last_commit_timestamp_seconds": ("When it was made.", commit and commit.time),
-        "last_durable_commit": ("Number of the newest durable commit.", durable and durable.number),
-        "last_durable_commit_timestamp_seconds": (f"When {since_durable}", durable and durable.time),
+    yield "activity", "1 for what the run is at, 0 for what it is not.", activity, "activity"
+    yield "begin_timestamp_seconds", "When the run began.", report.begin
+    outage = float(report.storage.outage is not None)
+    yield "storage_outage", "1 while commits cannot be made durable.", outage
+    yield "ranks", "Ranks of the last rendezvous.", report.ranks
+    yield "generation", "Generation that the ranks are in.", commit and commit.generation
+    yield "last_commit", "Number of the newest commit.", commit and commit.number
+    yield "last_durable_commit", "Number of the newest durable commit.", durable and durable.number
+    moments = {
+        "last_event": ("the last event happened", report.end),
+        "last_commit": ("the newest commit was made", commit and commit.time),
+        "last_durable_commit": ("the writing of the newest durable commit began", durable and durable.time),
     }
+    for name, (what, time) in moments.items():
+        yield f"{name}_timestamp_seconds", f"When {what}.", time
+        if now is not None:
+            yield f"{name}_age_seconds", f"Time since {what}.", time and max(now - time, 0.0)
     if now is not None:
         recently = f"Commits per second since the oldest of the newest {RECENT}."
-        ages = {
-            "last_event": ("the last event.", report.end),
-            "last_commit": ("the newest commit was made.", commit and commit.time),
-            "last_durable_commit": (since_durable, durable and durable.time),
-        }
-        for name, (since, time) in ages.items():
-            found[f"{name}_age_seconds"] = (f"Time since {since}", time and max(now - time, 0.0))
-        found["commits_per_second"] = (recently, report.rate(now))
-    return found
+        yield "commits_per_second", recently, report.rate(now)
 
 
 def _family(

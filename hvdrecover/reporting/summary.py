@@ -1,6 +1,7 @@
 """A run as its record describes it: rendezvous, faults, recoveries, commits and storage.
 
-`Run` takes one event after the other, so a run can be followed. `Run.report` draws the conclusions.
+`Run` takes one event after the other, so a run can be followed. `Run.report` draws the conclusions; the text,
+the page, the metrics and the JSON of `hvdrecover report` all show that `Report`.
 Times are seconds since the Unix epoch.
 """
 
@@ -12,7 +13,7 @@ import math
 import statistics
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hvdrecover.record import Event, whole
 
@@ -54,11 +55,6 @@ class Rendezvous:
     durable: set[int] = field(default_factory=set)  # commits that became durable
 
     @property
-    def place(self) -> tuple[int, int, int]:
-        """The identity of the rendezvous in the events of its ranks."""
-        return self.generation, self.commit, self.size
-
-    @property
     def began(self) -> float:
         """When the first rank had agreed."""
         return min(stint.synced for stint in self.stints)
@@ -74,9 +70,9 @@ class Rendezvous:
         return max(self.commit, self.numbers[-1] if self.numbers else 0)
 
     @property
-    def finished(self) -> bool:
-        """Whether the run ended here."""
-        return any(stint.finished is not None for stint in self.stints)
+    def ends(self) -> list[float]:
+        """When training functions returned; not empty if the run ended in this rendezvous."""
+        return [each.finished for each in self.stints if each.finished is not None]
 
     @property
     def first_steps(self) -> list[Event]:
@@ -89,13 +85,10 @@ class Rendezvous:
         A rank without a record of its first step may have lost it with its host. Two commits or the end of
         the run prove it as well: they take all ranks. One commit may precede the first step.
         """
-        steps = self.first_steps
-        if len(steps) == len(self.stints):
+        steps, proofs = self.first_steps, [*self.times[1:2], *self.ends]
+        if len(steps) == len(self.stints) or (steps and proofs):
             return steps[-1].time
-        proofs = [*self.times[1:2], *(each.finished for each in self.stints if each.finished is not None)]
-        if not proofs:
-            return None
-        return steps[-1].time if steps else min(proofs)
+        return min(proofs, default=None)
 
     def trained(self) -> bool:
         """Return whether the ranks got as far as training.
@@ -142,36 +135,17 @@ class Fault:
 
 @dataclass(frozen=True)
 class Tally:
-    """The faults of one kind."""
+    """The faults of one kind; ``median`` and ``worst`` are seconds to recover, None without a recovery."""
 
     count: int
     recovered: int  # faults that were recovered from, or after which training continued
-    median: float | None  # seconds to recover, or None if there was no recovery
-    worst: float | None  # seconds of the slowest recovery
-
-
-@dataclass(frozen=True)
-class Ending:
-    """The end of the run."""
-
-    outcome: str  # "finished"; "ended" if the supervisor left before; "open" if neither is known
-    code: int | None  # the supervisor's exit code, if it left
-    reason: str  # why it left
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The last agreement of the ranks: the generation that began, and the commit that it resumed from."""
-
-    time: float
-    generation: int
-    commit: int
-    ranks: int
+    median: float | None
+    worst: float | None
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit, and when it was made."""
+    """A commit, and when it was made; for a durable commit, when its writing began."""
 
     time: float
     generation: int
@@ -186,52 +160,49 @@ class Outage:
     error: str  # the last one
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Storage:
     """The durable commits and the outages so far."""
 
-    durable: Commit | None = None  # the newest, with the time at which its writing began
-    durables: int = 0  # number of commits that have become durable
-    durable_bytes: int = 0
-    durable_seconds: float = 0.0  # spent on writing them
-    write_failures: int = 0  # attempts to write that failed
+    durable: Commit | None = None  # the newest
+    commits: int = 0  # number of commits that have become durable
+    bytes: int = 0
+    seconds: float = 0.0  # spent on writing them
+    failures: int = 0  # attempts to write that failed
     outage: Outage | None = None  # the outage under way
     outages: int = 0  # that have begun
     outage_seconds: float = 0.0  # of the outages that are over
 
 
-@dataclass(kw_only=True)
-class Report(Storage):
+@dataclass(frozen=True, kw_only=True)
+class Report:
     """All conclusions from a run's events, whether the run is over or not."""
 
     begin: float  # the first `start`, or the first event if there is none
     end: float  # the last event
     activity: str  # starting, training, recovering, finished, or ended (before it was finished)
-    ending: Ending
-    starts: int  # of the whole job
-    restarts: int  # of one process in place
-    warm: int  # restarts that a standby made
-    given_up: tuple[str, ...]  # why slots or jobs were given up
-    standbys: int  # slots whose standby is ready
-    faults: tuple[Fault, ...]  # in order of time
-    steps_repeated: int  # steps that were done again, as no commit held them
-    commits_repeated: int  # commits that were made again, as the job resumed from an earlier one
-    goodput: float | None  # share of the time between commits that were kept; None if no time has passed
+    outcome: str  # "finished"; "ended" if the supervisor left before; "open" if neither is known
+    code: int | None  # the supervisor's exit code, if it left
+    reason: str  # why it left
     machine: str  # host of the newest start, its system and its processors; may be empty
     versions: Mapping[str, str]  # of packages on that host
-    agreement: Agreement | None
+    hosts: tuple[str, ...]  # that have recorded anything
+    starts: int  # of the whole job
+    restarts: int  # of one process in place
+    warm_restarts: int  # those that a standby made
+    standbys: int  # slots whose standby is ready
+    given_up: tuple[str, ...]  # why slots or jobs were given up
+    ranks: int | None  # of the last rendezvous
+    agreed: Commit | None  # the commit that it resumed from, and when its ranks had agreed
     commit: Commit | None  # the newest, or the one that the ranks resumed from
-    epoch: int | None  # the newest that events name: those whose last batch is padded or cut
     commits: int  # that the job has made, those made again included
     recent: tuple[float, ...]  # when the newest `RECENT` of them were made, in order
-    hosts: tuple[str, ...]  # that have recorded anything
-
-    @property
-    def kinds(self) -> dict[str, Tally]:
-        """The faults of each kind, the most frequent kind first."""
-        names = [fault.kind for fault in self.faults]
-        order = sorted(set(names), key=lambda name: (-names.count(name), name))
-        return {name: _tally([fault for fault in self.faults if fault.kind == name]) for name in order}
+    goodput: float | None  # share of the time between commits that were kept; None if no time has passed
+    steps_repeated: int  # steps that were done again, as no commit held them
+    commits_repeated: int  # commits that were made again, as the job resumed from an earlier one
+    storage: Storage
+    kinds: Mapping[str, Tally]  # of faults, the most frequent first
+    faults: tuple[Fault, ...]  # in order of time
 
     @property
     def overall(self) -> Tally:
@@ -241,9 +212,9 @@ class Report(Storage):
     @property
     def over(self) -> bool:
         """Whether the run is over: its supervisor has left, or there is none and it is finished."""
-        if self.ending.outcome == "finished":
-            return self.ending.code is not None or not self.starts
-        return self.ending.outcome == "ended"
+        if self.outcome == "finished":
+            return self.code is not None or not self.starts
+        return self.outcome == "ended"
 
     def rate(self, now: float) -> float | None:
         """Return the commits per second since the oldest of the recent ones; None before there are two."""
@@ -292,7 +263,6 @@ class Run:
         self._restarts: list[Event] = []
         self._given_up: list[str] = []
         self._standbys: dict[tuple[str, int | None], bool] = {}
-        self._epochs: dict[str, int] = {}
         self._storage = Storage()
         self._hosts: set[str] = set()
         for event in events:
@@ -303,7 +273,7 @@ class Run:
         self._begin, self.end = min(self._begin, event.time), max(self.end, event.time)
         self._hosts.add(event.host)
         generation, commit = event.whole("generation"), event.whole("commit")
-        at = self._stints.get((event.host, event.pid))
+        rendezvous, stint = self._stints.get((event.host, event.pid), (None, None))
         match event.kind:
             case "start":
                 self.starts.append(event)
@@ -323,22 +293,20 @@ class Run:
                 self._standbys[event.host, event.whole("slot")] = event.facts.get("ready") is True
             case "sync":
                 self._join(event, generation or 0, commit or 0)
-            case "commit" if at is not None and commit is not None:
-                if not at[0].numbers or commit > at[0].numbers[-1]:
-                    at[0].numbers.append(commit)
-                    at[0].times.append(event.time)
-            case "recovered" if at is not None and generation == at[0].generation:
-                at[1].recovered = at[1].recovered or event
-            case "reset" if at is not None:
-                at[1].lost, at[1].left = event.whole("steps") or 0, event.time
-            case "finished" if at is not None:
-                at[1].finished = event.time
-            case "tail" if (epoch := event.whole("epoch")) is not None:
-                self._epochs[event.word("sampler")] = epoch
+            case "commit" if rendezvous and commit is not None:
+                if not rendezvous.numbers or commit > rendezvous.numbers[-1]:
+                    rendezvous.numbers.append(commit)
+                    rendezvous.times.append(event.time)
+            case "recovered" if rendezvous and stint and generation == rendezvous.generation:
+                stint.recovered = stint.recovered or event
+            case "reset" if stint:
+                stint.lost, stint.left = event.whole("steps") or 0, event.time
+            case "finished" if stint:
+                stint.finished = event.time
             case "durable" if generation is not None and commit is not None:
                 self._became_durable(event, generation, commit)
             case "write_failed" if commit is not None:
-                self._storage.write_failures += 1
+                self._storage.failures += 1
                 self._failing(event)
             case "outage":
                 self._storage.outages += 1
@@ -350,7 +318,8 @@ class Run:
     def _join(self, event: Event, generation: int, commit: int) -> None:
         """Let a rank join a rendezvous: ranks that name the same place, each once, are together."""
         place = generation, commit, event.whole("size") or 0
-        same = (each for each in reversed(self.rendezvouses[self._joinable :]) if each.place == place)
+        joinable = reversed(self.rendezvouses[self._joinable :])
+        same = (each for each in joinable if (each.generation, each.commit, each.size) == place)
         rendezvous = next(same, None)
         if rendezvous is None or any(stint.rank == event.rank for stint in rendezvous.stints):
             rendezvous = Rendezvous(*place, event.word("source"))
@@ -362,9 +331,9 @@ class Run:
     def _became_durable(self, event: Event, generation: int, commit: int) -> None:
         storage, seconds = self._storage, event.number("seconds") or 0.0
         storage.durable = Commit(event.time - seconds, generation, commit)
-        storage.durables += 1
-        storage.durable_bytes += event.whole("bytes") or 0
-        storage.durable_seconds += seconds
+        storage.commits += 1
+        storage.bytes += event.whole("bytes") or 0
+        storage.seconds += seconds
         storage.outage = None
         # While the commit was written, there may have been another rendezvous.
         of_generation = (each for each in reversed(self.rendezvouses) if each.generation == generation)
@@ -378,35 +347,42 @@ class Run:
     def report(self) -> Report:
         """Return the conclusions; the run has at least one event."""
         begin = min((start.time for start in self.starts), default=self._begin)
-        faults, ending = tuple(map(self._fault, self.faults)), self._ending()
+        faults = tuple(sorted(map(self._fault, self.faults), key=lambda fault: fault.time))
+        kinds = [fault.kind for fault in faults]
+        outcome, code, reason = self._outcome()
         last = self.rendezvouses[-1] if self.rendezvouses else None
         start = self.starts[-1] if self.starts else None
-        machine = (start.host, start.word("machine")) if start else ()
         versions = start.facts.get("versions", {}) if start else {}
         newest_first = (time for each in reversed(self.rendezvouses) for time in reversed(each.times))
         return Report(
-            **vars(self._storage),
             begin=begin,
             end=self.end,
-            activity=self._activity(faults, ending),
-            ending=ending,
+            activity=self._activity(faults, outcome),
+            outcome=outcome,
+            code=code,
+            reason=reason,
+            machine=", ".join(filter(None, (start.host, start.word("machine")) if start else ())),
+            versions={package: version for package, version in versions.items() if isinstance(version, str)},
+            hosts=tuple(sorted(self._hosts)),
             starts=len(self.starts),
             restarts=len(self._restarts),
-            warm=sum(event.facts.get("warm") is True for event in self._restarts),
-            given_up=tuple(self._given_up),
+            warm_restarts=sum(event.facts.get("warm") is True for event in self._restarts),
             standbys=sum(self._standbys.values()),
-            faults=tuple(sorted(faults, key=lambda fault: fault.time)),
-            steps_repeated=self._steps_repeated(),
-            commits_repeated=self._commits_repeated(),
-            goodput=min(self._kept_seconds() / (self.end - begin), 1.0) if self.end > begin else None,
-            machine=", ".join(filter(None, machine)),
-            versions={package: version for package, version in versions.items() if isinstance(version, str)},
-            agreement=Agreement(last.agreed, *last.place) if last else None,
+            given_up=tuple(self._given_up),
+            ranks=last.size if last else None,
+            agreed=Commit(last.agreed, last.generation, last.commit) if last else None,
             commit=Commit(last.reached(last.newest), last.generation, last.newest) if last else None,
-            epoch=max(self._epochs.values(), default=None),
             commits=sum(len(each.numbers) for each in self.rendezvouses),
             recent=tuple(sorted(itertools.islice(newest_first, RECENT))),
-            hosts=tuple(sorted(self._hosts)),
+            goodput=min(self._kept_seconds() / (self.end - begin), 1.0) if self.end > begin else None,
+            steps_repeated=self._steps_repeated(),
+            commits_repeated=self._commits_repeated(),
+            storage=replace(self._storage),  # a copy: the run goes on
+            kinds={
+                kind: _tally([fault for fault in faults if fault.kind == kind])
+                for kind in sorted(set(kinds), key=lambda kind: (-kinds.count(kind), kind))
+            },
+            faults=faults,
         )
 
     def broken_by(self, fault: Event) -> int:
@@ -424,12 +400,9 @@ class Run:
         return next((place for place in places if self.rendezvouses[place].agreed <= since), -1)
 
     def _fault(self, event: Event) -> Fault:
-        broken = self.broken_by(event)
-        since, recovery = began(event), None
-        for rendezvous in self.rendezvouses[broken + 1 :]:
-            if (stepped := rendezvous.stepped()) is not None:
-                recovery = _recovery(rendezvous, max(stepped - since, 0.0))
-                break
+        broken, since = self.broken_by(event), began(event)
+        later = ((each, each.stepped()) for each in self.rendezvouses[broken + 1 :])
+        recovery = next((_recovery(each, time - since) for each, time in later if time is not None), None)
         return Fault(
             time=event.time,
             began=since,
@@ -440,14 +413,8 @@ class Run:
             steps=event.whole("steps"),
             detail=event.word("detail"),
             recovery=recovery,
-            continued=recovery is None and broken >= 0 and self._continued(event, self.rendezvouses[broken]),
+            continued=recovery is None and broken >= 0 and _continued(event, self.rendezvouses[broken]),
         )
-
-    def _continued(self, fault: Event, rendezvous: Rendezvous) -> bool:
-        """Return whether all ranks trained on after a fault: without one, the others commit once at most."""
-        if any(each.finished is not None and each.finished > fault.time for each in rendezvous.stints):
-            return True
-        return len(rendezvous.times) - bisect.bisect_right(rendezvous.times, fault.time) > 1
 
     def _steps_repeated(self) -> int:
         """All ranks train in step, so of each rendezvous the rank that lost the most steps counts for all."""
@@ -461,34 +428,35 @@ class Run:
 
     def _commits_repeated(self) -> int:
         pairs = itertools.pairwise(self.rendezvouses)
-        return sum(max(old.newest - new.commit, 0) for old, new in pairs if not old.finished)
+        return sum(max(old.newest - new.commit, 0) for old, new in pairs if not old.ends)
 
     def _kept_seconds(self) -> float:
         """Sum the time from each agreement to the last commit after it that no later rendezvous lost."""
         seconds = 0.0
         kept: float = math.inf  # commits beyond this one were lost later on
         for rendezvous in reversed(self.rendezvouses):
-            if rendezvous.finished:
+            if rendezvous.ends:
                 kept = math.inf
             newest = int(min(rendezvous.newest, kept))
             seconds += max(rendezvous.reached(newest) - rendezvous.agreed, 0.0)
             kept = min(kept, rendezvous.commit)
         return seconds
 
-    def _ending(self) -> Ending:
+    def _outcome(self) -> tuple[str, int | None, str]:
+        """Return outcome, code and reason of the report."""
         started = self.starts[-1].time if self.starts else -math.inf
         left = self.ends[-1] if self.ends and self.ends[-1].time >= started else None
         if left is None:
-            finished = bool(self.rendezvouses) and self.rendezvouses[-1].finished
-            return Ending("finished" if finished else "open", None, "")
+            finished = self.rendezvouses and self.rendezvouses[-1].ends
+            return "finished" if finished else "open", None, ""
         # The exit code decides. A script may fail after its training function has returned, and a script
         # with Horovod's own elastic state has none of ours that could return.
         code = left.whole("code")
-        return Ending("finished" if code == 0 else "ended", code, left.word("reason"))
+        return "finished" if code == 0 else "ended", code, left.word("reason")
 
-    def _activity(self, faults: Sequence[Fault], ending: Ending) -> str:
-        if ending.outcome != "open":
-            return ending.outcome
+    def _activity(self, faults: Sequence[Fault], outcome: str) -> str:
+        if outcome != "open":
+            return outcome
         if self._joinable >= len(self.rendezvouses):
             return "starting"
         recovered = not faults or faults[-1].recovery is not None or faults[-1].continued
@@ -508,9 +476,16 @@ def phases(recovered: Event) -> dict[str, float]:
 
 
 def _recovery(rendezvous: Rendezvous, seconds: float) -> Recovery:
-    steps = rendezvous.first_steps
+    steps, seconds = rendezvous.first_steps, max(seconds, 0.0)
     spent = phases(steps[-1]) if steps else {}
     if spent:
         spent = {"start": max(seconds - sum(spent.values()), 0.0), **spent}
     rank = steps[-1].rank if steps else None
     return Recovery(rendezvous.generation, rendezvous.commit, seconds, rank, spent)
+
+
+def _continued(fault: Event, rendezvous: Rendezvous) -> bool:
+    """Return whether all ranks trained on after a fault: without one, the others commit once at most."""
+    if any(end > fault.time for end in rendezvous.ends):
+        return True
+    return len(rendezvous.times) - bisect.bisect_right(rendezvous.times, fault.time) > 1

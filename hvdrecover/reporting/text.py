@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 
-from hvdrecover.reporting.summary import RECENT, Fault, Report, Tally
+from hvdrecover.reporting.summary import Fault, Report, Tally
 
 CONTINUED = "training continued"  # in place of a time to recover, where ranks had no rendezvous
 _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"))
@@ -21,37 +21,24 @@ def facts(report: Report, last_event: str) -> dict[str, str]:
         report: of the run.
         last_event: when its last event was, for a run of which no end is known.
     """
-    found = {
-        "outcome": outcome(report, last_event),
+    outcome, storage = state(report), report.storage
+    if report.outcome == "open":
+        outcome = f"no end yet: it is under way, or all was killed (last event {last_event})"
+    durable = "no commit"
+    if storage.commits:
+        mean = duration(storage.seconds / storage.commits)
+        durable = f"{counted(storage.commits, 'commit')}, written in {mean} on average"
+    if storage.commits and storage.outages:
+        outages = counted(storage.outages, "outage")
+        durable += f"; {outages} of the storage, {duration(storage.outage_seconds)}"
+    return {
+        "outcome": outcome,
         "wall time": f"{duration(report.end - report.begin)} from {_begin(report)}",
         "goodput": "" if report.goodput is None else f"{report.goodput:.1%} of the time in committed steps",
         "repeated": f"{report.steps_repeated} steps, {report.commits_repeated} commits",
-        "durable": _durables(report),
+        "durable": durable,
+        **_starts(report),
     }
-    return found | _starts(report)
-
-
-def outcome(report: Report, last_event: str) -> str:
-    """Return how a run ended; arguments as of `facts`."""
-    if report.ending.outcome == "open":
-        return f"no end yet: it is under way, or all was killed (last event {last_event})"
-    return state(report)
-
-
-def surroundings(report: Report) -> dict[str, str]:
-    """Return where a run was started, and with which versions, by name."""
-    versions = ", ".join(f"{package} {version}" for package, version in report.versions.items())
-    return {name: text for name, text in (("machine", report.machine), ("versions", versions)) if text}
-
-
-def _durables(report: Report) -> str:
-    if not report.durables:
-        return "no commit"
-    mean = duration(report.durable_seconds / report.durables)
-    text = f"{counted(report.durables, 'commit')}, written in {mean} on average"
-    if report.outages:
-        text += f"; {counted(report.outages, 'outage')} of the storage, {duration(report.outage_seconds)}"
-    return text
 
 
 # -- a status ------------------------------------------------------------------------------------------
@@ -60,37 +47,32 @@ def _durables(report: Report) -> str:
 def status(report: Report, now: float) -> dict[str, str]:
     """Return where a run stands, by name; ``now`` is in seconds since the Unix epoch."""
     now = max(report.end if report.over else now, report.end)
-    found = {
+    return {
         "state": state(report),
         "wall time": f"{duration(now - report.begin)} from {_begin(report)}",
-    }
-    if not report.over:
-        found["last event"] = f"{duration(now - report.end)} ago"
-    found |= {
+        **({} if report.over else {"last event": f"{duration(now - report.end)} ago"}),
         "progress": progress(report),
         "throughput": _throughput(report, now),
         "durable": _durable(report, now),
         "storage": _storage(report, now),
         "faults": _faults(report),
+        **_starts(report),
     }
-    return found | _starts(report)
 
 
 def state(report: Report) -> str:
     """Return the activity of a run, or how it ended."""
-    ending = report.ending
-    if ending.outcome == "ended":
-        return f"ended before it was finished, with code {ending.code}: {ending.reason}"
+    if report.outcome == "ended":
+        return f"ended before it was finished, with code {report.code}: {report.reason}"
     return report.activity
 
 
 def progress(report: Report) -> str:
     """Return how far a run has got."""
-    if report.agreement is None or report.commit is None:
+    if report.ranks is None or report.commit is None:
         return "there was no rendezvous yet"
-    epoch = f", epoch {report.epoch} or later" if report.epoch is not None else ""
-    ranks = counted(report.agreement.ranks, "rank")
-    return f"commit {report.commit.number} in generation {report.commit.generation} with {ranks}{epoch}"
+    ranks = counted(report.ranks, "rank")
+    return f"commit {report.commit.number} in generation {report.commit.generation} with {ranks}"
 
 
 def changes(before: Report, after: Report) -> list[str]:
@@ -100,18 +82,17 @@ def changes(before: Report, after: Report) -> list[str]:
         lines.append(f"the job is started ({after.starts} so far)")
     lines += [f"fault: {the_fault(fault)}" for fault in _more(before.faults, after.faults)]
     lines += [f"given up: {reason}" for reason in after.given_up[len(before.given_up) :]]
-    new, old = after.agreement, before.agreement
-    if new is not None and (old is None or (new.generation, new.commit) != (old.generation, old.commit)):
-        ranks = counted(new.ranks, "rank")
-        lines.append(f"{ranks} agreed in generation {new.generation} to resume from commit {new.commit}")
+    new, old = after.agreed, before.agreed
+    if new is not None and (old is None or (new.generation, new.number) != (old.generation, old.number)):
+        ranks = counted(after.ranks or 0, "rank")
+        lines.append(f"{ranks} agreed in generation {new.generation} to resume from commit {new.number}")
     for fault in _more(_recovered(before), _recovered(after)):
-        seconds = duration(fault.recovery.seconds if fault.recovery else None)
-        lines.append(f"recovered in {seconds} from: {the_fault(fault)}")
-    if after.outage is not None and before.outage is None:
-        lines.append(f"commits cannot be made durable: {after.outage.error}")
-    if after.outage is None and before.outage is not None:
+        lines.append(f"recovered in {to_recover(fault)} from: {the_fault(fault)}")
+    if after.storage.outage is not None and before.storage.outage is None:
+        lines.append(f"commits cannot be made durable: {after.storage.outage.error}")
+    if after.storage.outage is None and before.storage.outage is not None:
         lines.append("commits become durable again")
-    if after.ending != before.ending:
+    if (after.outcome, after.code) != (before.outcome, before.code):
         lines.append(state(after))
     return lines
 
@@ -129,33 +110,33 @@ def _begin(report: Report) -> str:
 def _starts(report: Report) -> dict[str, str]:
     found = {}
     if report.starts or report.restarts:  # else there was neither a supervisor nor a guardian
-        starts = f"{report.starts} of the job, {report.restarts} of single processes"
-        found["starts"] = starts + (f" ({report.warm} taken over by a standby)" if report.warm else "")
+        warm = f" ({report.warm_restarts} taken over by a standby)" if report.warm_restarts else ""
+        found["starts"] = f"{report.starts} of the job, {report.restarts} of single processes{warm}"
     if report.given_up:
         found["given up"] = "; ".join(report.given_up)
     return found
 
 
 def _throughput(report: Report, now: float) -> str:
-    rate = report.rate(now)
-    if rate is None:
+    if (rate := report.rate(now)) is None:
         return ""
     pace = f"{rate:.3g} commits/s" if rate >= 1 else f"{60 * rate:.3g} commits/min"
-    return f"{pace} over the last {min(len(report.recent), RECENT)}; {report.commits} in all"
+    return f"{pace} over the last {len(report.recent)}; {report.commits} in all"
 
 
 def _durable(report: Report, now: float) -> str:
-    if report.durable is None:
+    if (durable := report.storage.durable) is None:
         return "no commit yet"
-    age = "" if report.over else f", {duration(max(now - report.durable.time, 0.0))} old"
-    return f"commit {report.durable.number}{age}; {report.durables} in all"
+    age = "" if report.over else f", {duration(max(now - durable.time, 0.0))} old"
+    return f"commit {durable.number}{age}; {report.storage.commits} in all"
 
 
 def _storage(report: Report, now: float) -> str:
-    past = f"; {counted(report.outages, 'outage')} so far" if report.outages else ""
-    if report.outage is None:
-        return f"works{past}" if report.durables else ""
-    return f"fails since {duration(now - report.outage.since)}{past}: {report.outage.error}"
+    storage = report.storage
+    past = f"; {counted(storage.outages, 'outage')} so far" if storage.outages else ""
+    if storage.outage is None:
+        return f"works{past}" if storage.commits else ""
+    return f"fails since {duration(now - storage.outage.since)}{past}: {storage.outage.error}"
 
 
 def _faults(report: Report) -> str:
@@ -163,9 +144,9 @@ def _faults(report: Report) -> str:
         return "none"
     kinds = Counter(fault.kind for fault in report.faults).most_common()
     listed = ", ".join(f"{count} {kind}" for kind, count in kinds)
-    recoveries = [fault.recovery for fault in report.faults if fault.recovery is not None]
-    last = f", the last in {duration(recoveries[-1].seconds)}" if recoveries else ""
-    return f"{len(report.faults)} ({listed}); {len(recoveries)} recovered from{last}"
+    recovered = _recovered(report)
+    last = f", the last in {to_recover(recovered[-1])}" if recovered else ""
+    return f"{len(report.faults)} ({listed}); {len(recovered)} recovered from{last}"
 
 
 def _recovered(report: Report) -> tuple[Fault, ...]:
@@ -186,6 +167,15 @@ def to_recover(fault: Fault) -> str:
     if fault.recovery is not None:
         return duration(fault.recovery.seconds)
     return CONTINUED if fault.continued else "not yet"
+
+
+def tallies(report: Report) -> list[tuple[str, ...]]:
+    """Return a row for each kind of fault, and for all: kind, count, recovered, median and worst time."""
+    kinds = {**report.kinds, **({"all": report.overall} if len(report.kinds) > 1 else {})}
+    return [
+        (kind, str(each.count), str(each.recovered), median(each), duration(each.worst))
+        for kind, each in kinds.items()
+    ]
 
 
 def median(tally: Tally) -> str:

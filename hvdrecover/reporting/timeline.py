@@ -1,20 +1,21 @@
 """The time line of a run as SVG: faults and starts of the job, a lane for each rank, commits, the axis.
 
-Places along the time are percents, so the drawing is as wide as the screen. Places across it are pixels, so
-that texts keep their size.
+`trace` finds out what each rank was doing when; `draw` draws it. Places along the time are percents, so the
+drawing is as wide as the screen. Places across it are pixels, so that texts keep their size.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
+from typing import Literal
 
 from hvdrecover.redaction import printable
-from hvdrecover.reporting import text
-from hvdrecover.reporting.history import Activity, Lanes, Stretch
-from hvdrecover.reporting.summary import Fault, Report, Run
+from hvdrecover.reporting import summary, text
+from hvdrecover.reporting.summary import Fault, Rendezvous, Report, Run, Stint
 
 LANES = 200  # ranks that are drawn at most
 NARROWEST = 560  # pixels that the time takes at least; narrower screens scroll
@@ -38,14 +39,100 @@ _CHARACTER = 6.8  # pixels, of a font of 11
 _VISIBLE = 0.2  # percent that a bar takes at least, however short it was
 _FINEST = 0.25  # percent; shorter stretches in a row are drawn as one
 _TICKS = 200  # commits that are drawn at most
-_DESCRIBED = 10  # faults that the description names
-_SHOWN_FIRST: tuple[Activity, ...] = ("recovery", "starting", "down", "training")  # of several in one bar
 _STEPS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30),  # seconds
     *(60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200),
     *(86400 * days for days in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)),
 )
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+# -- what ranks did ------------------------------------------------------------------------------------
+
+# training: from a first step on. recovery: from a fault, or from when ranks set out for a rendezvous, to the
+# rank's first step. starting: from the start of the job on. down: while the job was not running.
+Activity = Literal["training", "recovery", "starting", "down"]
+_SHOWN_FIRST: tuple[Activity, ...] = ("recovery", "starting", "down", "training")  # of several in one bar
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """One activity of a rank for some time. Times are seconds since the Unix epoch."""
+
+    activity: Activity
+    begin: float
+    end: float
+    host: str
+    generation: int  # of the rendezvous that the stretch follows, or leads to
+    commit: int  # that was resumed from there
+    phases: Mapping[str, float] = field(default_factory=dict)  # of a recovery: this rank's seconds, if known
+
+
+Lanes = Mapping[int, Sequence[Stretch]]
+"""The stretches of each rank, in order of time; they do not overlap."""
+
+
+def trace(run: Run, report: Report) -> Lanes:
+    """Find out what each rank was doing when."""
+    lanes: dict[int, list[Stretch]] = {
+        fault.rank: [] for fault in report.faults if fault.rank is not None and fault.rank >= 0
+    }
+    # A later attempt is the supervisor's, and part of a recovery; a first one follows a time of nothing.
+    starts = [start.time for start in run.starts if (start.whole("attempt") or 1) == 1]
+    ends = [end.time for end in run.ends]
+
+    def add(activity: Activity, begin: float, end: float, rendezvous: Rendezvous, stint: Stint) -> None:
+        lane = lanes.setdefault(stint.rank, [])
+        begin = max(begin, lane[-1].end if lane else report.begin)
+        if end > begin:
+            spent = summary.phases(stint.recovered) if activity == "recovery" and stint.recovered else {}
+            place = rendezvous.generation, rendezvous.commit
+            lane.append(Stretch(activity, begin, end, stint.host, *place, spent))
+
+    def pause(activity: Activity, begin: float, end: float, rendezvous: Rendezvous, stint: Stint) -> None:
+        """Add the time from the end of training to the beginning of the next one."""
+        started = min((start for start in starts if begin < start <= end), default=None)
+        if started is not None:
+            ended = min((each for each in ends if begin <= each <= started), default=begin)
+            add(activity, begin, ended, rendezvous, stint)
+            add("down", ended, started, rendezvous, stint)
+            activity, begin = "starting", started
+        add(activity, begin, end, rendezvous, stint)
+
+    struck: dict[int, float] = {}  # place of a rendezvous: when the first fault that broke it began
+    for fault in run.faults:
+        place = run.broken_by(fault)
+        struck[place] = min(summary.began(fault), struck.get(place, summary.began(fault)))
+    activity: Activity = "starting"
+    since, under_way = report.begin, True
+    for place, rendezvous in enumerate(run.rendezvouses):
+        if not rendezvous.trained():
+            under_way = True
+            continue
+        # When a rendezvous was needed, for a fault or a change of hosts.
+        left = [stint.left for stint in rendezvous.stints if stint.left is not None]
+        broken = [struck[place]] if place in struck else left
+        broken += [each.began for each in run.rendezvouses[place + 1 : place + 2]] if broken else []
+        ended = min(broken) if broken else _last_sign(rendezvous)
+        for stint in rendezvous.stints:
+            stepped = stint.recovered.time if stint.recovered else stint.synced
+            pause(activity, since, stepped, rendezvous, stint)
+            add("training", stepped, ended if stint.finished is None else stint.finished, rendezvous, stint)
+        since, activity, under_way = ended, "recovery", bool(broken)
+    if run.rendezvouses and under_way and not run.rendezvouses[-1].ends:
+        last, end = run.rendezvouses[-1], min((time for time in ends if time >= since), default=run.end)
+        for stint in last.stints:
+            pause(activity, since, end, last, stint)
+    return dict(sorted(lanes.items()))
+
+
+def _last_sign(rendezvous: Rendezvous) -> float:
+    """Return when ranks of whose end nothing is known did something for the last time."""
+    steps = [step.time for step in rendezvous.first_steps]
+    return max([rendezvous.agreed, *rendezvous.times[-1:], *steps, *rendezvous.ends])
+
+
+# -- the drawing ---------------------------------------------------------------------------------------
 
 
 def draw(run: Run, report: Report, lanes: Lanes) -> str:
@@ -97,9 +184,7 @@ class _Drawing:
             f'<svg class="names" width="{left - 8:g}" {size} aria-hidden="true">{sides}</svg>'
             f'<div class="scroll" role="region" aria-label="{about}" tabindex="0"><div class="plot" '
             f'style="padding-right: {self._right:.0f}px; min-width: {NARROWEST}px">'
-            f'<svg role="img" width="100%" {size} aria-labelledby="timeline-title timeline-text">'
-            f'<title id="timeline-title">{about}</title>'
-            f'<desc id="timeline-text">{_e(self._description())}</desc>{"".join(grid + shapes)}</svg>'
+            f'<svg role="img" width="100%" {size} aria-label="{about}">{"".join(grid + shapes)}</svg>'
             "</div></div></div>"
             f"<figcaption>{_LEGEND}{more}</figcaption></figure>\n"
         )
@@ -174,8 +259,6 @@ class _Drawing:
                 yield _text("fault", x, 12, name)
         self._right = max(self._right, end - NARROWEST)
 
-    # -- texts -----------------------------------------------------------------------------------------
-
     def _names(self) -> Iterator[tuple[str, float]]:
         """Yield the names of rows with their base lines; of ranks with hosts, as far as there is room."""
         yield "job", _JOB + 4
@@ -188,13 +271,6 @@ class _Drawing:
             yield f"rank {rank}{short}", self._tops[rank] + self._height / 2 + 4
         if self._report.commits:
             yield "commits", self._bottom + _ROW / 2 + 7
-
-    def _description(self) -> str:
-        """Return the drawing in words, for people who cannot see it."""
-        faults, commits = self._report.faults, text.counted(self._report.commits, "commit")
-        durable, starts = self._report.durables, text.counted(self._report.starts, "start")
-        known = f"{text.counted(len(faults), 'fault')}, {commits} ({durable} durable), {starts} of the job."
-        return " ".join([known, *(f"{_of_fault(*each)}." for each in enumerate(faults[:_DESCRIBED], 1))])
 
 
 def _of_stretches(together: Sequence[Stretch]) -> str:

@@ -10,8 +10,8 @@ import pytest
 
 from hvdrecover import cli
 from hvdrecover.doctor import examination
+from hvdrecover.doctor.checks import failure, ok, skipped, warning
 from hvdrecover.doctor.examination import Report, Settings
-from hvdrecover.doctor.findings import failure, ok, skipped, warning
 
 FINDINGS = [
     ok("versions", "python 3.11.7"),

@@ -15,8 +15,8 @@ import pytest
 
 from hvdrecover import cli, record
 from hvdrecover.doctor import examination
+from hvdrecover.doctor.checks import Finding, failure, ok, warning
 from hvdrecover.doctor.examination import Report, Settings
-from hvdrecover.doctor.findings import Finding, failure, ok, warning
 from hvdrecover.launch import horovodrun, supervisor
 from hvdrecover.launch.horovodrun import Options
 from tests.unit.processes import LAUNCHER_VARIABLES

@@ -78,21 +78,21 @@ def test_a_report_as_json(document):
     example(Path("events"))
     found = document("events")
     assert (found["folder"], found["outcome"], found["code"]) == ("events", "finished", 0)
-    assert (found["begin"], found["wall_seconds"]) == (BEGIN, 104)
+    assert (found["begin"], found["end"]) == (BEGIN, BEGIN + 104)
     assert (found["starts"], found["restarts"], found["warm_restarts"]) == (1, 2, 1)
-    assert (found["steps_repeated"], found["commits_repeated"], found["durable_commits"]) == (6, 0, 0)
+    assert (found["steps_repeated"], found["commits_repeated"], found["storage"]["commits"]) == (6, 0, 0)
     assert found["machine"] == "node-1, Linux x86_64, 2 processors"
     assert found["versions"] == {"python": "3.11.9", "torch": "2.13.0"}
     assert found["kinds"]["crash"] == {
         "count": 1,
         "recovered": 1,
-        "median_seconds": pytest.approx(0.31),
-        "worst_seconds": pytest.approx(0.31),
+        "median": pytest.approx(0.31),
+        "worst": pytest.approx(0.31),
     }
     assert found["faults"][0] == {
         "time": BEGIN + 36,
         "began": BEGIN + 36,
-        "fault": "crash",
+        "kind": "crash",
         "host": "node-2",
         "rank": 1,
         "exit": -9,
@@ -103,7 +103,7 @@ def test_a_report_as_json(document):
             "generation": 2,
             "commit": 3,
             "seconds": pytest.approx(0.31),
-            "slowest_rank": 1,
+            "rank": 1,
             "phases": {
                 "start": pytest.approx(0.06),
                 "reset": 0.02,

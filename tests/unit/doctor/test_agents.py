@@ -10,8 +10,7 @@ import pytest
 
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
 from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.doctor.agents import Agents
-from hvdrecover.doctor.examination import Settings, examine
+from hvdrecover.doctor.examination import Agents, Settings, examine
 from hvdrecover.doctor.host import interfaces, reach
 from hvdrecover.errors import ConfigError, LaunchError
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hvdrecover.doctor.findings import failure, ok, select, skipped, warning
+from hvdrecover.doctor.checks import failure, ok, select, skipped, warning
 from hvdrecover.errors import LaunchError
 
 HOSTS = {"h1": 2, "h2": 2, "h3": 2}

@@ -10,7 +10,7 @@ import pytest
 from hvdrecover.checkpoint import near_root
 from hvdrecover.checkpoint.near_root import Keeper
 from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.doctor import host, storage
+from hvdrecover.doctor import checks, host, storage
 from hvdrecover.doctor.storage import Trial
 from hvdrecover.errors import ForeignRootError, LaunchError, StorageError
 from tests.unit.checkpoint.roots import make_snapshot, make_store
@@ -69,7 +69,7 @@ def test_a_storage_that_changes_bytes_is_a_failure(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(LocalStorage, "write", write)
     found = storage.root(str(tmp_path))
-    assert [each.outcome for each in storage.check_writing(found, "h1")] == ["failure", "ok"]
+    assert [each.outcome for each in checks.check_writing(found, "h1")] == ["failure", "ok"]
 
 
 def test_a_storage_where_every_writer_succeeds_is_a_failure(
@@ -80,7 +80,7 @@ def test_a_storage_where_every_writer_succeeds_is_a_failure(
         return True
 
     monkeypatch.setattr(LocalStorage, "create", create)
-    written, created = storage.check_writing(storage.root(str(tmp_path)), "h1")
+    written, created = checks.check_writing(storage.root(str(tmp_path)), "h1")
     assert (written.outcome, created.outcome) == ("ok", "failure")
     assert "4 succeeded; a later writer replaced the file" in created.what
 
@@ -92,7 +92,7 @@ def test_a_storage_that_refuses_to_create_is_an_error(
         raise StorageError("file:///root", "it is full")
 
     monkeypatch.setattr(LocalStorage, "create", create)
-    (found,) = storage.check_writing(storage.root(str(tmp_path)), "h1")
+    (found,) = checks.check_writing(storage.root(str(tmp_path)), "h1")
     assert (found.outcome, found.what) == ("failure", "h1: file:///root: it is full")
 
 
@@ -109,7 +109,7 @@ def test_a_root_should_hold_usable_commits(
     commits: dict[str, int], broken: int, newest: dict[str, Any] | None, outcome: str
 ) -> None:
     root = {"url": "s3://b/run", "commits": commits, "broken": broken, "newest": newest, "claim": 1}
-    found = storage.check_root(root, 180.0)
+    found = checks.check_root(root, 180.0)
     assert found.outcome == outcome
     assert newest is None or "g0001-c00000007, which is 3 min old" in found.what
 
@@ -126,15 +126,15 @@ def test_a_root_should_hold_usable_commits(
     ],
 )
 def test_a_root_needs_space_for_four_commits(free: int | None, state: int | None, outcome: str) -> None:
-    assert storage.check_space(free, state).outcome == outcome
+    assert checks.check_space(free, state).outcome == outcome
 
 
 def test_all_hosts_have_to_see_the_same_root() -> None:
-    assert storage.check_shared({}, "h1").outcome == "skipped"
-    assert storage.check_shared({"h2": True}, "h1").outcome == "ok"
-    blind = storage.check_shared({"h2": True, "h3": False}, "h1")
+    assert checks.check_shared({}, "h1").outcome == "skipped"
+    assert checks.check_shared({"h2": True}, "h1").outcome == "ok"
+    blind = checks.check_shared({"h2": True, "h3": False}, "h1")
     assert (blind.outcome, blind.what) == ("warning", "h3 cannot see the file that h1 wrote")
-    broken = storage.check_shared({"h2": LaunchError("h2", "no credentials"), "h3": False}, "h1")
+    broken = checks.check_shared({"h2": LaunchError("h2", "no credentials"), "h3": False}, "h1")
     assert broken.outcome == "failure"
     assert "h2: no credentials" in broken.what
 
@@ -152,20 +152,20 @@ def test_near_roots_of_this_host_are_counted(tmp_path: Path, monkeypatch: pytest
     found = storage.near("/root")
     keeper.remove()
     assert found is not None and (found["held"], found["in_use"]) == (0, 1)
-    assert "beside 1 near roots" in storage.check_near({"h1": found}, 1000).what
+    assert "beside 1 near roots" in checks.check_near({"h1": found}, 1000).what
 
 
 def test_a_near_tier_that_is_off_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVDRECOVER_NEAR", "off")
     assert storage.near(None) is None
-    assert storage.check_near({"h1": None}, None).outcome == "skipped"
+    assert checks.check_near({"h1": None}, None).outcome == "skipped"
 
 
 def test_a_state_too_large_for_the_near_tier_is_a_warning() -> None:
     large = {**NEAR, "room": {"total": 100 * GB, "free": 100 * GB, "memory": 40 * GB}}
     small = {**NEAR, "room": {"total": 100 * GB, "free": 100 * GB, "memory": 8 * GB}}
-    assert storage.check_near({"h1": large}, None).what == "h1 has space for a state of 10 GB"
-    assert storage.check_near({"h1": large}, 5 * GB).outcome == "ok"
-    found = storage.check_near({"h1": large, "h2": small}, 5 * GB)
+    assert checks.check_near({"h1": large}, None).what == "h1 has space for a state of 10 GB"
+    assert checks.check_near({"h1": large}, 5 * GB).outcome == "ok"
+    found = checks.check_near({"h1": large, "h2": small}, 5 * GB)
     assert (found.outcome, found.what.partition(":")[0]) == ("warning", "h2")
     assert "the near tier would be off" in found.what and "/dev/shm" in found.remedy

@@ -11,7 +11,6 @@ import pytest
 from hvdrecover import record
 from hvdrecover.cli import main
 from hvdrecover.reporting import page, timeline
-from hvdrecover.reporting.history import trace
 from hvdrecover.reporting.summary import Run
 from tests.unit.reporting.runs import TWO, example
 from tests.unit.reporting.runs import Run as Written
@@ -38,7 +37,7 @@ def page_of(run):
 def drawn(run):
     followed = Run(record.read(run.folder))
     report = followed.report()
-    return timeline.draw(followed, report, trace(followed, report))
+    return timeline.draw(followed, report, timeline.trace(followed, report))
 
 
 def of_ranks(folder, count, faults=1):

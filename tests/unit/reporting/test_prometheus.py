@@ -91,8 +91,7 @@ def test_the_numbers_of_a_run(exported, tmp_path):
 
 
 def test_names_types_and_help_follow_the_conventions(exported, tmp_path):
-    run = example(tmp_path)
-    run.report(105, "tail", sampler="x", epoch=3, padding=1, dropped=0)
+    example(tmp_path)
     for name, family in families(exported()).items():
         assert name.startswith("hvdrecover_")
         assert family.documentation.endswith(".")
@@ -112,7 +111,7 @@ def test_what_is_not_known_is_left_out(exported, tmp_path):
     Run(tmp_path).report(0, "start", pid=5, attempt=1)
     found = samples(exported())
     assert found["hvdrecover_activity", "starting"] == 1
-    unknown = ("epoch", "ranks", "last_commit", "last_durable_commit_age_seconds", "commits_per_second")
+    unknown = ("ranks", "last_commit", "last_durable_commit_age_seconds", "commits_per_second")
     assert not {(f"hvdrecover_{name}",) for name in unknown} & set(found)
 
 

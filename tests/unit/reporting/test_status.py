@@ -37,7 +37,7 @@ def test_a_run_from_its_start_to_its_end(run, status):
     assert (status().activity, status().commit, status().rate(BEGIN + 9)) == ("starting", None, None)
     run.rendezvous(4, TWO, 1, 0, "initial")
     found = status()
-    assert (found.activity, found.agreement.ranks, found.commit.number) == ("training", 2, 0)
+    assert (found.activity, found.ranks, found.commit.number) == ("training", 2, 0)
     run.commit(TWO, 1, {1: 14, 2: 24, 3: 34})
     found = status()
     assert (found.commit.generation, found.commit.number, found.commit.time) == (1, 3, BEGIN + 34)
@@ -50,9 +50,9 @@ def test_a_run_from_its_start_to_its_end(run, status):
     run.rendezvous(36.25, REPLACED, 2, 3)
     run.step(36.3, REPLACED, 2, 3)
     found = status()
-    assert (found.activity, found.agreement.generation) == ("training", 2)
+    assert (found.activity, found.agreed.generation) == ("training", 2)
     assert found.faults[0].recovery.seconds == pytest.approx(0.31)
-    assert (found.restarts, found.warm, found.steps_repeated) == (1, 1, 4)
+    assert (found.restarts, found.warm_restarts, found.steps_repeated) == (1, 1, 4)
     run.finish(40, REPLACED, 2, 3)
     assert (status().activity, status().over) == ("finished", False)  # its supervisor has yet to leave
     run.report(41, "end", pid=5, code=0, reason="finished")
@@ -73,7 +73,7 @@ def test_a_start_that_ended_and_the_next(run, status):
     run.report(4, "gave_up", pid=5, scope="job", reason="no restarts left")
     run.report(5, "end", pid=5, code=3, reason="gave up")
     found = status()
-    assert (found.activity, found.over, found.ending.code) == ("ended", True, 3)
+    assert (found.activity, found.over, found.code) == ("ended", True, 3)
     assert found.given_up == ("the job: no restarts left",)
     run.report(9, "start", pid=6, attempt=1, command=[])
     assert (status().activity, status().over, status().starts) == ("starting", False, 2)
@@ -86,12 +86,12 @@ def test_a_start_that_ended_and_the_next(run, status):
 
 def test_durable_commits(run, status):
     run.rendezvous(1, TWO, 1, 0)
-    assert (status().durable, status().durables) == (None, 0)
+    assert (status().storage.durable, status().storage.commits) == (None, 0)
     run.report(8, "durable", pid=10, generation=1, commit=5, bytes=100, seconds=2.5)
     run.report(9, "durable", pid=10, generation=1, commit=6, bytes=50, seconds=0.5)
-    found = status()
+    found = status().storage
     assert (found.durable.number, found.durable.time) == (6, BEGIN + 8.5)
-    assert (found.durables, found.durable_bytes, found.durable_seconds) == (2, 150, 3.0)
+    assert (found.commits, found.bytes, found.seconds) == (2, 150, 3.0)
 
 
 def test_outages(run, status):
@@ -99,27 +99,19 @@ def test_outages(run, status):
     run.report(1, "durable", commit=1, bytes=1, seconds=0.1, **told)
     run.report(2, "write_failed", commit=2, error="full", attempt=1, **told)
     run.report(2.1, "outage", commit=2, error="full", age=1.0, **told)
-    assert status().outage == Outage(BEGIN + 2, "full")
+    assert status().storage.outage == Outage(BEGIN + 2, "full")
     run.report(5, "write_failed", commit=2, error="gone", attempt=2, **told)
-    assert status().outage == Outage(BEGIN + 2, "gone")
+    assert status().storage.outage == Outage(BEGIN + 2, "gone")
     run.report(7, "durable", commit=3, bytes=1, seconds=0.1, **told)
     run.report(7, "outage_over", commit=3, attempts=2, seconds=4.9, age=6.0, **told)
-    found = status()
-    assert (found.outage, found.outages, found.outage_seconds, found.write_failures) == (None, 1, 4.9, 2)
+    found = status().storage
+    assert (found.outage, found.outages, found.outage_seconds, found.failures) == (None, 1, 4.9, 2)
     run.report(8, "write_failed", commit="g0001-c00000001", error="a mark", pid=10)
-    assert status().outage is None
+    assert status().storage.outage is None
     run.report(
         9, "write_failed", commit=4, error="fenced", attempt=1, **told
     )  # permanently, without an outage
-    assert status().outage == Outage(BEGIN + 9, "fenced")
-
-
-def test_the_epoch_is_the_newest_that_any_sampler_names(run, status):
-    run.report(1, "tail", sampler="train", epoch=3, padding=1, dropped=0)
-    run.report(2, "tail", sampler="validation", epoch=0, padding=1, dropped=0)
-    assert status().epoch == 3
-    run.report(3, "tail", sampler="train", epoch=2, padding=1, dropped=0)  # rolled back
-    assert status().epoch == 2
+    assert status().storage.outage == Outage(BEGIN + 9, "fenced")
 
 
 def test_a_status_holds_the_times_of_recent_commits_only(run, status):

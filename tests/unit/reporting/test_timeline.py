@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvdrecover import record
-from hvdrecover.reporting import history, summary
+from hvdrecover.reporting import summary, timeline
 from tests.unit.reporting.runs import BEGIN, PHASES, REPLACED, TWO, Run, example
 
 
@@ -21,7 +21,7 @@ def run(tmp_path):
 
 def trace(run):
     followed = summary.Run(record.read(run.folder))
-    return history.trace(followed, followed.report())
+    return timeline.trace(followed, followed.report())
 
 
 def lane(run, rank=0):

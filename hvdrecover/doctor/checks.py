@@ -1,25 +1,120 @@
-"""The checks of hosts: versions, Horovod's build, ssh, network, clocks and memory.
+"""The checks: each is a function from the answers of hosts to findings; it does not ask hosts.
 
-Each check is a function from answers to findings; it does not ask hosts.
+A finding is an outcome, a sentence, and what to do. `select` leaves out the hosts that are at fault.
 """
 
 from __future__ import annotations
 
 import re
+import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from hvdrecover.checkpoint.near_root import size
-from hvdrecover.doctor.findings import Finding, failure, ok, skipped, warning
+from hvdrecover.checkpoint import near_root
+from hvdrecover.checkpoint.near_root import Room, size
+from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.doctor.host import FRAMEWORKS, Facts
+from hvdrecover.errors import LaunchError
 
 VERSIONS, HOROVOD, SSH = "versions", "horovod", "ssh"
 NETWORK, CLOCKS, MEMORY = "network", "clocks", "host memory"
 FEATURES = {"gloo": "Gloo", "mpi": "MPI", "nccl": "NCCL", "cuda": "CUDA"}
-MOST_SKEW = 1.0  # seconds; with more, reports of a run show events of different hosts in the wrong order
+MOST_SKEW = 1.0  # seconds; with more, ages of commits and of claims are wrong
 REFUSED_SKEW = 300.0  # seconds; servers refuse such clients: Kerberos from 5 minutes on, S3 from 15
 BUFFERS = 2  # copies of the state on each rank, at most: the newest commit, and one that is being written
+ROOT, WRITING, CLAIMS = "checkpoint root", "root: writing", "root: claims"
+SHARED, SPACE, CLEANING, NEAR = "root: shared", "root: space", "root: cleaning", "near tier"
+COMMITS = Keep().last + 1  # commits at a root by default, and one that is being written
+Outcome = Literal["ok", "warning", "failure", "skipped"]
+RUN_AGAIN = "Repair this host, then run `hvdrecover doctor` again."
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        check: name of the check.
+        outcome: ``failure`` if a job cannot run like this; ``warning`` if it can, with a disadvantage;
+            ``skipped`` if the check was not possible.
+        what: the observation, or the reason for skipping.
+        remedy: what to do; empty unless the outcome is a warning or a failure.
+        at_fault: hosts without which the failure would be gone; empty if the failure concerns all hosts.
+    """
+
+    check: str
+    outcome: Outcome
+    what: str
+    remedy: str = ""
+    at_fault: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.what}. {self.remedy}".rstrip()
+
+
+def ok(check: str, what: str) -> Finding:
+    """Return a finding without a problem."""
+    return Finding(check, "ok", what)
+
+
+def skipped(check: str, why: str) -> Finding:
+    """Return the finding of a check that was not possible."""
+    return Finding(check, "skipped", why)
+
+
+def warning(check: str, what: str, remedy: str) -> Finding:
+    """Return a problem that a job can live with."""
+    return Finding(check, "warning", what, remedy)
+
+
+def failure(check: str, what: str, remedy: str, at_fault: Iterable[str] = ()) -> Finding:
+    """Return a problem with which a job cannot run."""
+    return Finding(check, "failure", what, remedy, tuple(at_fault))
+
+
+def host_failure(check: str, error: LaunchError, remedy: str = RUN_AGAIN) -> Finding:
+    """Return the failure of one host."""
+    return failure(check, f"{error.program}: {error.problem.rstrip('.')}", remedy, [error.program])
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The hosts of a job with ``--preflight`` after the checks.
+
+    Attributes:
+        hosts: host to its slots, for the hosts on which the job starts.
+        excluded: host to the failure for which it is left out.
+    """
+
+    hosts: Mapping[str, int]
+    excluded: Mapping[str, Finding]
+
+
+def select(hosts: Mapping[str, int], findings: Sequence[Finding], least: int) -> Selection:
+    """Leave out the hosts at fault of a job that needs at least so many slots.
+
+    Raises:
+        LaunchError: too few slots are left, or a failure concerns all hosts.
+    """
+    excluded: dict[str, Finding] = {}
+    for finding in (each for each in findings if each.outcome == "failure"):
+        at_fault = [host for host in finding.at_fault if host in hosts]
+        if not at_fault:
+            raise LaunchError("--preflight", str(finding))
+        for host in at_fault:
+            excluded.setdefault(host, finding)
+    left = {host: slots for host, slots in hosts.items() if host not in excluded}
+    if sum(left.values()) < least:
+        slots = f"{sum(left.values())} of {sum(hosts.values())} slots are left, and the job needs {least}"
+        lines = "".join(f"\n  {host}: {finding}" for host, finding in excluded.items())
+        raise LaunchError("--preflight", f"too few hosts passed the checks: {slots}{lines}")
+    return Selection(left, excluded)
+
+
+# -- hosts ---------------------------------------------------------------------------------------------
 
 # Patterns of ssh's complaints, and what to do; the first that fits counts.
 _SSH_REMEDIES = {
@@ -183,28 +278,22 @@ def _to_leave_out(hosts: Sequence[str], broken: set[tuple[str, str]]) -> list[st
     return found
 
 
-def check_clocks(offsets: Mapping[str, tuple[float, float]]) -> Finding:
-    """All clocks should agree, by the seconds that each is ahead of one clock, and the largest error."""
-    first = next(iter(offsets))
-    ahead = {host: seconds - offsets[first][0] for host, (seconds, _) in offsets.items()}
-    # The spread that is certain, however slow the network was.
-    latest = max(seconds - error for seconds, error in offsets.values())
-    spread = latest - min(seconds + error for seconds, error in offsets.values())
+def check_clocks(ahead: Mapping[str, float], error: float) -> Finding:
+    """All clocks should agree, by the seconds that each is ahead of one clock, each wrong by ``error``."""
+    first = next(iter(ahead))
+    ahead = {host: seconds - ahead[first] for host, seconds in ahead.items()}
+    spread = max(ahead.values()) - min(ahead.values()) - 2 * error  # what is certain on a slow network
     if spread <= MOST_SKEW:
-        error = max(error for _, error in offsets.values())
-        return ok(CLOCKS, f"at most {max(map(abs, ahead.values())):.3f} s apart (± {error:.3f} s)")
+        return ok(CLOCKS, f"at most {max(map(abs, ahead.values())):.2f} s apart (± {error:.2f} s)")
     shown = ", ".join(f"{host} {seconds:+.1f} s" for host, seconds in ahead.items() if host != first)
     what = f"compared with {first}: {shown}"
     remedy = "Synchronise all clocks with the same time server (chrony, systemd-timesyncd)."
     if spread <= REFUSED_SKEW:
         return warning(CLOCKS, what, remedy)
-    # At fault are the clocks that are far from the one that most clocks are close to.
-    close = {
-        host: [other for other in ahead if abs(ahead[other] - seconds) <= REFUSED_SKEW / 2]
-        for host, seconds in ahead.items()
-    }
-    usual = max(close.values(), key=len)
-    return failure(CLOCKS, what, remedy, [host for host in ahead if host not in usual])
+    # Most clocks are right, so those at fault are far from the median; of two hosts the first is right.
+    usual = statistics.median_low([0.0, *ahead.values()])
+    at_fault = [host for host, seconds in ahead.items() if abs(seconds - usual) > REFUSED_SKEW / 2]
+    return failure(CLOCKS, what, remedy, at_fault)
 
 
 def check_memory(hosts: Hosts, ranks: Mapping[str, int], state: int | None) -> Finding:
@@ -220,3 +309,97 @@ def check_memory(hosts: Hosts, ranks: Mapping[str, int], state: int | None) -> F
     remedy = f"Free memory on {', '.join(tight)}, or use fewer slots, larger hosts or a larger cgroup."
     too_small = [host for host in tight if hosts[host].memory < state * ranks[host]]
     return failure(MEMORY, what, remedy, too_small) if too_small else warning(MEMORY, what, remedy)
+
+
+# -- storage -------------------------------------------------------------------------------------------
+
+
+def check_root(found: Mapping[str, Any], now: float) -> Finding:
+    """The root should hold usable commits, or none."""
+    url, newest = found["url"], found["newest"]
+    listed = ", ".join(f"{count} {state}" for state, count in found["commits"].items())
+    if not listed:
+        claimed = f", and generation {found['claim']} has claimed it" if found["claim"] else ""
+        return ok(ROOT, f"{url}: no commits yet{claimed}")
+    if newest is None:
+        remedy = f"Look at it with `hvdrecover verify {url}`; repair it, or name another root."
+        return failure(ROOT, f"{url}: no commit is usable: {listed}", remedy)
+    minutes = max(0.0, now - newest["time"]) / 60
+    what = f"{url}: {listed}; a job resumes from {newest['commit']}, which is {minutes:.0f} min old"
+    if found["broken"]:
+        return warning(ROOT, what, f"Look at it with `hvdrecover ls {url}`. Jobs skip broken commits.")
+    return ok(ROOT, what)
+
+
+def check_writing(found: Mapping[str, Any], host: str) -> Iterator[Finding]:
+    """The root must return the bytes that were written, and let only one writer create a file."""
+    if found["refused"]:
+        remedy = "Check the root, the permissions and the storage."
+        yield host_failure(WRITING, LaunchError(host, found["refused"]), remedy)
+        return
+    if not found["same"]:
+        remedy = "Do not keep commits there. Look for a fault of the disk, the server or the network."
+        yield failure(WRITING, f"{host} reads other bytes than it wrote", remedy)
+    else:
+        write, read = (found["bytes"] / found[f"{name}_seconds"] / 1e6 for name in ("write", "read"))
+        speeds = f"write {write:.0f} MB/s, read {read:.0f} MB/s"
+        yield ok(WRITING, f"{host} wrote {found['bytes'] / 1e6:.0f} MB and read the same bytes: {speeds}")
+    what = f"of {found['writers']} writers that created one file, {found['winners']} succeeded"
+    if found["winners"] == 1 and found["kept"]:
+        yield ok(CLAIMS, what)
+    else:  # two jobs could write to the root at the same time
+        what += "" if found["kept"] else "; a later writer replaced the file"
+        yield failure(CLAIMS, what, "Use a storage with conditional writes: S3, Azure, GCS, SFTP, POSIX.")
+
+
+def check_shared(seen: Mapping[str, bool | LaunchError], writer: str) -> Finding:
+    """All hosts should see the file that the writer wrote, since rank 0 may move to any host."""
+    if not seen:
+        return skipped(SHARED, "no other host answers")
+    if broken := [str(error) for error in seen.values() if isinstance(error, LaunchError)]:
+        remedy = "Give these hosts the same access to the root: packages, credentials, mounts."
+        return failure(SHARED, f"not all hosts can open the root: {'; '.join(broken)}", remedy)
+    if blind := [host for host, sees in seen.items() if not sees]:
+        what = f"{', '.join(blind)} cannot see the file that {writer} wrote"
+        remedy = "Use a folder that all hosts share, or an object store. Rank 0 may move to any host."
+        return warning(SHARED, what, remedy)
+    return ok(SHARED, f"{', '.join(seen)} can see the file that {writer} wrote")
+
+
+def check_space(free: int | None, state: int | None) -> Finding:
+    """The root needs space for the commits that it keeps."""
+    if free is None:
+        return skipped(SPACE, "this storage does not report free space")
+    fits = f"enough for a state of {size(free / COMMITS)}: by default, a root has up to {COMMITS} commits"
+    what = f"{size(free)} free, {fits}"
+    remedy = "Free space, keep fewer commits (Checkpoint(keep=...)), or name a larger root."
+    if state is not None and free < state:
+        return failure(SPACE, what, remedy)
+    if state is not None and free < COMMITS * state:
+        return warning(SPACE, what, remedy)
+    return ok(SPACE, what)
+
+
+def check_near(found: Mapping[str, Mapping[str, Any] | None], state: int | None) -> Finding:
+    """All hosts should have space for a near root."""
+    on = {host: each for host, each in found.items() if each is not None}
+    if not on:
+        return skipped(NEAR, "HVDRECOVER_NEAR is off")
+    lines, refusals = [], []
+    for host, each in on.items():
+        free, held = Room(**each["room"]), each["held"]
+        line = f"{host} has space for a state of {size(near_root.largest(free, held))}"
+        if each["roots"]:
+            in_use = f"{size(each['bytes'])}, {each['in_use']} in use"
+            line += f" beside {each['roots']} near roots ({in_use})"
+        lines.append(line)
+        if state is not None and (refusal := near_root.refusal(free, state, held)):
+            refusals.append(f"{host}: {refusal}, so the near tier would be off")
+    if not refusals:
+        return ok(NEAR, "; ".join(lines))
+    folders = ", ".join(sorted({str(Path(each["folder"]).parent) for each in on.values()}))
+    remedy = (
+        f"Make {folders} larger (in a container: --shm-size), delete near roots of ended jobs with "
+        "`hvdrecover prune --near`, or set HVDRECOVER_NEAR to a folder on a local disk."
+    )
+    return warning(NEAR, "; ".join([*refusals, *lines]), remedy)
