@@ -1,79 +1,49 @@
 """The settings in the environment, read once into a frozen dataclass.
 
-This is the only module that reads environment variables; a test holds the others to it.
-
-============================== =====================================================================
-``HVDRECOVER_CHECKPOINT``      checkpoint root of states that are made without ``checkpoint=``
-``HVDRECOVER_EVENTS``          folder of the run, which holds its record ``run.jsonl``; created when missing
-``HVDRECOVER_LOG``             ``debug``, ``info`` (default), ``warning`` or ``error``
-``HVDRECOVER_MAX_DURABLE_AGE`` for how long commits that are due may fail to become durable before the
-                               job is stopped, such as ``30m``; without it, training continues
-``HVDRECOVER_NEAR``            the near tier of states whose script leaves it open: ``auto`` (default),
-                               ``off``, or a folder on each host
-``HVDRECOVER_REMOTE_SHELL``    the command that starts processes on other hosts instead of ssh: a program,
-                               or an installed remote shell (``launch/ssh.py``)
-``HVDRECOVER_REOPEN``          ``1`` has a run that was finished continue, instead of returning at once
-``HVDRECOVER_STOP_SIGNALS``    which signals announce a preemption: names, separated by commas
-                               (``SIGTERM,SIGUSR1``)
-``HVDRECOVER_SSH_OPTIONS``     what `hvdrecover run` adds to ssh's command line, so that lost hosts are
-                               noticed (``-o ServerAliveInterval=2 -o ServerAliveCountMax=2
-                               -o ConnectTimeout=5``)
-============================== =====================================================================
-
-Our own processes set ``HVDRECOVER_SLOT``, ``HVDRECOVER_REJOIN``, ``HVDRECOVER_UNTRAINED``,
-``HVDRECOVER_SUPERVISOR``, ``HVDRECOVER_HOST_REPORTS``, ``HVDRECOVER_JOB_ID``, ``HVDRECOVER_CLAIMED``,
-``HVDRECOVER_SUSPECT``, ``HVDRECOVER_INSTRUMENTS``, ``HVDRECOVER_REHEARSAL`` and ``HVDRECOVER_DRILL``
-for those that they start.
+This is the only module that reads environment variables; a test holds the others to it. The users' settings
+are the first fields of `Config`, each declared once: `read`, the options of `hvdrecover run`, `hvdrecover
+config` and the table in ``docs/settings.md`` follow from the declaration. The other fields are what launchers
+and our own processes tell the processes that they start.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from hvdrecover import durations
 from hvdrecover.errors import ConfigError
 
 PREEMPTED = 75  # exit code of what left after a preemption: EX_TEMPFAIL, to be started again
 FENCED = 77  # exit code of a job that another one has replaced: EX_NOPERM, not to be started again
 STACKS_SIGNAL = signal.SIGRTMIN + 5  # has a training process write down where its threads are
+LEAST_TIMEOUT = 5.0  # seconds; Horovod's own limits are whole seconds, so less is indistinguishable from them
+DURATIONS = "30s, 10m, 2h, 7d or 2w"
 
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _SSH_OPTIONS = "-o ServerAliveInterval=2 -o ServerAliveCountMax=2 -o ConnectTimeout=5"
 _LOG_LEVELS = ("debug", "info", "warning", "error")
-
 _CHOICE = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-_GLOO_LAUNCHED = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
+_GLOO_LAUNCHED, _GLOO_PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 _CHOOSER = "HVDRECOVER_CONTROLLER_CHOSEN_BY"
-
 # What places a process among others; without them, it is alone.
 _PLACE = (
-    "HOROVOD_RANK",
-    "HOROVOD_SIZE",
-    "HOROVOD_LOCAL_RANK",
-    "HOROVOD_LOCAL_SIZE",
-    "HOROVOD_CROSS_RANK",
-    "HOROVOD_CROSS_SIZE",
-    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
-    "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    *(f"HOROVOD_{which}{name}" for which in ("", "LOCAL_", "CROSS_") for name in ("RANK", "SIZE")),
+    *(_GLOO_LAUNCHED, _GLOO_PORT),
 )
-
 # Each launcher tells its processes their place in the job by at least one of these.
 _LAUNCHER_VARIABLES = (
-    "HOROVOD_RANK",
-    "OMPI_COMM_WORLD_RANK",
-    "PMIX_RANK",
-    "PMI_RANK",
-    "MPI_LOCALRANKID",
-    "MV2_COMM_WORLD_RANK",
-    "JSM_NAMESPACE_RANK",
+    *("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MPI_LOCALRANKID"),
+    *("MV2_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK"),
 )
 
 
@@ -87,131 +57,8 @@ def _present_folder() -> Path:
 _STARTED_IN = _present_folder()  # guardians have this read before the script is
 
 
-@dataclass(frozen=True)
-class Config:
-    """Settings of one process.
-
-    Attributes:
-        checkpoint: checkpoint root for states that name none, or None.
-        events: folder of the run, or None to record nothing.
-        log: level of the lines that go to the terminal.
-        elastic: whether ``horovodrun`` started this process as part of an elastic job.
-        launched: whether any launcher (``horovodrun``, ``mpirun``, ``srun`` with PMI, …) started it.
-        controller_chosen: whether Horovod's controller has been chosen by the user or a launcher.
-        controller_inherited: whether `choose_controller` of a parent process has chosen it, for itself, and
-            no launcher after it.
-        host: the name of this host as Horovod knows it.
-        collective_seconds: after how many seconds Horovod gives up a rank that says nothing.
-        max_durable_age: for how many seconds commits that are due may fail to become durable before the job
-            is stopped, or None for as long as it takes.
-        slot: file descriptors of the page, the stacks, the notes and the pipe for events, which a guardian
-            reads; or None.
-        rejoins: whether this process takes the place of one that was lost.
-        untrained: whether that one was not in a training function yet, as in a plain script it never is.
-        stop_signals: the signals that announce a preemption.
-        local_rank: this process's place on its host, or None if no launcher told.
-        rendezvous: host and port of Horovod's driver, or None.
-        supervisor: host, port and token of the supervisor of the job, or None.
-        ssh_options: what is added to ssh's command line.
-        remote_shell: the command that is called instead of ssh, or None.
-        path: where programs are searched for.
-        programs: the folder of this Python environment's programs.
-        host_reports: file in which the supervisor reports hosts that fail, or None.
-        instruments: name of the module whose instruments look at what this process does, or None.
-        rehearsal: whether nothing of this run may reach what the script names: its commits go to
-            ``HVDRECOVER_CHECKPOINT``, and its numbers nowhere.
-        drill: folder of the drill that this process is part of, or None; for its instruments.
-        suspects: durable commits that this start of the job is to pass over: names of the first and the last
-            of each range.
-        claimed: the checkpoint root that this job had claimed, in this start or in an earlier one, when its
-            last process was lost; without credentials. None if there was none.
-        near: the near tier where the script leaves it open: ``auto``, ``off`` or a folder.
-        reopen: whether a run that was finished is to continue.
-        job: identity of the job, the same for all its starts and restarts; None if no launcher gave one.
-    """
-
-    checkpoint: str | None
-    events: Path | None
-    log: str
-    elastic: bool
-    launched: bool
-    controller_chosen: bool
-    controller_inherited: bool
-    host: str
-    max_durable_age: float | None = None
-    collective_seconds: float = 30.0
-    slot: tuple[int, int, int, int] | None = None
-    rejoins: bool = False
-    untrained: bool = False
-    stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGUSR1)
-    local_rank: int | None = None
-    rendezvous: tuple[str, int] | None = None
-    supervisor: tuple[str, int, str] | None = None
-    ssh_options: str = _SSH_OPTIONS
-    path: str = os.defpath
-    programs: str = os.fspath(Path(sys.executable).parent)
-    host_reports: Path | None = None
-    instruments: str | None = None
-    rehearsal: bool = False
-    drill: Path | None = None
-    suspects: tuple[tuple[str, str], ...] = ()
-    claimed: str | None = None
-    reopen: bool = False
-    job: str | None = None
-    near: str = "auto"
-    remote_shell: str | None = None
-
-    @property
-    def is_first_of_host(self) -> bool:
-        """Return whether this process is the one that acts for its host."""
-        return self.local_rank in (None, 0)
-
-
-def read(environ: Mapping[str, str] | None = None) -> Config:
-    """Read the settings of this process.
-
-    Raises:
-        ConfigError: a variable has a value that it can't have.
-    """
-    env = os.environ if environ is None else environ
-    log = (env.get("HVDRECOVER_LOG") or "info").lower()
-    if log not in _LOG_LEVELS:
-        raise ConfigError(
-            "HVDRECOVER_LOG", f"'{log}' is not a log level; use one of {', '.join(_LOG_LEVELS)}"
-        )
-    events = env.get("HVDRECOVER_EVENTS")
-    chooser = env.get(_CHOOSER) if env.get("HOROVOD_CONTROLLER") == _CHOICE["HOROVOD_CONTROLLER"] else None
-    return Config(
-        checkpoint=absolute(env.get("HVDRECOVER_CHECKPOINT") or "") or None,
-        events=_events(events) if events else None,
-        log=log,
-        elastic=env.get("HOROVOD_ELASTIC") == "1",
-        launched=any(name in env for name in _LAUNCHER_VARIABLES),
-        controller_chosen="HOROVOD_CONTROLLER" in env and chooser is None,
-        controller_inherited=chooser not in (None, str(os.getpid())) and _GLOO_LAUNCHED not in env,
-        host=env.get("HOROVOD_HOSTNAME") or socket.gethostname(),
-        max_durable_age=_seconds(env, "HVDRECOVER_MAX_DURABLE_AGE"),
-        collective_seconds=_seconds(env, "HOROVOD_GLOO_TIMEOUT_SECONDS") or 30.0,
-        slot=_slot(env.get("HVDRECOVER_SLOT", "")),
-        rejoins=env.get("HVDRECOVER_REJOIN") == "1",
-        untrained=env.get("HVDRECOVER_UNTRAINED") == "1",
-        stop_signals=_signals(env.get("HVDRECOVER_STOP_SIGNALS") or "SIGTERM,SIGUSR1"),
-        local_rank=_number(env, "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-        rendezvous=_rendezvous(env),
-        supervisor=_supervisor(env),
-        ssh_options=env.get("HVDRECOVER_SSH_OPTIONS", _SSH_OPTIONS),
-        path=env.get("PATH", os.defpath),
-        host_reports=Path(reports) if (reports := env.get("HVDRECOVER_HOST_REPORTS")) else None,
-        instruments=env.get("HVDRECOVER_INSTRUMENTS") or None,
-        rehearsal=env.get("HVDRECOVER_REHEARSAL") == "1",
-        drill=Path(drill) if (drill := env.get("HVDRECOVER_DRILL")) else None,
-        suspects=_suspects(env.get("HVDRECOVER_SUSPECT", "")),
-        claimed=env.get("HVDRECOVER_CLAIMED") or None,
-        reopen=_flag(env, "HVDRECOVER_REOPEN"),
-        job=_job(env),
-        near=_near(env.get("HVDRECOVER_NEAR") or "auto"),
-        remote_shell=env.get("HVDRECOVER_REMOTE_SHELL") or None,
-    )
+# -- values --------------------------------------------------------------------------------------------
+# A parser takes the text of a value, and raises a ValueError that says what is wrong with it.
 
 
 def absolute(path: str) -> str:
@@ -228,8 +75,286 @@ def absolute(path: str) -> str:
     return f"{scheme}{separator}{Path(_STARTED_IN, rest)}"
 
 
+def number(text: str, least: int = 0) -> int:
+    """Return a whole number from ``least`` on."""
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise ValueError(f"'{text}' is not a number from {least} on")
+    return int(text)
+
+
+def duration(text: str) -> float:
+    """Return a duration such as ``30s`` or ``10m`` in seconds; a bare number is seconds."""
+    unit = _UNITS.get(text[-1:])
+    digits = text if unit is None else text[:-1]
+    try:
+        seconds = float(digits) * (unit or 1)
+        if digits.isascii() and digits == digits.strip() and 0 < seconds < math.inf:
+            return seconds
+    except ValueError:
+        pass
+    raise ValueError(f"'{text}' is not a duration above 0 such as {DURATIONS}")
+
+
+def _hang_timeout(text: str) -> float:
+    if (seconds := duration(text)) < LEAST_TIMEOUT:
+        raise ValueError(f"{text} is less than {LEAST_TIMEOUT:g} seconds")
+    return seconds
+
+
+def _flag(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError(f"'{text}' is neither 1 nor 0")
+    return text == "1"
+
+
+def _level(text: str) -> str:
+    if text.lower() not in _LOG_LEVELS:
+        raise ValueError(f"'{text}' is not a log level; use one of {', '.join(_LOG_LEVELS)}")
+    return text.lower()
+
+
+def _near(text: str) -> str:
+    if text not in ("auto", "off") and not Path(text).is_absolute():
+        raise ValueError(f"'{text}' is neither auto, nor off, nor the path of a folder from / on")
+    return text
+
+
+def _events(text: str) -> Path:
+    if "://" in text:
+        raise ValueError(f"'{text}' is a URL; name a folder of this machine")
+    return Path(absolute(text))
+
+
+def _signals(text: str) -> tuple[signal.Signals, ...]:
+    words = [word.strip().upper() for word in text.split(",") if word.strip()]
+    names = [word if word.startswith("SIG") else f"SIG{word}" for word in words]
+    for name in names:
+        if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
+            raise ValueError(
+                f"{name} is not a signal that a process can handle; use names such as SIGTERM,SIGUSR1"
+            )
+    return tuple(signal.Signals[name] for name in names)
+
+
+# -- settings ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The declaration of one setting of the users.
+
+    Attributes:
+        name: the field of `Config`. The variable is ``HVDRECOVER_NAME``.
+        default: its value if it is not set.
+        parse: makes the value of a text.
+        help: what it does, in a line.
+        value: what stands for the value in help texts; empty for a switch, which is 1 or 0.
+        option: whether `hvdrecover run` has an option ``--name``.
+    """
+
+    name: str
+    default: Any
+    parse: Callable[[str], Any]
+    help: str
+    value: str
+    option: bool
+
+    @property
+    def variable(self) -> str:
+        """The name of the environment variable."""
+        return f"HVDRECOVER_{self.name.upper()}"
+
+    @property
+    def flag(self) -> str:
+        """The name of the option."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+def _variable(parse: Callable[[str], Any], default: Any, value: str, help: str) -> Any:
+    """Declare a setting; the arguments are attributes of `Setting`."""
+    return field(default=default, metadata={"parse": parse, "value": value, "help": help, "option": False})
+
+
+def _option(parse: Callable[[str], Any], default: Any, value: str, help: str) -> Any:
+    """Declare a setting that is also an option of `hvdrecover run`."""
+    return field(default=default, metadata={"parse": parse, "value": value, "help": help, "option": True})
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one process."""
+
+    # The users' settings. Each is an environment variable, HVDRECOVER_NAME.
+    checkpoint: str | None = _option(absolute, None, "URL", "checkpoint root of states without `checkpoint=`")
+    events: Path | None = _variable(
+        _events, None, "FOLDER", "folder of the run, for its record `run.jsonl`; created when missing"
+    )
+    log: str = _variable(
+        _level, "info", "LEVEL", "log level: `debug`, `info` (default), `warning` or `error`"
+    )
+    near: str = _variable(
+        _near, "auto", "auto|off|FOLDER", "the near tier where the script leaves it open (default: `auto`)"
+    )
+    max_durable_age: float | None = _variable(
+        duration,
+        None,
+        "DURATION",
+        "stop the job when commits cannot be made durable for longer (default: go on)",
+    )
+    reopen: bool = _option(
+        _flag,
+        False,
+        "",
+        "continue a run that was finished, for more epochs say (default: it returns at once)",
+    )
+    hang_timeout: float | None = _option(
+        _hang_timeout,
+        None,
+        "DURATION",
+        "kill a process that makes no progress for so long (default: 5 times the longest seen, at least 5m)",
+    )
+    startup_timeout: float = _option(
+        duration,
+        3600.0,
+        "DURATION",
+        "how long processes may take from their start, or from a fault, to the first step (default: 1h)",
+    )
+    grace: float = _option(
+        duration, 30.0, "DURATION", "how long processes may take to leave after a preemption (default: 30s)"
+    )
+    no_standby: bool = _option(_flag, False, "", "keep no process in readiness; a restart then takes seconds")
+    max_restarts: int = _option(
+        number,
+        10,
+        "N",
+        "restarts of the whole job in a row that bring no progress, until it is given up (default: 10)",
+    )
+    stop_signals: tuple[signal.Signals, ...] = _variable(
+        _signals,
+        (signal.SIGTERM, signal.SIGUSR1),
+        "NAME,...",
+        "signals that announce a preemption (default: `SIGTERM,SIGUSR1`)",
+    )
+    ssh_options: str = _variable(
+        str,
+        _SSH_OPTIONS,
+        "WORDS",
+        f"added to ssh's command line, so that lost hosts are noticed (default: `{_SSH_OPTIONS}`)",
+    )
+    remote_shell: str | None = _variable(
+        str, None, "COMMAND", "starts processes on other hosts instead of ssh"
+    )
+    # Facts from launchers and our own processes.
+    elastic: bool = False  # horovodrun started this process as part of an elastic job
+    launched: bool = False  # any launcher started it: horovodrun, mpirun, srun with PMI, …
+    controller_chosen: bool = False  # the user or a launcher has chosen Horovod's controller
+    controller_inherited: bool = False  # a parent's `choose_controller` has chosen it, for itself alone
+    host: str = ""  # the name of this host as Horovod knows it
+    collective_seconds: float = 30.0  # after so long, Horovod gives up a rank that says nothing
+    slot: tuple[int, int, int, int] | None = None  # descriptors of page, stacks, notes, events: a guardian's
+    rejoins: bool = False  # this process replaces one that was lost
+    untrained: bool = False  # that one was in no training function yet, as in a plain script it never is
+    local_rank: int | None = None  # the place on this host, if a launcher told
+    rendezvous: tuple[str, int] | None = None  # host and port of Horovod's driver
+    supervisor: tuple[str, int, str] | None = None  # host, port and token of the job's supervisor
+    path: str = os.defpath  # where programs are searched for
+    programs: str = os.fspath(Path(sys.executable).parent)  # the programs of this Python environment
+    host_reports: Path | None = None  # the file in which the supervisor reports hosts that fail
+    instruments: str | None = None  # the module whose instruments watch this process
+    # Nothing of this run may reach what the script names: commits go to HVDRECOVER_CHECKPOINT, and numbers
+    # nowhere.
+    rehearsal: bool = False
+    drill: Path | None = None  # folder of the drill that this process is part of
+    # Durable commits that this start of the job passes over: first and last name of each range.
+    suspects: tuple[tuple[str, str], ...] = ()
+    claimed: str | None = None  # root that the job had claimed when its last process was lost; no credentials
+    job: str | None = None  # identity of the job, the same for all its starts, if a launcher gave one
+
+    @property
+    def is_first_of_host(self) -> bool:
+        """Return whether this process is the one that acts for its host."""
+        return self.local_rank in (None, 0)
+
+
+SETTINGS = tuple(
+    Setting(each.name, each.default, **each.metadata) for each in fields(Config) if each.metadata
+)
+"""The users' settings."""
+
+
+def read(environ: Mapping[str, str] | None = None) -> Config:
+    """Read the settings of this process.
+
+    Raises:
+        ConfigError: a variable has an invalid value.
+    """
+    env = os.environ if environ is None else environ
+    found: dict[str, Any] = {}
+    for setting in SETTINGS:
+        if text := env.get(setting.variable):
+            try:
+                found[setting.name] = setting.parse(text)
+            except ValueError as error:
+                raise ConfigError(setting.variable, str(error)) from None
+    if "HVDRECOVER_SSH_OPTIONS" in env:  # it may be empty
+        found["ssh_options"] = env["HVDRECOVER_SSH_OPTIONS"]
+    chooser = env.get(_CHOOSER) if env.get("HOROVOD_CONTROLLER") == _CHOICE["HOROVOD_CONTROLLER"] else None
+    reports, drill = env.get("HVDRECOVER_HOST_REPORTS"), env.get("HVDRECOVER_DRILL")
+    slot, port = env.get("HVDRECOVER_SLOT"), _number(env, _GLOO_PORT)
+    return Config(
+        **found,
+        elastic=env.get("HOROVOD_ELASTIC") == "1",
+        launched=any(name in env for name in _LAUNCHER_VARIABLES),
+        controller_chosen="HOROVOD_CONTROLLER" in env and chooser is None,
+        controller_inherited=chooser not in (None, str(os.getpid())) and _GLOO_LAUNCHED not in env,
+        host=env.get("HOROVOD_HOSTNAME") or socket.gethostname(),
+        collective_seconds=float(_number(env, "HOROVOD_GLOO_TIMEOUT_SECONDS") or 30),
+        slot=tuple(map(int, slot.split(","))) if slot else None,  # type: ignore[arg-type]
+        rejoins=env.get("HVDRECOVER_REJOIN") == "1",
+        untrained=env.get("HVDRECOVER_UNTRAINED") == "1",
+        local_rank=_number(env, "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        rendezvous=None if port is None else (env.get(_GLOO_LAUNCHED, ""), port),
+        supervisor=_supervisor(env),
+        path=env.get("PATH", os.defpath),
+        host_reports=Path(reports) if reports else None,
+        instruments=env.get("HVDRECOVER_INSTRUMENTS") or None,
+        rehearsal=env.get("HVDRECOVER_REHEARSAL") == "1",
+        drill=Path(drill) if drill else None,
+        suspects=_suspects(env.get("HVDRECOVER_SUSPECT", "")),
+        claimed=env.get("HVDRECOVER_CLAIMED") or None,
+        job=_job(env),
+    )
+
+
+def _number(env: Mapping[str, str], *names: str) -> int | None:
+    return next((int(env[name]) for name in names if env.get(name, "").isdigit()), None)
+
+
+def _suspects(text: str) -> tuple[tuple[str, str], ...]:
+    ranges = (part.partition("..") for part in text.split(",") if part)
+    return tuple((first, last or first) for first, _, last in ranges)
+
+
+def _job(env: Mapping[str, str]) -> str | None:
+    """Return the supervisor's word, else what tells one start of ``horovodrun`` from all others."""
+    if given := env.get("HVDRECOVER_JOB_ID"):
+        return given
+    start = [env.get(name, "") for name in (_GLOO_LAUNCHED, _GLOO_PORT, "_HOROVOD_SECRET_KEY")]
+    return hashlib.blake2b("/".join(start).encode(), digest_size=16).hexdigest() if any(start) else None
+
+
+def _supervisor(env: Mapping[str, str]) -> tuple[str, int, str] | None:
+    """Return host, port and token; the host is where workers have found Horovod's driver, beside it."""
+    host, _, rest = env.get("HVDRECOVER_SUPERVISOR", "").rpartition("/")  # HOST/PORT:TOKEN
+    port, _, token = rest.partition(":")
+    return (env.get(_GLOO_LAUNCHED) or host, int(port), token) if port.isdigit() else None
+
+
+# -- the environment -----------------------------------------------------------------------------------
+
+
 def cache(environ: Mapping[str, str]) -> Path:
-    """The user's folder for what is kept between runs and can be made anew.
+    """Return the user's folder for what is kept between runs and can be made again.
 
     Raises:
         ConfigError: the user has no home.
@@ -242,84 +367,6 @@ def cache(environ: Mapping[str, str]) -> Path:
     except RuntimeError as error:  # a user id of a container that has neither HOME nor a line in /etc/passwd
         problem = f"it is not set, and user {os.getuid()} has no home; set it, or XDG_CACHE_HOME, to a folder"
         raise ConfigError("HOME", problem) from error
-
-
-def _slot(text: str) -> tuple[int, int, int, int] | None:
-    if not text:
-        return None
-    page, stacks, notes, events = map(int, text.split(","))
-    return page, stacks, notes, events
-
-
-def _signals(text: str) -> tuple[signal.Signals, ...]:
-    words = [word.strip().upper() for word in text.split(",") if word.strip()]
-    names = [word if word.startswith("SIG") else f"SIG{word}" for word in words]
-    for name in names:
-        if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
-            problem = f"{name} is not a signal that a process can heed; use names such as SIGTERM,SIGUSR1"
-            raise ConfigError("HVDRECOVER_STOP_SIGNALS", problem)
-    return tuple(signal.Signals[name] for name in names)
-
-
-def _flag(env: Mapping[str, str], name: str) -> bool:
-    text = env.get(name, "")
-    if text not in ("", "0", "1"):
-        raise ConfigError(name, f"'{text}' is neither 1 nor 0")
-    return text == "1"
-
-
-def _near(text: str) -> str:
-    if text not in ("auto", "off") and not Path(text).is_absolute():
-        problem = f"'{text}' is neither auto, nor off, nor the path of a folder from / on"
-        raise ConfigError("HVDRECOVER_NEAR", problem)
-    return text
-
-
-def _events(text: str) -> Path:
-    if "://" in text:
-        raise ConfigError("HVDRECOVER_EVENTS", f"'{text}' is a URL; name a folder of this machine")
-    return Path(absolute(text))
-
-
-def _number(env: Mapping[str, str], *names: str) -> int | None:
-    return next((int(env[name]) for name in names if env.get(name, "").isdigit()), None)
-
-
-def _rendezvous(env: Mapping[str, str]) -> tuple[str, int] | None:
-    port = _number(env, "HOROVOD_GLOO_RENDEZVOUS_PORT")
-    return None if port is None else (env.get(_GLOO_LAUNCHED, ""), port)
-
-
-def _suspects(text: str) -> tuple[tuple[str, str], ...]:
-    ranges = (part.partition("..") for part in text.split(",") if part)
-    return tuple((first, last or first) for first, _, last in ranges)
-
-
-def _job(env: Mapping[str, str]) -> str | None:
-    """The supervisor's word, else what tells one start of ``horovodrun`` from all others."""
-    if given := env.get("HVDRECOVER_JOB_ID"):
-        return given
-    start = [
-        env.get(name, "") for name in (_GLOO_LAUNCHED, "HOROVOD_GLOO_RENDEZVOUS_PORT", "_HOROVOD_SECRET_KEY")
-    ]
-    return hashlib.blake2b("/".join(start).encode(), digest_size=16).hexdigest() if any(start) else None
-
-
-def _supervisor(env: Mapping[str, str]) -> tuple[str, int, str] | None:
-    """Host, port and token; the host is where workers have found Horovod's driver, which runs beside it."""
-    host, _, rest = env.get("HVDRECOVER_SUPERVISOR", "").rpartition("/")  # HOST/PORT:TOKEN
-    port, _, token = rest.partition(":")
-    return (env.get(_GLOO_LAUNCHED) or host, int(port), token) if port.isdigit() else None
-
-
-def _seconds(env: Mapping[str, str], name: str) -> float | None:
-    text = env.get(name)
-    if not text:
-        return None
-    try:
-        return durations.parse(text)
-    except ValueError:
-        raise ConfigError(name, f"'{text}' is not a duration such as {durations.EXAMPLES}") from None
 
 
 def open_mpi(environ: Mapping[str, str]) -> dict[str, str]:

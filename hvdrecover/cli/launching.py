@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvdrecover import config, events
@@ -17,28 +16,30 @@ from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError, DiscoveryError
 from hvdrecover.launch import guardian, output
 from hvdrecover.launch.hangs import Limits
+from hvdrecover.redaction import redact
 
 if TYPE_CHECKING:
     from hvdrecover.launch.horovodrun import Options
 
 
+_OF_A_GUARDIAN = ("hang_timeout", "startup_timeout", "grace", "no_standby")
+
+
 def add_run(parser: argparse.ArgumentParser) -> None:
     """A job is elastic unless --mpi is given. Processes that die or hang are restarted in place, and when
     Horovod gives up, the whole job is started again from its newest durable commit. Options that are not
-    listed here are handed on to horovodrun.
+    listed here are handed on to horovodrun. `hvdrecover config` lists the settings that can be given by
+    variables as well, or in the part `hvdrecover:` of horovodrun's --config-file.
     """
     parser.usage = "hvdrecover run -np N [horovodrun's options] [options] python train.py ..."
+    parser.epilog = options.DURATIONS
     parser.set_defaults(run=_run)
-    _add_guardian(parser)
     add = parser.add_argument
-    add("--checkpoint", metavar="URL", help="checkpoint root (default: HVDRECOVER_CHECKPOINT)")
+    options.add_settings(parser)
     preflight = "check the hosts before the job starts, and leave out those that are broken (docs/doctor.md)"
     add("--preflight", action="store_true", help=preflight)
-    reopen = "continue a run that was finished, for more epochs say (default: it returns at once)"
-    add("--reopen", action="store_true", help=reopen)
-    restarts = "restarts of the whole job in a row that bring no progress, until it is given up (default: 10)"
-    add("--max-restarts", **options.NUMBER, default=10, help=restarts)
     add("-cb", "--check-build", action=_CheckBuild, nargs=0, help="show how Horovod was built, and exit")
+    add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
     job = parser.add_argument_group("the job, as for horovodrun")
     add = job.add_argument
@@ -59,23 +60,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 def add_worker(parser: argparse.ArgumentParser) -> None:
     """Start a training process and watch over it, as the guardian of one slot of a job."""
     parser.usage = "horovodrun ... hvdrecover worker [options] -- python train.py ..."
-    parser.set_defaults(run=_worker)
-    _add_guardian(parser)
-
-
-def _add_guardian(parser: argparse.ArgumentParser) -> None:
     parser.epilog = options.DURATIONS
-    hang = (
-        "kill a process that makes no progress for so long (default: 5 times the longest seen, at least 5m)"
-    )
-    start = "how long processes may take from their start, or from a fault, to the first step (default: 1h)"
-    grace = "how long processes may take to leave after a preemption (default: 30s)"
-    standby = "keep no process in readiness; a restart then takes seconds"
-    value: dict[str, Any] = {"type": options.hang_timeout, "metavar": "DURATION"}
-    parser.add_argument("--hang-timeout", **value, help=hang)
-    parser.add_argument("--startup-timeout", **options.DURATION, default=3600.0, help=start)
-    parser.add_argument("--grace", **options.DURATION, default=30.0, help=grace)
-    parser.add_argument("--no-standby", action="store_true", help=standby)
+    parser.set_defaults(run=_worker)
+    options.add_settings(parser, *_OF_A_GUARDIAN)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
@@ -111,25 +98,25 @@ class _ParserMadeError(Exception):
     """horovodrun has made its parser, and is about to parse the arguments of this process."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def parse_args(self, *_: Any, **__: Any) -> NoReturn:
-        raise _ParserMadeError(self)
-
-
 def _horovodrun() -> argparse.ArgumentParser | None:
     """Return the parser of horovodrun, whose only function makes and uses it; None without Horovod."""
     try:
         launch: Any = importlib.import_module("horovod.runner.launch")
     except ImportError:
         return None
-    launch.argparse = SimpleNamespace(**{**vars(argparse), "ArgumentParser": _Parser})
+
+    def refuse(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
+        raise _ParserMadeError(parser)
+
+    parse_args = argparse.ArgumentParser.parse_args
+    argparse.ArgumentParser.parse_args = refuse  # type: ignore[assignment, method-assign]
     try:
         launch.parse_args()
     except _ParserMadeError as made:
         parser: argparse.ArgumentParser = made.args[0]
         return parser
     finally:
-        launch.argparse = argparse
+        argparse.ArgumentParser.parse_args = parse_args  # type: ignore[method-assign]
     return None
 
 
@@ -143,11 +130,11 @@ def check_values(others: Sequence[str]) -> None:
 
 
 def _worker(arguments: argparse.Namespace) -> int:
-    read = config.read()
-    limits = Limits(arguments.hang_timeout, arguments.startup_timeout)
-    settings = guardian.Settings(limits, arguments.grace, not arguments.no_standby)
+    read = config.read({**config.environment(), **options.given(arguments)})
+    limits = Limits(read.hang_timeout, read.startup_timeout)
     with output.unblocked("stderr"):
         events.show_on_terminal(read)
+        settings = guardian.Settings(limits, read.grace, not read.no_standby)
         return guardian.guard(arguments.command, settings, read)
 
 
@@ -160,18 +147,20 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.refuse(f"--max-np {arguments.most} is less than -np {arguments.processes}")
     check_values(arguments.others)
     with output.unblocked("stderr"):
-        read = config.read()
+        own = config.environment()
+        environ = {**_of_file(arguments.others), **own, **options.given(arguments)}
+        read = config.read(environ)
         events.show_on_terminal(read)
         folder = read.events or events.new_run(SYSTEM_CLOCK).absolute()
         read = replace(read, events=folder)
         if not (ours := horovodrun.is_ours()):
             events.logger.warning(horovodrun.FOREIGN)
-        environ = horovodrun.settings(arguments.hang_timeout, config.environment(), ours=ours)
-        environ["HVDRECOVER_EVENTS"] = str(folder)
-        if root := config.absolute(arguments.checkpoint or "") or read.checkpoint:
-            environ["HVDRECOVER_CHECKPOINT"] = root
-        if arguments.reopen:
-            environ["HVDRECOVER_REOPEN"] = "1"
+        # The job's processes get the settings by their environment.
+        told = {name: text for name, text in environ.items() if own.get(name) != text}
+        told |= horovodrun.settings(read.hang_timeout, own, ours=ours)
+        told["HVDRECOVER_EVENTS"] = str(folder)
+        if read.checkpoint:
+            told["HVDRECOVER_CHECKPOINT"] = read.checkpoint
         request = _request(arguments)
         job = _options(arguments, request)
         if arguments.preflight:
@@ -180,14 +169,37 @@ def _run(arguments: argparse.Namespace) -> int:
             job = diagnosing.preflight(job, request, read)
         settings = supervisor.Settings(
             options=job,
-            worker=_guardian_command(arguments),
-            environ=environ,
+            worker=(sys.executable, "-m", "hvdrecover", "worker", "--"),
+            environ=told,
             folder=folder,
-            max_restarts=arguments.max_restarts,
-            grace=arguments.grace,
+            max_restarts=read.max_restarts,
+            grace=read.grace,
         )
-        allocation = slurm.of_environment(config.environment(), SYSTEM_CLOCK)
+        allocation = slurm.of_environment(own, SYSTEM_CLOCK)
         return supervisor.Supervisor(arguments.command, settings, read, allocation).run()
+
+
+def _of_file(others: Sequence[str]) -> dict[str, str]:
+    """Return the variables for the settings in the part ``hvdrecover`` of horovodrun's ``--config-file``."""
+    given = [word.partition("=")[2] for word in others if word.startswith("--config-file=")]
+    if not given:
+        return {}
+    import yaml
+
+    try:
+        found = yaml.safe_load(Path(given[-1]).read_text())["hvdrecover"]
+        texts = {
+            str(name): str(int(value) if isinstance(value, bool) else value) for name, value in found.items()
+        }
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError("--config-file", f"'{given[-1]}' cannot be read: {error}") from error
+    except (KeyError, TypeError, AttributeError):
+        return {}
+    known = {setting.flag.removeprefix("--"): setting.variable for setting in config.SETTINGS}
+    if unknown := sorted(set(texts) - set(known)):
+        problem = f"'{given[-1]}' has an unknown setting '{unknown[0]}'; the settings are {', '.join(known)}"
+        raise ConfigError("--config-file", problem)
+    return {known[name]: text for name, text in texts.items()}
 
 
 def _request(arguments: argparse.Namespace) -> list[str] | None:
@@ -228,12 +240,33 @@ def _options(arguments: argparse.Namespace, request: Sequence[str] | None) -> Op
     return job
 
 
-def _guardian_command(arguments: argparse.Namespace) -> tuple[str, ...]:
-    words = [sys.executable, "-m", "hvdrecover", "worker", "--grace", f"{arguments.grace:g}"]
-    words += ["--startup-timeout", f"{arguments.startup_timeout:g}"]
-    if arguments.hang_timeout is not None:
-        words += ["--hang-timeout", f"{arguments.hang_timeout:g}"]
-    return (*words, *(["--no-standby"] if arguments.no_standby else []), "--")
+# -- config --------------------------------------------------------------------------------------------
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """A setting is an environment variable. Those with an option can be given to `hvdrecover run`, too."""
+    parser.set_defaults(run=_config)
+    options.add_json(parser)
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    from hvdrecover.cli import printer
+
+    environ = config.environment()
+    config.read(environ)  # an invalid value is an error
+    settings = [
+        {
+            "variable": each.variable,
+            "option": each.flag if each.option else None,
+            "value": redact(environ[each.variable]) if environ.get(each.variable) else None,
+            "help": each.help,
+        }
+        for each in config.SETTINGS
+    ]
+    rows = [[each[name] or "" for name in ("variable", "option", "value", "help")] for each in settings]
+    table = printer.table(("variable", "option", "value", ""), rows)
+    printer.put({"settings": settings}, [table], as_json=arguments.json)
+    return 0
 
 
 # -- install-horovod -----------------------------------------------------------------------------------

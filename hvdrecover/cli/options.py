@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from hvdrecover import durations
+from hvdrecover import config
 from hvdrecover.errors import ConfigError
 from hvdrecover.record import RUNS
 
 if TYPE_CHECKING:
     from hvdrecover.checkpoint.settings import Best
+
+T = TypeVar("T")
 
 _MULTIPLES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _NBYTES = re.compile(r"(\d+(?:\.\d+)?)([kKMGT]?)B?")
@@ -47,35 +51,46 @@ def add_hosts(job: argparse._ArgumentGroup) -> argparse._MutuallyExclusiveGroup:
     return hosts
 
 
-def count(text: str) -> int:
-    """A number from 1 on."""
-    return number(text, least=1)
+def checked(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return the type of an option: argparse repeats only the words of its own kind of error."""
+
+    def check(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return check
 
 
-def number(text: str, least: int = 0) -> int:
-    """A number from 0 on."""
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from {least} on")
-    return int(text)
+number, duration = checked(config.number), checked(config.duration)
+count = checked(functools.partial(config.number, least=1))
 
 
-def duration(text: str) -> float:
-    """A duration, in seconds."""
-    try:
-        return durations.parse(text)
-    except ValueError:
-        problem = f"'{text}' is not a duration above 0 such as {durations.EXAMPLES}"
-        raise argparse.ArgumentTypeError(problem) from None
+def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add options for settings, by default all that are options; `given` returns their texts."""
+    for setting in config.SETTINGS:
+        if setting.name in names or (setting.option and not names):
+            value: dict[str, Any] = {"action": "store_const", "const": "1"}
+            if setting.value:
+                value = {"type": _text_for(setting.parse), "metavar": setting.value}
+            parser.add_argument(setting.flag, dest=setting.variable, help=setting.help, **value)
 
 
-def hang_timeout(text: str) -> float:
-    """A duration that Horovod's own limits, of whole seconds, can be told from."""
-    from hvdrecover.launch.hangs import LEAST_TIMEOUT
+def _text_for(parse: Callable[[str], Any]) -> Callable[[str], str]:
+    """Return the type of an option whose text is checked, and handed on as it is."""
 
-    value = duration(text)
-    if value < LEAST_TIMEOUT:
-        raise argparse.ArgumentTypeError(f"{text} is less than {LEAST_TIMEOUT:g} seconds")
-    return value
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return checked(check)
+
+
+def given(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the variables for the settings that the command line gives."""
+    found = {setting.variable: getattr(arguments, setting.variable, None) for setting in config.SETTINGS}
+    return {name: text for name, text in found.items() if text is not None}
 
 
 def nbytes(text: str) -> int:
@@ -113,5 +128,5 @@ NUMBER: dict[str, Any] = {"type": number, "metavar": "N"}
 DURATION: dict[str, Any] = {"type": duration, "metavar": "DURATION"}
 PROCESSES: dict[str, Any] = {"type": count, "metavar": "N", "dest": "processes"}
 
-DURATIONS = f"A DURATION is {durations.EXAMPLES}; a bare number is seconds."
+DURATIONS = f"A DURATION is {config.DURATIONS}; a bare number is seconds."
 """For the end of help texts."""

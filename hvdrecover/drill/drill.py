@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from hvdrecover.config import PREEMPTED
+from hvdrecover.config import LEAST_TIMEOUT, PREEMPTED
 from hvdrecover.drill import check
 from hvdrecover.drill.check import Comparison, Finding
 from hvdrecover.drill.faults import FAULTS, complete
@@ -21,7 +21,7 @@ from hvdrecover.drill.run import PATIENCE, Command, ScriptRun
 from hvdrecover.drill.schedule import Schedule, Strike, spread
 from hvdrecover.drill.verdict import Outcome, Result, Struck
 from hvdrecover.errors import DrillError
-from hvdrecover.launch.hangs import FACTOR, LEAST_TIMEOUT
+from hvdrecover.launch.hangs import FACTOR
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from hvdrecover.heartbeat import Phase, Reading
 
-LEAST_TIMEOUT = 5.0  # seconds; Horovod's own limits are whole seconds, so less is indistinguishable from them
 _FLOOR = 300.0
 FACTOR = 5.0  # how many times as long as the longest time without progress a process may have none
 _STARTUP = 3600.0

@@ -533,7 +533,7 @@ def test_the_page_of_help_texts_is_what_commands_print():
 
 def test_the_help_fits_a_screen_and_lists_what_people_call(run):
     shown = plain_lines(on_a_terminal(80, "--help")[1])
-    assert len(shown) < 24 and max(map(len, shown)) <= 80
+    assert len(shown) <= 24 and max(map(len, shown)) <= 80
     parser, commands = cli.build()
     listed = [name for names in cli.GROUPS.values() for name in names]
     assert sorted([*listed, "worker"]) == sorted(commands)

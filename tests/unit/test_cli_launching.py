@@ -89,8 +89,7 @@ def test_a_job_with_nothing_but_its_size(jobs: Noted, tmp_path: Path) -> None:
     assert command == TRAIN[1:]
     assert settings.options == horovodrun.Options(2)
     assert (settings.max_restarts, settings.grace) == (10, 30.0)
-    own = ("--grace", "30", "--startup-timeout", "3600", "--")
-    assert settings.worker == (sys.executable, "-m", "hvdrecover", "worker", *own)
+    assert settings.worker == (sys.executable, "-m", "hvdrecover", "worker", "--")
     assert config.events is not None
     assert config.events.parent == tmp_path / "hvdrecover-runs"
     assert settings.environ["HVDRECOVER_EVENTS"] == str(config.events)
@@ -115,8 +114,8 @@ def test_all_options_of_a_job(jobs: Noted) -> None:
     )
     assert settings.environ["HVDRECOVER_CHECKPOINT"] == "s3://bucket/run"
     assert (settings.max_restarts, settings.grace) == (0, 90.5)
-    limits = ("--startup-timeout", "600", "--hang-timeout", "120")
-    assert settings.worker[4:] == ("--grace", "90.5", *limits, "--no-standby", "--")
+    given = {"HANG_TIMEOUT": "2m", "GRACE": "90.5", "NO_STANDBY": "1", "STARTUP_TIMEOUT": "10m"}
+    assert {name: settings.environ[f"HVDRECOVER_{name}"] for name in given} == given
     assert settings.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] == "15"
 
 
@@ -214,20 +213,37 @@ def test_options_of_horovodrun_that_are_not_ours_are_handed_on(
     assert settings.grace == 9.0
 
 
-def test_what_the_environment_says_stands(
+def test_an_option_takes_precedence_over_the_environment_and_that_over_the_file(
     jobs: Noted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("hvdrecover.config._STARTED_IN", str(tmp_path))
     monkeypatch.setenv("HVDRECOVER_EVENTS", "events")
     monkeypatch.setenv("HVDRECOVER_CHECKPOINT", "root")
+    monkeypatch.setenv("HVDRECOVER_GRACE", "1m")
     monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "77")
-    _, settings, config = job(jobs, "-np", "2", *TRAIN)
+    Path("c.yaml").write_text("hvdrecover: {checkpoint: x, grace: 9s, max-restarts: 3, no-standby: true}")
+    _, settings, config = job(jobs, "-np", "2", "--config-file", "c.yaml", *TRAIN)
     assert config.events == tmp_path / "events"
     assert settings.environ["HVDRECOVER_EVENTS"] == str(tmp_path / "events")
     assert settings.environ["HVDRECOVER_CHECKPOINT"] == str(tmp_path / "root")
+    assert (settings.grace, settings.max_restarts, config.no_standby) == (60.0, 3, True)
+    assert settings.environ["HVDRECOVER_NO_STANDBY"] == "1"
     _, settings, _ = job(jobs, "-np", "2", "--checkpoint", "other", *TRAIN)
     assert settings.environ["HVDRECOVER_CHECKPOINT"] == str(tmp_path / "other")
     assert "HOROVOD_GLOO_TIMEOUT_SECONDS" not in settings.environ
+
+
+def test_an_unknown_setting_in_a_file_is_an_error(jobs: Noted, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("c.yaml").write_text("hvdrecover: {gracee: 9s}")
+    assert cli.main(["run", "-np", "2", "--config-file", "c.yaml", *TRAIN]) == 1
+    assert "unknown setting 'gracee'" in capsys.readouterr().err
+
+
+def test_all_settings_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", "s3://user:secret@bucket/run")
+    assert cli.main(["config"]) == 0
+    shown = capsys.readouterr().out
+    assert "s3://bucket/run" in shown and "HVDRECOVER_NO_STANDBY" in shown
 
 
 @pytest.mark.parametrize("code", [1, 75])
@@ -327,11 +343,14 @@ def test_a_value_that_horovodrun_would_refuse_is_refused_before_it_starts(
 # -- worker ------------------------------------------------------------------------------------------------
 
 
-def test_the_guardians_of_a_job_understand_what_they_are_given(jobs: Noted, guards: Noted) -> None:
-    words = ["-np", "2", "--hang-timeout", "7.5", "--grace", "12.25", "--no-standby"]
-    words += ["--startup-timeout", "90"]
+def test_the_guardians_of_a_job_understand_what_they_are_given(
+    jobs: Noted, guards: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["-np", "2", "--hang-timeout", "7.5", "--no-standby", "--startup-timeout", "90"]
     command, settings, _ = job(jobs, *words, *TRAIN)
-    assert cli.main([*settings.worker[3:], *command]) == 0
+    for name, text in settings.environ.items():
+        monkeypatch.setenv(name, text)
+    assert cli.main([*settings.worker[3:-1], "--grace", "12.25", "--", *command]) == 0
     assert guards.pop()[:2] == (command, guardian.Settings(Limits(7.5, 90.0), 12.25, standby=False))
 
 

@@ -21,7 +21,6 @@ LAYERS = {
     "config": 0,
     "bounded": 0,
     "clock": 0,
-    "durations": 0,
     "heartbeat": 0,
     "libraries": 0,
     "process_identity": 0,

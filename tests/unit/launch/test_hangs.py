@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from hvdrecover.config import LEAST_TIMEOUT
 from hvdrecover.heartbeat import Phase, Reading
 from hvdrecover.launch import hangs
 from hvdrecover.launch.hangs import Limits
@@ -92,7 +93,7 @@ def test_ranks_wait_in_a_beginning_as_long_as_its_limit_allows_and_for_ever_in_t
     assert hangs.stalls(known, SHORT) == (hangs.stall_seconds(20.0), hangs.stall_seconds(150.0))
 
 
-@pytest.mark.parametrize("timeout", [hangs.LEAST_TIMEOUT, 5.5, 6, 7, 7.9, 8, 10, 15, 16, 30, 300, 86400])
+@pytest.mark.parametrize("timeout", [LEAST_TIMEOUT, 5.5, 6, 7, 7.9, 8, 10, 15, 16, 30, 300, 86400])
 def test_waiting_ranks_are_free_before_they_would_count_as_hanging(timeout: float) -> None:
     stall, check = hangs.stall_seconds(timeout), hangs.check_seconds(timeout)
     assert stall >= 1 and check >= 1  # to Horovod, 0 is never
