@@ -7,16 +7,14 @@ import signal
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from hvdrecover import config, events
-from hvdrecover.cli import launching, options
+from hvdrecover.cli import launching, options, printer
 from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.drill import lab, schedule
-from hvdrecover.drill.drill import Drill
+from hvdrecover.drill import drill, lab
+from hvdrecover.drill.drill import Drill, Outcome
 from hvdrecover.drill.faults import FAULTS, RESIZING, find
 from hvdrecover.drill.run import Command
-from hvdrecover.drill.verdict import Outcome
 from hvdrecover.errors import ConfigError
 from hvdrecover.redaction import printable
 
@@ -46,10 +44,7 @@ def add_drill(parser: argparse.ArgumentParser) -> None:
     add("--resize", action="store_true", help=resize)
     add("--faults", metavar="NAME,...", help="which strike (default: all that can)")
     add("--seed", **options.NUMBER, default=0, help="of all that is random (default: 0)")
-    rate = "let them strike at random, with this mean time between them (default: each strikes once)"
-    add("--rate", **options.DURATION, help=rate)
-    repeat = "how often each strikes, or with --rate the number of runs (default: 1)"
-    add("--repeat", **options.COUNT, default=1, help=repeat)
+    add("--repeat", **options.COUNT, default=1, help="how often each strikes (default: 1)")
     end = "end the undisturbed run after this time, and the others at the same commit"
     add("--duration", **options.DURATION, help=f"{end} (default: when the script ends)")
     add("--replay", type=Path, metavar="FILE", help="the schedule.json of an earlier drill")
@@ -76,15 +71,15 @@ def _run(arguments: argparse.Namespace) -> int:
     events.show_on_terminal(config.read())
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # unwinding ends the job
     outcome = _drill(arguments, folder)
-    (folder / "verdict.json").write_text(outcome.json())
-    text = printable(outcome.text(), "\n")
+    text, document = printable(drill.text(outcome), "\n"), printer.json_text(outcome)
+    (folder / "verdict.json").write_text(document)
     (folder / "verdict.txt").write_text(text)
-    sys.stdout.write(outcome.json() if arguments.json else text)
+    sys.stdout.write(document if arguments.json else text)
     return 0 if outcome.recovers else 1
 
 
 def _drill(arguments: argparse.Namespace, folder: Path) -> Outcome:
-    replayed = schedule.load(arguments.replay) if arguments.replay is not None else None
+    replayed = drill.load(arguments.replay) if arguments.replay is not None else None
     usual = RESIZING if arguments.resize else tuple(FAULTS)
     names = arguments.faults.split(",") if arguments.faults is not None else usual
     if replayed is not None:
@@ -93,7 +88,7 @@ def _drill(arguments: argparse.Namespace, folder: Path) -> Outcome:
     words, others = tuple(arguments.command), tuple(arguments.others)
     command = Command(words, arguments.processes, others, arguments.resize)
     with _lab(arguments.lab, command) as hosts:
-        drill = Drill(folder, command, duration=arguments.duration, lab=hosts)
+        run = Drill(folder, command, duration=arguments.duration, lab=hosts)
         skipped = {fault.name: why for fault in faults if (why := fault.lacks(command, hosts))}
         chosen = [fault.name for fault in faults if fault.name not in skipped]
         if skipped and (replayed is not None or not chosen):
@@ -101,19 +96,10 @@ def _drill(arguments: argparse.Namespace, folder: Path) -> Outcome:
             reasons = "; ".join(f"{fault} needs {why}" for fault, why in skipped.items())
             raise ConfigError(option, f"these faults can't strike here: {reasons}")
         events.logger.info("drill: the undisturbed run begins; all files of the drill go to %s", folder)
-        facts: dict[str, Any] = {
-            "seed": arguments.seed,
-            "processes": arguments.processes,
-            "commits": drill.rehearse(),
-            "repeat": arguments.repeat,
-        }
-        if replayed is not None:
-            plan = replayed
-        elif arguments.rate is None:
-            plan = schedule.each_once(chosen, **facts)
-        else:
-            plan = schedule.at_random(chosen, mean=arguments.rate / drill.seconds_per_commit, **facts)
-        return drill.strike(plan, skipped)
+        facts: dict[str, int] = {"seed": arguments.seed, "processes": arguments.processes}
+        commits = run.rehearse()
+        plan = replayed or drill.schedule(chosen, commits=commits, repeat=arguments.repeat, **facts)
+        return run.strike(plan, skipped)
 
 
 def _lab(hosts: int | None, command: Command) -> AbstractContextManager[lab.Lab | None]:

@@ -31,9 +31,14 @@ Shown = str | Text
 def put(document: Any, text: Iterable[RenderableType], *, as_json: bool) -> None:
     """Write the result of a command to stdout: a mapping or dataclass for programs, or text for people."""
     if as_json:
-        sys.stdout.write(json.dumps({"schema": SCHEMA, **_jsonable(document)}, indent=1) + "\n")
+        sys.stdout.write(json_text(document))
     else:
         put_text(text)
+
+
+def json_text(document: Any) -> str:
+    """Return a mapping or dataclass as a JSON document."""
+    return json.dumps({"schema": SCHEMA, **_jsonable(document)}, indent=1) + "\n"
 
 
 def put_text(parts: Iterable[RenderableType], stream: TextIO | None = None) -> None:

@@ -15,7 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hvdrecover.checkpoint.reader import read_commit
@@ -40,6 +40,7 @@ NOTHING_LEFT = "nothing is left behind"
 ROOT_INTACT = "the checkpoint root is intact"
 EXIT_CODE = "the exit code is right"
 RANK_LOCAL = "rank-local state"
+UNRECORDED = "samples are not checked"
 
 REMEDIES = {
     TRAINS_AGAIN: "Look at the run's log and at `hvdrecover report` of its events.",
@@ -55,154 +56,160 @@ REMEDIES = {
     "(PR_SET_PDEATHSIG, memfd).",
     ROOT_INTACT: "Look at `hvdrecover verify` of the run's checkpoint root.",
     EXIT_CODE: "Look at the end of the run's log.",
+    UNRECORDED: "Call record_batch of the sampler or state after each step, or the drill cannot tell whether "
+    "each sample was trained on exactly once.",
     RANK_LOCAL: "Nothing, if no step depends on it (batch norm in training mode); else make it equal on all "
     "ranks before each commit, or wrap it in PerRank.",
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Finding:
     """A difference from the undisturbed run, or something that was left behind.
 
     Attributes:
         check: the name of the check; a key of `REMEDIES`.
         message: what differs, and where.
+        remedy: what to do, in one sentence.
     """
 
     check: str
     message: str
+    remedy: str = field(init=False)
 
-    @property
-    def remedy(self) -> str:
-        """What to do, in one sentence."""
-        return REMEDIES[self.check]
-
-    def facts(self) -> dict[str, str]:
-        """Return the finding for JSON."""
-        return {"check": self.check, "message": self.message, "remedy": self.remedy}
+    def __post_init__(self) -> None:
+        self.remedy = REMEDIES[self.check]
 
 
+@dataclass
 class Comparison:
     """A run with faults beside the undisturbed run.
 
     Attributes:
         findings: the differences.
+        notes: findings that are no failures: rank-local state, samples that could not be checked.
         compared: number of commits that were compared.
         not_compared: from which commit on the runs could not be compared, and why; '' if all commits were.
         samples_miscounted: number of samples that were lost or repeated, in all epochs.
         rank_local: names of the rank-local state that was another rank's after a recovery.
-        note: a finding that names this state; None if there is none.
     """
 
-    def __init__(self, clean: Records, faulty: Records) -> None:
-        self._clean, self._faulty = clean, faulty
-        self.findings: list[Finding] = []
-        self.rank_local: list[str] = []
-        self.note: Finding | None = None
-        self.compared = 0
-        self.samples_miscounted = 0
-        self._compare_samples()
-        self._compare_steps()
-        self._compare_commits()
-        self.not_compared = self._not_compared()
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+    compared: int = 0
+    not_compared: str = ""
+    samples_miscounted: int = 0
+    rank_local: list[str] = field(default_factory=list)
 
-    def _pair_commits(self) -> Iterator[tuple[Commit, Commit]]:
-        """Yield the commits of both runs that one rank made after the same amount of work."""
-        clean, faulty = self._clean, self._faulty
-        known = {(line.rank, clean.progress[line.made]): line for line in clean.kept(clean.commits)}
-        for line in faulty.kept(faulty.commits):
-            if line.size != clean.size and not clean.virtual:
-                return
-            if (same := known.get((line.rank, faulty.progress[line.made]))) is not None:
-                yield same, line
 
-    def _not_compared(self) -> str:
-        ranks = self._clean.size
-        for line in () if self._clean.virtual else self._faulty.kept(self._faulty.commits):
-            if line.size != ranks:
-                why = f"{line.size} of {ranks} ranks went on; virtual ranks make it possible"
-                return f"from commit {line.made} on nothing was compared, as {why}"
-        return ""
+def compare(clean: Records, faulty: Records) -> Comparison:
+    """Compare a run with faults with the undisturbed run."""
+    found = Comparison()
+    _compare_samples(clean, faulty, found)
+    _compare_steps(clean, faulty, found)
+    _compare_commits(clean, faulty, found)
+    for line in () if clean.virtual else faulty.kept(faulty.commits):
+        if line.size != clean.size:
+            why = f"{line.size} of {clean.size} ranks went on; virtual ranks make it possible"
+            found.not_compared = f"from commit {line.made} on nothing was compared, as {why}"
+            break
+    return found
 
-    def _compare_samples(self) -> None:
-        """Find the epochs with lost or repeated samples."""
-        expected, found = _trained(self._clean), _trained(self._faulty)
-        complete_run = self._faulty.newest >= self._clean.newest  # else it was stopped within an epoch
-        ahead = self._faulty.newest > self._clean.newest  # it went further into the other's last epoch
-        last = max((epoch for _, epoch in found), default=0)
-        ended = max((epoch for _, epoch in expected), default=0)
-        for (name, epoch), count in sorted(expected.items()):
-            mine = found.get((name, epoch), Counter())
-            lost = count - mine if complete_run or epoch < last else Counter[int]()
-            once = count | Counter(dict.fromkeys(mine, 1)) if ahead and epoch == ended else count
-            repeated = mine - once
-            if (lost or repeated) and not self.findings:
-                words = f"{lost.total()} samples were lost ({_some(lost)})"
-                words += f", {repeated.total()} were trained on again ({_some(repeated)})"
-                self.findings.append(Finding(SAMPLES_ONCE, f"epoch {epoch} of state.{name}: {words}"))
-            self.samples_miscounted += lost.total() + repeated.total()
 
-    def _compare_steps(self) -> None:
-        """Find a lost step: a commit held a recorded batch on which the optimizer had not stepped yet.
+def _pair_commits(clean: Records, faulty: Records) -> Iterator[tuple[Commit, Commit]]:
+    """Yield the commits of both runs that one rank made after the same amount of work."""
+    known = {(line.rank, clean.progress[line.made]): line for line in clean.kept(clean.commits)}
+    for line in faulty.kept(faulty.commits):
+        if line.size != clean.size and not clean.virtual:
+            return
+        if (same := known.get((line.rank, faulty.progress[line.made]))) is not None:
+            yield same, line
 
-        A job that resumes from such a commit never does the step.
-        """
-        steps: dict[int, set[int]] = {}
-        for done, batches, _ in self._clean.progress.values():
-            steps.setdefault(batches, set()).add(done)
-        for commit, (done, batches, _) in self._faulty.progress.items():
-            if batches and done not in steps.get(batches, {done}):
-                usual = f"{done} steps instead of {max(steps[batches])}"
-                what = f"commit {commit} comes after {batches} recorded batches, but {usual}"
-                self.findings.append(Finding(STEP_FIRST, what))
-                return
 
-    def _compare_commits(self) -> None:
-        """Find the first commit that differs from the undisturbed run's in any bit, and what differs."""
-        local = self._find_rank_local()
-        names: dict[str, None] = {}
-        last = replaced = 0  # commits
-        for expected, line in self._pair_commits():
-            self.compared += line.rank == 0
-            found = _differences(expected, line)
-            before_faults = self._faulty.rendezvous_of(line) == 0
-            serious = [name for name in found if before_faults or not _within(name, local)]
-            if serious and line.rank == 0:
-                what = (
-                    f"commit {line.made} differs, and commit {last} was still equal: {_told(found, serious)}"
+def _compare_samples(clean: Records, faulty: Records, found: Comparison) -> None:
+    """Find the epochs with lost or repeated samples."""
+    expected, mine = _trained(clean), _trained(faulty)
+    if not expected:
+        found.notes.append(Finding(UNRECORDED, "the script never calls record_batch"))
+    complete_run = faulty.newest >= clean.newest  # else it was stopped within an epoch
+    ahead = faulty.newest > clean.newest  # it went further into the other's last epoch
+    last = max((epoch for _, epoch in mine), default=0)
+    ended = max((epoch for _, epoch in expected), default=0)
+    for (name, epoch), count in sorted(expected.items()):
+        own = mine.get((name, epoch), Counter())
+        lost = count - own if complete_run or epoch < last else Counter[int]()
+        once = count | Counter(dict.fromkeys(own, 1)) if ahead and epoch == ended else count
+        repeated = own - once
+        if (lost or repeated) and not found.findings:
+            words = f"{lost.total()} samples were lost ({_some(lost)})"
+            words += f", {repeated.total()} were trained on again ({_some(repeated)})"
+            found.findings.append(Finding(SAMPLES_ONCE, f"epoch {epoch} of state.{name}: {words}"))
+        found.samples_miscounted += lost.total() + repeated.total()
+
+
+def _compare_steps(clean: Records, faulty: Records, found: Comparison) -> None:
+    """Find a lost step: a commit held a recorded batch on which the optimizer had not stepped yet.
+
+    A job that resumes from such a commit never does the step.
+    """
+    steps: dict[int, set[int]] = {}
+    for done, batches, _ in clean.progress.values():
+        steps.setdefault(batches, set()).add(done)
+    for commit, (done, batches, _) in faulty.progress.items():
+        if batches and done not in steps.get(batches, {done}):
+            usual = f"{done} steps instead of {max(steps[batches])}"
+            what = f"commit {commit} comes after {batches} recorded batches, but {usual}"
+            found.findings.append(Finding(STEP_FIRST, what))
+            return
+
+
+def _compare_commits(clean: Records, faulty: Records, found: Comparison) -> None:
+    """Find the first commit that differs from the undisturbed run's in any bit, and what differs."""
+    local = _find_rank_local(clean)
+    names: dict[str, None] = {}
+    last = replaced = 0  # commits
+    for expected, line in _pair_commits(clean, faulty):
+        found.compared += line.rank == 0
+        differing = _differences(expected, line)
+        before_faults = faulty.rendezvous_of(line) == 0
+        serious = [name for name in differing if before_faults or not _within(name, local)]
+        if serious and line.rank == 0:
+            equal = f"commit {line.made} differs, and commit {last} was still equal"
+            what = f"{equal}: {_told(differing, serious)}"
+            if replaced:
+                what += (
+                    f"; rank-local state was another rank's from commit {replaced} on, which explains "
+                    "the difference if a step depends on it"
                 )
-                if replaced:
-                    what += (
-                        f"; rank-local state was another rank's from commit {replaced} on, which explains "
-                        "the difference if a step depends on it"
-                    )
-                self.findings.append(Finding(REPRODUCIBLE if before_faults else SAME_COMMITS, what))
-                break
-            last = line.made if line.rank == 0 else last
-            if not before_faults and (here := [name for name in found if _within(name, local)]):
-                names.update(dict.fromkeys(here))
-                if self.note is None:
-                    what = f"from commit {line.made} on, rank {line.rank} has another rank's {_some(here)}"
-                    self.note, replaced = Finding(RANK_LOCAL, what), line.made
-        self.rank_local = list(names)
+            found.findings.append(Finding(REPRODUCIBLE if before_faults else SAME_COMMITS, what))
+            break
+        last = line.made if line.rank == 0 else last
+        if not before_faults and (here := [name for name in differing if _within(name, local)]):
+            if not names:
+                what = f"from commit {line.made} on, rank {line.rank} has another rank's {_some(here)}"
+                found.notes.append(Finding(RANK_LOCAL, what))
+                replaced = line.made
+            names.update(dict.fromkeys(here))
+    found.rank_local = list(names)
 
-    def _find_rank_local(self) -> frozenset[str]:
-        """Return the state that differs between ranks at one commit of the undisturbed run.
 
-        A name such as ``losses`` stands for everything below it: lists differ in length.
-        """
-        by_commit: dict[int, list[Commit]] = {}
-        for line in self._clean.kept(self._clean.commits):
-            by_commit.setdefault(line.made, []).append(line)
-        names: set[str] = set()
-        for first, *others in by_commit.values():
-            for other in others:
-                for name, values in _differences(first, other, samplers=False).items():
-                    attribute, _, tensor = name.partition(".")
-                    trained = attribute in first.buffers and tensor not in first.buffers[attribute]
-                    if values or not trained:
-                        names.add(_up_to_a_list(name))
-        return frozenset(names)
+def _find_rank_local(clean: Records) -> frozenset[str]:
+    """Return the state that differs between ranks at one commit of the undisturbed run.
+
+    A name such as ``losses`` stands for everything below it: lists differ in length.
+    """
+    by_commit: dict[int, list[Commit]] = {}
+    for line in clean.kept(clean.commits):
+        by_commit.setdefault(line.made, []).append(line)
+    names: set[str] = set()
+    for first, *others in by_commit.values():
+        for other in others:
+            for name, values in _differences(first, other, samplers=False).items():
+                attribute, _, tensor = name.partition(".")
+                trained = attribute in first.buffers and tensor not in first.buffers[attribute]
+                if values or not trained:
+                    names.add(_up_to_a_list(name))
+    return frozenset(names)
 
 
 def _trained(records: Records) -> dict[tuple[str, int], Counter[int]]:

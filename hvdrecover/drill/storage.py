@@ -77,14 +77,11 @@ class DrillFileSystem(LocalFileSystem):  # type: ignore[misc]
         shown = [info for info in found if not Path(info["name"]).name.startswith(TEMPORARY)]
         return shown if detail else [info["name"] for info in shown]
 
-    def info(self, path: Any, **options: Any) -> dict[str, Any]:
-        """Return name, size in bytes, type and more of a file or folder."""
+    def info(self, path: Any, **options: Any) -> Any:  # noqa: D102
         self.check()
-        found: dict[str, Any] = super().info(path, **options)
-        return found
+        return super().info(path, **options)
 
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Make a folder and its parents."""
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:  # noqa: D102
         self.check(writes=True)
         super().makedirs(path, exist_ok=exist_ok)
 
@@ -102,13 +99,11 @@ class DrillFileSystem(LocalFileSystem):  # type: ignore[misc]
         finally:
             new.unlink(missing_ok=True)
 
-    def rm_file(self, path: str) -> None:
-        """Delete a file."""
+    def rm_file(self, path: str) -> None:  # noqa: D102
         self.check()
         super().rm_file(path)
 
-    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        """Delete a file, or a folder with its content."""
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:  # noqa: D102
         self.check()
         super().rm(path, recursive=recursive, maxdepth=maxdepth)
 

@@ -37,7 +37,7 @@ def test_the_torch_example_recovers_from_each_fault_that_can_strike_here(of_torc
     for name, kind in of_torch.found["kinds"].items():
         assert (kind["count"], kind["recovered"]) == (1, 1), name
     for run in of_torch.found["runs"]:
-        assert run["samples_miscounted"] == 0 and run["compared"] > 40
+        assert run["comparison"]["samples_miscounted"] == 0 and run["comparison"]["compared"] > 40
     assert of_torch.found["runs"][-1]["missed"] == []
 
 
@@ -58,7 +58,7 @@ def test_a_schedule_is_replayed(of_torch: Drilled, tmp_path: Path) -> None:
     again = drill(tmp_path / "again", *words)
     (run,) = again.found["runs"]
     (strike,) = run["struck"]
-    assert [{key: strike[key] for key in ("fault", "rank", "commit")}] == schedule["runs"][0]
+    assert [strike["strike"]] == schedule["runs"][0]
     assert json.loads((again.folder / "schedule.json").read_text()) == schedule
     assert (again.code, again.found["recovers"]) == (0, True)
 
@@ -69,7 +69,7 @@ def test_the_tensorflow_example_recovers(tmp_path: Path) -> None:
     drilled = drill(tmp_path / "drill", *words, "-m", "hvdrecover.examples.tensorflow_digits", *QUICK)
     assert drilled.found["findings"] == [], drilled.words
     assert (drilled.code, set(drilled.found["kinds"])) == (0, set(TENSORFLOWS.split(",")))
-    assert {run["samples_miscounted"] for run in drilled.found["runs"]} == {0}
+    assert {run["comparison"]["samples_miscounted"] for run in drilled.found["runs"]} == {0}
 
 
 @LONG
@@ -78,4 +78,4 @@ def test_virtual_ranks_are_the_same_on_any_number_of_ranks(tmp_path: Path) -> No
     drilled = drill(tmp_path / "drill", *words, *QUICK, "--virtual-ranks", "2")
     assert drilled.found["findings"] == [], drilled.words
     assert (drilled.code, set(drilled.found["kinds"])) == (0, {"resize", "kill", "kill-all"})
-    assert all(run["compared"] > 40 for run in drilled.found["runs"])
+    assert all(run["comparison"]["compared"] > 40 for run in drilled.found["runs"])

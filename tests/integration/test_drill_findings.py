@@ -58,7 +58,7 @@ def test_rank_local_state_is_named_as_that_and_is_no_failure(tmp_path: Path) -> 
     drilled = drill(tmp_path / "drill", *words)
     assert drilled.found["findings"] == [], drilled.words
     assert (drilled.code, drilled.found["verdict"]) == (0, "recovers, but for rank-local state")
-    last = drilled.found["runs"][-1]  # the run in which it struck
+    last = drilled.found["runs"][-1]["comparison"]  # the run in which it struck
     assert last["compared"] >= 15
     assert {"model.2.running_mean", "model.2.running_var"} <= set(last["rank_local"])
     assert all(each.startswith(("model.2.running_", "losses")) for each in last["rank_local"])

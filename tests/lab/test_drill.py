@@ -66,8 +66,8 @@ def test_the_torch_example_recovers_from_the_loss_of_a_host(options: tuple[str, 
     # A spare host takes the place of a lost one, so that commits can be compared up to the end; with virtual
     # ranks they can while there is none, too.
     newest = max(int(path.name.rpartition("c")[2]) for path in (folder / "clean/checkpoint").glob("g*"))
-    assert [run["compared"] for run in found["runs"]] == [newest] * len(found["runs"])
-    assert {run["samples_miscounted"] for run in found["runs"]} == {0}
+    assert [run["comparison"]["compared"] for run in found["runs"]] == [newest] * len(found["runs"])
+    assert {run["comparison"]["samples_miscounted"] for run in found["runs"]} == {0}
 
     # What was to strike was said before it did.
     lines = [line for line in done.stderr.splitlines() if "drill: faults-1" in line]

@@ -11,7 +11,7 @@ import pytest
 
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.drill import check, faults
-from hvdrecover.drill.check import Comparison, Finding
+from hvdrecover.drill.check import Finding, compare
 from hvdrecover.drill.records import Records
 from hvdrecover.drill.run import Command, ScriptRun
 from tests.unit.checkpoint.roots import make_snapshot, make_store
@@ -37,19 +37,19 @@ def disturbed(again: int = 2) -> Story:
 
 
 def checks(expected: Records, mine: Records) -> list[str]:
-    return [finding.check for finding in Comparison(expected, mine).findings]
+    return [finding.check for finding in compare(expected, mine).findings]
 
 
 def the(name: str, mine: Story) -> Finding:
     """Return the finding of a check; others may follow from it."""
-    found = Comparison(clean().records, mine.records).findings
+    found = compare(clean().records, mine.records).findings
     return next(each for each in found if each.check == name)
 
 
 @pytest.mark.parametrize("again", [0, 1, 2])
 def test_a_run_that_continues_from_a_commit_passes(again: int) -> None:
     mine, expected = train(disturbed(again), again, 6).records, clean().records
-    found = Comparison(expected, mine)
+    found = compare(expected, mine)
     assert (found.findings, found.samples_miscounted, found.compared) == ([], 0, 6)
 
 
@@ -78,11 +78,17 @@ def test_samples_that_are_lost_or_repeated_are_counted() -> None:
     story = train(disturbed().step(samples=(8, 8), at=8).commit(), 3, 6)
     found = the(check.SAMPLES_ONCE, story)
     assert "3 samples were lost (9, 10, 11), 1 were trained on again (8)" in found.message
-    assert Comparison(clean().records, story.records).samples_miscounted == 4
+    assert compare(clean().records, story.records).samples_miscounted == 4
+
+
+def test_a_script_that_records_no_batches_is_told_that_samples_are_not_checked() -> None:
+    story = Story().rendezvous(1, 0).commit(steps=1, batches=0).commit(steps=1, batches=0).records
+    assert [each.check for each in compare(story, story).notes] == [check.UNRECORDED]
+    assert compare(clean().records, clean().records).notes == []
 
 
 def test_the_epoch_in_which_a_run_was_stopped_lacks_nothing() -> None:
-    assert Comparison(clean().records, disturbed().records).samples_miscounted == 0
+    assert compare(clean().records, disturbed().records).samples_miscounted == 0
 
 
 def test_a_run_that_was_stopped_later_has_more_of_its_last_epoch_and_nothing_twice() -> None:
@@ -113,7 +119,7 @@ def test_one_more_commit_when_hosts_come_or_go_shifts_nothing() -> None:
         story.step((4 * number + 2, 4 * number + 3), at=4 * number + 2).commit(str(number + 1))
     expected, mine = clean().records, story.records
     assert checks(expected, mine) == []
-    assert Comparison(expected, mine).compared == 6
+    assert compare(expected, mine).compared == 6
 
 
 def test_runs_are_compared_up_to_another_number_of_ranks_and_the_rest_is_told() -> None:
@@ -121,8 +127,8 @@ def test_runs_are_compared_up_to_another_number_of_ranks_and_the_rest_is_told() 
     story.rendezvous(4, 3, size=1).step().commit("other")
     expected, mine = clean().records, story.records
     assert checks(expected, mine) == []
-    assert Comparison(expected, mine).compared == 3
-    found = Comparison(expected, mine).not_compared
+    assert compare(expected, mine).compared == 3
+    found = compare(expected, mine).not_compared
     assert "from commit 4 on nothing was compared, as 1 of 2 ranks went on" in found
 
 
@@ -135,7 +141,7 @@ def test_with_virtual_ranks_commits_are_compared_on_any_number_of_ranks(
         expected.step().commit(virtual=4)
     mine = Story().rendezvous(1, 0).step().commit(virtual=4).rendezvous(2, 1, size=1).step()
     mine.commit(virtual=4).rendezvous(3, 2, 1, size=1).step().commit(weights, virtual=4)
-    found = Comparison(expected.records, mine.records)
+    found = compare(expected.records, mine.records)
     assert (found.compared, found.not_compared) == (3, "")
     assert [each.check for each in found.findings] == broken
 
@@ -169,16 +175,15 @@ def local(*commits: int, ranks: tuple[int, int]) -> Story:
 def test_rank_local_state_is_named_and_is_no_failure(ranks: tuple[int, int], rank: int) -> None:
     mine = local(3, 4, ranks=ranks).records
     assert checks(LOCAL, mine) == []
-    found = Comparison(LOCAL, mine)
-    note = found.note
+    found = compare(LOCAL, mine)
+    (note,) = (each for each in found.notes if each.check == check.RANK_LOCAL)
     assert set(found.rank_local) == {"model.mean", "losses.1", "stats.noise"}
-    assert note is not None
     assert f"from commit 3 on, rank {rank} has another rank's model.mean" in note.message
 
 
 def test_nothing_is_said_if_each_rank_has_its_own_state_again() -> None:
-    found = Comparison(LOCAL, local(3, 4, ranks=(0, 1)).records)
-    assert (found.rank_local, found.note) == ([], None)
+    found = compare(LOCAL, local(3, 4, ranks=(0, 1)).records)
+    assert (found.rank_local, found.notes) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -191,7 +196,7 @@ def test_nothing_is_said_if_each_rank_has_its_own_state_again() -> None:
 )
 def test_a_bug_beside_rank_local_state_is_still_found(bug: dict[str, Any], words: str) -> None:
     mine = local(ranks=(0, 1)).step().commit(**{"own": own(3, (1, 1)), **bug}).records
-    (found,) = Comparison(LOCAL, mine).findings
+    (found,) = compare(LOCAL, mine).findings
     assert found.check == check.SAME_COMMITS
     assert "commit 3 differs" in found.message and words in found.message
     assert "mean" not in found.message and "noise" not in found.message
@@ -199,7 +204,7 @@ def test_a_bug_beside_rank_local_state_is_still_found(bug: dict[str, Any], words
 
 def test_a_difference_that_may_follow_from_rank_local_state_says_so() -> None:
     mine = local(3, ranks=(1, 1)).step().commit("other", own=own(4, (1, 1))).records
-    (found,) = Comparison(LOCAL, mine).findings
+    (found,) = compare(LOCAL, mine).findings
     assert "commit 4 differs" in found.message
     assert "rank-local state was another rank's from commit 3 on" in found.message
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hvdrecover.drill import check
 from hvdrecover.drill.check import Finding
-from hvdrecover.drill.drill import Drill
+from hvdrecover.drill.drill import Drill, Result, Schedule, Strike, Struck
 from hvdrecover.drill.run import Command
-from hvdrecover.drill.schedule import Schedule, Strike
-from hvdrecover.drill.verdict import Result
 from tests.unit.drill.lines import Story
 
 COMMITS = 21
@@ -36,7 +33,7 @@ def struck_in(
     def run(self: Drill, place: int, strikes: tuple[Strike, ...]) -> Result:
         planned.append(strikes)
         count = next(number)
-        struck: list[Any] = list(strikes[:count])
+        struck = [Struck(each, each.commit) for each in strikes[:count]]
         return Result(folder, struck, list(strikes[count:]), list(findings))
 
     monkeypatch.setattr(Drill, "_run", run)

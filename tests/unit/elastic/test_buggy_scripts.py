@@ -12,7 +12,7 @@ import pytest
 
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.drill import check
-from hvdrecover.drill.check import Comparison, Finding
+from hvdrecover.drill.check import Finding, compare
 from hvdrecover.drill.records import Agreed, Reader
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
@@ -93,7 +93,7 @@ def drilled(bug: str, folder: Path) -> list[Finding]:
     clean, faulty = (Reader(folder / name / "witness").look() for name in ("clean", "faults-1"))
     assert [line.commit for line in faulty.of(Agreed)] == [0, 0, RESUMED, RESUMED]
     assert faulty.newest >= STEPS // 3
-    return Comparison(clean, faulty).findings
+    return compare(clean, faulty).findings
 
 
 @pytest.mark.parametrize(
