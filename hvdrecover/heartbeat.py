@@ -6,6 +6,7 @@ without a guardian has a page, too, that nobody reads.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -42,35 +43,7 @@ class Stop(IntEnum):
     JOB = 2  # all leave
 
 
-class _Field(IntEnum):
-    """Places of the numbers: of what is counted, unless they are of seconds."""
-
-    STAMP = 0  # when there was progress last, by the monotonic clock, which all processes of a host share
-    LONGEST = 1  # longest time without progress in training
-    PHASE = 2
-    PAUSES = 3
-    COMMITS = 4
-    GENERATION = 5
-    COMMIT = 6
-    STEPPED = 7  # optimizer steps since the last commit
-    RECORDED = 8  # batches recorded since the last commit
-    RANK = 9
-    STOP = 10
-    STALL = 11
-    PAUSED = 12  # whether there was a pause since the last progress
-    DIVERGED = 13  # how often its parameters were not those of most ranks
-    LONGEST_BEGINNING = 14  # seconds: longest time without progress in a beginning that came to its commit
-    STALL_BEGINNING = 15
-    JUDGED = 16  # seconds: `LONGEST` when the guardian has looked last
-    JUDGED_BEGINNING = 17  # the same of `LONGEST_BEGINNING`
-    CHANGED = 18  # commits of the whole run at which the state had changed
-    AGREED = 19  # the same when the ranks agreed on a state last
-
-
-_STAMP, _LONGEST, _PHASE = _Field.STAMP, _Field.LONGEST, _Field.PHASE
 _TRAINING, _BEGINNING = Phase.TRAINING, Phase.BEGINNING
-_PAUSES, _PAUSED = _Field.PAUSES, _Field.PAUSED
-_STEPPED, _RECORDED = int(_Field.STEPPED), int(_Field.RECORDED)
 
 
 @dataclass(frozen=True)
@@ -117,76 +90,88 @@ class Reading:
         return self.changed, self.steps
 
 
-class Page:
-    """The page.
+class Page(ctypes.Structure):
+    """The page. Each field is a 64-bit number; fields count something unless they are seconds."""
 
-    Args:
-        memory: its bytes; at least `SIZE` of them.
-    """
+    stamp: float  # time of the last progress, by the monotonic clock, which all processes of a host share
+    longest: float  # longest time without progress in training
+    longest_beginning: float  # longest time without progress in a beginning that came to its commit
+    judged: float  # `longest` when the guardian looked last
+    judged_beginning: float  # `longest_beginning` when the guardian looked last
+    phase: int
+    pauses: int
+    paused: int  # 1 if there was a pause since the last progress
+    generation: int
+    commit: int
+    commits: int
+    changed: int  # commits of the whole run at which the state had changed
+    agreed: int  # `changed` when the ranks agreed on a state last
+    stepped: int  # optimizer steps since the last commit
+    recorded: int  # batches recorded since the last commit
+    rank: int
+    stop: int
+    stall: int  # seconds for which ranks may wait for one that says nothing, in training; 0 for ever
+    stall_beginning: int  # the same in a beginning
+    diverged: int  # how often its parameters were not those of most ranks
 
-    def __init__(self, memory: Any) -> None:
-        view = memoryview(memory)
-        self.seconds = view.cast("d")
-        self.counts = view.cast("q")
+    _fields_ = [
+        (name, ctypes.c_double if kind == "float" else ctypes.c_int64)
+        for name, kind in __annotations__.items()
+    ]
 
     def read(self) -> Reading:
         """Return what it says now."""
-        counts = self.counts
         return Reading(
-            phase=Phase(counts[_Field.PHASE]),
-            silent=max(0.0, time.monotonic() - self.seconds[_Field.STAMP]),
-            longest=self.seconds[_Field.LONGEST],
-            longest_beginning=self.seconds[_Field.LONGEST_BEGINNING],
-            paused=counts[_Field.PAUSES] > 0,
-            waiting=counts[_Field.PAUSED] > 0,
-            commits=counts[_Field.COMMITS],
-            generation=counts[_Field.GENERATION],
-            commit=counts[_Field.COMMIT],
-            steps=max(counts[_Field.STEPPED], counts[_Field.RECORDED]),
-            rank=counts[_Field.RANK],
-            stop=Stop(counts[_Field.STOP]),
-            diverged=counts[_Field.DIVERGED],
-            changed=counts[_Field.CHANGED],
-            agreed=counts[_Field.AGREED],
+            phase=Phase(self.phase),
+            silent=max(0.0, time.monotonic() - self.stamp),
+            longest=self.longest,
+            longest_beginning=self.longest_beginning,
+            paused=self.pauses > 0,
+            waiting=self.paused > 0,
+            commits=self.commits,
+            generation=self.generation,
+            commit=self.commit,
+            steps=max(self.stepped, self.recorded),
+            rank=self.rank,
+            stop=Stop(self.stop),
+            diverged=self.diverged,
+            changed=self.changed,
+            agreed=self.agreed,
         )
 
     def begin(self, phase: Phase) -> None:
         """Note the beginning of a process's life."""
-        self.counts[_Field.RANK] = -1
-        self.counts[_Field.PHASE] = phase
+        self.rank, self.phase = -1, phase
         self.touch()
 
     def touch(self) -> None:
         """Count the time without progress from now on."""
-        self.seconds[_Field.STAMP] = time.monotonic()
+        self.stamp = time.monotonic()
 
     def ask(self, stop: Stop) -> None:
         """Ask the process to stop at its next commit."""
-        self.counts[_Field.STOP] = max(stop, self.counts[_Field.STOP])
+        self.stop = max(stop, self.stop)
 
     def has_seen(self, longest: float, longest_beginning: float) -> None:
         """Note times without progress that another process has seen, as in `Reading`."""
-        for place, seconds in ((_LONGEST, longest), (_Field.LONGEST_BEGINNING, longest_beginning)):
-            self.seconds[place] = max(seconds, self.seconds[place])
+        self.longest = max(longest, self.longest)
+        self.longest_beginning = max(longest_beginning, self.longest_beginning)
 
     def allow_stalls(self, training: int, beginning: int) -> None:
         """Say how long ranks may wait for one that says nothing, in these phases; 0 for ever."""
-        self.counts[_Field.STALL], self.counts[_Field.STALL_BEGINNING] = training, beginning
+        self.stall, self.stall_beginning = training, beginning
 
     def judged_by(self, reading: Reading) -> None:
         """Say that the guardian has judged by these longest times."""
-        self.seconds[_Field.JUDGED] = reading.longest
-        self.seconds[_Field.JUDGED_BEGINNING] = reading.longest_beginning
+        self.judged, self.judged_beginning = reading.longest, reading.longest_beginning
 
     @property
     def is_judged(self) -> bool:
         """Return whether the guardian has judged by the longest times that are known."""
-        pairs = ((_Field.JUDGED, _LONGEST), (_Field.JUDGED_BEGINNING, _Field.LONGEST_BEGINNING))
-        return all(self.seconds[judged] >= self.seconds[known] for judged, known in pairs)
+        return self.judged >= self.longest and self.judged_beginning >= self.longest_beginning
 
 
-_page = Page(bytearray(SIZE))
-_seconds, _counts = _page.seconds, _page.counts
+_page = Page.from_buffer(bytearray(SIZE))
 _notes: int | None = None
 _events: int | None = None
 _seen = 0  # bytes of the notes in which reports of stalls were looked for
@@ -206,10 +191,10 @@ def attach(page: int, notes: int, events: int | None = None) -> None:
     Raises:
         OSError: they are none.
     """
-    global _page, _seconds, _counts, _notes, _events
-    _page = Page(mmap.mmap(page, SIZE))
-    _seconds, _counts, _notes, _events = _page.seconds, _page.counts, notes, events
-    if _counts[_PHASE] in (Phase.UNKNOWN, Phase.READY):
+    global _page, _notes, _events
+    _page = Page.from_buffer(mmap.mmap(page, SIZE))
+    _notes, _events = notes, events
+    if _page.phase in (Phase.UNKNOWN, Phase.READY):
         enter(Phase.STARTING)
 
 
@@ -237,29 +222,27 @@ def heartbeat() -> None:
 
 def _progressed() -> None:
     global _beginning
-    now = time.monotonic()
-    gap = now - _seconds[_STAMP]
-    _seconds[_STAMP] = now
-    if _counts[_PAUSED]:
-        _counts[_PAUSED] = 0
-    elif _counts[_PAUSES]:
+    page, now = _page, time.monotonic()
+    gap, page.stamp = now - page.stamp, now
+    if page.paused:
+        page.paused = 0
+    elif page.pauses:
         return
-    elif _counts[_PHASE] == _TRAINING:
-        if gap > _seconds[_LONGEST]:
-            _seconds[_LONGEST] = gap
-    elif _counts[_PHASE] == _BEGINNING:
+    elif page.phase == _TRAINING:
+        page.longest = max(gap, page.longest)
+    elif page.phase == _BEGINNING:
         _beginning = max(gap, _beginning)
 
 
 def stepped() -> None:
     """Note an optimizer step."""
-    _counts[_STEPPED] += 1
+    _page.stepped += 1
     heartbeat()
 
 
 def recorded() -> None:
     """Note a recorded batch."""
-    _counts[_RECORDED] += 1
+    _page.recorded += 1
     heartbeat()
 
 
@@ -267,11 +250,11 @@ def committed(generation: int, commit: int, changed: int) -> None:
     """Note a commit; no step, as a script may commit before its first one. Arguments as of `stand_at`."""
     _progressed()
     stand_at(generation, commit, changed)
-    _counts[_Field.COMMITS] += 1
-    if _counts[_PHASE] == _BEGINNING:
+    _page.commits += 1
+    if _page.phase == _BEGINNING:
         _page.has_seen(0.0, _beginning)
-    if _counts[_PHASE] in (Phase.STARTING, _BEGINNING):
-        _counts[_PHASE] = _TRAINING
+    if _page.phase in (Phase.STARTING, _BEGINNING):
+        _page.phase = _TRAINING
     if _at_commit:
         _run(_at_commit)
 
@@ -284,24 +267,24 @@ def stand_at(generation: int, commit: int, changed: int) -> None:
         commit: its number.
         changed: commits of the whole run up to it at which the state had changed.
     """
-    _counts[_Field.GENERATION], _counts[_Field.COMMIT] = generation, commit
-    _counts[_Field.CHANGED] = changed
-    _counts[_STEPPED] = _counts[_RECORDED] = 0
+    _page.generation, _page.commit = generation, commit
+    _page.changed = changed
+    _page.stepped = _page.recorded = 0
 
 
 def commits() -> int:
     """Return how many commits this process has made."""
-    return int(_counts[_Field.COMMITS])
+    return _page.commits
 
 
 def steps() -> int:
     """Return how many steps this process has done since the commit that it was at last."""
-    return int(max(_counts[_STEPPED], _counts[_RECORDED]))
+    return max(_page.stepped, _page.recorded)
 
 
 def enter(phase: Phase) -> None:
     """Note what the process is at now."""
-    _counts[_PHASE] = phase
+    _page.phase = phase
     _page.touch()
 
 
@@ -309,18 +292,18 @@ def resume() -> None:
     """Note that the ranks have agreed on a state, and resume from it."""
     global _beginning
     _beginning = 0.0
-    _counts[_Field.AGREED] = _counts[_Field.CHANGED]
+    _page.agreed = _page.changed
     enter(Phase.BEGINNING)
 
 
 def take_rank(rank: int) -> None:
     """Note the process's rank."""
-    _counts[_Field.RANK] = rank
+    _page.rank = rank
 
 
 def longest() -> tuple[float, float]:
     """The longest times without progress in training and in beginnings, in seconds, of any rank."""
-    return _seconds[_LONGEST], _seconds[_Field.LONGEST_BEGINNING]
+    return _page.longest, _page.longest_beginning
 
 
 def has_seen(longest: float, longest_beginning: float) -> None:
@@ -342,12 +325,12 @@ def await_guardian() -> None:
 
 def diverged() -> None:
     """Note that this process's parameters are not those of most ranks."""
-    _counts[_Field.DIVERGED] += 1
+    _page.diverged += 1
 
 
 def stop_asked() -> Stop:
     """Return what has been asked of this process."""
-    return Stop(_counts[_Field.STOP])
+    return Stop(_page.stop)
 
 
 def ask_to_stop(stop: Stop) -> None:
@@ -357,10 +340,10 @@ def ask_to_stop(stop: Stop) -> None:
 
 def stall_seconds() -> int:
     """Return how long this rank may wait for one that says nothing; 0 for ever, as in a known long phase."""
-    phase = _counts[_PHASE]
-    if _counts[_PAUSES] or _counts[_PAUSED] or phase not in (_TRAINING, _BEGINNING):
+    phase = _page.phase
+    if _page.pauses or _page.paused or phase not in (_TRAINING, _BEGINNING):
         return 0
-    return int(_counts[_Field.STALL if phase == _TRAINING else _Field.STALL_BEGINNING])
+    return _page.stall if phase == _TRAINING else _page.stall_beginning
 
 
 @contextmanager
@@ -369,14 +352,14 @@ def paused() -> Iterator[None]:
 
     All ranks must enter it, also those that have nothing to do in it: they wait for the others afterwards.
     """
-    _counts[_PAUSES] += 1
+    _page.pauses += 1
     _page.touch()
     try:
         yield
     finally:
         _page.touch()
-        _counts[_PAUSED] = 1
-        _counts[_PAUSES] -= 1
+        _page.paused = 1
+        _page.pauses -= 1
 
 
 def at_progress(callback: Callable[[], None]) -> None:

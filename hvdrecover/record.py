@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdrecover.bounded import Bounded
+from hvdrecover.clock import Bounded
 from hvdrecover.errors import ConfigError
 
 logger = logging.getLogger("hvdrecover")

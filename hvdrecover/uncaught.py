@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sys
+import sysconfig
 import threading
 import traceback
+from pathlib import Path
 from types import TracebackType
 
 from hvdrecover import config, error_kinds
 from hvdrecover.errors import ConfigError
-from hvdrecover.libraries import is_library, place
 
+_FOLDERS = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    os.fspath(Path(__file__).parent),
+)
+_BELOW = tuple({path + os.sep for each in _FOLDERS for path in (each, os.path.realpath(each))})
 _PATIENCE = 5.0  # seconds for the process to end; then it shows its error itself
 
 _notes: int | None = None
@@ -101,3 +107,23 @@ def _write(**facts: object) -> bool:
     except (OSError, ValueError):  # something in between has closed what it did not know
         return False
     return True
+
+
+def is_library(file: str) -> bool:
+    """Return whether a file of Python code is not the user's own; also code that is in no file.
+
+    Args:
+        file: as Python names it, or where that leads to.
+    """
+    return file.startswith(("<", *_BELOW))
+
+
+def place(error: BaseException) -> str:
+    """Return the innermost line of the user's own code that an error came through, or an empty string."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not is_library(code.co_filename):
+            found = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
+        trace = trace.tb_next
+    return found

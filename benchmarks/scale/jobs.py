@@ -8,7 +8,7 @@ from benchmarks.jobs.tiny_training import commits
 from benchmarks.rows import Curve, Fact, Found
 from benchmarks.scale import PAGE
 from benchmarks.states import Setting
-from hvdrecover import host_memory
+from hvdrecover import machine
 from tests.support.jobs import supervised
 
 _WORKERS = {"full": (2, 4, 8, 16), "small": (2,)}
@@ -27,7 +27,7 @@ def measure(setting: Setting) -> list[Found]:
     found: dict[str, dict[float, list[float]]] = {key: {} for key in _FIGURES}
     facts: list[Found] = []
     for workers in _WORKERS[setting.size]:
-        if (left := host_memory.available().nbytes) < workers * _NEED:
+        if (left := machine.available_memory().nbytes) < workers * _NEED:
             what = f"not measured: jobs of {workers}"
             facts.append(Fact(what, f"{workers * _NEED / 1e9:.1f} GB needed, {left / 1e9:.1f} left", PAGE))
             continue

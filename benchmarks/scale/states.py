@@ -17,7 +17,7 @@ from benchmarks.scale import PAGE
 from benchmarks.scale.one_state import NEAR, Figures
 from benchmarks.states import Shape
 from benchmarks.workers import WORKERS
-from hvdrecover import host_memory
+from hvdrecover import machine
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch.job import Job
 from tests.support.jobs import static
@@ -91,7 +91,7 @@ def curves(chart: str, along: str, shapes: Mapping[float, Shape], rounds: int, f
 
 def _lack(name: str, shape: Shape) -> Fact | None:
     """Return that there is too little memory for something, which is then not measured."""
-    need, left = _WAYS[name].states * shape.nbytes, host_memory.available().nbytes
+    need, left = _WAYS[name].states * shape.nbytes, machine.available_memory().nbytes
     if need <= left:
         return None
     what = f"not measured: {name} of {shape.title}"

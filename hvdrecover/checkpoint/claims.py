@@ -34,7 +34,7 @@ from hvdrecover.checkpoint.root import CLAIMS
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.clock import Clock
 from hvdrecover.errors import EmptiedRootError, FencedError, OvertakenError, StorageError
-from hvdrecover.process_identity import identity
+from hvdrecover.machine import identity
 
 _NAME = re.compile(r"g([0-9]{4,9})\.json")
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -60,7 +60,7 @@ class Claim:
         pid: the maker's process number there.
         time: when it was made, in seconds since the Unix epoch.
         start: identity of the job's start.
-        process: the maker's `hvdrecover.process_identity.identity`; empty if unknown.
+        process: the maker's `hvdrecover.machine.identity`; empty if unknown.
     """
 
     generation: int

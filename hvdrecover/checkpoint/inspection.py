@@ -32,7 +32,7 @@ from hvdrecover.errors import (
     StorageError,
     UnknownCommitError,
 )
-from hvdrecover.process_identity import has_ended
+from hvdrecover.machine import has_ended
 from hvdrecover.redaction import redact
 
 State = Literal["complete", "finished", "quarantined", "incomplete", "broken", "newer format"]

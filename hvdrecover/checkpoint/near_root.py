@@ -25,7 +25,7 @@ from pathlib import Path
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.storage.local import mount_of
 from hvdrecover.errors import StorageError
-from hvdrecover.host_memory import available
+from hvdrecover.machine import available_memory
 from hvdrecover.redaction import redact
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -233,7 +233,7 @@ def look(path: Path) -> Room:
         OSError: the folder or ``/proc`` is unreadable.
     """
     status = os.statvfs(path)
-    left = available().nbytes if "tmpfs" in mount_of(path).kind else None
+    left = available_memory().nbytes if "tmpfs" in mount_of(path).kind else None
     return Room(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize, left)
 
 

@@ -184,8 +184,7 @@ def _of_file(others: Sequence[str]) -> dict[str, str]:
     given = [word.partition("=")[2] for word in others if word.startswith("--config-file=")]
     if not given:
         return {}
-    import yaml
-
+    yaml: Any = importlib.import_module("yaml")  # Horovod needs it as well
     try:
         found = yaml.safe_load(Path(given[-1]).read_text())["hvdrecover"]
         texts = {

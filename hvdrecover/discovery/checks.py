@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hvdrecover.discovery import programs
 from hvdrecover.errors import DiscoveryError
-from hvdrecover.surroundings import address_of, source_towards
+from hvdrecover.machine import address_of, source_towards
 
 CONNECT = 2.0  # seconds for a host to answer
 _MARGIN = 0.25  # seconds to kill a command that hangs

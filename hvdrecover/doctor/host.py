@@ -23,13 +23,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hvdrecover import config, host_memory
+from hvdrecover import config, machine
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.doctor import storage
 from hvdrecover.doctor.storage import near, root
 from hvdrecover.install.edits import EDITS
 from hvdrecover.launch import processes
-from hvdrecover.surroundings import address_of, source_towards, versions
+from hvdrecover.machine import address_of, source_towards, versions
 
 MARK = "hvdrecover-host:"
 FRAMEWORKS = ("torch", "tensorflow")
@@ -68,7 +68,7 @@ class Facts:
 
 def facts(name: str, names: Sequence[str]) -> dict[str, Any]:
     """Return the `Facts` about this host."""
-    free, found = host_memory.available(), versions()
+    free, found = machine.available_memory(), versions()
     frameworks = [each for each in FRAMEWORKS if found["horovod"] and found[each]]
     known = {each: address_of(each) for each in names if each != name}
     others = {each: address for each, address in known.items() if address and address[:4] != "127."}

@@ -19,7 +19,7 @@ from typing import Any
 from hvdrecover.errors import InstallError
 from hvdrecover.install.edits import EDITS, digest
 from hvdrecover.install.pins import HOROVOD_VERSION, OPENMPI_VERSION
-from hvdrecover.surroundings import version_of
+from hvdrecover.machine import version_of
 
 _BUILD_VARIABLE = re.compile(
     r"HOROVOD_((WITH|WITHOUT|GPU|CUDA|NCCL|NVTX|ROCM|BUILD)_\w+|GPU|ALLOW_MIXED_GPU_IMPL|CPU_OPERATIONS|DEBUG|SKIP_COMPILE)"

@@ -27,7 +27,7 @@ from hvdrecover.install.edits import EDITS, diff
 from hvdrecover.install.environment import choose_mpi, describe, find_frameworks, is_on, require_toolchain
 from hvdrecover.install.pins import HOROVOD_VERSION, MPI_REQUIREMENTS, RUNTIME_REQUIREMENTS
 from hvdrecover.install.process import Runner
-from hvdrecover.surroundings import version_of
+from hvdrecover.machine import version_of
 
 _PROBE_MARK = "hvdrecover-probe:"
 _PROBE = f"""

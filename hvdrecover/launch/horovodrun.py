@@ -16,7 +16,7 @@ from hvdrecover.discovery.sources import Source
 from hvdrecover.discovery.sources.lists import File, Static
 from hvdrecover.errors import ConfigError, DiscoveryError, LaunchError
 from hvdrecover.launch import hangs, processes, waits
-from hvdrecover.surroundings import source_towards
+from hvdrecover.machine import source_towards
 
 COLLECTIVE_SECONDS = 10  # after which ranks give up one that doesn't answer
 FOREIGN = (

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hvdrecover.bounded import Bounded
+from hvdrecover.clock import Bounded
 from hvdrecover.launch import waits
 
 Message = dict[str, Any]

@@ -14,8 +14,8 @@ import signal
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from hvdrecover import process_identity
-from hvdrecover.bounded import Bounded
+from hvdrecover import machine
+from hvdrecover.clock import Bounded
 from hvdrecover.errors import LaunchError
 from hvdrecover.launch import waits
 
@@ -28,7 +28,7 @@ class Supervised:
 
     host: str  # its host's name
     pid: int  # its process number there
-    process: str  # its `hvdrecover.process_identity.identity`
+    process: str  # its `hvdrecover.machine.identity`
     began: float  # when it began, in seconds since the Unix epoch
     command: tuple[str, ...]  # the training command
     processes: int  # with how many processes the job starts
@@ -40,9 +40,9 @@ class Supervised:
     @property
     def lives(self) -> bool | None:
         """Return whether it runs; None if it is on another host, or in another container."""
-        if process_identity.has_ended(self.process):
+        if machine.has_ended(self.process):
             return False
-        return True if process_identity.identity(self.pid) == self.process != "" else None
+        return True if machine.identity(self.pid) == self.process != "" else None
 
 
 class Announcement:

@@ -16,8 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hvdrecover.bounded import Bounded
-from hvdrecover.clock import Clock
+from hvdrecover.clock import Bounded, Clock
 from hvdrecover.config import Config
 from hvdrecover.errors import LaunchError
 from hvdrecover.events import Events

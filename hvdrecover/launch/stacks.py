@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hvdrecover.bounded import Bounded
+from hvdrecover.clock import Bounded
 from hvdrecover.config import STACKS_SIGNAL, Config
 from hvdrecover.heartbeat import Phase, Reading
 from hvdrecover.launch import waits
 from hvdrecover.launch.reports import Reports
 from hvdrecover.launch.training import Training
-from hvdrecover.libraries import is_library
+from hvdrecover.uncaught import is_library
 
 logger = logging.getLogger(__name__)
 

@@ -30,9 +30,8 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from hvdrecover import process_identity
-from hvdrecover.bounded import Bounded
-from hvdrecover.clock import SYSTEM_CLOCK, Clock
+from hvdrecover import machine
+from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import selection
 from hvdrecover.events import Events
@@ -45,9 +44,9 @@ from hvdrecover.launch.restarts import Attempt, Outcome
 from hvdrecover.launch.signals import Waking, run_below
 from hvdrecover.launch.slurm import SlurmJob
 from hvdrecover.launch.stacks import Stall
+from hvdrecover.machine import versions
 from hvdrecover.record import Record
 from hvdrecover.redaction import redact
-from hvdrecover.surroundings import machine, versions
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +89,7 @@ class Supervisor:
         self._command = list(command)
         self._started: dict[str, Any] = {
             "command": list(map(redact, self._command)),
-            "machine": machine(),
+            "machine": machine.describe(),
             "versions": versions(),
         }
         self._settings = settings
@@ -156,7 +155,7 @@ class Supervisor:
         return Supervised(
             host=socket.gethostname(),
             pid=os.getpid(),
-            process=process_identity.identity(),
+            process=machine.identity(),
             began=self._clock.now(),
             command=tuple(map(redact, self._command)),
             processes=options.processes,

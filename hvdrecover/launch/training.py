@@ -44,7 +44,7 @@ class Training:
         with contextlib.suppress(OSError):  # a user may have so many pages in pipes; then it stays at 64 KiB
             fcntl.fcntl(events, fcntl.F_SETPIPE_SZ, _PIPE)
         os.ftruncate(page, heartbeat.SIZE)
-        self.page = Page(mmap.mmap(page, heartbeat.SIZE))
+        self.page = Page.from_buffer(mmap.mmap(page, heartbeat.SIZE))
         self.page.begin(Phase.UNKNOWN)
         self._seen = 0
         self._left = False

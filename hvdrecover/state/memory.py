@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
-from hvdrecover import host_memory
+from hvdrecover import machine
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import Layout
@@ -16,7 +16,7 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.elastic.commits.arenas import Arenas
 from hvdrecover.errors import HvdrecoverError, StateError
-from hvdrecover.host_memory import Available
+from hvdrecover.machine import Available
 from hvdrecover.state.contents import Contents, Present, Strict
 from hvdrecover.state.rank_local import RANDOM, Place, RankLocalState, Shares
 
@@ -71,7 +71,7 @@ class Memory:
         self.objection: HvdrecoverError | None = None
         self.in_flight: Callable[[], Snapshot | None] = lambda: None
         self.vacate: Callable[[], None] = lambda: None
-        self.room: Callable[[], Available | None] = host_memory.left
+        self.room: Callable[[], Available | None] = machine.memory_left
         self._has_waited = False
 
     # -- commits ---------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from hvdrecover.clock import Clock
 from hvdrecover.errors import NoProgressError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Phase, Reading
-from hvdrecover.libraries import place
 from hvdrecover.state import liveness
 from hvdrecover.state.adapter import World, gather_json
+from hvdrecover.uncaught import place
 
 logger = logging.getLogger(__name__)
 

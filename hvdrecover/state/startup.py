@@ -27,8 +27,8 @@ from hvdrecover import config as configs
 from hvdrecover import heartbeat, uncaught
 from hvdrecover.config import Config
 from hvdrecover.errors import EarlyCollectiveError
-from hvdrecover.libraries import is_library
 from hvdrecover.state.horovod import rendezvous_alone
+from hvdrecover.uncaught import is_library
 
 logger = logging.getLogger(__name__)
 

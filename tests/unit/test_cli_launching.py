@@ -246,20 +246,6 @@ def test_all_settings_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "s3://bucket/run" in shown and "HVDRECOVER_NO_STANDBY" in shown
 
 
-@pytest.mark.parametrize("code", [1, 75])
-def test_the_jobs_code_is_the_commands(code: int, jobs: Noted) -> None:
-    jobs.code = code
-    assert cli.main(["run", "-np", "2", *TRAIN]) == code
-
-
-@pytest.mark.parametrize("words", [["-np", "2"], ["-np", "2", "--"]])
-def test_a_job_without_a_command_is_an_error(
-    words: list[str], jobs: Noted, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "no command; write it after the options, as in python train.py" in refused(capsys, "run", *words)
-    assert jobs == []
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -297,17 +283,13 @@ def test_how_horovod_was_built_is_told_without_a_job(monkeypatch: pytest.MonkeyP
         (["-np", "2", "--grace", "0"], "argument --grace: '0' "),
         (["-np", "2", "--max-restarts", "1.5"], "argument --max-restarts: '1.5' "),
         (["-np", "2", "-H", "h1:2", "--hostfile", "hosts"], "not allowed with argument -H/--hosts"),
+        (["-np", "2", "--max-re", "7"], "unrecognized arguments: --max-re"),
     ],
 )
 def test_wrong_options_of_a_job(
     words: list[str], problem: str, jobs: Noted, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert problem in refused(capsys, "run", *words, *TRAIN)
-    assert jobs == []
-
-
-def test_abbreviations_are_not_guessed(jobs: Noted, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "unrecognized arguments: --max-re" in refused(capsys, "run", "-np", "2", "--max-re", "7", *TRAIN)
     assert jobs == []
 
 
@@ -352,11 +334,6 @@ def test_the_guardians_of_a_job_understand_what_they_are_given(
         monkeypatch.setenv(name, text)
     assert cli.main([*settings.worker[3:-1], "--grace", "12.25", "--", *command]) == 0
     assert guards.pop()[:2] == (command, guardian.Settings(Limits(7.5, 90.0), 12.25, standby=False))
-
-
-def test_a_worker_without_a_command_is_an_error(guards: Noted, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "write it after the options" in refused(capsys, "worker")
-    assert guards == []
 
 
 # -- all commands ------------------------------------------------------------------------------------------

@@ -81,39 +81,9 @@ def test_a_report_as_json(document):
     assert (found["begin"], found["end"]) == (BEGIN, BEGIN + 104)
     assert (found["starts"], found["restarts"], found["warm_restarts"]) == (1, 2, 1)
     assert (found["steps_repeated"], found["commits_repeated"], found["storage"]["commits"]) == (6, 0, 0)
-    assert found["machine"] == "node-1, Linux x86_64, 2 processors"
-    assert found["versions"] == {"python": "3.11.9", "torch": "2.13.0"}
-    assert found["kinds"]["crash"] == {
-        "count": 1,
-        "recovered": 1,
-        "median": pytest.approx(0.31),
-        "worst": pytest.approx(0.31),
-    }
-    assert found["faults"][0] == {
-        "time": BEGIN + 36,
-        "began": BEGIN + 36,
-        "kind": "crash",
-        "host": "node-2",
-        "rank": 1,
-        "exit": -9,
-        "steps": 4,
-        "detail": "killed by SIGKILL",
-        "continued": False,
-        "recovery": {
-            "generation": 2,
-            "commit": 3,
-            "seconds": pytest.approx(0.31),
-            "rank": 1,
-            "phases": {
-                "start": pytest.approx(0.06),
-                "reset": 0.02,
-                "rendezvous": 0.11,
-                "load": 0.01,
-                "sync": 0.06,
-                "first_step": 0.05,
-            },
-        },
-    }
+    crash = found["faults"][0]
+    assert found["kinds"]["crash"]["median"] == crash["recovery"]["seconds"] == pytest.approx(0.31)
+    assert (crash["kind"], crash["rank"], crash["recovery"]["phases"]["reset"]) == ("crash", 1, 0.02)
 
 
 def test_a_run_that_is_under_way_says_so(run, document):
@@ -124,20 +94,6 @@ def test_a_run_that_is_under_way_says_so(run, document):
     assert "\noutcome    no end yet: it is under way, or all was killed (last event 0 s ago)\n" in output
     assert columns(output.splitlines()[-1])[1:] == ["lost_host", "node-1", "all", "not yet"]
     assert (document("events")["outcome"], document("events")["faults"][0]["recovery"]) == ("open", None)
-
-
-def test_how_a_run_was_given_up_is_said(run, document):
-    made = example(Path("events"))
-    made.report(200, "start", pid=5, attempt=2, command=[])
-    made.rendezvous(201, {0: ("node-1", 50)}, 4, 8, "durable")
-    made.report(202, "gave_up", pid=5, scope="job", reason="no restarts left")
-    made.report(203, "end", pid=5, code=3, reason="gave up")
-    output = run("events")[1]
-    assert "\noutcome    ended before it was finished, with code 3: gave up\n" in output
-    assert "\ngiven up   the job: no restarts left\n" in output
-    found = document("events")
-    assert (found["outcome"], found["code"], found["reason"]) == ("ended", 3, "gave up")
-    assert found["given_up"] == ["the job: no restarts left"]
 
 
 def test_only_the_last_faults_are_shown(run, document):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover import cli, process_identity
+from hvdrecover import cli, machine
 from hvdrecover.config import PREEMPTED
 from hvdrecover.launch.presence import Announcement, Supervised
 from tests.unit.reporting.runs import TWO, Run
@@ -53,7 +53,7 @@ def run(tmp_path, monkeypatch):
 
 def supervised(pid: int, **facts: object) -> Supervised:
     known = {"processes": 3, "least": 2, "stop_signal": "SIGUSR1", "grace": 30.0, "leaving": False, **facts}
-    return Supervised("node-1", pid, process_identity.identity(pid), 1.0, ("python", "train.py"), **known)
+    return Supervised("node-1", pid, machine.identity(pid), 1.0, ("python", "train.py"), **known)
 
 
 @pytest.fixture

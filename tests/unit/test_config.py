@@ -71,18 +71,6 @@ def test_what_a_launcher_and_our_own_processes_say_is_read():
     assert found.path == "/bin"
 
 
-def test_what_mpirun_says_is_read():
-    found = config.read(
-        {
-            "OMPI_COMM_WORLD_LOCAL_RANK": "3",
-            "HVDRECOVER_SUPERVISOR": "fe80::1/4711:abc",
-            "OMPI_COMM_WORLD_RANK": "9",
-        }
-    )
-    assert (found.local_rank, found.rendezvous) == (3, None)
-    assert found.supervisor == ("fe80::1", 4711, "abc")
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [

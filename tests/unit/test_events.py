@@ -12,18 +12,8 @@ import hvdrecover
 from hvdrecover import config, events
 from hvdrecover.events import Events, Pipe
 from hvdrecover.record import read
-from tests.fakes.clock import FakeClock
 
 DOCS = Path(__file__).parents[2] / "docs" / "events.md"
-
-
-def test_an_event_has_time_host_process_and_rank():
-    found = []
-    log = Events(found.append, "node-7", FakeClock(start=5.0))
-    log.rank = 3
-    log.emit("commit", generation=1, commit=20)
-    common = {"time": 5.0, "host": "node-7", "pid": os.getpid(), "rank": 3}
-    assert found == [{**common, "kind": "commit", "generation": 1, "commit": 20}]
 
 
 def test_without_a_guardian_rank_0_records_its_own(tmp_path):
@@ -120,14 +110,6 @@ def test_the_log_level_is_obeyed(capsys):
         Events(None, "h").emit("sync", "resumed")
         Events(None, "h").emit("skipped", "skipping", level=logging.WARNING)
     assert capsys.readouterr().err == "hvdrecover: skipping\n"
-
-
-def test_the_level_that_a_program_has_given_to_the_logger_is_kept(capsys):
-    with bare_logging():
-        events.logger.setLevel(logging.ERROR)
-        events.show_on_terminal(config.read({"HVDRECOVER_LOG": "debug"}))
-        Events(None, "h").emit("skipped", "skipping", level=logging.WARNING)
-    assert capsys.readouterr().err == ""
 
 
 def test_a_program_that_set_up_logging_keeps_its_own_way():

@@ -59,7 +59,7 @@ def train(time: Time) -> None:
 
 
 def test_one_process_writes_what_another_one_reads(shared: int) -> None:
-    page = Page(mmap.mmap(shared, heartbeat.SIZE))
+    page = Page.from_buffer(mmap.mmap(shared, heartbeat.SIZE))
     page.begin(Phase.UNKNOWN)
     code = f"""
 import os
@@ -93,7 +93,7 @@ with heartbeat.paused():
 
 
 def test_a_guardian_asks_and_the_process_reads(shared: int) -> None:
-    page = Page(mmap.mmap(shared, heartbeat.SIZE))
+    page = Page.from_buffer(mmap.mmap(shared, heartbeat.SIZE))
     page.begin(Phase.TRAINING)
     page.ask(Stop.HOST)
     page.allow_stalls(7, 30)
@@ -110,7 +110,7 @@ print(heartbeat.stop_asked().name, heartbeat.stall_seconds())
 def test_who_attaches_starts_unless_it_is_further(
     phase: Phase, page: Page, shared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guardians = Page(mmap.mmap(shared, heartbeat.SIZE))
+    guardians = Page.from_buffer(mmap.mmap(shared, heartbeat.SIZE))
     guardians.begin(phase)
     heartbeat.attach(shared, shared)
     assert heartbeat.watched()
@@ -150,13 +150,6 @@ def test_each_sign_of_progress_ends_the_silence(progress, page: Page, time: Time
     assert page.read().silent == 40.0
     progress()
     assert page.read().silent == 0.0
-
-
-@pytest.mark.parametrize("telling", [lambda: heartbeat.take_rank(1), lambda: heartbeat.has_seen(9.0, 9.0)])
-def test_what_is_no_progress_leaves_the_silence(telling, page: Page, time: Time) -> None:
-    time.now += 40.0
-    telling()
-    assert page.read().silent == 40.0
 
 
 def test_the_longest_silence_is_kept(page: Page, time: Time) -> None:

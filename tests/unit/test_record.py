@@ -30,19 +30,6 @@ def test_a_record_has_a_schema_and_one_event_a_line(tmp_path):
     assert found.whole("commit") == 3
 
 
-def test_a_supervisor_that_is_restarted_appends(tmp_path):
-    Record(tmp_path).add(event("start"))
-    Record(tmp_path).add(event("end"))
-    assert kinds(read(tmp_path)) == ["start", "end"]
-
-
-def test_events_are_read_in_order_of_time(tmp_path):
-    record = Record(tmp_path)
-    for time in (2.0, 1.0, 3.0):
-        record.add(event(time=time))
-    assert [each.time for each in read(tmp_path / FILE)] == [1.0, 2.0, 3.0]
-
-
 def test_processes_that_write_at_once_mix_no_lines(tmp_path):
     code = (
         "import sys\nfrom pathlib import Path\nfrom hvdrecover.record import Record\n"
@@ -96,15 +83,6 @@ def test_no_fact_makes_add_raise_or_ends_the_record(tmp_path, fact):
     record.add(event("odd", fact=fact))
     record.add(event("next"))
     assert kinds(read(tmp_path))[-1] == "next"
-
-
-def test_a_fact_that_contains_itself_does_not_raise(tmp_path):
-    knot = []
-    knot.append(knot)
-    record = Record(tmp_path)
-    record.add(event("odd", fact=knot))
-    record.add(event("next"))
-    assert kinds(read(tmp_path)) == ["next"]
 
 
 def test_a_folder_that_cannot_be_made_is_one_warning(tmp_path, caplog):
@@ -162,10 +140,6 @@ def test_an_unknown_schema_is_named(tmp_path):
     assert "schema 2" in refused(tmp_path)
     (tmp_path / FILE).write_text(json.dumps(event()) + "\n")
     assert "no schema" in refused(tmp_path)
-
-
-def test_a_folder_without_a_record_is_named(tmp_path):
-    assert str(tmp_path) in refused(tmp_path)
 
 
 def test_the_newest_run_is_found(tmp_path):

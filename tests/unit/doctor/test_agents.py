@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.checkpoint.storage.interface import TEMPORARY
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.doctor.examination import Agents, Settings, examine
 from hvdrecover.doctor.host import interfaces, reach
@@ -67,16 +66,6 @@ def test_a_host_without_an_ssh_server_is_an_error() -> None:
     assert isinstance(found, LaunchError)
     assert "Connection refused" in found.problem
     assert agents.answers == {"clock": {"127.0.0.2": {"error": found.problem}}}
-
-
-def test_a_trial_leaves_its_file_to_be_seen_until_it_is_cleaned(agents: Agents, tmp_path: Path) -> None:
-    url = str(tmp_path / "not" / "yet")
-    found = agents.require("root", {HERE: (url,)}, PATIENCE)[HERE]
-    (left,) = Path(url).iterdir()
-    assert left.name.startswith(TEMPORARY)
-    assert ask(agents, "see", url, found["path"]) is True
-    ask(agents, "clean", url, found["folder"], found["made"])
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_job_with_too_few_slots_is_refused_before_any_process_starts() -> None:

@@ -155,12 +155,6 @@ def test_near_roots_of_this_host_are_counted(tmp_path: Path, monkeypatch: pytest
     assert "beside 1 near roots" in checks.check_near({"h1": found}, 1000).what
 
 
-def test_a_near_tier_that_is_off_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HVDRECOVER_NEAR", "off")
-    assert storage.near(None) is None
-    assert checks.check_near({"h1": None}, None).outcome == "skipped"
-
-
 def test_a_state_too_large_for_the_near_tier_is_a_warning() -> None:
     large = {**NEAR, "room": {"total": 100 * GB, "free": 100 * GB, "memory": 40 * GB}}
     small = {**NEAR, "room": {"total": 100 * GB, "free": 100 * GB, "memory": 8 * GB}}

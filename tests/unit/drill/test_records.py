@@ -34,11 +34,6 @@ def test_lines_of_all_processes_are_in_order_of_time(tmp_path: Path) -> None:
     assert [each.pid for each in Reader(tmp_path).look().lines] == [2, 1]
 
 
-def test_a_rendezvous_is_identified_by_generation_commit_and_size() -> None:
-    records = Story().rendezvous(1, 0).step().commit().rendezvous(2, 1, 0).records
-    assert [[each.rank for each in ranks] for ranks in records.rendezvouses] == [[0, 1], [0, 1]]
-
-
 def test_a_job_that_counts_from_the_same_generation_again_had_a_rendezvous_again() -> None:
     records = Story().rendezvous(2, 5).step().rendezvous(2, 5, 0, 1).records
     assert len(records.rendezvouses) == 2
@@ -60,11 +55,6 @@ def test_what_was_done_after_the_commit_that_a_later_rendezvous_continued_from_i
 def test_a_later_generation_of_the_same_number_loses_what_the_earlier_one_did() -> None:
     records = Story().rendezvous(2, 5).step().rendezvous(2, 5, 0, 1).step().step().records
     assert [each.number for each in records.kept(records.of(Step))] == [1, 1, 2, 2]
-
-
-def test_the_newest_commit_counts_whether_it_was_lost_or_not() -> None:
-    assert Story().rendezvous(1, 0).commit().commit().rendezvous(2, 0).records.newest == 2
-    assert Records().newest == 0
 
 
 def test_ranks_have_stepped_since_when_the_last_of_the_next_rendezvous_has() -> None:

@@ -61,10 +61,5 @@ def test_a_run_without_any_fault_is_repeated_twice_at_most(
     assert struck_in(tmp_path, monkeypatch, [(KILL,)], [0, 0, 0]) == [(KILL,), again, again]
 
 
-def test_each_run_has_repeats_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = struck_in(tmp_path, monkeypatch, [(KILL,), (STOP,)], [0] * 6)
-    assert [run[0].fault for run in runs] == ["kill", "stop"] * 3
-
-
 def test_a_run_that_breaks_a_rule_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert struck_in(tmp_path, monkeypatch, [(KILL,)], [0], BROKEN) == [(KILL,)]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrecover.drill import drill
-from hvdrecover.drill.drill import SPACE, Strike
+from hvdrecover.drill.drill import SPACE
 from hvdrecover.errors import ConfigError
 
 NAMES = [f"fault-{number}" for number in range(20)]
@@ -37,11 +37,6 @@ def test_there_is_room_for_a_recovery_between_faults(seed: int, commits: int) ->
         assert all(gap >= SPACE // 2 for gap in gaps)
 
 
-def test_a_run_with_room_for_all_is_one_run() -> None:
-    assert len(drill.schedule(NAMES, seed=0, processes=2, commits=100).runs) == 1
-    assert len(drill.schedule(NAMES, seed=0, processes=2, commits=4).runs) == 20
-
-
 def test_a_seed_decides_it_all() -> None:
     assert drill.schedule(NAMES, **FACTS) == drill.schedule(NAMES, **FACTS)
     assert drill.schedule(NAMES, **FACTS) != drill.schedule(NAMES, **{**FACTS, "seed": 8})
@@ -58,18 +53,6 @@ def test_what_is_no_schedule_is_an_error_that_names_the_file(text: str, tmp_path
     (tmp_path / "s.json").write_text(text)
     with pytest.raises(ConfigError, match=r"^--replay: '.*s\.json'"):
         drill.load(tmp_path / "s.json")
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("kill", "kill (rank 3) at commit 5"),
-        ("kill-all", "kill-all at commit 5"),
-        ("host-cut-off", "host-cut-off (the host of rank 3) at commit 5"),
-    ],
-)
-def test_it_is_told_what_strikes_whom_and_when(fault: str, words: str) -> None:
-    assert str(Strike(fault, 3, 5)) == words
 
 
 def test_the_first_host_is_never_cut_off() -> None:

@@ -48,12 +48,6 @@ def test_another_process_fails_too(opened: Storage, root: Path) -> None:
     assert "the storage is away" in answer(code)
 
 
-def test_its_files_are_those_of_the_folder(opened: Storage, root: Path) -> None:
-    opened.write("folder/file", data())
-    assert (root / "old").read_bytes() == b"content"
-    assert open_storage(str(root)).names("folder") == ["file"]
-
-
 def test_a_full_storage_can_only_be_read_and_tidied_up(opened: Storage, root: Path) -> None:
     opened.publish("other", b"")
     storage.set_behaviour(root, "full")
@@ -71,10 +65,3 @@ def test_a_full_storage_can_only_be_read_and_tidied_up(opened: Storage, root: Pa
     storage.set_behaviour(root, "well")
     opened.publish("new", b"x")
     assert opened.names() == ["new", "old"]
-
-
-def test_a_failed_publication_leaves_everything_as_it_was(opened: Storage, root: Path) -> None:
-    (root / "folder").mkdir()
-    with pytest.raises(StorageError):
-        opened.publish("folder", b"x")  # a file cannot replace a folder
-    assert sorted(path.name for path in root.iterdir()) == ["folder", "old"]

@@ -24,7 +24,7 @@ from hvdrecover.errors import (
     StorageError,
 )
 from hvdrecover.events import Events
-from hvdrecover.host_memory import Available
+from hvdrecover.machine import Available
 from hvdrecover.state.state import State
 from tests.fakes.clock import FakeClock
 from tests.fakes.framework import FakeModel

@@ -17,7 +17,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.errors import EmptiedRootError, StoppedError
 from hvdrecover.guard.settings import Guard
-from hvdrecover.host_memory import Available
+from hvdrecover.machine import Available
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots

@@ -24,11 +24,6 @@ def state_at(generation: int, commit: int, epoch: int = 0) -> Any:
 # -- committed ---------------------------------------------------------------------------------------------
 
 
-def test_all_batches_of_the_only_generation_count() -> None:
-    batches = [batch(1, 0), batch(1, 1), batch(1, 2)]
-    assert committed(batches, {1: 0}) == batches
-
-
 def test_batches_after_the_commit_that_a_later_generation_continued_from_are_lost() -> None:
     batches = [batch(1, 0, 1), batch(1, 1, 2), batch(1, 2, 3), batch(2, 2, 4)]
     assert [found.indices for found in committed(batches, {1: 0, 2: 2})] == [(1,), (2,), (4,)]
@@ -41,14 +36,6 @@ def test_a_batch_before_the_commit_of_the_same_number_counts() -> None:
 def test_a_generation_may_go_back_behind_the_one_before_it() -> None:
     batches = [batch(1, 0, 1), batch(1, 4, 2), batch(2, 5, 3), batch(3, 1, 4)]
     assert [found.indices for found in committed(batches, {1: 0, 2: 5, 3: 1})] == [(1,), (4,)]
-
-
-def test_a_generation_says_nothing_about_later_ones() -> None:
-    assert committed([batch(3, 9)], {1: 0, 2: 0, 3: 9}) == [batch(3, 9)]
-
-
-def test_nothing_counts_of_nothing() -> None:
-    assert committed([], {1: 0}) == []
 
 
 # -- writing and reading -----------------------------------------------------------------------------------
@@ -65,12 +52,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert dataclasses.replace(first, time=0.0, pid=0) == Batch(0.0, 0, 1, 3, 2, 7, 4, (10, 20))
     assert (second.epoch, second.indices) == (5, ())
     assert first.time <= second.time
-
-
-def test_a_batch_can_be_read_before_the_process_ends(tmp_path: Path) -> None:
-    log = Ledger(tmp_path, state_at(1, 0))
-    log.batch(0, 1, [1])
-    assert len(read(tmp_path)) == 1
 
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,8 +75,3 @@ def test_batches_of_all_processes_come_in_the_order_of_their_times(tmp_path: Pat
 def test_a_line_that_a_killed_process_left_half_written_is_passed_over(tmp_path: Path, rest: str) -> None:
     write(tmp_path, "a-1.jsonl", batch(1, 0, 1), rest=rest)
     assert [one.indices for one in read(tmp_path)] == [(1,)]
-
-
-def test_an_empty_or_missing_folder_holds_no_batches(tmp_path: Path) -> None:
-    assert read(tmp_path) == []
-    assert read(tmp_path / "missing") == []

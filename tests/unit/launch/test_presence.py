@@ -12,7 +12,7 @@ import pytest
 from hvdrecover.errors import LaunchError
 from hvdrecover.launch import presence
 from hvdrecover.launch.presence import Announcement, Supervised
-from hvdrecover.process_identity import identity
+from hvdrecover.machine import identity
 
 SLEEPER = (
     "import signal; signal.signal(signal.SIGUSR1, lambda *_: exit(75)); print(flush=True); signal.pause()"

@@ -99,12 +99,6 @@ def test_columns_and_cells_fit_each_other(tmp_path):
             assert len(re.findall("<td[ >]", row)) == heads
 
 
-def test_a_run_of_one_event_has_a_page(tmp_path):
-    run = Written(tmp_path)
-    run.fault(1, rank=-1, detail="exit code 1")
-    assert "exit code 1" in page_of(run)
-
-
 def test_the_command_writes_it_beside_what_it_says(tmp_path, capsys):
     example(tmp_path / "events")
     assert main(["report", str(tmp_path / "events"), "--html", str(tmp_path / "page.html")]) == 0

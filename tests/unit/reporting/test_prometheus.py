@@ -9,7 +9,6 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hvdrecover.errors import ConfigError
 from hvdrecover.record import read
 from hvdrecover.reporting.prometheus import Exporter, serving, write
 from hvdrecover.reporting.summary import summarise
@@ -115,10 +114,6 @@ def test_what_is_not_known_is_left_out(exported, tmp_path):
     assert not {(f"hvdrecover_{name}",) for name in unknown} & set(found)
 
 
-def test_before_the_first_event_there_is_the_run_only(exporter):
-    assert set(samples(generate_latest(exporter.registry).decode())) == {("hvdrecover_run_info", "runs/1")}
-
-
 def test_unknown_kinds_of_faults_and_odd_hosts_are_no_new_kinds_and_are_escaped(exported, tmp_path):
     Run(tmp_path).fault(1, "gremlins", host='no"de\n')
     found = samples(exported())
@@ -153,11 +148,6 @@ def test_a_file_is_replaced_and_holds_nothing_that_grows_old(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["run.prom"]
 
 
-def test_a_file_that_can_t_be_written_is_named(exporter, tmp_path):
-    with pytest.raises(ConfigError, match=r"^--prometheus: '.*/missing/run\.prom' .*: No such"):
-        write(exporter, tmp_path / "missing" / "run.prom")
-
-
 def test_an_endpoint_is_scraped_and_computes_ages_then(tmp_path):
     example(tmp_path)
     clock = FakeClock(BEGIN + 110)
@@ -176,11 +166,3 @@ def test_an_endpoint_is_scraped_and_computes_ages_then(tmp_path):
         assert scrape()["hvdrecover_last_commit_age_seconds",] == 68
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port), 5)
-
-
-def test_an_address_that_is_taken_is_named(exporter):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"^--prometheus: '127.0.0.1:{port}' .* HOST:PORT"):
-            with serving(exporter, "127.0.0.1", port):
-                pass

@@ -10,7 +10,7 @@ from hvdrecover import record
 from hvdrecover.record import Follower
 from hvdrecover.reporting import summary
 from hvdrecover.reporting.summary import RECENT, Outage
-from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, example
+from tests.unit.reporting.runs import BEGIN, TWO, example
 from tests.unit.reporting.runs import Run as Written
 
 
@@ -30,33 +30,6 @@ def status(tmp_path):
         return run.report()
 
     return look
-
-
-def test_a_run_from_its_start_to_its_end(run, status):
-    run.report(0, "start", pid=5, attempt=1, command=["x"])
-    assert (status().activity, status().commit, status().rate(BEGIN + 9)) == ("starting", None, None)
-    run.rendezvous(4, TWO, 1, 0, "initial")
-    found = status()
-    assert (found.activity, found.ranks, found.commit.number) == ("training", 2, 0)
-    run.commit(TWO, 1, {1: 14, 2: 24, 3: 34})
-    found = status()
-    assert (found.commit.generation, found.commit.number, found.commit.time) == (1, 3, BEGIN + 34)
-    assert (found.commits, found.recent) == (3, tuple(BEGIN + second for second in (14, 24, 34)))
-    assert found.rate(BEGIN + 34) == pytest.approx(0.1)
-    assert found.rate(BEGIN + 54) == pytest.approx(0.05)
-    run.fault(36, "crash", host="node-2", rank=1, commit=[1, 3], steps=4)
-    assert (status().activity, status().faults[0].recovery) == ("recovering", None)
-    run.report(36.01, "restart", "node-2", 9, 1, scope="slot", warm=True, attempt=1)
-    run.rendezvous(36.25, REPLACED, 2, 3)
-    run.step(36.3, REPLACED, 2, 3)
-    found = status()
-    assert (found.activity, found.agreed.generation) == ("training", 2)
-    assert found.faults[0].recovery.seconds == pytest.approx(0.31)
-    assert (found.restarts, found.warm_restarts, found.steps_repeated) == (1, 1, 4)
-    run.finish(40, REPLACED, 2, 3)
-    assert (status().activity, status().over) == ("finished", False)  # its supervisor has yet to leave
-    run.report(41, "end", pid=5, code=0, reason="finished")
-    assert (status().over, status().end) == (True, BEGIN + 41)
 
 
 def test_without_a_supervisor_a_finished_run_is_over(run, status):

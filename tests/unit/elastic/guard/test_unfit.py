@@ -72,7 +72,7 @@ def test_parameters_that_are_not_finite_never_get_into_a_manifest(
 
         with pytest.raises((NumericsError, StoppedError)) as caught:
             train(state)
-        heartbeat._counts[heartbeat._Field.STOP] = 0
+        heartbeat._page.stop = 0
         return [caught.type]
 
     outcomes = on_ranks(size, body)

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from hvdrecover import surroundings
-from hvdrecover.bounded import Bounded
-from hvdrecover.discovery.checks import is_local
-from hvdrecover.surroundings import source_towards
+from hvdrecover.clock import Bounded
 
 
 @pytest.fixture
@@ -45,16 +41,6 @@ def test_a_call_that_is_late_fails_those_after_it_until_it_has_ended(gate: threa
     while (left := bounded._thread) is not None and left.is_alive():
         left.join()
     assert bounded(int, "1") == 1
-
-
-def test_a_name_server_that_hangs_keeps_nobody(
-    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(surroundings, "_RESOLVING", 0.05)
-    monkeypatch.setattr(socket, "gethostbyname", lambda host: gate.wait())
-    assert not is_local("node-7")
-    assert source_towards("node-7") == ""
-    assert is_local("localhost")  # which needs no name server
 
 
 def test_calls_of_several_threads_do_not_count_each_other_as_late(gate: threading.Event) -> None:

@@ -1,0 +1,208 @@
+"""The machine that a process runs on: its versions and addresses, its memory, and its processes.
+
+No framework is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import Distribution
+from pathlib import Path
+
+from hvdrecover.clock import Bounded
+from hvdrecover.version import __version__
+
+_RESOLVING = 5.0  # seconds for the name of a host to be resolved
+_FILES = ("inactive_file", "active_file")  # both can be dropped, and both are part of ``MemAvailable``
+_ENDED = {"Z", "X"}  # see proc_pid_stat(5)
+
+
+def version_of(distribution: str, search: Sequence[str] | None = None) -> str | None:
+    """Return the installed version of a distribution, or None; ``search`` replaces ``sys.path``."""
+    where = list(sys.path if search is None else search)
+    for found in Distribution.discover(name=distribution, path=where):
+        if "Version" in found.metadata:
+            return found.version
+    return None
+
+
+def versions() -> dict[str, str | None]:
+    """Return package to its version, or None if it is not installed; Python and hvdrecover as well."""
+    found: dict[str, str | None] = {"python": platform.python_version(), "hvdrecover": __version__}
+    for package in ("torch", "tensorflow", "keras", "horovod", "mpi4py"):
+        found[package] = version_of(package)
+    found["tensorflow"] = found["tensorflow"] or version_of("tensorflow-cpu")
+    return found
+
+
+def address_of(host: str) -> str:
+    """Return a host's IPv4 address; empty if its name is unknown, or not resolved in time."""
+    try:
+        return Bounded(_RESOLVING)(socket.gethostbyname, host)
+    except OSError:
+        return ""
+
+
+def source_towards(host: str) -> str:
+    """Return the IPv4 address from which this host sends to another one; empty if there is no way."""
+    address = address_of(host)
+    if not address:
+        return ""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def describe() -> str:
+    """Return the system of this machine and how many processors this process may use, in a few words."""
+    return f"{platform.system()} {platform.machine()}, {len(os.sched_getaffinity(0))} processors"
+
+
+# -- memory --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Available:
+    """The memory that processes can still have.
+
+    Attributes:
+        nbytes: how much.
+        limited: whether a cgroup limits it, and not the host.
+    """
+
+    nbytes: int
+    limited: bool
+
+
+def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Available:
+    """Return what the processes of this process's cgroup can still have.
+
+    That is the kernel's ``MemAvailable``, or less if this cgroup, or one above it, has a limit: then the
+    limit, less what is used, but for cached files.
+    """
+    return _least("MemAvailable:", proc=proc, cgroups=cgroups)
+
+
+def memory_left(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Available | None:
+    """Return `available_memory`, with swap where no cgroup limits; None if the system does not tell."""
+    try:
+        return _least("MemAvailable:", "SwapFree:", proc=proc, cgroups=cgroups)
+    except (OSError, ValueError):
+        return None
+
+
+def _least(*fields: str, proc: Path, cgroups: Path) -> Available:
+    """Return the sum of fields of ``/proc/meminfo``, or less if a cgroup leaves less."""
+    words = (proc / "meminfo").read_text().split()
+    host = sum(int(words[words.index(field) + 1]) * 1024 for field in fields)
+    rooms = [room for folder in _cgroups(proc, cgroups) if (room := _room(folder)) is not None]
+    least = min([host, *rooms])
+    return Available(least, least < host)
+
+
+def _room(folder: Path) -> int | None:
+    """Return what a cgroup leaves; None if it has no limit."""
+    for limit, used, prefix in (
+        ("memory.max", "memory.current", ""),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ):
+        try:
+            text = (folder / limit).read_text().strip()
+            if not text.isdigit():  # "max"
+                return None
+            words = (folder / "memory.stat").read_text().split()
+            names = [name for each in _FILES if (name := prefix + each) in words]
+            cached = sum(int(words[words.index(name) + 1]) for name in names)
+            return max(0, int(text) - int((folder / used).read_text()) + cached)
+        except OSError:
+            continue
+    return None
+
+
+def _cgroups(proc: Path, cgroups: Path) -> list[Path]:
+    """Return the cgroups that limit this process's memory, version 1 or 2, from its own to the topmost."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found: list[Path] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "memory" in controllers.split(","):  # version 2 has one hierarchy for all
+            own = (cgroups / "memory" if controllers else cgroups) / path.lstrip("/")
+            found += [own, *(above for above in own.parents if above.is_relative_to(cgroups))]
+    return found
+
+
+# -- processes -----------------------------------------------------------------------------------------
+
+
+def identity(pid: int | None = None) -> str:
+    """The identity of a process of this host that no other one has, on any host, at any time.
+
+    Args:
+        pid: its number; None for this process.
+
+    Returns:
+        The host, its boot, the process's namespace, number and start. Empty if there is no such process, or
+        not any more, or this system doesn't tell.
+    """
+    number = os.getpid() if pid is None else pid
+    try:
+        state, start = _seen(number)
+        return "" if state in _ENDED else f"{_place()} {number} {start}"
+    except (OSError, IndexError):
+        return ""
+
+
+def has_ended(process: str) -> bool:
+    """Return whether a process is known to have ended; of other hosts and containers, nothing is known.
+
+    Args:
+        process: its `identity`, as it said itself.
+    """
+    place, _, rest = process.rpartition("] ")
+    number, _, _ = rest.partition(" ")
+    try:
+        is_of_here = f"{place}]" == _place()
+    except OSError:
+        return False
+    return is_of_here and number.isdecimal() and _is_gone(int(number), rest.rpartition(" ")[2])
+
+
+def _is_gone(number: int, start: str) -> bool:
+    """Return whether a process of this host has ended; another one may have its number by now."""
+    try:
+        state, present = _seen(number)
+        return state in _ENDED or present != start
+    except (OSError, IndexError):
+        return not _exists(number)  # other users' processes may be hidden, see hidepid in proc(5)
+
+
+def _seen(number: int) -> tuple[str, str]:
+    """Return the state of a process, and when it was started."""
+    state, *fields = Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].split()
+    return state, fields[18]
+
+
+def _exists(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _place() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()} {boot} {Path('/proc/self/ns/pid').readlink()}"
