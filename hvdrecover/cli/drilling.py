@@ -47,7 +47,6 @@ def add_drill(parser: argparse.ArgumentParser) -> None:
     add("--repeat", **options.COUNT, default=1, help="how often each strikes (default: 1)")
     end = "end the undisturbed run after this time, and the others at the same commit"
     add("--duration", **options.DURATION, help=f"{end} (default: when the script ends)")
-    add("--replay", type=Path, metavar="FILE", help="the schedule.json of an earlier drill")
     output = f"for all of the drill's files (default: below ./{DRILLS})"
     add("-o", "--output", type=Path, metavar="FOLDER", help=output)
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -79,26 +78,21 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _drill(arguments: argparse.Namespace, folder: Path) -> Outcome:
-    replayed = drill.load(arguments.replay) if arguments.replay is not None else None
     usual = RESIZING if arguments.resize else tuple(FAULTS)
-    names = arguments.faults.split(",") if arguments.faults is not None else usual
-    if replayed is not None:
-        names = tuple(dict.fromkeys(strike.fault for run in replayed.runs for strike in run))
-    faults = find(names)
+    faults = find(arguments.faults.split(",") if arguments.faults is not None else usual)
     words, others = tuple(arguments.command), tuple(arguments.others)
     command = Command(words, arguments.processes, others, arguments.resize)
     with _lab(arguments.lab, command) as hosts:
         run = Drill(folder, command, duration=arguments.duration, lab=hosts)
         skipped = {fault.name: why for fault in faults if (why := fault.lacks(command, hosts))}
         chosen = [fault.name for fault in faults if fault.name not in skipped]
-        if skipped and (replayed is not None or not chosen):
-            option = "--faults" if replayed is None else "--replay"
+        if not chosen:
             reasons = "; ".join(f"{fault} needs {why}" for fault, why in skipped.items())
-            raise ConfigError(option, f"these faults can't strike here: {reasons}")
+            raise ConfigError("--faults", f"these faults can't strike here: {reasons}")
         events.logger.info("drill: the undisturbed run begins; all files of the drill go to %s", folder)
         facts: dict[str, int] = {"seed": arguments.seed, "processes": arguments.processes}
         commits = run.rehearse()
-        plan = replayed or drill.schedule(chosen, commits=commits, repeat=arguments.repeat, **facts)
+        plan = drill.schedule(chosen, commits=commits, repeat=arguments.repeat, **facts)
         return run.strike(plan, skipped)
 
 

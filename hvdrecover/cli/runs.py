@@ -294,8 +294,7 @@ def metrics_file(folder: Path, file: Path) -> View:
 
     The view raises a ConfigError if it cannot write the file the first time. Later, it says so on stderr.
     """
-    # Without a clock: an age in a file is wrong as soon as nothing writes the file.
-    exporter = _prometheus().Exporter(str(folder), clock=None)
+    exporter = _prometheus().Exporter(str(folder))
     works: bool | None = None
 
     def view(report: Report) -> None:

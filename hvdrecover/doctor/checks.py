@@ -10,11 +10,9 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from hvdrecover.checkpoint import near_root
-from hvdrecover.checkpoint.near_root import Room, size
+from hvdrecover.checkpoint.near_root import size
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.doctor.host import FRAMEWORKS, Facts
 from hvdrecover.errors import LaunchError
@@ -26,7 +24,7 @@ MOST_SKEW = 1.0  # seconds; with more, ages of commits and of claims are wrong
 REFUSED_SKEW = 300.0  # seconds; servers refuse such clients: Kerberos from 5 minutes on, S3 from 15
 BUFFERS = 2  # copies of the state on each rank, at most: the newest commit, and one that is being written
 ROOT, WRITING, CLAIMS = "checkpoint root", "root: writing", "root: claims"
-SHARED, SPACE, CLEANING, NEAR = "root: shared", "root: space", "root: cleaning", "near tier"
+SHARED, SPACE, CLEANING = "root: shared", "root: space", "root: cleaning"
 COMMITS = Keep().last + 1  # commits at a root by default, and one that is being written
 Outcome = Literal["ok", "warning", "failure", "skipped"]
 RUN_AGAIN = "Repair this host, then run `hvdrecover doctor` again."
@@ -378,28 +376,3 @@ def check_space(free: int | None, state: int | None) -> Finding:
     if state is not None and free < COMMITS * state:
         return warning(SPACE, what, remedy)
     return ok(SPACE, what)
-
-
-def check_near(found: Mapping[str, Mapping[str, Any] | None], state: int | None) -> Finding:
-    """All hosts should have space for a near root."""
-    on = {host: each for host, each in found.items() if each is not None}
-    if not on:
-        return skipped(NEAR, "HVDRECOVER_NEAR is off")
-    lines, refusals = [], []
-    for host, each in on.items():
-        free, held = Room(**each["room"]), each["held"]
-        line = f"{host} has space for a state of {size(near_root.largest(free, held))}"
-        if each["roots"]:
-            in_use = f"{size(each['bytes'])}, {each['in_use']} in use"
-            line += f" beside {each['roots']} near roots ({in_use})"
-        lines.append(line)
-        if state is not None and (refusal := near_root.refusal(free, state, held)):
-            refusals.append(f"{host}: {refusal}, so the near tier would be off")
-    if not refusals:
-        return ok(NEAR, "; ".join(lines))
-    folders = ", ".join(sorted({str(Path(each["folder"]).parent) for each in on.values()}))
-    remedy = (
-        f"Make {folders} larger (in a container: --shm-size), delete near roots of ended jobs with "
-        "`hvdrecover prune --near`, or set HVDRECOVER_NEAR to a folder on a local disk."
-    )
-    return warning(NEAR, "; ".join([*refusals, *lines]), remedy)

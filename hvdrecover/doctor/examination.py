@@ -220,13 +220,7 @@ class _Examination:
         yield from self._root()
         if not self._facts:
             return
-        state = self._settings.state
-        yield checks.check_memory(self._facts, self._ranks, state)
-        try:
-            asked = dict.fromkeys(self._facts, (self._settings.checkpoint,))
-            yield checks.check_near(self._agents.require("near", asked, _QUESTION), state)
-        except LaunchError as error:
-            yield host_failure(checks.NEAR, error)
+        yield checks.check_memory(self._facts, self._ranks, self._settings.state)
 
     def _network(self) -> Finding:
         own = {host: self._interface(host) for host in self._facts}

@@ -26,7 +26,7 @@ from typing import Any
 from hvdrecover import config, machine
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.doctor import storage
-from hvdrecover.doctor.storage import near, root
+from hvdrecover.doctor.storage import root
 from hvdrecover.install.edits import EDITS
 from hvdrecover.launch import processes
 from hvdrecover.machine import address_of, source_towards, versions
@@ -182,7 +182,7 @@ def interfaces() -> dict[str, str]:
     return found
 
 
-_QUESTIONS = {each.__name__: each for each in (facts, clock, reach, near, root, see, clean)}
+_QUESTIONS = {each.__name__: each for each in (facts, clock, reach, root, see, clean)}
 
 
 def main() -> None:

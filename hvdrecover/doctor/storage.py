@@ -13,14 +13,12 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hvdrecover import config
-from hvdrecover.checkpoint import inspection, near_root
+from hvdrecover.checkpoint import inspection
 from hvdrecover.checkpoint.arena import Bytes, allocate
 from hvdrecover.checkpoint.claims import Claims
 from hvdrecover.checkpoint.storage import open_storage
@@ -108,20 +106,3 @@ def root(url: str) -> dict[str, Any]:
         return {**found, **trial.write(), **trial.create(), "refused": ""}
     except StorageError as error:
         return {**found, "refused": str(error)}
-
-
-def near(checkpoint: str | None) -> dict[str, Any] | None:
-    """Return the near roots of this host, and the space for another one; None if the near tier is off."""
-    setting = config.read().near
-    if setting == "off":
-        return None
-    own = None if checkpoint is None else near_root.folder(setting, near_root.named(checkpoint))
-    roots, top = near_root.roots(setting), near_root.base(setting)
-    return {
-        "folder": str(top),
-        "room": asdict(near_root.look(next(each for each in top.parents if each.is_dir()))),
-        "held": sum(each.nbytes for each in roots if each.path == own and not each.in_use),
-        "roots": len(roots),
-        "in_use": sum(each.in_use for each in roots),
-        "bytes": sum(each.nbytes for each in roots),
-    }

@@ -2,7 +2,7 @@
 
 1. `Drill.rehearse` runs the script undisturbed, and counts its commits.
 2. `schedule` decides by a seed which fault strikes whom at which commit. Faults strike at commits, not at
-   times, so a replay finds the same state on a faster or slower machine.
+   times, so they find the same state on a faster or slower machine.
 3. `Drill.strike` runs the script with these faults, and compares each commit with the undisturbed run's.
 4. `conclude` draws the verdict from all runs.
 """
@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from hvdrecover.config import LEAST_TIMEOUT, PREEMPTED
 from hvdrecover.drill import check
@@ -29,7 +28,7 @@ from hvdrecover.drill.faults import FAULTS, complete
 from hvdrecover.drill.lab import Lab
 from hvdrecover.drill.records import Agreed, Records
 from hvdrecover.drill.run import PATIENCE, Command, ScriptRun
-from hvdrecover.errors import ConfigError, DrillError
+from hvdrecover.errors import DrillError
 from hvdrecover.launch.hangs import FACTOR
 from hvdrecover.reporting.text import counted
 
@@ -112,16 +111,6 @@ def _spread(
         commit = max(1, min(round(number * width + offset), commits - 2))
         placed.append(Strike(strike.fault, strike.rank, commit))
     return tuple(placed)
-
-
-def load(path: Path) -> Schedule:
-    """Read a stored schedule."""
-    try:
-        facts: dict[str, Any] = json.loads(path.read_text())
-        runs = tuple(tuple(Strike(**strike) for strike in run) for run in facts["runs"])
-        return Schedule(int(facts["seed"]), int(facts["processes"]), runs)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError("--replay", f"'{path}' holds no schedule of a drill: {error}") from error
 
 
 # -- the drill -----------------------------------------------------------------------------------------

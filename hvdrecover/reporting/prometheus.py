@@ -17,9 +17,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
-from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.errors import ConfigError
-from hvdrecover.reporting.summary import RECENT, Report
+from hvdrecover.reporting.summary import Report
 
 _PREFIX = "hvdrecover_"
 _ACTIVITIES = ("starting", "training", "recovering", "finished", "ended")
@@ -34,12 +33,10 @@ class Exporter:
 
     Args:
         run: the run's name.
-        clock: source of the time of a scrape; None leaves out what changes without any event.
     """
 
-    def __init__(self, run: str, clock: Clock | None = SYSTEM_CLOCK) -> None:
+    def __init__(self, run: str) -> None:
         self._run = run
-        self._clock = clock
         self._report: Report | None = None
         self._totals: dict[tuple[str, str], float] = {}
         self._seen = threading.Event()
@@ -65,8 +62,7 @@ class Exporter:
             values = value if isinstance(value, Mapping) else {"": value}
             grown = {key: self._grown(name, key, number) for key, number in values.items()}
             yield _family(CounterMetricFamily, name, help, grown, *label)
-        now = None if self._clock is None else self._clock.now()
-        for name, help, value, *label in _gauges(report, now):
+        for name, help, value, *label in _gauges(report):
             if value is not None:
                 yield _family(GaugeMetricFamily, name, help, value, *label)
         help = "From a fault until all ranks were stepping again; one for each fault that was recovered from."
@@ -106,11 +102,8 @@ def _totals(report: Report) -> Iterator[tuple[Any, ...]]:
     yield "host_faults", "Faults by the host that told of them.", by_host, "host"
 
 
-def _gauges(report: Report, now: float | None) -> Iterator[tuple[Any, ...]]:
-    """Yield each metric that may fall, as `_totals` does; unknown values are None.
-
-    Without ``now``, metrics are left out that change without any event: they would grow old in a file.
-    """
+def _gauges(report: Report) -> Iterator[tuple[Any, ...]]:
+    """Yield each metric that may fall, as `_totals` does; unknown values are None."""
     commit, durable = report.commit, report.storage.durable
     activity = {each: float(each == report.activity) for each in _ACTIVITIES}
     yield "activity", "1 for what the run is at, 0 for what it is not.", activity, "activity"
@@ -121,18 +114,10 @@ def _gauges(report: Report, now: float | None) -> Iterator[tuple[Any, ...]]:
     yield "generation", "Generation that the ranks are in.", commit and commit.generation
     yield "last_commit", "Number of the newest commit.", commit and commit.number
     yield "last_durable_commit", "Number of the newest durable commit.", durable and durable.number
-    moments = {
-        "last_event": ("the last event happened", report.end),
-        "last_commit": ("the newest commit was made", commit and commit.time),
-        "last_durable_commit": ("the writing of the newest durable commit began", durable and durable.time),
-    }
-    for name, (what, time) in moments.items():
-        yield f"{name}_timestamp_seconds", f"When {what}.", time
-        if now is not None:
-            yield f"{name}_age_seconds", f"Time since {what}.", time and max(now - time, 0.0)
-    if now is not None:
-        recently = f"Commits per second since the oldest of the newest {RECENT}."
-        yield "commits_per_second", recently, report.rate(now)
+    yield "last_event_timestamp_seconds", "When the last event happened.", report.end
+    yield "last_commit_timestamp_seconds", "When the newest commit was made.", commit and commit.time
+    began = "When the writing of the newest durable commit began."
+    yield "last_durable_commit_timestamp_seconds", began, durable and durable.time
 
 
 def _family(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -47,20 +46,6 @@ def test_the_text_has_the_verdict_each_fault_and_where_to_read_on(of_torch: Dril
         assert word in of_torch.words
     assert f"hvdrecover report {of_torch.folder / 'faults-1' / 'events'}" in of_torch.words
     assert (of_torch.folder / "verdict.txt").read_text() == of_torch.words
-
-
-@LONG
-def test_a_schedule_is_replayed(of_torch: Drilled, tmp_path: Path) -> None:
-    schedule = json.loads((of_torch.folder / "schedule.json").read_text())
-    schedule["runs"] = [schedule["runs"][0][:1]]
-    (tmp_path / "schedule.json").write_text(json.dumps(schedule))
-    words = ["--replay", str(tmp_path / "schedule.json"), "--", sys.executable, *TORCH, *QUICK]
-    again = drill(tmp_path / "again", *words)
-    (run,) = again.found["runs"]
-    (strike,) = run["struck"]
-    assert [strike["strike"]] == schedule["runs"][0]
-    assert json.loads((again.folder / "schedule.json").read_text()) == schedule
-    assert (again.code, again.found["recovers"]) == (0, True)
 
 
 @LONG

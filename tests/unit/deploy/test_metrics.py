@@ -15,9 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from hvdrecover.record import read
 from hvdrecover.reporting.prometheus import Exporter
 from hvdrecover.reporting.summary import summarise
-from tests.fakes.clock import FakeClock
 from tests.unit.deploy.queries import RULES, of_alerts, of_dashboard
-from tests.unit.reporting.runs import BEGIN, example
+from tests.unit.reporting.runs import example
 
 _PROMTOOL = shutil.which("promtool")
 promtool = pytest.mark.skipif(_PROMTOOL is None, reason="there is no promtool; apt-get install prometheus")
@@ -30,8 +29,7 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, set[
     folder = tmp_path_factory.mktemp("events")
     run = example(folder)
     run.report(105, "durable", pid=11, generation=3, commit=7, bytes=1000, seconds=1.5)
-    run.report(106, "tail", sampler="x", epoch=3, padding=1, dropped=0)
-    exporter = Exporter("runs/1", FakeClock(BEGIN + 110))
+    exporter = Exporter("runs/1")
     exporter.update(summarise(read(folder)))
     found: dict[str, dict[str, set[str]]] = {}
     for family in text_string_to_metric_families(generate_latest(exporter.registry).decode()):

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.checkpoint import near_root
-from hvdrecover.checkpoint.near_root import Keeper
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.doctor import checks, host, storage
 from hvdrecover.doctor.storage import Trial
@@ -18,7 +16,6 @@ from tests.unit.checkpoint.roots import make_snapshot, make_store
 GB = 10**9
 NBYTES = 100_000
 NEWEST = {"commit": "g0001-c00000007", "time": 0.0, "host": "h1", "bytes": 5}
-NEAR = {"folder": "/dev/shm/hvdrecover-7", "held": 0, "roots": 0, "in_use": 0, "bytes": 0}
 
 
 def everything(folder: Path) -> dict[Path, bytes]:
@@ -137,29 +134,3 @@ def test_all_hosts_have_to_see_the_same_root() -> None:
     broken = checks.check_shared({"h2": LaunchError("h2", "no credentials"), "h3": False}, "h1")
     assert broken.outcome == "failure"
     assert "h2: no credentials" in broken.what
-
-
-def test_near_roots_of_this_host_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HVDRECOVER_NEAR", str(tmp_path))
-    path = near_root.folder(str(tmp_path), "file:///root")
-    near_root.make(path, "file:///root")
-    (path / "data").write_bytes(b"x" * 5000)
-    found = storage.near("/root")
-    assert found is not None and found["held"] >= 5000  # the job would take this root over
-    assert (storage.near("/other") or {})["held"] == 0
-    keeper = Keeper.take(path)
-    assert keeper is not None
-    found = storage.near("/root")
-    keeper.remove()
-    assert found is not None and (found["held"], found["in_use"]) == (0, 1)
-    assert "beside 1 near roots" in checks.check_near({"h1": found}, 1000).what
-
-
-def test_a_state_too_large_for_the_near_tier_is_a_warning() -> None:
-    large = {**NEAR, "room": {"total": 100 * GB, "free": 100 * GB, "memory": 40 * GB}}
-    small = {**NEAR, "room": {"total": 100 * GB, "free": 100 * GB, "memory": 8 * GB}}
-    assert checks.check_near({"h1": large}, None).what == "h1 has space for a state of 10 GB"
-    assert checks.check_near({"h1": large}, 5 * GB).outcome == "ok"
-    found = checks.check_near({"h1": large, "h2": small}, 5 * GB)
-    assert (found.outcome, found.what.partition(":")[0]) == ("warning", "h2")
-    assert "the near tier would be off" in found.what and "/dev/shm" in found.remedy

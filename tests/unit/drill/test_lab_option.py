@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -47,12 +46,3 @@ def test_only_root_can_make_one(
 
 def test_faults_of_hosts_alone_need_a_lab(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "--lab 3" in complaint(capsys, tmp_path, "--faults", "host-cut-off")
-
-
-def test_a_schedule_with_a_fault_that_can_not_strike_is_not_replayed(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    strike = {"fault": "host-cut-off", "rank": 0, "commit": 5}
-    (tmp_path / "s.json").write_text(json.dumps({"seed": 0, "processes": 2, "runs": [[strike]]}))
-    error = complaint(capsys, tmp_path, "--replay", str(tmp_path / "s.json"))
-    assert "--replay: " in error and "host-cut-off " in error

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrecover.drill import drill
 from hvdrecover.drill.drill import SPACE
-from hvdrecover.errors import ConfigError
 
 NAMES = [f"fault-{number}" for number in range(20)]
 FACTS = {"seed": 7, "processes": 4, "commits": 50}
@@ -40,19 +37,6 @@ def test_there_is_room_for_a_recovery_between_faults(seed: int, commits: int) ->
 def test_a_seed_decides_it_all() -> None:
     assert drill.schedule(NAMES, **FACTS) == drill.schedule(NAMES, **FACTS)
     assert drill.schedule(NAMES, **FACTS) != drill.schedule(NAMES, **{**FACTS, "seed": 8})
-
-
-def test_a_stored_schedule_is_the_same(tmp_path: Path) -> None:
-    plan = drill.schedule(NAMES, **FACTS)
-    plan.store(tmp_path / "schedule.json")
-    assert drill.load(tmp_path / "schedule.json") == plan
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"seed": 1, "processes": 2, "runs": [[{"fault": 1}]]}'])
-def test_what_is_no_schedule_is_an_error_that_names_the_file(text: str, tmp_path: Path) -> None:
-    (tmp_path / "s.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"^--replay: '.*s\.json'"):
-        drill.load(tmp_path / "s.json")
 
 
 def test_the_first_host_is_never_cut_off() -> None:

@@ -12,7 +12,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from hvdrecover.record import read
 from hvdrecover.reporting.prometheus import Exporter, serving, write
 from hvdrecover.reporting.summary import summarise
-from tests.fakes.clock import FakeClock
 from tests.unit.reporting.runs import BEGIN, TWO, Run, example
 
 
@@ -35,7 +34,7 @@ def samples(text):
 
 @pytest.fixture
 def exporter():
-    return Exporter("runs/1", FakeClock(BEGIN + 110))
+    return Exporter("runs/1")
 
 
 @pytest.fixture
@@ -81,10 +80,6 @@ def test_the_numbers_of_a_run(exported, tmp_path):
         ("hvdrecover_last_durable_commit_timestamp_seconds",): BEGIN + 103.5,
         ("hvdrecover_storage_outage",): 0,
         ("hvdrecover_begin_timestamp_seconds",): BEGIN,
-        ("hvdrecover_last_durable_commit_age_seconds",): 6.5,
-        ("hvdrecover_last_commit_age_seconds",): 8,
-        ("hvdrecover_last_event_age_seconds",): 5,
-        ("hvdrecover_commits_per_second",): pytest.approx(6 / 96),
     }
     assert {name: found.get(name) for name in expected} == expected
 
@@ -110,7 +105,7 @@ def test_what_is_not_known_is_left_out(exported, tmp_path):
     Run(tmp_path).report(0, "start", pid=5, attempt=1)
     found = samples(exported())
     assert found["hvdrecover_activity", "starting"] == 1
-    unknown = ("ranks", "last_commit", "last_durable_commit_age_seconds", "commits_per_second")
+    unknown = ("ranks", "last_commit", "last_durable_commit_timestamp_seconds")
     assert not {(f"hvdrecover_{name}",) for name in unknown} & set(found)
 
 
@@ -135,23 +130,19 @@ def test_totals_never_go_back(exporter, tmp_path):
     assert after["hvdrecover_last_commit",] == 0
 
 
-def test_a_file_is_replaced_and_holds_nothing_that_grows_old(tmp_path):
+def test_a_file_is_replaced(tmp_path):
     example(tmp_path / "events")
     file = tmp_path / "run.prom"
     file.write_text("old")
-    exporter = Exporter("runs/1", None)
+    exporter = Exporter("runs/1")
     exporter.update(status_of(tmp_path / "events"))
     write(exporter, file)
-    found = samples(file.read_text())
-    assert found["hvdrecover_commits_total",] == 7
-    assert not [name for name, *_ in found if "_age_" in name or name.endswith("per_second")]
+    assert samples(file.read_text())["hvdrecover_commits_total",] == 7
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["run.prom"]
 
 
-def test_an_endpoint_is_scraped_and_computes_ages_then(tmp_path):
+def test_an_endpoint_is_scraped(exporter, tmp_path):
     example(tmp_path)
-    clock = FakeClock(BEGIN + 110)
-    exporter = Exporter("runs/1", clock)
     with serving(exporter, "127.0.0.1", 0) as port:
 
         def scrape():
@@ -161,8 +152,6 @@ def test_an_endpoint_is_scraped_and_computes_ages_then(tmp_path):
 
         assert ("hvdrecover_commits_total",) not in scrape()
         exporter.update(status_of(tmp_path))
-        assert scrape()["hvdrecover_last_commit_age_seconds",] == 8
-        clock.advance(60)
-        assert scrape()["hvdrecover_last_commit_age_seconds",] == 68
+        assert scrape()["hvdrecover_commits_total",] == 7
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port), 5)
