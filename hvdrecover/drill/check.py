@@ -21,7 +21,7 @@ from pathlib import Path
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.drill.faults import complete, damaged
-from hvdrecover.drill.records import Batch, Commit, Records
+from hvdrecover.drill.records import Line, Records
 from hvdrecover.drill.run import ScriptRun
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch import processes
@@ -116,7 +116,7 @@ def compare(clean: Records, faulty: Records) -> Comparison:
     return found
 
 
-def _pair_commits(clean: Records, faulty: Records) -> Iterator[tuple[Commit, Commit]]:
+def _pair_commits(clean: Records, faulty: Records) -> Iterator[tuple[Line, Line]]:
     """Yield the commits of both runs that one rank made after the same amount of work."""
     known = {(line.rank, clean.progress[line.made]): line for line in clean.kept(clean.commits)}
     for line in faulty.kept(faulty.commits):
@@ -198,7 +198,7 @@ def _find_rank_local(clean: Records) -> frozenset[str]:
 
     A name such as ``losses`` stands for everything below it: lists differ in length.
     """
-    by_commit: dict[int, list[Commit]] = {}
+    by_commit: dict[int, list[Line]] = {}
     for line in clean.kept(clean.commits):
         by_commit.setdefault(line.made, []).append(line)
     names: set[str] = set()
@@ -214,7 +214,7 @@ def _find_rank_local(clean: Records) -> frozenset[str]:
 
 def _trained(records: Records) -> dict[tuple[str, int], Counter[int]]:
     """Return, for each sampler and epoch, how often each sample was trained on."""
-    kept = records.kept(records.of(Batch))  # all ranks record the same samples of one batch
+    kept = records.kept(records.of("batch"))  # all ranks record the same samples of one batch
     once = {(line.generation, line.commit, line.sampler, line.epoch, line.at): line for line in kept}
     found: dict[tuple[str, int], Counter[int]] = {}
     for line in once.values():
@@ -222,7 +222,7 @@ def _trained(records: Records) -> dict[tuple[str, int], Counter[int]]:
     return found
 
 
-def _differences(expected: Commit, found: Commit, *, samplers: bool = True) -> dict[str, str]:
+def _differences(expected: Line, found: Line, *, samplers: bool = True) -> dict[str, str]:
     """Return each tensor (``model.0.weight``) and value (``stats.loss``) that differs; values in words."""
     differing: dict[str, str] = {}
     for name, tensors in expected.tensors.items():

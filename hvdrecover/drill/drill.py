@@ -26,7 +26,7 @@ from hvdrecover.drill import check
 from hvdrecover.drill.check import Comparison, Finding, compare
 from hvdrecover.drill.faults import FAULTS, complete
 from hvdrecover.drill.lab import Lab
-from hvdrecover.drill.records import Agreed, Records
+from hvdrecover.drill.records import Records
 from hvdrecover.drill.run import PATIENCE, Command, ScriptRun
 from hvdrecover.errors import DrillError
 from hvdrecover.launch.hangs import FACTOR
@@ -272,7 +272,7 @@ def _longest_silence(records: Records) -> float:
     """Return the longest time in seconds between two lines of one rank, in an undisturbed run."""
     times: dict[int, list[float]] = {}
     for line in records.lines:
-        if not isinstance(line, Agreed):
+        if line.what != "agreed":
             times.setdefault(line.rank, []).append(line.time)
     return max((later - earlier for each in times.values() for earlier, later in pairwise(each)), default=0.0)
 

@@ -9,63 +9,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
 from hvdrecover.checkpoint.values import Json
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a witness. The table in `drill.witness` describes the fields."""
+    """A line of a witness. The table in `drill.witness` says which fields each kind of line has."""
 
+    what: str  # agreed, step, batch or commit
     time: float  # seconds of the monotonic clock, which all processes of a host share
     pid: int
     rank: int
     size: int
     generation: int  # of the last commit before the line
     commit: int
-
-
-@dataclass(frozen=True)
-class Agreed(Line):
-    """The ranks have agreed on a commit to resume from."""
-
-    source: str
-
-
-@dataclass(frozen=True)
-class Step(Line):
-    """The ``number``-th step since the commit begins."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Batch(Line):
-    """All ranks together train on samples."""
-
-    sampler: str
-    epoch: int
-    at: int
-    samples: Sequence[int]
-
-
-@dataclass(frozen=True)
-class Commit(Line):
-    """A commit was made."""
-
-    made: int
-    steps: int
-    batches: int
+    source: str = ""
+    number: int = 0
+    sampler: str = ""
+    epoch: int = 0
+    at: int = 0
+    samples: Sequence[int] = ()
+    made: int = 0
+    steps: int = 0
+    batches: int = 0
     tensors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     values: Mapping[str, Json] = field(default_factory=dict)
     buffers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     samplers: Mapping[str, Json] = field(default_factory=dict)
     virtual: int | None = None
-
-
-L = TypeVar("L", bound=Line)
-_KINDS = {"agreed": Agreed, "step": Step, "batch": Batch, "commit": Commit}
 
 
 class Reader:
@@ -86,8 +58,7 @@ class Reader:
             self._offsets[path] = self._offsets.get(path, 0) + len(complete)
             pid = int(path.stem.rpartition("-")[2])
             for each in complete.splitlines():
-                facts = json.loads(each)
-                self._lines.append(_KINDS[facts.pop("what")](pid=pid, **facts))
+                self._lines.append(Line(pid=pid, **json.loads(each)))
         self._lines.sort(key=lambda line: line.time)
         return Records(tuple(self._lines))
 
@@ -98,14 +69,14 @@ class Records:
 
     lines: tuple[Line, ...] = ()
 
-    def of(self, kind: type[L]) -> list[L]:
+    def of(self, what: str) -> list[Line]:
         """Return the lines of one kind."""
-        return [line for line in self.lines if isinstance(line, kind)]
+        return [line for line in self.lines if line.what == what]
 
     @cached_property
-    def commits(self) -> list[Commit]:
+    def commits(self) -> list[Line]:
         """The lines of all commits."""
-        return self.of(Commit)
+        return self.of("commit")
 
     @property
     def size(self) -> int:
@@ -125,7 +96,7 @@ class Records:
     @property
     def steps_repeated(self) -> int:
         """How many steps the job did again, as their commit was lost."""
-        steps = self.of(Step)
+        steps = self.of("step")
         kept = {id(line) for line in self.kept(steps)}
         return len({(each.generation, each.commit, each.number) for each in steps if id(each) not in kept})
 
@@ -136,18 +107,18 @@ class Records:
         return [line for line in self.lines if line.time >= since.get(line.pid, math.inf)]
 
     @cached_property
-    def rendezvouses(self) -> list[list[Agreed]]:
+    def rendezvouses(self) -> list[list[Line]]:
         """The lines of each rendezvous, in order of time.
 
         The generation alone does not identify a rendezvous: a job that was started again may count from an
         earlier one. All ranks of one rendezvous name the same generation, commit and size, each rank once.
         """
 
-        def identity(line: Agreed) -> tuple[int, int, int]:
+        def identity(line: Line) -> tuple[int, int, int]:
             return line.generation, line.commit, line.size
 
-        found: list[list[Agreed]] = []
-        for line in self.of(Agreed):
+        found: list[list[Line]] = []
+        for line in self.of("agreed"):
             same = (ranks for ranks in reversed(found) if identity(ranks[0]) == identity(line))
             ranks = next(same, None)
             if ranks is None or any(line.rank == other.rank for other in ranks):
@@ -169,7 +140,7 @@ class Records:
                 places.setdefault(line.pid, []).append((line.time, place))
         return {pid: sorted(each) for pid, each in places.items()}
 
-    def kept(self, lines: Sequence[L]) -> list[L]:
+    def kept(self, lines: Sequence[Line]) -> list[Line]:
         """Return the lines that are part of the final state.
 
         Work after commit ``k`` is lost if the ranks later resumed from ``k`` or an earlier commit.
@@ -186,7 +157,7 @@ class Records:
 
         The number of a commit does not tell: when hosts come or go, the ranks make one more commit.
         """
-        made: dict[int, Commit] = {}
+        made: dict[int, Line] = {}
         for line in self.kept(self.commits):
             made.setdefault(line.made, line)  # of any rank: one may be killed before it writes its line
         found, far = {0: (0, 0, 0)}, (0, 0, 0)
@@ -206,15 +177,15 @@ class Records:
         later = (self.stepped(ranks) for ranks in self.rendezvouses if _began(ranks) > since)
         return next(filter(None, later), None)
 
-    def stepped(self, rendezvous: Sequence[Agreed]) -> float | None:
+    def stepped(self, rendezvous: Sequence[Line]) -> float | None:
         """Return when all ranks had begun a step after a rendezvous; None if a rank has not."""
         first: dict[int, float] = {}
         since = {line.pid: line.time for line in rendezvous}
         for line in self.lines:
-            if isinstance(line, Step | Batch) and line.time > since.get(line.pid, math.inf):
+            if line.what in ("step", "batch") and line.time > since.get(line.pid, math.inf):
                 first.setdefault(line.pid, line.time)
         return max(first.values()) if len(first) == rendezvous[0].size else None
 
 
-def _began(rendezvous: Sequence[Agreed]) -> float:
+def _began(rendezvous: Sequence[Line]) -> float:
     return min(line.time for line in rendezvous)

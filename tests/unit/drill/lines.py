@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hvdrecover.drill.records import Agreed, Batch, Commit, Line, Records, Step
+from hvdrecover.drill.records import Line, Records
 
 
 class Story:
@@ -25,13 +25,13 @@ class Story:
         self._at = (generation, commit)
         self._pids = [self._pids[rank] + 100 * (rank in restarted) for rank in range(self._size)]
         self._steps = 0
-        return self._add(Agreed, source="memory")
+        return self._add("agreed", source="memory")
 
     def step(self, samples: tuple[int, ...] = (), epoch: int = 0, at: int = 0) -> Story:
         """They step on a batch."""
         self._steps += 1
-        self._add(Step, number=self._steps)
-        return self._add(Batch, sampler="sampler", epoch=epoch, at=at, samples=samples)
+        self._add("step", number=self._steps)
+        return self._add("batch", sampler="sampler", epoch=epoch, at=at, samples=samples)
 
     def commit(
         self,
@@ -56,7 +56,7 @@ class Story:
             mean = {"mean": str(mine.pop("mean"))} if "mean" in mine else {}
             model = {"weight": tensors or str(commit + 1), "bias": "0", **mean}
             rows.append({"tensors": {"model": model}, "values": {**(values or {}), **mine}})
-        self._add(Commit, by_rank=rows, made=commit + 1, **facts)
+        self._add("commit", by_rank=rows, made=commit + 1, **facts)
         self._at, self._steps = (generation, commit + 1), 0
         return self
 
@@ -65,11 +65,11 @@ class Story:
         """Return everything that the witnesses wrote."""
         return Records(tuple(self.lines))
 
-    def _add(self, kind: type[Line], by_rank: Sequence[Mapping[str, Any]] = (), **facts: Any) -> Story:
+    def _add(self, what: str, by_rank: Sequence[Mapping[str, Any]] = (), **facts: Any) -> Story:
         self._now += 1.0
         for rank in range(self._size):
             own = {**facts, **by_rank[rank]} if by_rank else facts
             self.lines.append(
-                kind(self._now + rank / 100, self._pids[rank], rank, self._size, *self._at, **own)
+                Line(what, self._now + rank / 100, self._pids[rank], rank, self._size, *self._at, **own)
             )
         return self

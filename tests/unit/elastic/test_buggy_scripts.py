@@ -13,7 +13,7 @@ import pytest
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.drill import check
 from hvdrecover.drill.check import Finding, compare
-from hvdrecover.drill.records import Agreed, Reader
+from hvdrecover.drill.records import Reader
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
@@ -91,7 +91,7 @@ def drilled(bug: str, folder: Path) -> list[Finding]:
     start("faults-1", fail_at(0, "gradient", KILLED_AT, action="kill_all"))
     start("faults-1")
     clean, faulty = (Reader(folder / name / "witness").look() for name in ("clean", "faults-1"))
-    assert [line.commit for line in faulty.of(Agreed)] == [0, 0, RESUMED, RESUMED]
+    assert [line.commit for line in faulty.of("agreed")] == [0, 0, RESUMED, RESUMED]
     assert faulty.newest >= STEPS // 3
     return compare(clean, faulty).findings
 
