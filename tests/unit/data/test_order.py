@@ -37,17 +37,6 @@ def test_the_order_of_a_longer_epoch_never_changes():
     assert int((order * np.arange(1000)).sum()) == 250203552
 
 
-@given(st.integers(0, 300), st.integers(-(2**70), 2**70), st.integers(0, 2**40))
-def test_an_order_holds_every_sample_once(length, seed, epoch):
-    order = permutation(length, seed, epoch)
-    assert (order.dtype, sorted(order.tolist())) == (np.int64, list(range(length)))
-
-
-def test_orders_differ_by_epoch_and_by_seed():
-    orders = {tuple(permutation(50, seed, epoch).tolist()) for seed in range(10) for epoch in range(10)}
-    assert len(orders) == 100
-
-
 def test_the_global_generator_neither_matters_nor_moves():
     np.random.seed(1)
     before = np.random.get_state()[1].tolist()
@@ -57,9 +46,6 @@ def test_the_global_generator_neither_matters_nor_moves():
     np.random.seed(2)
     permutation.cache_clear()
     assert permutation(20, 3, 4).tolist() == first
-
-
-# -- sharing -------------------------------------------------------------------------------------------
 
 
 # -- exactly once --------------------------------------------------------------------------------------
@@ -348,14 +334,6 @@ def test_what_is_left_out_is_dealt_to_nobody_and_all_else_once(length, size, tai
     assert out.isdisjoint(dealt)
     runs = [sample for start, number in orders[0].runs() for sample in range(start, start + number)]
     assert runs == dealt
-
-
-def test_the_next_epoch_has_all_samples_again():
-    order = SampleOrder(4, shuffle=False)
-    order.leave_out(order.stretch(order.done, 2))
-    order.set_epoch(1)
-    assert order.begin().tolist() == [0, 1, 2, 3]
-    assert "left_out" not in order.state_dict()
 
 
 def test_batches_that_overlap_are_left_out_once():

@@ -231,13 +231,6 @@ def test_a_script_with_horovods_own_state_is_finished_by_exit_code_0(tmp_path):
     assert (report_of(run).outcome, report_of(run).over) == ("finished", True)
 
 
-def test_a_single_event_takes_no_time(tmp_path):
-    run = Run(tmp_path)
-    run.report(1, "start", attempt=1, command=[])
-    report = report_of(run)
-    assert (report.goodput, report.faults, report.kinds) == (None, (), {})
-
-
 def test_the_example_as_a_whole(tmp_path):
     report = report_of(example(tmp_path))
     assert report.kinds == {
