@@ -58,7 +58,7 @@ _STARTED_IN = _present_folder()  # guardians have this read before the script is
 
 
 # -- values --------------------------------------------------------------------------------------------
-# A parser takes the text of a value, and raises a ValueError that says what is wrong with it.
+# A parser takes the text of a value, and raises a ValueError that names the problem.
 
 
 def absolute(path: str) -> str:
@@ -199,7 +199,7 @@ class Config:
         duration,
         None,
         "DURATION",
-        "stop the job when commits cannot be made durable for longer (default: go on)",
+        "stop the job when commits cannot be made durable for longer (default: continue)",
     )
     reopen: bool = _option(
         _flag,
@@ -261,8 +261,8 @@ class Config:
     programs: str = os.fspath(Path(sys.executable).parent)  # the programs of this Python environment
     host_reports: Path | None = None  # the file in which the supervisor reports hosts that fail
     instruments: str | None = None  # the module whose instruments watch this process
-    # Nothing of this run may reach what the script names: commits go to HVDRECOVER_CHECKPOINT, and numbers
-    # nowhere.
+    # The run of a drill: it ignores the root that the script names, and takes HVDRECOVER_CHECKPOINT. Scalars
+    # and trackers get nothing.
     rehearsal: bool = False
     drill: Path | None = None  # folder of the drill that this process is part of
     # Durable commits that this start of the job passes over: first and last name of each range.
@@ -354,7 +354,7 @@ def _supervisor(env: Mapping[str, str]) -> tuple[str, int, str] | None:
 
 
 def cache(environ: Mapping[str, str]) -> Path:
-    """Return the user's folder for what is kept between runs and can be made again.
+    """Return the user's cache folder.
 
     Raises:
         ConfigError: the user has no home.

@@ -95,7 +95,7 @@ class Page(ctypes.Structure):
 
     stamp: float  # time of the last progress, by the monotonic clock, which all processes of a host share
     longest: float  # longest time without progress in training
-    longest_beginning: float  # longest time without progress in a beginning that came to its commit
+    longest_beginning: float  # longest time without progress in a beginning that reached its commit
     judged: float  # `longest` when the guardian looked last
     judged_beginning: float  # `longest_beginning` when the guardian looked last
     phase: int

@@ -49,7 +49,7 @@ def address_of(host: str) -> str:
 
 
 def source_towards(host: str) -> str:
-    """Return the IPv4 address from which this host sends to another one; empty if there is no way."""
+    """Return the IPv4 address from which this host sends to another one; empty if the other host cannot be reached."""
     address = address_of(host)
     if not address:
         return ""
@@ -83,10 +83,10 @@ class Available:
 
 
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Available:
-    """Return what the processes of this process's cgroup can still have.
+    """Return the memory that is left for this process's cgroup.
 
     That is the kernel's ``MemAvailable``, or less if this cgroup, or one above it, has a limit: then the
-    limit, less what is used, but for cached files.
+    limit minus the used memory, without cached files.
     """
     return _least("MemAvailable:", proc=proc, cgroups=cgroups)
 
@@ -109,7 +109,7 @@ def _least(*fields: str, proc: Path, cgroups: Path) -> Available:
 
 
 def _room(folder: Path) -> int | None:
-    """Return what a cgroup leaves; None if it has no limit."""
+    """Return the memory that is left below the limit of a cgroup; None if it has no limit."""
     for limit, used, prefix in (
         ("memory.max", "memory.current", ""),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
@@ -152,7 +152,7 @@ def identity(pid: int | None = None) -> str:
         pid: its number; None for this process.
 
     Returns:
-        The host, its boot, the process's namespace, number and start. Empty if there is no such process, or
+        The host, its boot, the process's namespace, number and start. Empty if the process is unknown, or
         not any more, or this system doesn't tell.
     """
     number = os.getpid() if pid is None else pid

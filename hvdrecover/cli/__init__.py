@@ -28,7 +28,7 @@ GROUPS = {
         "drill": ("drilling", "see whether a script recovers, by letting faults strike it"),
         "doctor": ("diagnosing", "check hosts, network, Horovod and storage before a job"),
         "discover": ("discovering", "find hosts, as horovodrun --host-discovery-script does"),
-        "config": ("launching", "list all settings, and what is set"),
+        "config": ("launching", "list all settings and their values"),
         "install-horovod": ("launching", "build Horovod for this environment and install it"),
     },
     "checkpoint roots": {

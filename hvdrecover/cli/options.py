@@ -52,7 +52,7 @@ def add_hosts(job: argparse._ArgumentGroup) -> argparse._MutuallyExclusiveGroup:
 
 
 def checked(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return the type of an option: argparse repeats only the words of its own kind of error."""
+    """Return the type of an option. argparse shows the text of an ArgumentTypeError only."""
 
     def check(text: str) -> T:
         try:

@@ -377,7 +377,7 @@ class Run:
             goodput=min(self._kept_seconds() / (self.end - begin), 1.0) if self.end > begin else None,
             steps_repeated=self._steps_repeated(),
             commits_repeated=self._commits_repeated(),
-            storage=replace(self._storage),  # a copy: the run goes on
+            storage=replace(self._storage),  # a copy, as further events change the original
             kinds={
                 kind: _tally([fault for fault in faults if fault.kind == kind])
                 for kind in sorted(set(kinds), key=lambda kind: (-kinds.count(kind), kind))

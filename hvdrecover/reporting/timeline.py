@@ -1,6 +1,6 @@
 """The time line of a run as SVG: faults and starts of the job, a lane for each rank, commits, the axis.
 
-`trace` finds out what each rank was doing when; `draw` draws it. Places along the time are percents, so the
+`trace` returns the activities of each rank; `draw` draws them. Places along the time are percents, so the
 drawing is as wide as the screen. Places across it are pixels, so that texts keep their size.
 """
 
@@ -73,7 +73,7 @@ Lanes = Mapping[int, Sequence[Stretch]]
 
 
 def trace(run: Run, report: Report) -> Lanes:
-    """Find out what each rank was doing when."""
+    """Return the activities of each rank over time."""
     lanes: dict[int, list[Stretch]] = {
         fault.rank: [] for fault in report.faults if fault.rank is not None and fault.rank >= 0
     }

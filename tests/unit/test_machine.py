@@ -108,7 +108,7 @@ def test_a_process_has_ended_when_it_has() -> None:
     said = identity(child.pid)
     assert not has_ended(said)
     child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked for its exit code yet
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # its parent has not asked for its exit code yet
     assert has_ended(said)
     child.communicate()
     assert has_ended(said)
