@@ -49,7 +49,7 @@ def address_of(host: str) -> str:
 
 
 def source_towards(host: str) -> str:
-    """Return the IPv4 address from which this host sends to another one; empty if the other host cannot be reached."""
+    """Return the IPv4 address from which this host sends to another one; empty if that cannot be reached."""
     address = address_of(host)
     if not address:
         return ""
@@ -152,8 +152,8 @@ def identity(pid: int | None = None) -> str:
         pid: its number; None for this process.
 
     Returns:
-        The host, its boot, the process's namespace, number and start. Empty if the process is unknown, or
-        not any more, or this system doesn't tell.
+        The host, its boot, the process's namespace, number and start. Empty if the process is unknown
+        or has ended, or if this system does not tell.
     """
     number = os.getpid() if pid is None else pid
     try:
