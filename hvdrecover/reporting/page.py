@@ -165,7 +165,8 @@ def _storage(report: Report) -> dict[str, str]:
             f"{storage.bytes / 1e6:,.1f} MB in {text.duration(storage.seconds)}, {mean} a commit"
         )
     found["attempts that failed"] = str(storage.failures)
-    found["outages"] = f"{storage.outages}, {text.duration(storage.outage_seconds)} in all"
+    if storage.outages:
+        found["outages"] = f"{storage.outages}, {text.duration(storage.outage_seconds)} in all"
     if storage.outage is not None:
         since = text.clock_time(storage.outage.since)
         found["no commit became durable"] = f"from {since} on: {storage.outage.error}"
