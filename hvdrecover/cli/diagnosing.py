@@ -6,7 +6,7 @@ import argparse
 import glob
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rich.console import RenderableType
@@ -17,7 +17,7 @@ from hvdrecover.cli import discovering, options, printer
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.config import Config
 from hvdrecover.doctor import examination
-from hvdrecover.doctor.checks import Finding, Selection, select
+from hvdrecover.doctor.checks import Finding, select
 from hvdrecover.doctor.examination import Settings
 from hvdrecover.errors import ConfigError, DiscoveryError
 from hvdrecover.events import recorded
@@ -108,24 +108,22 @@ def preflight(job: Options, request: Sequence[str] | None, read: Config) -> Opti
     with printer.checking() as notify:
         findings = examination.examine(settings, SYSTEM_CLOCK, notify, hosts_only=True).findings
     least = job.processes if job.mpi else job.least or job.processes
-    selection = select(hosts, findings, least)
-    if selection.excluded:
-        job = _without(job, selection, request)
+    used, failures = select(hosts, findings, least)
+    if failures:
+        job = _without(job, used, failures, request)
     warnings = [str(finding) for finding in findings if finding.outcome == "warning"]
-    excluded = {host: str(finding) for host, finding in selection.excluded.items()}
+    excluded = {host: str(finding) for host, finding in failures.items()}
     for line in warnings:
         logger.warning("%s", line)
     for reason in dict.fromkeys(excluded.values()):
         names = ", ".join(host for host, its in excluded.items() if its == reason)
         logger.warning("%s left out: %s", names, reason)
-    seconds, used = SYSTEM_CLOCK.monotonic() - began, list(selection.hosts)
-    events = recorded(read, SYSTEM_CLOCK)
-    events.rank = -1
-    events.emit(
+    seconds = SYSTEM_CLOCK.monotonic() - began
+    recorded(read, SYSTEM_CLOCK).emit(
         "preflight",
         f"{len(used)} of {len(hosts)} hosts are used, for {job.processes} processes; looked at them for "
         f"{seconds:.1f} s",
-        used=used,
+        used=list(used),
         excluded=excluded,
         warnings=warnings,
         seconds=seconds,
@@ -155,14 +153,16 @@ def _slots_per_host(job: Options) -> int:
     return int(given[-1]) if given else 1
 
 
-def _without(job: Options, selection: Selection, request: Sequence[str] | None) -> Options:
+def _without(
+    job: Options, used: Mapping[str, int], excluded: Iterable[str], request: Sequence[str] | None
+) -> Options:
     """Return the options of the job without the excluded hosts, now and later."""
-    job = replace(job, processes=min(job.processes, sum(selection.hosts.values())))
+    job = replace(job, processes=min(job.processes, sum(used.values())))
     if job.discovery is None:
-        hosts = ",".join(f"{host}:{slots}" for host, slots in selection.hosts.items())
+        hosts = ",".join(f"{host}:{slots}" for host, slots in used.items())
         return replace(job, hosts=hosts, hostfile=None)
     if request is None:
         slots = ["--slots", str(_slots_per_host(job))]
         request = ["command", "--no-ssh-check", *slots, "sh", "-c", job.discovery]
-    excluding = [word for host in selection.excluded for word in ("--exclude", glob.escape(host))]
+    excluding = [word for host in excluded for word in ("--exclude", glob.escape(host))]
     return replace(job, discovery=discovering.script([request[0], *excluding, *request[1:]]))

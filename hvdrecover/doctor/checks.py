@@ -78,21 +78,13 @@ def host_failure(check: str, error: LaunchError, remedy: str = RUN_AGAIN) -> Fin
     return failure(check, f"{error.program}: {error.problem.rstrip('.')}", remedy, [error.program])
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The hosts of a job with ``--preflight`` after the checks.
-
-    Attributes:
-        hosts: host to its slots, for the hosts on which the job starts.
-        excluded: host to the failure for which it is left out.
-    """
-
-    hosts: Mapping[str, int]
-    excluded: Mapping[str, Finding]
-
-
-def select(hosts: Mapping[str, int], findings: Sequence[Finding], least: int) -> Selection:
+def select(
+    hosts: Mapping[str, int], findings: Sequence[Finding], least: int
+) -> tuple[dict[str, int], dict[str, Finding]]:
     """Leave out the hosts at fault of a job that needs at least so many slots.
+
+    Returns:
+        The other hosts with their slots, and each excluded host with its first failure.
 
     Raises:
         LaunchError: too few slots are left, or a failure concerns all hosts.
@@ -109,7 +101,7 @@ def select(hosts: Mapping[str, int], findings: Sequence[Finding], least: int) ->
         slots = f"{sum(left.values())} of {sum(hosts.values())} slots are left, and the job needs {least}"
         lines = "".join(f"\n  {host}: {finding}" for host, finding in excluded.items())
         raise LaunchError("--preflight", f"too few hosts passed the checks: {slots}{lines}")
-    return Selection(left, excluded)
+    return left, excluded
 
 
 # -- hosts ---------------------------------------------------------------------------------------------

@@ -15,16 +15,13 @@ LOST = failure("ssh", "h3: Connection refused", "Start an ssh server.", ["h3"])
 
 
 def test_without_failures_all_hosts_are_used() -> None:
-    found = select(
-        HOSTS, [ok("ssh", "login works"), skipped("names", "this host"), warning("a", "b", "C.")], 6
-    )
-    assert (found.hosts, found.excluded) == (HOSTS, {})
+    findings = [ok("ssh", "login works"), skipped("names", "this host"), warning("a", "b", "C.")]
+    assert select(HOSTS, findings, 6) == (HOSTS, {})
 
 
 def test_hosts_at_fault_are_left_out_for_their_first_failure() -> None:
-    found = select(HOSTS, [LATE, failure("network", "no route", "Look.", ["h2"]), LOST], 2)
-    assert found.hosts == {"h1": 2}
-    assert found.excluded == {"h2": LATE, "h3": LOST}
+    findings = [LATE, failure("network", "no route", "Look.", ["h2"]), LOST]
+    assert select(HOSTS, findings, 2) == ({"h1": 2}, {"h2": LATE, "h3": LOST})
 
 
 def test_too_few_slots_are_an_error_that_names_each_host() -> None:
