@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -95,23 +94,3 @@ def test_the_table_has_each_remedy_below_what_it_is_for(
     assert lines[4].strip() == "→ Set the clocks."
     assert "\x1b" not in lines[5] and "refused" in lines[5]
     assert lines[-2:] == ["", "2 failures, 1 warning, 1 ok, 1 skipped"]
-
-
-def test_json_is_one_document(asked: list[Settings], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["doctor", "-H", "h1:1", "--json"]) == 1
-    document = json.loads(capsys.readouterr().out)
-    assert (document["ok"], document["ranks"]) == (False, {"h1": 1})
-    assert document["answers"] == {"facts": {"h1": {"gpus": 2}}}
-    assert len(document["findings"]) == len(FINDINGS)
-    assert document["findings"][2] == {
-        "check": "clocks",
-        "outcome": "warning",
-        "what": "h2 +3.0 s",
-        "remedy": "Set the clocks.",
-        "at_fault": [],
-    }
-
-
-def test_warnings_do_not_fail(asked: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "examine", lambda *arguments: Report(True, {}, FINDINGS[:3], {}))
-    assert cli.main(["doctor"]) == 0

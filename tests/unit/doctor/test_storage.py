@@ -10,7 +10,7 @@ import pytest
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.doctor import checks, host, storage
 from hvdrecover.doctor.storage import Trial
-from hvdrecover.errors import ForeignRootError, LaunchError, StorageError
+from hvdrecover.errors import ForeignRootError, LaunchError
 from tests.unit.checkpoint.roots import make_snapshot, make_store
 
 GB = 10**9
@@ -80,17 +80,6 @@ def test_a_storage_where_every_writer_succeeds_is_a_failure(
     written, created = checks.check_writing(storage.root(str(tmp_path)), "h1")
     assert (written.outcome, created.outcome) == ("ok", "failure")
     assert "4 succeeded; a later writer replaced the file" in created.what
-
-
-def test_a_storage_that_refuses_to_create_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def create(self: LocalStorage, path: str, data: bytes) -> bool:
-        raise StorageError("file:///root", "it is full")
-
-    monkeypatch.setattr(LocalStorage, "create", create)
-    (found,) = checks.check_writing(storage.root(str(tmp_path)), "h1")
-    assert (found.outcome, found.what) == ("failure", "h1: file:///root: it is full")
 
 
 @pytest.mark.parametrize(
