@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
+from hvdrecover import config
 from hvdrecover.config import LEAST_TIMEOUT, PREEMPTED
 from hvdrecover.drill import check
 from hvdrecover.drill.check import Comparison, Finding, compare
@@ -163,7 +164,7 @@ class Drill:
         if self._command.resizes and not self.clean.virtual:
             remedy = "make its state with virtual_ranks=, or leave out --resize"
             raise DrillError("the script", f"its result depends on the number of ranks: {remedy}")
-        if _HANG_TIMEOUT not in self._command.options:
+        if _HANG_TIMEOUT not in self._command.options and config.read().hang_timeout is None:
             least = LEAST_TIMEOUT if self._lab is None else _LEAST_ON_HOSTS
             seconds = max(least, math.ceil(FACTOR * _longest_silence(self.clean)))
             options = (*self._command.options, _HANG_TIMEOUT, f"{seconds:g}")
