@@ -26,7 +26,7 @@ import re
 import sys
 import types
 import zoneinfo
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -120,13 +120,6 @@ def _encode_dict(value: dict[Any, Any], inner: Callable[[Any, str], Json]) -> Js
 
 def _has_plain_keys(keys: Iterable[Any]) -> bool:
     return all(type(key) is str and not key.startswith("$") for key in keys)
-
-
-def join_dict(keys: Iterable[int | str], items: Sequence[Json]) -> Json:
-    """Return what `encode` makes of a dict, from its keys and its encoded items."""
-    if _has_plain_keys(keys):
-        return dict(zip(keys, items, strict=True))
-    return {"$dict": [[encode(key, "key"), item] for key, item in zip(keys, items, strict=True)]}
 
 
 def _repr(value: Any) -> str:
