@@ -20,11 +20,11 @@ from typing import Any, NoReturn
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
 from hvdrecover.errors import HvdrecoverError, RecoveryError
 from hvdrecover.guard.numbers import RolledBack
 from hvdrecover.state import liveness
 from hvdrecover.state.contents import Strict
+from hvdrecover.state.durable import FINISH_ATTEMPTS
 from hvdrecover.state.hooks import Hook, Moment
 from hvdrecover.state.horovod import fault_of, hosts_updated
 from hvdrecover.state.leaving import Departure, Preempted

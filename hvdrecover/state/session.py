@@ -12,22 +12,21 @@ from typing import Literal
 
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.config import Config
-from hvdrecover.elastic.durable.durability import DurableSide
-from hvdrecover.elastic.durable.interval import Pacing
-from hvdrecover.elastic.scalars.scalars import Scalars
-from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.guard.guard import GuardHook
 from hvdrecover.guard.missing import Missing
 from hvdrecover.guard.numbers import Judge
 from hvdrecover.guard.settings import Guard
+from hvdrecover.scalars import Scalars
+from hvdrecover.state.durable import DurableSide
 from hvdrecover.state.hooks import Context, Hook, Hooks
+from hvdrecover.state.interval import Pacing
 from hvdrecover.state.leaving import HostChanges, Leaving
-from hvdrecover.state.liveness import Liveness
+from hvdrecover.state.liveness import Liveness, Timings
 from hvdrecover.state.memory import Memory
 from hvdrecover.state.random import Generators, Randomness
 from hvdrecover.state.rank_local import RankLocalState
-from hvdrecover.state.timings import Timings
 from hvdrecover.state.unresumed import Unresumed
+from hvdrecover.trackers import Tracker
 from hvdrecover.version import __version__
 
 Hear = Callable[[], BaseException | None]
@@ -86,7 +85,7 @@ class Session:
         self.memory = Memory(context.contents, self.own, context.place, versions, dataset)
         pacing = Pacing(context.clock, on=settings is not None and settings.interval == "auto")
         self.durable = DurableSide(settings, context, pacing, self.memory)
-        self.timings = Timings(context.clock, context.events, pacing)
+        self.timings = Timings(context.clock, context.events, pacing.restored)
         self.hosts = HostChanges(context.config)
         self.hooks = Hooks(
             (

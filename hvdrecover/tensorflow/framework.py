@@ -23,7 +23,6 @@ from hvdrecover.state.adapter import Entry, Tree, fit_tensors
 from hvdrecover.tensorflow import guard
 from hvdrecover.tensorflow.optimizer import forget_sums, passes
 from hvdrecover.tensorflow.reports import Reports
-from hvdrecover.tensorflow.scalars import TensorFlowWriter
 from hvdrecover.tensorflow.variables import mean_the_same, named, seeds, variables_of
 
 Array = npt.NDArray[Any]
@@ -196,10 +195,6 @@ class TensorFlowFramework(Reports):
     def not_finite(self, tensors: Mapping[str, tf.Variable]) -> list[str]:
         """Names of the variables that hold NaN or infinity."""
         return guard.not_finite(tensors)
-
-    def writer(self, folder: str, first: int) -> TensorFlowWriter:
-        """Open a run of TensorBoard's."""
-        return TensorFlowWriter(folder, first)
 
     def draw_seed(self) -> int:
         """A number below 2**63 from Python's generator, which ``keras.utils.set_random_seed`` seeds."""

@@ -9,7 +9,6 @@ import horovod.tensorflow as hvd
 import keras
 
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.errors import ConfigError
 from hvdrecover.guard.settings import Guard
 from hvdrecover.state.random import Randomness
@@ -23,6 +22,7 @@ from hvdrecover.tensorflow.kept_callbacks import NAME, KeptCallbacks
 from hvdrecover.tensorflow.variables import Variable
 from hvdrecover.tensorflow.virtual import Step
 from hvdrecover.tensorflow.world import TensorFlowWorld
+from hvdrecover.trackers import Tracker
 from hvdrecover.virtual.ranks import virtual_of
 from hvdrecover.virtual.shares import Policy
 from hvdrecover.virtual.steps import steps
@@ -164,14 +164,7 @@ class TensorFlowKerasState(TensorFlowState):
         model: a model that has been built.
         optimizer: its optimizer; None takes the one that the model was compiled with, if any. One that has no
             slots yet gets them here, so that there is something for a commit to be loaded into.
-        checkpoint: see `TensorFlowState`.
-        rng: see `TensorFlowState`.
-        guard: see `TensorFlowState`.
-        tensorboard: see `TensorFlowState`.
-        tracker: see `TensorFlowState`.
-        virtual_ranks: see `TensorFlowState`.
-        shares: see `TensorFlowState`.
-        attributes: see `TensorFlowState`.
+        attributes: see `TensorFlowState`, as for its keywords.
 
     Raises:
         ConfigError: as for `TensorFlowState`.
@@ -188,29 +181,10 @@ class TensorFlowKerasState(TensorFlowState):
         self,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer | None = None,
-        *,
-        checkpoint: Checkpoint | str | None = None,
-        rng: Randomness | None = None,
-        guard: Guard | None = None,
-        tensorboard: str | None = None,
-        tracker: Tracker | None = None,
-        virtual_ranks: int | None = None,
-        shares: Policy | None = None,
         **attributes: Any,
     ) -> None:
         refuse_unbuilt("state.model", model)
         if optimizer is None:
             optimizer = getattr(model, "optimizer", None)
         build_optimizer(optimizer, model)
-        super().__init__(
-            checkpoint=checkpoint,
-            rng=rng,
-            guard=guard,
-            tensorboard=tensorboard,
-            tracker=tracker,
-            virtual_ranks=virtual_ranks,
-            shares=shares,
-            model=model,
-            optimizer=optimizer,
-            **attributes,
-        )
+        super().__init__(model=model, optimizer=optimizer, **attributes)

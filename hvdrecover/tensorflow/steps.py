@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvdrecover.elastic.scalars.scalars import Scalars
+from hvdrecover.scalars import Scalars
 from hvdrecover.tensorflow import xla
 from hvdrecover.tensorflow.own_gradients import Gradient
 from hvdrecover.tensorflow.variables import counter

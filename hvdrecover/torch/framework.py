@@ -24,7 +24,6 @@ from hvdrecover.torch import guard, optimizers, pinning, unkept
 from hvdrecover.torch.copying import all_equal, copy_all
 from hvdrecover.torch.names import by_name, parameters_of, renamed
 from hvdrecover.torch.reports import Reports
-from hvdrecover.torch.scalars import TorchWriter
 
 _DTYPES = {
     torch.bool: "BOOL",
@@ -230,10 +229,6 @@ class TorchFramework(Reports):
     def not_finite(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
         """Names of the tensors that hold NaN or infinity."""
         return guard.not_finite(tensors)
-
-    def writer(self, folder: str, first: int) -> TorchWriter:
-        """Open a run of TensorBoard's."""
-        return TorchWriter(folder, first)
 
     def draw_seed(self) -> int:
         """A number below 2**63 from torch's global generator."""

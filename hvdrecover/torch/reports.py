@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.guard.missing import Missing
 from hvdrecover.guard.numbers import Judge
+from hvdrecover.scalars import Scalars
 from hvdrecover.state.adapter import StepObserver
 from hvdrecover.state.contents import Contents
 from hvdrecover.torch import guard

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.guard.settings import Guard
 from hvdrecover.state.random import Randomness
 from hvdrecover.state.state import State
 from hvdrecover.torch import virtual
 from hvdrecover.torch.framework import TorchFramework
-from hvdrecover.torch.scalars import require_tensorboard
 from hvdrecover.torch.world import TorchWorld
 from hvdrecover.torch.wrapper import name_parameters
+from hvdrecover.trackers import Tracker
 from hvdrecover.virtual.ranks import virtual_of
 from hvdrecover.virtual.shares import Policy
 from hvdrecover.virtual.steps import Step, steps
@@ -66,8 +65,6 @@ class TorchState(State):
         shares: Policy | None = None,
         **attributes: Any,
     ) -> None:
-        if tensorboard is not None:
-            require_tensorboard()
         attributes = {"model": model, "optimizer": optimizer, **attributes}
         name_parameters(attributes)
         ranks = None

@@ -5,7 +5,7 @@ import functools
 import faulty_digits
 
 from hvdrecover import heartbeat
-from hvdrecover.elastic.durable import durability
+from hvdrecover.state import durable as durability
 from hvdrecover.state import horovod, transfer
 
 

@@ -7,8 +7,8 @@ import pytest
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.retrying import retry_delay
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.durable.durability import is_due
 from hvdrecover.errors import ConfigError
+from hvdrecover.state.durable import is_due
 
 
 @pytest.mark.parametrize(

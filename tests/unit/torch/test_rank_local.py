@@ -7,7 +7,7 @@ import torch
 
 import hvdrecover.torch as recover
 from hvdrecover.torch.framework import TorchFramework
-from tests.unit.elastic.jobs import Process, on_ranks
+from tests.unit.state.jobs import Process, on_ranks
 
 
 def test_batch_norm_and_plain_tensors_are_named_and_trained_ones_are_not(

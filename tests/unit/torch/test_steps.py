@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import hvdrecover.torch as recover
-from hvdrecover.elastic.scalars.scalars import as_numbers
 from hvdrecover.errors import ConfigError
+from hvdrecover.scalars import as_numbers
 from hvdrecover.torch.framework import TorchFramework
 from tests.integration.scalars import Run, read
 from tests.unit.torch.jobs import network
