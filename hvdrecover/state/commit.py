@@ -113,7 +113,6 @@ def catch_up(session: Session, *, retried: bool | None = None) -> None:
     Ranks that want to leave or join ask again, so that verdict is dropped.
 
     Args:
-        session: this rank's.
         retried: whether this rank retries that commit now; None if it does unless a sampler has moved or an
             optimizer has made a step.
     """
@@ -152,20 +151,12 @@ def apply_verdict(session: Session, hear: Hear, *, between: bool = False) -> Non
 
 
 def roll_back(session: Session) -> None:
-    """Return to the newest commit in this rank's memory.
-
-    Raises:
-        RecoveryError: a commit was interrupted while it was being made, so memory holds none.
-    """
+    """Return to the newest commit in this rank's memory."""
     session.memory.resume(reload(session))
 
 
 def reload(session: Session) -> Snapshot:
-    """Load the newest commit again; rank-local state stays as it is.
-
-    Raises:
-        RecoveryError: as in `roll_back`.
-    """
+    """Load the newest commit again; rank-local state stays as it is."""
     newest = session.memory.newest
     if newest is None:
         raise RecoveryError("memory holds no commit: the last one was interrupted; sync() fetches one")
@@ -217,12 +208,7 @@ def iteration_begins(session: Session) -> None:
 
 
 def leave(session: Session, departure: Departure) -> NoReturn:
-    """Leave at a commit that all ranks have made, or have a rendezvous of the ranks that stay.
-
-    Raises:
-        Preempted: this rank leaves; if all do, the commit is durable.
-        HostsUpdatedInterrupt: others leave.
-    """
+    """Leave at a commit that all ranks have made: `Preempted`. The ranks that stay have a rendezvous."""
     context, durable, whole = session.context, session.durable, departure.whole
     commit = session.memory.last
     # All ranks have the commit before a rank that holds it is gone.

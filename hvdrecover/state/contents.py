@@ -55,7 +55,6 @@ class Contents:
     is a plain object, which is replaced by a copy.
 
     Args:
-        framework: the adapter.
         values: attribute name to value.
         reserved: names that an attribute cannot have.
         on_iterate: called when an iteration of a sampler begins; see `hvdrecover.data.order.SampleOrder`.
@@ -66,9 +65,6 @@ class Contents:
         values: attribute name to value.
         per_rank: the rank-local ones.
         on_record: each is called when a sampler's batch is recorded.
-
-    Raises:
-        ConfigError: an attribute has a reserved or unusable name.
     """
 
     def __init__(
@@ -97,11 +93,7 @@ class Contents:
             self.put(name, value)
 
     def put(self, name: str, value: Any) -> None:
-        """Set an attribute.
-
-        Raises:
-            ConfigError: it would replace a `PerRank` by another kind of value.
-        """
+        """Set an attribute."""
         if name in self.per_rank and not isinstance(value, PerRank):
             raise ConfigError(f"state.{name}", f"it is each rank's own; assign to state.{name}.value")
         self.per_rank.pop(name, None)
@@ -144,11 +136,7 @@ class Contents:
         return {**samplers, **{name: (0, each.taken) for name, each in self.per_rank.items()}}
 
     def take_apart(self, own: Mapping[str, Shares]) -> Present:
-        """Take all attributes apart; rank-local values that are not in ``own`` are left out.
-
-        Raises:
-            StateError: something that cannot be part of a commit.
-        """
+        """Take all attributes apart; rank-local values that are not in ``own`` are left out."""
         trees = {
             name: self._framework.tree(value) if self._framework.is_component(value) else value
             for name, value in self.values.items()

@@ -63,10 +63,7 @@ class DurableSide(Hook):
     commits fail to become durable for too long.
 
     Args:
-        settings: the user's settings; None without a checkpoint root.
-        context: the surroundings.
         pacing: decides the interval, if the settings leave it open.
-        memory: holds the commits.
 
     Attributes:
         near: the near tier.
@@ -145,12 +142,6 @@ class DurableSide(Hook):
         Args:
             timeout: seconds to wait; None waits for as long as it takes.
             attempts: how many may fail from now on.
-
-        Raises:
-            FlushTimeoutError: the time is over; the write continues.
-            StorageError: it could not be written.
-            FencedError: another job has taken the checkpoint root.
-            NumericsError: it holds parameters that are not finite, and the state has a guard.
         """
         snapshot = self._memory.newest
         if snapshot is None or (writer := self.writer()) is None:
@@ -170,10 +161,6 @@ class DurableSide(Hook):
 
         Args:
             attempts: how many may fail.
-
-        Raises:
-            CheckpointError: it could not be made durable.
-            RecoveryError: the same, on ranks other than 0.
         """
         failure: HvdrecoverError | None = None
         with liveness.paused():
@@ -207,9 +194,6 @@ class DurableSide(Hook):
 
         Args:
             left: by start of a job, which near commit it has left on which host.
-
-        Raises:
-            CheckpointError: the root cannot be used.
         """
         retry = retrying(self._context.clock)
         if (writer := retry(self.writer)) is None:
@@ -221,11 +205,7 @@ class DurableSide(Hook):
         return retry(writer.store.claim_next, again=again)
 
     def read_newest(self) -> Snapshot | None:
-        """Read the newest durable commit of the root that was claimed; None if there is none.
-
-        Raises:
-            CheckpointError: the root cannot be used.
-        """
+        """Read the newest durable commit of the root that was claimed; None if there is none."""
         loaded, self._loaded = self._loaded, None
         if loaded is None and (writer := self.writer()) is not None:
             return load_newest(writer.store, self._context.config.suspects)
@@ -237,9 +217,6 @@ class DurableSide(Hook):
         Args:
             verified: whether the durable commit has to be one that verifies. It is read, and kept for
                 `read_newest`.
-
-        Raises:
-            StorageError: the storage failed.
         """
         retry, writer = retrying(self._context.clock), self.writer()
         if writer is None:
@@ -274,11 +251,7 @@ class DurableSide(Hook):
             self._writer, self._paced, self._commits_since, self._begun = None, None, 0, None
 
     def writer(self) -> BackgroundWriter | None:
-        """Return the writer, on the rank that writes commits; None on the others. Nothing is written yet.
-
-        Raises:
-            ConfigError: the root's URL cannot be opened.
-        """
+        """Return the writer, on the rank that writes commits; None on the others. Nothing is written yet."""
         context = self._context
         if self._settings is None or not context.place.joined or context.place.rank != 0:
             return None
@@ -300,11 +273,7 @@ class DurableSide(Hook):
         return None if self._writer is None else self._writer.in_flight
 
     def _vacate(self) -> None:
-        """Return when nothing is in flight: the memory is needed. What cannot be written now is given up.
-
-        Raises:
-            DurableAgeError: a write hangs, and the job must stop.
-        """
+        """Return when nothing is in flight: the memory is needed. What cannot be written now is given up."""
         writer = self._writer
         while writer is not None and writer.in_flight is not None:
             try:

@@ -3,9 +3,8 @@
 An *interval* is the time between the beginnings of two durable commits. The *stall* is how much longer
 training takes for one. Failures come at random, at a constant rate. All times are in seconds.
 
-Sources: J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications of the
-ACM 17 (9), 1974, pp. 530-531. J. T. Daly, "A higher order estimate of the optimum checkpoint interval for
-restart dumps", Future Generation Computer Systems 22 (3), 2006, pp. 303-312.
+The interval that loses least is ``sqrt(2 * stall * mtbf)``, with the mean time between failures (J. W. Young,
+"A first order approximation to the optimum checkpoint interval", Communications of the ACM 17 (9), 1974).
 """
 
 from __future__ import annotations
@@ -26,34 +25,12 @@ Reason = Literal["optimum", "cap", "least"]
 CAP = 0.01  # share of the time that stalls may take
 START = 60.0  # between durable commits until the first of them is complete
 CHANGE = 0.2  # a decision stands until a better one differs by more than this share
-# Assumed before there is anything to count: one failure in a day.
-_PRIOR_FAILURES, _PRIOR_SECONDS = 1, 86400.0
+_DAY = 86400.0  # one failure in a day is assumed before there is anything to count
 _STRETCHES = 64  # number of recent stretches that count, from one commit to the next
 _WRITES = 9  # number of recent writes that count
 _EVERY = 8  # stretches between two decisions
 _ENOUGH = 3  # stretches without a write, before the cost of a write is known
 _LEAST = 0.01  # share of a write's time that training loses at least
-
-
-def daly(stall: float, mtbf: float) -> float:
-    """Return the time between two commits, without the stall, that loses least: Daly's equation (37).
-
-    The time to restore has no part in it: a failure costs that much whatever the interval is. At a stall of
-    2 MTBF the equation steps up from 0.89 MTBF to 1.
-
-    Args:
-        stall: of a commit.
-        mtbf: mean time between failures.
-
-    Returns:
-        ``sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d``, or M where d >= 2M.
-    """
-    if stall == 0.0 or mtbf == 0.0:
-        return 0.0
-    if math.isinf(mtbf) or stall >= 2.0 * mtbf:
-        return mtbf
-    ratio = stall / (2.0 * mtbf)
-    return math.sqrt(2.0 * stall * mtbf) * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - stall
 
 
 def best(stall: float, mtbf: float, *, least: float = 0.0, cap: float = CAP) -> tuple[float, Reason]:
@@ -62,23 +39,13 @@ def best(stall: float, mtbf: float, *, least: float = 0.0, cap: float = CAP) -> 
     Args:
         stall: of a commit.
         mtbf: mean time between failures.
-        least: the interval is never shorter; such as the time that a write takes.
-        cap: share of the time that stalls may take, above 0 and below 1.
+        least: the interval is never shorter.
+        cap: share of the time that stalls may take.
     """
-    optimum = daly(stall, mtbf) + stall
-    capped = stall / cap
+    optimum, capped = math.sqrt(2.0 * stall * mtbf) + stall, stall / cap
     if least >= max(optimum, capped):
         return least, "least"
     return (optimum, "optimum") if optimum >= capped else (capped, "cap")
-
-
-def mean_time_between_failures(seconds: float, failures: int) -> float:
-    """Return the expected time after so many failures in so many seconds.
-
-    The rate of failures is Gamma distributed: shape 1 and rate 24 h before there is anything to count, then
-    shape 1 + failures and rate 24 h + time. This is one over the mean of that.
-    """
-    return (_PRIOR_SECONDS + seconds) / (_PRIOR_FAILURES + failures)
 
 
 def cost_of_write(
@@ -91,22 +58,19 @@ def cost_of_write(
         beside: durations of stretches with a write, or a part of one.
         per_write: the numbers of stretches that recent writes had beside them.
         write: duration of a write. Training cannot lose more than that, and is assumed to lose all of it as
-            long as there is too little to compare; and never less than a hundredth, as no write is free.
-
-    Returns:
-        The result of the medians, and one standard error more: to write too often costs more than too rarely.
+            long as there is too little to compare.
     """
     if len(clean) < _ENOUGH or not beside or not per_write:
         return write
-    longer = median(beside) - median(clean) + math.hypot(_error_of_median(beside), _error_of_median(clean))
+    longer = median(beside) - median(clean)
+    # Their standard errors, for normal values: to write too often costs more than too rarely.
+    longer += math.hypot(*(1.86 * _deviation(each) / math.sqrt(len(each)) for each in (clean, beside)))
     return min(max(longer * median(per_write), _LEAST * write), write)
 
 
-def _error_of_median(values: Sequence[float]) -> float:
-    """Its standard error, 1.2533 sigma / sqrt(n) for normal values, with sigma = 1.4826 median deviations."""
+def _deviation(values: Sequence[float]) -> float:
     middle = median(values)
-    deviation = median(abs(value - middle) for value in values)
-    return 1.2533 * 1.4826 * deviation / math.sqrt(len(values))
+    return median(abs(value - middle) for value in values)
 
 
 @dataclass(frozen=True)
@@ -147,10 +111,7 @@ class Pacing(Hook):
     """Measures the costs of durable commits, counts losses of the job, and decides.
 
     The counts go into each commit, so they outlive the job. Ranks other than 0 only carry them along.
-
-    Args:
-        clock: where times come from.
-        on: whether the user wants it; if not, it does nothing.
+    ``on``: whether the user wants it; if not, it does nothing.
     """
 
     key = "pacing"
@@ -169,7 +130,7 @@ class Pacing(Hook):
         self._writes: deque[float] = deque(maxlen=_WRITES)
         self._per_write: deque[int] = deque(maxlen=_WRITES)
         self._stretches_of_write = 0
-        self._new = 0
+        self._new = 0  # stretches since the last decision
         self._decision: Decision | None = None
 
     @property
@@ -230,7 +191,8 @@ class Pacing(Hook):
         self._new = 0
         write, before = median(self._writes), self.seconds
         stall = cost_of_write(self._clean, self._beside, self._per_write, write)
-        mtbf = mean_time_between_failures(self._ran(), self._failures)
+        # The rate of failures is Gamma distributed: shape 1 and rate 24 h, before there is anything to count.
+        mtbf = (_DAY + self._ran()) / (1 + self._failures)
         seconds, reason = best(stall, mtbf, least=2.0 * write)
         if self._decision is not None and abs(seconds - before) <= CHANGE * before:
             return None

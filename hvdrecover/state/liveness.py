@@ -104,8 +104,6 @@ class Timings(Hook):
     """Adds up the parts of each recovery; the last part is the first step of training.
 
     Args:
-        clock: where times come from.
-        events: takes the parts of each recovery.
         restored: is told how long a start from a durable commit took.
     """
 

@@ -87,11 +87,7 @@ class Memory:
         return self.newest is not None and self.newest.finished
 
     def commit(self) -> Snapshot:
-        """Make the next commit of the present state, and begin its random streams.
-
-        Raises:
-            StateError: a value cannot be part of a commit.
-        """
+        """Make the next commit of the present state, and begin its random streams."""
         # Counted from the last attempt: the other ranks count one that was interrupted here as well.
         commit = CommitId(self.attempt.generation, self.attempt.commit + 1)
         present = self._present()
@@ -118,7 +114,6 @@ class Memory:
         """Copy the present state under a commit's identity.
 
         Args:
-            commit: the identity.
             present: the attributes' contents, if they have been taken apart already.
             finished: whether the training function has returned.
             unchanged: whether the newest commit has the same tensors, so that none has to be copied.
@@ -199,11 +194,7 @@ class Memory:
         return differences
 
     def resume(self, snapshot: Snapshot, *, load: bool = True) -> None:
-        """Go to the rank-local state and the random streams of a commit; ``load``: values are not there yet.
-
-        Raises:
-            PerRankError: the commit's are of other ranks.
-        """
+        """Go to the rank-local state and the random streams of a commit; ``load``: values as well."""
         self._own.resume(snapshot, self._place.carried, load=load)
         if self._place.joined:
             self.resume_streams(snapshot)
@@ -221,11 +212,7 @@ class Memory:
         return self._contents.take_apart(self._own.capture(self._place.carried))
 
     def _make_room(self, layouts: Mapping[str, Layout]) -> None:
-        """If two commits do not fit into memory, wait for the one that is being written.
-
-        Raises:
-            StateError: it does not fit by itself.
-        """
+        """If two commits do not fit into memory, wait for the one that is being written."""
         if (lacking := self._beyond_room(layouts)) is None:
             return
         if self.in_flight() is not None:

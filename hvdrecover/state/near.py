@@ -28,11 +28,6 @@ Files = tuple[Mapping[str, Arena], Mapping[str, str]]
 class NearSide:
     """The near tier. Where it is off, all methods do nothing; where it fails, training continues without it.
 
-    Args:
-        settings: the user's settings; None without a checkpoint root.
-        context: the surroundings.
-        memory: holds the commits.
-
     Attributes:
         folder: of the near root; None where the tier is off.
     """
@@ -79,11 +74,7 @@ class NearSide:
         return self._recalled if self._keeps else None
 
     def held(self, commit: CommitId) -> Files:
-        """Return the sealed files of a commit that this host has, and their digests; none if it has none.
-
-        Args:
-            commit: which one.
-        """
+        """Return the sealed files of a commit that this host has, and their digests; none if it has none."""
         with suppress(OSError, StorageError):  # another rank sends it then
             if self.folder is not None and self._tier is None and self._is_there(self.folder):
                 if self._recalled is None or self._recalled.snapshot.id != commit:
@@ -150,12 +141,7 @@ class NearSide:
         return self._context.config.is_first_of_host
 
     def _is_there(self, path: Path) -> bool:
-        """Return whether there is a near root; take it over if this process can keep it.
-
-        Raises:
-            OSError: it cannot be read.
-            StorageError: it belongs to another user.
-        """
+        """Return whether there is a near root; take it over if this process can keep it."""
         if not path.is_dir():
             return False
         place.check_private(path)

@@ -75,11 +75,7 @@ class Generators:
         return {"seed": self.seed, "stream": self.number, "states": states}
 
     def resume(self, kept: Mapping[str, Json], commit: int, rank: int) -> None:
-        """Go to the stream that began at a commit.
-
-        Raises:
-            CorruptCheckpointError: a generator refuses the commit's state.
-        """
+        """Go to the stream that began at a commit."""
         try:
             self.seed, self.number = int(kept["seed"]), int(kept.get("stream", commit))
             state = kept["states"].get(str(rank)) if self.stored else None
@@ -104,11 +100,7 @@ def python_state() -> Any:
 
 
 def set_python(state: Any) -> None:
-    """Set Python's global generator to what `python_state` or ``random.getstate()`` gave.
-
-    Raises:
-        ValueError: this is not a state of it.
-    """
+    """Set Python's global generator to what `python_state` or ``random.getstate()`` gave."""
     try:
         if state[2] is not None and type(state[2]) is not float:  # the other half of a pair of gauss()
             raise ValueError(f"Python's generator has no such state: {state[2]!r}")
@@ -119,11 +111,7 @@ def set_python(state: Any) -> None:
 
 
 def set_numpy(state: Any) -> None:
-    """Set numpy's global generator to what ``numpy.random.get_state(legacy=False)`` gave.
-
-    Raises:
-        ValueError: this is not a state of a generator of the present kind.
-    """
+    """Set numpy's global generator to what ``numpy.random.get_state(legacy=False)`` gave."""
     present = np.random.get_state(legacy=False)
     if not _is_like(state, present) or state["bit_generator"] != present["bit_generator"]:
         raise ValueError(f"numpy's generator, {present['bit_generator']}, has no such state")

@@ -74,13 +74,8 @@ def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
     """Leave the old ranks and rendezvous with the present ones, after a fault.
 
     Args:
-        session: this rank's.
         reason: the fault, in words.
         steps: how many steps this rank has rolled back for it.
-
-    Raises:
-        RendezvousError: a rank was lost during the rendezvous.
-        RemovedError: the job has removed this host.
     """
     session.context.events.emit("reset", reason=reason, steps=steps)
     with session.timings.of("reset"):
@@ -102,16 +97,8 @@ def agree(session: Session, reached: tuple[int, int] = (0, 0), *, state_unchange
     """Bring all ranks to one commit; return where it came from.
 
     Args:
-        session: this rank's.
         reached: how far the job had come before, for the line that says what is repeated.
         state_unchanged: whether the attributes still equal the commit in memory.
-
-    Raises:
-        CheckpointError: rank 0 could not load a durable commit.
-        RecoveryError: the same, on the other ranks.
-        StructureError: the ranks were not started with the same, and the state has a guard.
-        DivergedError: memories hold one commit with different parameters, and the guard is to raise it.
-        PerRankError: the commit has the rank-local states of other ranks.
     """
     context, memory, clock = session.context, session.memory, session.context.clock
     started = clock.monotonic()
@@ -172,11 +159,7 @@ def _elect(session: Session, recalled: Recalled | None) -> Election:
 
 
 def _refuse_other_states(session: Session) -> None:
-    """Refuse to mix up the ranks' states of one script.
-
-    Raises:
-        RecoveryError: on all ranks, so that all start again, and reach the same state.
-    """
+    """Refuse to mix up the ranks' states of one script."""
     mine = [session.context.world.past.functions, session.durable.root]
     states = gather_json(session.context.world, mine, "hvdrecover.states")
     listed = ", ".join(
@@ -194,12 +177,7 @@ def _refuse_other_states(session: Session) -> None:
 
 
 def _revive(session: Session, recalled: Recalled | None) -> Claimed:
-    """Decide which commit the job resumes from; all ranks call this, and find the same.
-
-    Raises:
-        CheckpointError: the checkpoint root cannot be claimed; on rank 0.
-        StoppedError: the same, on the other ranks.
-    """
+    """Decide which commit the job resumes from; all ranks call this, and find the same."""
     context = session.context
     mine = None if recalled is None else [vars(recalled.snapshot.id), recalled.start]
     rows = gather_json(context.world, [context.config.host, mine], "hvdrecover.near")
@@ -254,7 +232,7 @@ def _decide(session: Session, hosts: Sequence[str], left: Sequence[Left | None])
 def _claim(session: Session, left: Mapping[str, str]) -> int:
     """Claim the root for a new start of the job; for ``left``, see `DurableSide.claim`."""
     start, job = uuid.uuid4().hex, session.context.config.job
-    session.context.place.job = f"{job}/{start}" if job else start
+    session.context.place.join(f"{job}/{start}" if job else start)
     session.durable.retire()  # its claim is of an earlier attempt at this, and so of another job
     with session.timings.of("load"):
         return session.durable.claim(left)
@@ -278,7 +256,7 @@ def _follow(
     """Receive the source rank's commit, and load it."""
     newest = election.newest if claimed is None else claimed.commit
     agreement = receive(session.context.world, session.root, *_held(session, newest, recalled))
-    session.context.place.job = agreement.job
+    session.context.place.join(agreement.job)
     # If a rank fails next, its guardian knows from which commit the rank has resumed.
     heartbeat.notify(loaded=agreement.loaded)
     load(session, agreement.snapshot, strict=among_ranks(session))
@@ -330,7 +308,7 @@ def _from_memory(
 
 
 def _from_near(session: Session, recalled: Recalled, claimed: Claimed) -> Agreement:
-    session.context.place.job = claimed.job
+    session.context.place.join(claimed.job)
     name = recalled.snapshot.id.name
     heartbeat.notify(loaded=name)
     with session.timings.of("load"):
@@ -360,9 +338,8 @@ def _from_root(session: Session, generation: int) -> Agreement:
 
 def _resumed(session: Session, stored: Snapshot, generation: int, where: str) -> Snapshot:
     """Load a commit of an earlier start under this one's generation; return it as all ranks get it."""
-    for hook in session.hooks:
-        hook.resuming(stored, where)
-    resumed = {hook.key: hook.resumed(stored.state.get(hook.key)) for hook in session.hooks.kept()}
+    session.hooks.resuming(stored, where)
+    resumed = {hook.key: hook.resumed(stored.state.get(hook.key)) for hook in session.hooks.kept}
     state = {**stored.state, **{key: value for key, value in resumed.items() if value is not None}}
     stored = dataclasses.replace(stored, id=CommitId(generation, stored.id.commit), state=state)
     if load(session, stored, strict=session.durable.strict, where=where):
@@ -377,7 +354,7 @@ def _resumed(session: Session, stored: Snapshot, generation: int, where: str) ->
 def _adopt(session: Session, agreement: Agreement) -> None:
     context, memory, snapshot = session.context, session.memory, agreement.snapshot
     memory.adopt(snapshot)
-    context.place.job = agreement.job
+    context.place.join(agreement.job)
     _place_samplers(session)
     session.durable.ranks_agreed()
     resized = snapshot.world_size != context.world.size()
@@ -488,14 +465,10 @@ def receive(
     """Receive the source rank's commit.
 
     Args:
-        world: the ranks.
         root: the source rank.
         held: the files of a commit that may be the same, by attribute name. If their bytes are, their memory
             is used, and nothing is copied.
         mine: the digests of these files.
-
-    Raises:
-        StoppedError: the source rank could not load a commit.
     """
     header = _broadcast_json(world, root, None)
     if "error" in header:

@@ -37,7 +37,6 @@ class Session:
     """The parts of one rank's state, which `commit`, `rendezvous` and `run` work on.
 
     Args:
-        context: its surroundings.
         settings: the user's wishes for durable commits; None without a checkpoint root.
         rng: how random generators are treated.
         guard: what is compared between the ranks; None for nothing.
@@ -45,9 +44,6 @@ class Session:
         tracker: the experiment tracker to which rank 0 reports; None reports to none.
         others: the adapter's hooks.
         call: calls a method of the state that the user's class may override, around our own work.
-
-    Raises:
-        ConfigError: a setting has no usable value.
 
     Attributes:
         memory: the newest commit in memory.
@@ -106,7 +102,7 @@ class Session:
                 *others,
             )
         )
-        self.memory.kept = self.hooks.kept()
+        self.memory.kept = self.hooks.kept
         self.reset_callbacks: list[Callable[[], None]] = []
         self.root = 0
         self.unheard: Hear | None = None

@@ -163,8 +163,7 @@ class State:
             call=self._around,
         )
         self._session.memory.capture(CommitId(0, 0))
-        for hook in self._session.hooks:
-            hook.attach()
+        self._session.hooks.attach()
         if type(self).reset is not State.reset:
             self._session.reset_callbacks.append(self.reset)
         self._make_way()
