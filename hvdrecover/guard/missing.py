@@ -21,19 +21,16 @@ class Missing(Hook):
 
     Args:
         context: the state's surroundings.
-        on: whether the user wants to know.
     """
 
-    def __init__(self, context: Context, *, on: bool) -> None:
+    def __init__(self, context: Context) -> None:
         self.steps: Counter[str] = Counter()
         self._context = context
-        self._on = on
         self._reported: set[str] = set()
 
     def attach(self) -> None:
         """Have the framework report parameters without a gradient."""
-        if self._on:
-            self._context.framework.report_missing(self._context.contents, self)
+        self._context.framework.report_missing(self._context.contents, self)
 
     def numbers(self, moment: Moment) -> Sequence[int]:
         """Send a digest of the counts; 0 if no gradient was missing."""

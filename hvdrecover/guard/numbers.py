@@ -71,7 +71,7 @@ class Judge(Hook):
     """One rank's part in finding bad steps and reacting to them.
 
     Args:
-        guard: the user's settings. If None, or if they ignore numbers, nothing is checked.
+        guard: the user's settings. If they ignore numbers, nothing is checked.
         context: the state's surroundings.
 
     Attributes:
@@ -79,10 +79,10 @@ class Judge(Hook):
         steps: returns how many steps this rank has done; an adapter sets it.
     """
 
-    def __init__(self, guard: Guard | None, context: Context) -> None:
-        self.policy: Numerics | None = guard.numerics if guard is not None else None
+    def __init__(self, guard: Guard, context: Context) -> None:
+        self.policy: Numerics | None = guard.numerics
         self.steps: Callable[[], int] = lambda: 0
-        self._allowed = guard.numerics_budget if guard is not None else 0
+        self._allowed = guard.numerics_budget
         self._context = context
         self._world = context.world
         self._contents = context.contents

@@ -64,6 +64,7 @@ class Contents:
     Attributes:
         values: attribute name to value.
         per_rank: the rank-local ones.
+        orders: the sample orders of all samplers.
         on_record: each is called when a sampler's batch is recorded.
     """
 
@@ -81,6 +82,7 @@ class Contents:
         self._on_iterate = on_iterate
         self.on_record: list[Callable[[SampleOrder, int], None]] = []
         self.values: dict[str, Any] = {}
+        self.orders: dict[str, SampleOrder] = {}
         framework.attributes = self.values
         self._ranks = ranks or Ranks()
         self.per_rank: dict[str, Value] = dict(self._ranks.values())
@@ -98,6 +100,8 @@ class Contents:
             raise ConfigError(f"state.{name}", f"it is each rank's own; assign to state.{name}.value")
         self.per_rank.pop(name, None)
         self.values[name] = value
+        if is_sampler(value) or name in self.orders:
+            self.orders = {each: held.order for each, held in self.values.items() if is_sampler(held)}
         if isinstance(value, PerRank):
             self.per_rank[name] = value
             value.on_iterate = self._on_iterate
@@ -106,11 +110,6 @@ class Contents:
             self._ranks.deal(value.order)
             value.order.on_iterate = self._on_iterate
             value.order.on_record = self._recorded
-
-    @property
-    def orders(self) -> dict[str, SampleOrder]:
-        """The sample orders of all samplers, by attribute name."""
-        return {name: value.order for name, value in self.values.items() if is_sampler(value)}
 
     def place(self, rank: int, size: int) -> None:
         """Give all samplers this rank's place among the others."""
@@ -140,7 +139,7 @@ class Contents:
         trees = {
             name: self._framework.tree(value) if self._framework.is_component(value) else value
             for name, value in self.values.items()
-            if not is_sampler(value) and name not in self.per_rank
+            if name not in self.orders and name not in self.per_rank
         }
         trees |= {name: dict(own[name].states) for name in self.per_rank if name in own}
         trees |= {name: tree for name, part in self._hidden.items() if (tree := part.tree()) is not None}

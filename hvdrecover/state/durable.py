@@ -38,17 +38,17 @@ FINISH_ATTEMPTS = 25
 REMINDER_SECONDS = 60.0  # between two lines about a wait
 
 
-def is_due(settings: Checkpoint, commits_since: int, seconds_since: float, auto: float = 0.0) -> bool:
+def is_due(settings: Checkpoint, commits_since: int, seconds_since: float, pacing: Pacing) -> bool:
     """Return whether a commit should be made durable.
 
     Args:
         settings: the user's settings.
         commits_since: commits since the last durable one, this one included.
         seconds_since: seconds since the last durable one was begun; ``inf`` when there is none.
-        auto: the interval for ``interval="auto"``, in seconds.
+        pacing: has the interval for ``interval="auto"``.
     """
     if settings.interval == "auto":
-        return seconds_since >= auto
+        return seconds_since >= pacing.seconds
     if settings.every_commits is None and settings.every_seconds is None:
         return True
     by_count = settings.every_commits is not None and commits_since >= settings.every_commits
@@ -119,7 +119,8 @@ class DurableSide(Hook):
         Args:
             ask: have it written in any case. An attempt that is under way is waited for first.
         """
-        self.near.offer()
+        if self.near.folder is not None:
+            self.near.offer()
         snapshot = self._memory.newest
         if self._settings is None or snapshot is None or (writer := self.writer()) is None:
             return
@@ -130,7 +131,7 @@ class DurableSide(Hook):
         if ask:
             with suppress(HvdrecoverError):  # the verdict names final errors
                 self._submit(writer, snapshot, math.inf)
-        elif is_due(self._settings, self._commits_since, seconds, self._pacing.seconds):
+        elif is_due(self._settings, self._commits_since, seconds, self._pacing):
             self._try_to_submit(writer, snapshot)
         if self._pacing.on:
             # Also where a short write that has just begun is over by now.
@@ -333,7 +334,7 @@ class DurableSide(Hook):
         if moment.kind == "rendezvous":
             return ()
         self._failure = self._verdict()
-        return [error_kinds.number(self._failure)]
+        return [0 if self._failure is None else error_kinds.number(self._failure)]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
         """Return this rank's error, or an error that names that of rank 0.

@@ -173,7 +173,6 @@ class NearSide:
         self._awaits_lock = self._keeper is None
         if self._keeper is None:
             return self._refuse(f"{path} is in use by another process, or by another state of this one")
-        self._delete_unused(path.parent)
         near = NearTier(self._keeper, self._left, self._writer, self._context.clock, self._decided)
         if self._said and self._left:  # else memory is asked for, and then it is said
             self._decided(None, self._left[-1].nbytes)
@@ -189,18 +188,6 @@ class NearSide:
     def _writer(self) -> dict[str, Any]:
         mine = self._context.place
         return {"host": self._context.config.host, "rank": mine.rank, "job": mine.job}
-
-    def _delete_unused(self, folder: Path) -> None:
-        """Delete near roots of this user that no process has used for days."""
-        now = self._context.clock.now()
-        with suppress(OSError, StorageError):  # they belong to other jobs, and do not concern this one
-            for old in place.roots(str(folder.parent)):
-                if now - old.used > place.LIFETIME and place.remove(old.path):
-                    days = (now - old.used) / 86400
-                    message = (
-                        f"near tier: deleted {old.path} of {old.url}, which was not used for {days:.0f} days"
-                    )
-                    self._context.events.emit("near_expired", message, path=str(old.path), bytes=old.nbytes)
 
     def _passed_over(self, name: str, reason: str) -> None:
         message = f"near tier: passing over {name}: {reason}"

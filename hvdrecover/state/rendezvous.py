@@ -80,7 +80,7 @@ def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
     session.context.events.emit("reset", reason=reason, steps=steps)
     with session.timings.of("reset"):
         session.context.world.shutdown()
-    session.hosts.forget()  # the rendezvous covers all changes so far, and none after it
+    session.leaving.forget_changes()  # the rendezvous covers all changes so far, and none after it
     with session.timings.of("rendezvous"):
         session.context.world.init()
     liveness.forget()
@@ -141,7 +141,7 @@ def _recall(session: Session) -> Recalled | None:
 
 def _elect(session: Session, recalled: Recalled | None) -> Election:
     context, hooks = session.context, session.hooks
-    moment, session.unheard = Moment("rendezvous", session.memory.newest), None
+    moment = Moment("rendezvous", session.memory.newest)
     own, job = session.memory.last, context.place.job
     if recalled is not None:
         own, job = recalled.snapshot.id, recalled.job

@@ -6,7 +6,7 @@ A new feature that observes, keeps JSON in each commit, or votes is one file, an
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Literal
 
@@ -18,9 +18,9 @@ from hvdrecover.guard.numbers import Judge
 from hvdrecover.guard.settings import Guard
 from hvdrecover.scalars import Scalars
 from hvdrecover.state.durable import DurableSide
-from hvdrecover.state.hooks import Context, Hook, Hooks
+from hvdrecover.state.hooks import Blank, Context, Hook, Hooks
 from hvdrecover.state.interval import Pacing
-from hvdrecover.state.leaving import HostChanges, Leaving
+from hvdrecover.state.leaving import Leaving
 from hvdrecover.state.liveness import Liveness, Timings
 from hvdrecover.state.memory import Memory
 from hvdrecover.state.random import Generators, Randomness
@@ -50,12 +50,10 @@ class Session:
         durable: the durable side.
         own: the rank-local state.
         timings: of recoveries.
-        hosts: changes of hosts, as Horovod's driver reports them.
+        leaving: which ranks leave; and changes of hosts, as Horovod's driver reports them.
         hooks: all hooks.
         reset_callbacks: functions to call when the ranks are others than before.
         root: the source rank of the last agreement.
-        unheard: the vote of a commit that failed on this rank only; None if there is none.
-        unheard_at: the samplers' positions and the steps since the last commit at that vote.
     """
 
     def __init__(
@@ -82,22 +80,20 @@ class Session:
         pacing = Pacing(context.clock, on=settings is not None and settings.interval == "auto")
         self.durable = DurableSide(settings, context, pacing, self.memory)
         self.timings = Timings(context.clock, context.events, pacing.restored)
-        self.hosts = HostChanges(context.config)
+        self.leaving = Leaving(context.config)
         self.hooks = Hooks(
             (
                 Liveness(context.world),
                 self.timings,
                 *_instruments(context),
                 # It watches gradients before the judge, which may skip a step.
-                Scalars(tensorboard, context, tracker),
-                pacing,
+                Scalars(tensorboard, context, tracker) if tensorboard or tracker else Blank(1),
+                *([pacing] if pacing.on else []),
                 self.durable,
                 GuardHook(guard, context),
-                Missing(context, on=guard is not None),
-                Judge(guard, context),
+                *([Missing(context), Judge(guard, context)] if guard is not None else [Blank(2)]),
                 Unresumed(context),
-                Leaving(context.config),
-                self.hosts,
+                self.leaving,
                 *virtual,
                 *others,
             )
@@ -105,8 +101,6 @@ class Session:
         self.memory.kept = self.hooks.kept
         self.reset_callbacks: list[Callable[[], None]] = []
         self.root = 0
-        self.unheard: Hear | None = None
-        self.unheard_at: tuple[Mapping[str, tuple[int, int]], int] = ({}, 0)
 
 
 def settings_of(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoint | None:

@@ -285,7 +285,7 @@ class State:
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Take Horovod's report, on its own thread, that hosts have come (2) or gone (1)."""
-        self._session.hosts.note(int(update_res))
+        self._session.leaving.note(int(update_res))
 
     def on_reset(self) -> None:
         """Called by `run` after each rendezvous."""
@@ -333,6 +333,9 @@ class State:
 
         If a subclass does not call ``super()``, ours follows its own.
         """
+        if getattr(type(self), verb) is getattr(State, verb):
+            ours()
+            return
         self._due[verb] = ours
         try:
             getattr(self, verb)()

@@ -28,7 +28,6 @@ from hvdrecover.errors import StorageError
 from hvdrecover.redaction import redact
 
 SHARED_MEMORY = Path("/dev/shm")
-LIFETIME = 7 * 86400.0  # seconds without use after which another job of the user deletes a near root
 _OWNER = "root.json"
 _LOCK = "lock"
 _FLOCK = "hhqqi0q"  # struct flock of Linux, 64 bits

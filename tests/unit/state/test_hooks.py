@@ -15,7 +15,6 @@ from hvdrecover.state.hooks import Agreement, Hook, Hooks, Moment, Table
 from hvdrecover.state.memory import Memory
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
-from tests.fakes.framework import FakeSampler
 from tests.fakes.root import FakeRoot, FakeRoots
 from tests.unit.state.jobs import URL, Process, on_ranks
 
@@ -171,36 +170,12 @@ def test_a_vote_is_decided_by_all(root: FakeRoot) -> None:
     assert on_ranks(2, measuring) == [(5, "105 degrees", 5)] * 2
 
 
-def test_ranks_that_go_on_after_a_failed_commit_decide_by_what_is_so_at_the_next_one() -> None:
-    def measuring(process: Process) -> tuple[str, int]:
-        thermometer = Thermometer(process.world.rank())
-        sampler = FakeSampler(8)
-        state = process.state(hooks=(thermometer,), sampler=sampler, box=None)
-        state.sync()
-        state.box = object()
-        with pytest.raises(UnsupportedValueError):
-            state.commit()
-        state.box = None
-        sampler.order.record(1)
-        thermometer.degrees = 60
-        with pytest.raises(TooHotError) as caught:
-            state.commit()
-        return str(caught.value), state.last_commit.commit
-
-    assert on_ranks(2, measuring) == [("120 degrees", 1)] * 2
-
-
-def test_ranks_that_go_on_after_a_failed_commit_heed_what_they_had_decided_at_it() -> None:
+def test_ranks_whose_commit_fails_raise_what_all_have_decided_at_it() -> None:
     def measuring(process: Process) -> str:
         thermometer = Thermometer(process.world.rank())
-        sampler = FakeSampler(8)
-        state = process.state(hooks=(thermometer,), sampler=sampler, box=None)
+        state = process.state(hooks=(thermometer,), box=None)
         state.sync()
         state.box, thermometer.degrees = object(), 60
-        with pytest.raises(UnsupportedValueError):
-            state.commit()
-        state.box, thermometer.degrees = None, 0
-        sampler.order.record(1)
         with pytest.raises(TooHotError) as caught:
             state.commit()
         return str(caught.value)

@@ -211,24 +211,6 @@ def test_a_finished_job_leaves_nothing(near: Path) -> None:
     assert list(near.iterdir()) == []
 
 
-def test_a_job_elsewhere_deletes_near_roots_that_were_not_used_for_days(near: Path) -> None:
-    job(near, 3)
-    (crashed,) = place.roots(str(near))
-
-    def body(process: Process) -> Any:
-        found = []
-        for later in (0.9 * place.LIFETIME, 1.1 * place.LIFETIME):
-            process.clock.seconds = crashed.used + later
-            config = dataclasses.replace(CONFIG, job=OTHER, local_rank=0)
-            state = process.state(Checkpoint(f"{URL}-{later}", near=str(near)), config=config, step=0)
-            state.sync()
-            dies(state)
-            found.append(crashed.path.exists())
-        return found
-
-    assert on_ranks(1, body) == [[True, False]]
-
-
 def test_commits_with_bad_numbers_are_not_sealed(near: Path) -> None:
     def body(process: Process) -> Any:
         state = made(process, near, guard=Guard(numerics="skip"))

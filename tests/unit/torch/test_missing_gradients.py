@@ -22,7 +22,7 @@ class Rank:
         self._layers = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
         inner = torch.optim.SGD(self._layers.parameters(), lr=0.1)
         self._optimizer = hvd.DistributedOptimizer(inner, self._layers.named_parameters(), **options)
-        self.missing = Missing(cast(Any, SimpleNamespace(world=None)), on=True)
+        self.missing = Missing(cast(Any, SimpleNamespace(world=None)))
         guard.report_missing({"model": self._layers, "optimizer": self._optimizer}, self.missing)
 
     def steps(self, number: int) -> None:

@@ -154,6 +154,6 @@ def test_without_a_folder_nothing_is_hooked() -> None:
 
 
 def test_tensorboard_has_to_be_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("hvdrecover.torch.scalars.find_spec", lambda name: None)
+    monkeypatch.setattr("hvdrecover.trackers.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^tensorboard: .*pip install"):
         recover.TorchState(tensorboard=str(tmp_path))
