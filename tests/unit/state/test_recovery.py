@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.errors import RecoveryError
 from hvdrecover.guard.votes import vote
 from hvdrecover.heartbeat import Page
-from hvdrecover.state import transfer
+from hvdrecover.state import rendezvous
 from hvdrecover.state.adapter import gather_json
 from hvdrecover.state.election import Election, Left, Published, Standing, elect, revive
 from hvdrecover.state.hooks import Agreement, Hooks, Moment
 from hvdrecover.state.liveness import Liveness
-from tests.fakes.world import FakeJob, FakeWorld, Fault, current_world, fail_at
+from tests.fakes.world import FakeJob, FakeWorld, Fault, current_world
 
 
 def on_ranks(size: int, body: Callable[[FakeWorld], Any], *faults: Fault) -> list[Any]:
@@ -113,41 +110,6 @@ def test_all_ranks_learn_the_longest_silence_of_any(page: Page, monkeypatch: pyt
     assert page.read().longest_beginning == 40.0
 
 
-def test_a_snapshot_arrives_whole() -> None:
-    def body(world: FakeWorld) -> Agreement:
-        if world.rank() == 1:
-            agreement = Agreement(snapshot_of(1.5, -2.5), "memory", "job-1")
-            transfer.send(world, 1, agreement)
-            return agreement
-        return transfer.receive(world, 1)
-
-    for agreement in on_ranks(3, body):
-        assert (agreement.source, agreement.job) == ("memory", "job-1")
-        snapshot = agreement.snapshot
-        assert (snapshot.id, snapshot.world_size, snapshot.finished) == (CommitId(2, 5), 4, True)
-        assert (snapshot.state, snapshot.versions) == (snapshot_of(0, 0).state, {"fake": "1.0"})
-        assert (
-            snapshot.arenas["model"].buffer.tobytes()
-            == snapshot_of(1.5, -2.5).arenas["model"].buffer.tobytes()
-        )
-
-
-def test_a_large_snapshot_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "PIECE", 1000)
-    weights = [float(number) for number in range(2000)]
-
-    def body(world: FakeWorld) -> tuple[list[float], int]:
-        snapshot = snapshot_of(*weights)
-        if world.rank() == 0:
-            transfer.send(world, 0, Agreement(snapshot, "durable", "job"))
-        else:
-            snapshot = transfer.receive(world, 0).snapshot
-        return snapshot.arenas["model"].bytes_of("w").view(np.float64).tolist(), world.visits
-
-    pieces = -(-snapshot_of(*weights).nbytes // 1000)
-    assert on_ranks(2, body) == [(weights, pieces + 3)] * 2
-
-
 def receive_or_keep(held: dict[int, Snapshot], sent: Snapshot) -> list[tuple[int, Agreement]]:
     """Rank 0 sends; each rank's number of collectives, and what it ends with."""
 
@@ -155,11 +117,11 @@ def receive_or_keep(held: dict[int, Snapshot], sent: Snapshot) -> list[tuple[int
         agreement = Agreement(sent, "memory", "job")
         before = world.visits
         if world.rank() == 0:
-            transfer.send(world, 0, agreement)
+            rendezvous.send(world, 0, agreement)
         else:
             mine = held.get(world.rank())
-            files = ({}, {}) if mine is None else (mine.arenas, transfer.digests(mine))
-            agreement = transfer.receive(world, 0, *files)
+            files = ({}, {}) if mine is None else (mine.arenas, rendezvous.digests(mine))
+            agreement = rendezvous.receive(world, 0, *files)
         return world.visits - before, agreement
 
     return on_ranks(3, body)
@@ -192,46 +154,10 @@ def test_a_rank_that_lacks_the_bytes_gets_them_while_another_keeps_its_own(other
 
 
 def test_a_large_snapshot_is_passed_on_in_the_same_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "PIECE", 1000)
+    monkeypatch.setattr(rendezvous, "PIECE", 1000)
     weights = [float(number) for number in range(2000)]
     found = receive_or_keep({1: snapshot_of(*weights)}, snapshot_of(*weights))
     assert found[2][1].snapshot.arenas["model"].bytes_of("w").view(np.float64).tolist() == weights
-
-
-def test_a_snapshot_without_tensors_needs_no_buffers() -> None:
-    def body(world: FakeWorld) -> dict[str, Arena]:
-        snapshot = Snapshot(CommitId(1, 0), {}, {}, 1, {})
-        if world.rank() == 0:
-            transfer.send(world, 0, Agreement(snapshot, "initial", "job"))
-            return {}
-        return transfer.receive(world, 0).snapshot.arenas
-
-    assert on_ranks(2, body) == [{}, {}]
-
-
-def test_a_failure_of_the_root_reaches_the_others_with_its_reason() -> None:
-    def body(world: FakeWorld) -> str:
-        if world.rank() == 2:
-            transfer.send_failure(world, 2, OSError("the disk is gone"))
-            return ""
-        with pytest.raises(RecoveryError) as caught:
-            transfer.receive(world, 2)
-        return str(caught.value)
-
-    messages = on_ranks(3, body)
-    assert all(re.fullmatch("rank 2 .*OSError: the disk is gone", each) for each in messages[:2])
-
-
-@pytest.mark.parametrize("collective", ["header.length", "header", "snapshot"])
-def test_a_root_that_dies_while_sending_is_noticed(collective: str) -> None:
-    def body(world: FakeWorld) -> None:
-        if world.rank() == 0:
-            transfer.send(world, 0, Agreement(snapshot_of(1.0), "memory", "job"))
-        else:
-            with pytest.raises(HorovodInternalError):
-                transfer.receive(world, 0)
-
-    on_ranks(3, body, fail_at(0, f"hvdrecover.{collective}"))
 
 
 def test_values_of_different_lengths_are_gathered() -> None:
