@@ -125,8 +125,7 @@ class Memory:
         if unchanged and self.newest is not None and self.newest.layouts == layouts:
             arenas, digests = dict(self.newest.arenas), self.newest.digests
         else:
-            self._make_room(layouts)
-            reuse = self.arenas.acquire(self.in_flight(), layouts)
+            reuse = self._acquire(layouts)
             self.newest = None  # an interrupted copy must not pass for a commit
             arenas = self._contents.copy(present, reuse)
             self.arenas.hold(arenas)
@@ -152,8 +151,7 @@ class Memory:
 
     def separate(self, snapshot: Snapshot) -> Snapshot:
         """Return a copy of the newest commit that may be changed; it is not held, as it is half changed."""
-        self._make_room(snapshot.layouts)
-        target = self.arenas.acquire(self.in_flight(), snapshot.layouts)
+        target = self._acquire(snapshot.layouts)
         self.newest = None
         arenas = {name: _copied(arena, target.get(name)) for name, arena in snapshot.arenas.items()}
         self.arenas.hold(arenas)
@@ -211,25 +209,29 @@ class Memory:
     def _present(self) -> Present:
         return self._contents.take_apart(self._own.capture(self._place.carried))
 
-    def _make_room(self, layouts: Mapping[str, Layout]) -> None:
-        """If two commits do not fit into memory, wait for the one that is being written."""
-        if (lacking := self._beyond_room(layouts)) is None:
-            return
-        if self.in_flight() is not None:
+    def _acquire(self, layouts: Mapping[str, Layout]) -> Mapping[str, Arena]:
+        """Return arenas for the next commit. If there is no memory for it, wait for the write before it."""
+        arenas, shortage = self._usable(layouts)
+        if shortage and self.in_flight() is not None:
             if not self._has_waited:
                 self._has_waited = True
-                logger.warning("commits wait for the write before them: %s", _shortage(*lacking))
+                logger.warning("commits wait for the write before them: %s", shortage)
             self.vacate()
-            lacking = self._beyond_room(layouts)
-        if lacking is not None:
+            arenas, shortage = self._usable(layouts)
+        if shortage:
             remedy = "use a host or a limit with more, fewer processes on each host, or a smaller state"
-            raise StateError("state", f"{_shortage(*lacking)}; {remedy}")
+            raise StateError("state", f"{shortage}; {remedy}")
+        return arenas
 
-    def _beyond_room(self, layouts: Mapping[str, Layout]) -> tuple[int, Available] | None:
-        """Return the memory that the next commit needs, and the free memory, if that is too little."""
-        need = self.arenas.lacks(self.in_flight(), layouts)
+    def _usable(self, layouts: Mapping[str, Layout]) -> tuple[Mapping[str, Arena], str]:
+        """Return arenas for the next commit; and what is lacking, or ''."""
+        arenas, need = self.arenas.choose(self.in_flight(), layouts)
         left = self.room() if need else None
-        return None if left is None or need <= left.nbytes else (need, left)
+        if left is None or need <= left.nbytes:
+            return arenas, ""
+        where = "in this process's cgroup" if left.limited else "on this host"
+        sizes = f"{need / 1e9:.3g} GB of memory, and {left.nbytes / 1e9:.3g} GB are left"
+        return arenas, f"a commit takes another {sizes} {where}"
 
     def _mark(self) -> None:
         """Note where the samplers are at the newest commit."""
@@ -249,12 +251,6 @@ def _copied(arena: Arena, target: Arena | None) -> Arena:
         target = target if target is not None and target.layout == arena.layout else Arena(arena.layout)
         target.buffer[:] = arena.buffer
     return target
-
-
-def _shortage(need: int, left: Available) -> str:
-    where = "in this process's cgroup" if left.limited else "on this host"
-    sizes = f"{need / 1e9:.3g} GB of memory, and {left.nbytes / 1e9:.3g} GB are left"
-    return f"a commit takes another {sizes} {where}"
 
 
 # -- buffers of commits -----------------------------------------------------------------------------------
@@ -280,8 +276,10 @@ class Arenas:
         self._abandoned: list[Callable[[], Snapshot | None]] = []
         self.near: NearTier | None = None
 
-    def acquire(self, in_flight: Snapshot | None, layouts: Mapping[str, Layout]) -> Mapping[str, Arena]:
-        """Return arenas that the next commit may overwrite; empty if it needs new ones.
+    def choose(
+        self, in_flight: Snapshot | None, layouts: Mapping[str, Layout]
+    ) -> tuple[Mapping[str, Arena], int]:
+        """Return arenas that the next commit may overwrite, and how many bytes of new memory it needs.
 
         Args:
             in_flight: the commit that is being written and must not change, if any.
@@ -289,43 +287,29 @@ class Arenas:
         """
         pinned = self._pinned(in_flight)
         if self.near is not None and (near := self.near.acquire(layouts, pinned)) is not None:
-            return near
-        if _is_shared(self._newest):
-            self._newest = {}
-        if pinned.isdisjoint(self._newest.values()):
-            return self._newest
-        spare = self._spare
-        self._newest, self._spare = {}, self._newest
-        if not pinned.isdisjoint(spare.values()):
-            return {}
-        for arena in spare.values():
-            arena.take_back()
-        return spare
-
-    def lacks(self, in_flight: Snapshot | None, layouts: Mapping[str, Layout]) -> int:
-        """Return how many bytes of new private memory the next commit needs; 0 if the near tier has some.
-
-        Args:
-            in_flight: the commit that is being written, if any.
-            layouts: of the next commit's files, by attribute name.
-        """
+            return near, 0
+        found: Mapping[str, Arena] = {}
+        for arenas in (self._newest, self._spare):
+            if arenas and not _is_shared(arenas) and pinned.isdisjoint(arenas.values()):
+                found = arenas
+                break
+        if found is self._spare:
+            for arena in found.values():
+                arena.take_back()
         if self.near is not None and self.near.has_memory:
-            return 0  # it has looked for room for all that it will ever take
-        pinned = self._pinned(in_flight)
-        usable = self._newest if pinned.isdisjoint(self._newest.values()) else self._spare
-        if _is_shared(usable) or not pinned.isdisjoint(usable.values()):
-            usable = {}
-        return sum(
-            layout.nbytes
-            for name, layout in layouts.items()
-            if (arena := usable.get(name)) is None or arena.layout != layout
+            return found, 0  # it has looked for room for all that it will ever take
+        new = (
+            layout for name, layout in layouts.items() if name not in found or found[name].layout != layout
         )
+        return found, sum(layout.nbytes for layout in new)
 
     def hold(self, newest: Mapping[str, Arena]) -> None:
         """Note the arenas of the newest commit."""
-        self._newest = newest
-        if _is_shared(newest):
+        if _is_shared(newest) or _is_shared(self._newest):
             self._spare = {}
+        elif set(newest.values()).isdisjoint(self._newest.values()):
+            self._spare = self._newest
+        self._newest = newest
 
     def adopt(self, newest: Mapping[str, Arena]) -> None:
         """Note the arenas of a commit that has been loaded; the memory of those before is let go."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from hvdrecover import config as configs
 from hvdrecover.checkpoint.commit_id import CommitId
@@ -312,12 +312,14 @@ class State:
             found = {name: property(functools.partial(_tracked, name=name)) for name in names}
             self.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **found})
 
-    def __getattr__(self, name: str) -> Any:
-        # Only called for names that are not found otherwise, so tracked attributes live in one place.
-        contents = self.__dict__.get("_contents")
-        if contents is not None and name in contents.values:
-            return contents.values[name]
-        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+    if not TYPE_CHECKING:  # else mypy would take each name for an attribute, also a private one of ours
+
+        def __getattr__(self, name: str) -> Any:
+            # Only called for names that are not found otherwise, so tracked attributes live in one place.
+            contents = self.__dict__.get("_contents")
+            if contents is not None and name in contents.values:
+                return contents.values[name]
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def __setattr__(self, name: str, value: Any) -> None:
         contents = self.__dict__.get("_contents")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
 import keras
@@ -97,6 +97,11 @@ class TensorFlowState(State):
             virtual=ranks,
             attributes=attributes,
         )
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A tracked attribute."""
 
     def steps(
         self,

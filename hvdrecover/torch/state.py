@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.guard.settings import Guard
@@ -81,6 +81,11 @@ class TorchState(State):
             virtual=ranks,
             attributes=attributes,
         )
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A tracked attribute."""
 
     def steps(self, loader: Any) -> Iterator[Step]:
         """Go through what is left of a pass over the data, step by step of all virtual ranks.
