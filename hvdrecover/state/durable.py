@@ -66,11 +66,17 @@ class DurableSide(Hook):
         pacing: decides the interval, if the settings leave it open.
 
     Attributes:
+        wanted: whether there is a checkpoint root.
+        strict: whether a durable commit must fit the state exactly.
+        root: the checkpoint root without credentials; empty if there is none.
         near: the near tier.
     """
 
     def __init__(self, settings: Checkpoint | None, context: Context, pacing: Pacing, memory: Memory) -> None:
         self._settings = settings
+        self.wanted = settings is not None
+        self.strict = settings is None or settings.strict
+        self.root = "" if settings is None else redact(settings.url)
         self._context = context
         self._clock = context.clock
         self._pacing = pacing
@@ -85,23 +91,6 @@ class DurableSide(Hook):
         self._loaded: Snapshot | None = None
         self.near = NearSide(settings, context, memory)
         memory.in_flight, memory.vacate = self._in_flight, self._vacate
-
-    # -- facts -----------------------------------------------------------------------------------------
-
-    @property
-    def wanted(self) -> bool:
-        """Return whether there is a checkpoint root."""
-        return self._settings is not None
-
-    @property
-    def strict(self) -> bool:
-        """Return whether a durable commit must fit the state exactly."""
-        return self._settings is None or self._settings.strict
-
-    @property
-    def root(self) -> str:
-        """The checkpoint root without credentials; empty if there is none."""
-        return redact(self._settings.url) if self._settings is not None else ""
 
     @property
     def last_durable(self) -> CommitId | None:

@@ -37,21 +37,13 @@ class Session:
     """The parts of one rank's state, which `commit`, `rendezvous` and `run` work on.
 
     Args:
-        settings: the user's wishes for durable commits; None without a checkpoint root.
-        rng: how random generators are treated.
-        guard: what is compared between the ranks; None for nothing.
-        tensorboard: path or URL of the folder for TensorBoard's runs; None writes none.
-        tracker: the experiment tracker to which rank 0 reports; None reports to none.
+        settings: of durable commits; None without a checkpoint root.
         others: the adapter's hooks.
         call: calls a method of the state that the user's class may override, around our own work.
 
     Attributes:
-        memory: the newest commit in memory.
-        durable: the durable side.
         own: the rank-local state.
-        timings: of recoveries.
         leaving: which ranks leave; and changes of hosts, as Horovod's driver reports them.
-        hooks: all hooks.
         reset_callbacks: functions to call when the ranks are others than before.
         root: the source rank of the last agreement.
     """
