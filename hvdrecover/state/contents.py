@@ -65,6 +65,7 @@ class Contents:
         values: attribute name to value.
         per_rank: the rank-local ones.
         orders: the sample orders of all samplers.
+        copier: copies the tensors of `take_apart`.
         on_record: each is called when a sampler's batch is recorded.
     """
 
@@ -78,7 +79,7 @@ class Contents:
         ranks: Ranks | None = None,
     ) -> None:
         self._framework = framework
-        self._copier = Copier(framework)
+        self.copier = Copier(framework)
         self._on_iterate = on_iterate
         self.on_record: list[Callable[[SampleOrder, int], None]] = []
         self.values: dict[str, Any] = {}
@@ -144,15 +145,11 @@ class Contents:
         trees |= {name: dict(own[name].states) for name in self.per_rank if name in own}
         trees |= {name: tree for name, part in self._hidden.items() if (tree := part.tree()) is not None}
         cursors = {name: self._cursor(name, order) for name, order in self.orders.items()}
-        return Present(self._copier.take_apart(trees), cursors, own)
-
-    def copy(self, present: Present, reuse: Mapping[str, Arena]) -> dict[str, Arena]:
-        """Copy all tensors; see `Copier.copy`."""
-        return self._copier.copy(present.parts, reuse)
+        return Present(self.copier.take_apart(trees), cursors, own)
 
     def is_copy(self, present: Present, state: Mapping[str, Json], arenas: Mapping[str, Arena]) -> bool:
         """Return whether a commit's state and arenas equal the present state, bit for bit."""
-        return present.cursors == state["samplers"] and self._copier.is_copy(
+        return present.cursors == state["samplers"] and self.copier.is_copy(
             present.parts, state["attributes"], arenas
         )
 

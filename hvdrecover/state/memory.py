@@ -63,7 +63,7 @@ class Memory:
         self._place = place
         self._versions = versions
         self._dataset = dataset
-        self._positions = contents.positions()
+        self._positions = contents.positions()  # of the samplers, at the newest commit
         self.kept: Sequence[Kept] = ()
         self.arenas = Arenas()
         self.newest: Snapshot | None = None
@@ -90,7 +90,7 @@ class Memory:
         """Make the next commit of the present state, and begin its random streams."""
         # Counted from the last attempt: the other ranks count one that was interrupted here as well.
         commit = CommitId(self.attempt.generation, self.attempt.commit + 1)
-        present = self._present()
+        present = self._contents.take_apart(self._own.capture(self._place.carried))
         unchanged = self._is_unchanged(present)
         if not unchanged:
             self._random.number += 1
@@ -118,7 +118,7 @@ class Memory:
             finished: whether the training function has returned.
             unchanged: whether the newest commit has the same tensors, so that none has to be copied.
         """
-        present = present or self._present()
+        present = present or self._contents.take_apart(self._own.capture(self._place.carried))
         random = self._random.capture(present.own.get(RANDOM, Shares(0)).states)
         self.attempt, self.objection = commit, None
         layouts, arenas, digests = present.layouts(), {}, None
@@ -127,14 +127,14 @@ class Memory:
         else:
             reuse = self._acquire(layouts)
             self.newest = None  # an interrupted copy must not pass for a commit
-            arenas = self._contents.copy(present, reuse)
+            arenas = self._contents.copier.copy(present.parts, reuse)
             self.arenas.hold(arenas)
         state = {**present.state(), "random": random}
         state.update({each.key: value for each in self.kept if (value := each.capture()) is not None})
         self.newest = Snapshot(
             commit, arenas, state, self._place.size, self._versions, finished, self._dataset, digests
         )
-        self._mark()
+        self._positions = self._contents.positions()
         return self.newest
 
     def adopt(self, snapshot: Snapshot) -> None:
@@ -186,7 +186,7 @@ class Memory:
         differences = self._contents.load(snapshot.state, snapshot.arenas, where, strict=strict)
         for each in self.kept:
             each.load(snapshot.state.get(each.key))
-        self._mark()
+        self._positions = self._contents.positions()
         if self._place.joined:
             self._contents.place(self._place.rank, self._place.size)
         return differences
@@ -196,7 +196,7 @@ class Memory:
         self._own.resume(snapshot, self._place.carried, load=load)
         if self._place.joined:
             self.resume_streams(snapshot)
-        self._mark()
+        self._positions = self._contents.positions()
 
     def resume_streams(self, snapshot: Snapshot) -> None:
         """Go to the random streams that began at a commit."""
@@ -206,11 +206,8 @@ class Memory:
         """Return whether no sampler has moved since the newest commit."""
         return self.newest is not None and self._contents.positions() == self._positions
 
-    def _present(self) -> Present:
-        return self._contents.take_apart(self._own.capture(self._place.carried))
-
     def _acquire(self, layouts: Mapping[str, Layout]) -> Mapping[str, Arena]:
-        """Return arenas for the next commit. If there is no memory for it, wait for the write before it."""
+        """Return arenas for the next commit. If memory is short, wait for the write before it."""
         arenas, shortage = self._usable(layouts)
         if shortage and self.in_flight() is not None:
             if not self._has_waited:
@@ -224,7 +221,7 @@ class Memory:
         return arenas
 
     def _usable(self, layouts: Mapping[str, Layout]) -> tuple[Mapping[str, Arena], str]:
-        """Return arenas for the next commit; and what is lacking, or ''."""
+        """Return arenas for the next commit; and a line if memory is too short for it, or ''."""
         arenas, need = self.arenas.choose(self.in_flight(), layouts)
         left = self.room() if need else None
         if left is None or need <= left.nbytes:
@@ -232,10 +229,6 @@ class Memory:
         where = "in this process's cgroup" if left.limited else "on this host"
         sizes = f"{need / 1e9:.3g} GB of memory, and {left.nbytes / 1e9:.3g} GB are left"
         return arenas, f"a commit takes another {sizes} {where}"
-
-    def _mark(self) -> None:
-        """Note where the samplers are at the newest commit."""
-        self._positions = self._contents.positions()
 
     def _is_unchanged(self, present: Present) -> bool:
         """Return whether the present state equals the newest commit, bit for bit."""
@@ -318,7 +311,8 @@ class Arenas:
     def release(self, written: Snapshot) -> None:
         """Offer the memory of a commit back to the system, unless the newest one needs it.
 
-        Called on the writer's thread, while the commit still counts as in flight: nobody fills it yet.
+        Called on the writer's thread, while the commit still counts as in flight, so the next commit does not
+        use it yet.
         """
         if not _is_shared(written.arenas) and set(written.arenas.values()).isdisjoint(self._newest.values()):
             for arena in written.arenas.values():

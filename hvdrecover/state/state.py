@@ -351,7 +351,7 @@ def _tracked(state: State, name: str) -> Any:
 
 
 def _divide(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Divide what a script gives by name into our keywords and its attributes.
+    """Divide the arguments of a script into our keywords and its attributes.
 
     An attribute may have the name of a keyword, if its value is not one for the keyword.
     """
