@@ -27,13 +27,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clock."""
 
-    def now(self) -> float:
-        """Wall-clock time since the Unix epoch."""
-        return time.time()
-
-    def monotonic(self) -> float:
-        """Time that never goes back, from an arbitrary start."""
-        return time.monotonic()
+    now = staticmethod(time.time)
+    monotonic = staticmethod(time.monotonic)
 
     def wait(self, event: threading.Event, timeout: float) -> bool:
         """Wait until ``event`` is set or ``timeout`` has passed; return whether it is set."""

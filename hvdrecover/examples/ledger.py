@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from hvdrecover.state.state import State
 
@@ -23,7 +23,7 @@ class Ledger:
 
     def __init__(self, folder: Path | None, state: State) -> None:
         self._folder = folder
-        self._state = state
+        self._state: Any = state  # its attributes are the script's
         self._file: TextIO | None = None
 
     def batch(self, rank: int, size: int, indices: Sequence[int]) -> None:

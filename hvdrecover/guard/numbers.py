@@ -58,13 +58,17 @@ class Sighting:
 class Judge(Hook):
     """One rank's part in finding bad steps and reacting to them.
 
+    Args:
+        guard: the user's settings. If they ignore numbers, nothing is checked.
+        context: the state's surroundings.
+
     An adapter sets ``steps``, which returns how many steps this rank has done.
     """
 
-    def __init__(self, guard: Guard | None, context: Context) -> None:
-        self.policy: Numerics | None = guard.numerics if guard is not None else None
+    def __init__(self, guard: Guard, context: Context) -> None:
+        self.policy: Numerics | None = guard.numerics
         self.steps: Callable[[], int] = lambda: 0
-        self._allowed = guard.numerics_budget if guard is not None else 0
+        self._allowed = guard.numerics_budget
         self._context = context
         self._world = context.world
         self._contents = context.contents
@@ -232,16 +236,14 @@ class Missing(Hook):
         steps: by parameter, in how many steps; an adapter counts.
     """
 
-    def __init__(self, context: Context, *, on: bool) -> None:
+    def __init__(self, context: Context) -> None:
         self.steps: Counter[str] = Counter()
         self._context = context
-        self._on = on
         self._reported: set[str] = set()
 
     def attach(self) -> None:
         """Have the framework report parameters without a gradient."""
-        if self._on:
-            self._context.framework.report_missing(self._context.contents, self)
+        self._context.framework.report_missing(self._context.contents, self)
 
     def numbers(self, moment: Moment) -> Sequence[int]:
         """Send a digest of the counts; 0 if no gradient was missing."""

@@ -127,9 +127,6 @@ class Framework(Protocol):
     def not_finite(self, tensors: Mapping[str, Tensor]) -> list[str]:
         """Names of the tensors that hold NaN or infinity."""
 
-    def writer(self, folder: str, first: int) -> Writer:
-        """Open a TensorBoard run at a path or URL; ``first`` and later steps of earlier files are dropped."""
-
     # Global random generators.
 
     def draw_seed(self) -> int:
@@ -178,16 +175,6 @@ class HiddenAttribute(Protocol):
 
     def load(self, tree: Tree | None) -> None:
         """Load the state from a commit, or None if it has none; copy the tensors that are used."""
-
-
-class Writer(Protocol):
-    """A TensorBoard run; its files are written in the background."""
-
-    def scalars(self, values: Mapping[str, float], step: int, time: float) -> None:
-        """Write scalars of one step by name, with the time in seconds since the Unix epoch."""
-
-    def close(self) -> None:
-        """Write all to the file and close it."""
 
 
 @dataclass

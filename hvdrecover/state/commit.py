@@ -14,17 +14,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic.durable.durability import FINISH_ATTEMPTS
 from hvdrecover.errors import HvdrecoverError, RecoveryError
 from hvdrecover.guard.numbers import RolledBack
 from hvdrecover.state import liveness
 from hvdrecover.state.contents import Strict
+from hvdrecover.state.durable import FINISH_ATTEMPTS
 from hvdrecover.state.hooks import Hook, Moment
 from hvdrecover.state.horovod import fault_of, hosts_updated
 from hvdrecover.state.leaving import Departure, Preempted
@@ -36,18 +35,28 @@ def commit(session: Session, *, durable: bool) -> None:
     hooks, memory = session.hooks, session.memory
     hooks.notify(Hook.begins)
     objection = hooks.objection(committing=True)
-    catch_up(session)
     session.own.gather(session.context.world, session.context.place.carried)
     # A durable commit may wait for a write under way, and the outcome of that belongs into the vote.
     hear = None if durable else send_vote(session, Moment("commit"))
-    if objection is None:
-        session.call("save", lambda: save(session, None))
-    else:
-        memory.pass_over()
-    if hooks.inspect(memory):
-        session.call("restore", lambda: reload(session))
-    if objection is None:
-        session.durable.offer(ask=durable)
+    attempt = memory.attempt
+    try:
+        if objection is None:
+            session.call("save", lambda: save(session, None))
+        else:
+            memory.pass_over()
+        if hooks.inspect(memory):
+            session.call("restore", lambda: reload(session))
+        if objection is None:
+            session.durable.offer(ask=durable)
+    except Exception as error:
+        # Stay in step with the others, who count this commit and have this rank's vote: the script may catch
+        # the error.
+        if memory.attempt == attempt:
+            memory.pass_over()
+        verdict = None if hear is None else hear()
+        if verdict is not None and not _loses_nothing(session, verdict):
+            raise verdict from error
+        raise
     apply_verdict(session, hear or send_vote(session, Moment("commit")))
     session.own.forget()
     hooks.notify(Hook.committed)
@@ -84,52 +93,17 @@ def keep_alone(session: Session) -> None:
 
 
 def send_vote(session: Session, moment: Moment) -> Hear:
-    """Send this rank's numbers to the other ranks; return a function that waits for theirs.
-
-    If a commit fails before that function is called, the next commit gets the same function: the others may
-    have heard these numbers already, and this rank retries that commit.
-    """
-    if moment.kind == "check":
-        catch_up(session, retried=False)
-    if session.unheard is not None:
-        return session.unheard
+    """Send this rank's numbers to the other ranks; return a function that waits for theirs."""
     context = session.context
     sent = session.hooks.send(context.world, moment)
 
     def hear() -> BaseException | None:
-        session.unheard = None
         verdict = session.hooks.verdict(moment, sent()[1:])
         if moment.kind == "check" and verdict is not None and _loses_nothing(session, verdict):
             session.own.gather(context.world, context.place.carried)  # all are there; a commit follows
         return verdict
 
-    session.unheard, session.unheard_at = hear, _position(session)
     return hear
-
-
-def catch_up(session: Session, *, retried: bool | None = None) -> None:
-    """Raise the verdict of a commit that failed on this rank only and was not retried here.
-
-    Ranks that want to leave or join ask again, so that verdict is dropped.
-
-    Args:
-        session: this rank's.
-        retried: whether this rank retries that commit now; None if it does unless a sampler has moved or an
-            optimizer has made a step.
-    """
-    if session.unheard is None:
-        return
-    if retried is None:
-        retried = session.unheard_at == _position(session)
-    if not retried:
-        verdict = session.unheard()
-        if verdict is not None and not _loses_nothing(session, verdict):
-            raise verdict
-
-
-def _position(session: Session) -> tuple[Mapping[str, tuple[int, int]], int]:
-    """Return the samplers' positions, and how many steps this process has done since its last commit."""
-    return session.context.contents.positions(), heartbeat.steps()
 
 
 def _loses_nothing(session: Session, verdict: BaseException) -> bool:
@@ -152,20 +126,12 @@ def apply_verdict(session: Session, hear: Hear, *, between: bool = False) -> Non
 
 
 def roll_back(session: Session) -> None:
-    """Return to the newest commit in this rank's memory.
-
-    Raises:
-        RecoveryError: a commit was interrupted while it was being made, so memory holds none.
-    """
+    """Return to the newest commit in this rank's memory."""
     session.memory.resume(reload(session))
 
 
 def reload(session: Session) -> Snapshot:
-    """Load the newest commit again; rank-local state stays as it is.
-
-    Raises:
-        RecoveryError: as in `roll_back`.
-    """
+    """Load the newest commit again; rank-local state stays as it is."""
     newest = session.memory.newest
     if newest is None:
         raise RecoveryError("memory holds no commit: the last one was interrupted; sync() fetches one")
@@ -217,12 +183,7 @@ def iteration_begins(session: Session) -> None:
 
 
 def leave(session: Session, departure: Departure) -> NoReturn:
-    """Leave at a commit that all ranks have made, or have a rendezvous of the ranks that stay.
-
-    Raises:
-        Preempted: this rank leaves; if all do, the commit is durable.
-        HostsUpdatedInterrupt: others leave.
-    """
+    """Leave at a commit that all ranks have made: `Preempted`. The ranks that stay have a rendezvous."""
     context, durable, whole = session.context, session.durable, departure.whole
     commit = session.memory.last
     # All ranks have the commit before a rank that holds it is gone.

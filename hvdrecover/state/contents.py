@@ -55,7 +55,6 @@ class Contents:
     is a plain object, which is replaced by a copy.
 
     Args:
-        framework: the adapter.
         values: attribute name to value.
         reserved: names that an attribute cannot have.
         on_iterate: called when an iteration of a sampler begins; see `hvdrecover.data.order.SampleOrder`.
@@ -65,10 +64,9 @@ class Contents:
     Attributes:
         values: attribute name to value.
         per_rank: the rank-local ones.
+        orders: the sample orders of all samplers.
+        copier: copies the tensors of `take_apart`.
         on_record: each is called when a sampler's batch is recorded.
-
-    Raises:
-        ConfigError: an attribute has a reserved or unusable name.
     """
 
     def __init__(
@@ -81,10 +79,11 @@ class Contents:
         ranks: Ranks | None = None,
     ) -> None:
         self._framework = framework
-        self._copier = Copier(framework)
+        self.copier = Copier(framework)
         self._on_iterate = on_iterate
         self.on_record: list[Callable[[SampleOrder, int], None]] = []
         self.values: dict[str, Any] = {}
+        self.orders: dict[str, SampleOrder] = {}
         framework.attributes = self.values
         self._ranks = ranks or Ranks()
         self.per_rank: dict[str, Value] = dict(self._ranks.values())
@@ -97,15 +96,13 @@ class Contents:
             self.put(name, value)
 
     def put(self, name: str, value: Any) -> None:
-        """Set an attribute.
-
-        Raises:
-            ConfigError: it would replace a `PerRank` by another kind of value.
-        """
+        """Set an attribute."""
         if name in self.per_rank and not isinstance(value, PerRank):
             raise ConfigError(f"state.{name}", f"it is each rank's own; assign to state.{name}.value")
         self.per_rank.pop(name, None)
         self.values[name] = value
+        if is_sampler(value) or name in self.orders:
+            self.orders = {each: held.order for each, held in self.values.items() if is_sampler(held)}
         if isinstance(value, PerRank):
             self.per_rank[name] = value
             value.on_iterate = self._on_iterate
@@ -114,11 +111,6 @@ class Contents:
             self._ranks.deal(value.order)
             value.order.on_iterate = self._on_iterate
             value.order.on_record = self._recorded
-
-    @property
-    def orders(self) -> dict[str, SampleOrder]:
-        """The sample orders of all samplers, by attribute name."""
-        return {name: value.order for name, value in self.values.items() if is_sampler(value)}
 
     def place(self, rank: int, size: int) -> None:
         """Give all samplers this rank's place among the others."""
@@ -144,28 +136,20 @@ class Contents:
         return {**samplers, **{name: (0, each.taken) for name, each in self.per_rank.items()}}
 
     def take_apart(self, own: Mapping[str, Shares]) -> Present:
-        """Take all attributes apart; rank-local values that are not in ``own`` are left out.
-
-        Raises:
-            StateError: something that cannot be part of a commit.
-        """
+        """Take all attributes apart; rank-local values that are not in ``own`` are left out."""
         trees = {
             name: self._framework.tree(value) if self._framework.is_component(value) else value
             for name, value in self.values.items()
-            if not is_sampler(value) and name not in self.per_rank
+            if name not in self.orders and name not in self.per_rank
         }
         trees |= {name: dict(own[name].states) for name in self.per_rank if name in own}
         trees |= {name: tree for name, part in self._hidden.items() if (tree := part.tree()) is not None}
         cursors = {name: self._cursor(name, order) for name, order in self.orders.items()}
-        return Present(self._copier.take_apart(trees), cursors, own)
-
-    def copy(self, present: Present, reuse: Mapping[str, Arena]) -> dict[str, Arena]:
-        """Copy all tensors; see `Copier.copy`."""
-        return self._copier.copy(present.parts, reuse)
+        return Present(self.copier.take_apart(trees), cursors, own)
 
     def is_copy(self, present: Present, state: Mapping[str, Json], arenas: Mapping[str, Arena]) -> bool:
         """Return whether a commit's state and arenas equal the present state, bit for bit."""
-        return present.cursors == state["samplers"] and self._copier.is_copy(
+        return present.cursors == state["samplers"] and self.copier.is_copy(
             present.parts, state["attributes"], arenas
         )
 

@@ -8,9 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from hvdrecover import config as configs
-from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.scalars.trackers import Tracker
-from hvdrecover.guard.settings import Guard
 from hvdrecover.state import state as states
 from hvdrecover.state.adapter import Framework, World
 from hvdrecover.state.random import Randomness
@@ -28,12 +25,7 @@ class ObjectState(states.State):
         bcast_object: Horovod's ``broadcast_object``. Subclasses find it as ``self._bcast_object``, where it
             sends from the rank whose state all have taken, as rank 0 may be a process that has just started.
         get_rank: Horovod's ``rank``; subclasses find it as ``self._rank``.
-        checkpoint: see `hvdrecover.state.state.State`, as for the following.
-        rng: how random generators are treated.
-        guard: what is compared between the ranks.
-        tensorboard: the folder for TensorBoard's runs.
-        tracker: the experiment tracker.
-        attributes: what to track, by name.
+        attributes: what to track, by name; and `hvdrecover.state.state.Keywords`.
 
     Raises:
         ConfigError: as for `hvdrecover.state.state.State`.
@@ -43,27 +35,8 @@ class ObjectState(states.State):
 
     _rng: Randomness = "store"
 
-    def __init__(
-        self,
-        bcast_object: Broadcast,
-        get_rank: Callable[[], int],
-        *,
-        checkpoint: Checkpoint | str | None = None,
-        rng: Randomness | None = None,
-        guard: Guard | None = None,
-        tensorboard: str | None = None,
-        tracker: Tracker | None = None,
-        **attributes: Any,
-    ) -> None:
-        super().__init__(
-            *self._parts(),
-            checkpoint=checkpoint,
-            rng=rng,
-            guard=guard,
-            tensorboard=tensorboard,
-            tracker=tracker,
-            attributes=attributes,
-        )
+    def __init__(self, bcast_object: Broadcast, get_rank: Callable[[], int], **attributes: Any) -> None:
+        super().__init__(*self._parts(), attributes=attributes)
         self._bcast_object, self._rank = from_root(self, bcast_object), get_rank
 
     @staticmethod

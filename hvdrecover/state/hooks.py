@@ -8,7 +8,7 @@ the same on all ranks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal
@@ -186,51 +186,69 @@ class Hook:
         """A durable commit is about to be loaded on the source rank. May raise an error."""
 
 
+class Blank(Hook):
+    """Sends zeros for a hook that this rank lacks: a script may have a tracker, say, on rank 0 only."""
+
+    def __init__(self, width: int) -> None:
+        self._zeros = [0] * width
+
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        """Send as many zeros at each commit and check."""
+        return () if moment.kind == "rendezvous" else self._zeros
+
+
 class Hooks:
     """The hooks of one rank, in their order; of several verdicts the first one counts."""
 
     def __init__(self, hooks: Iterable[Hook]) -> None:
-        self._hooks = tuple(hooks)
+        self.every = every = tuple(hooks)
+        # A commit calls only the hooks that define a method. Most hooks define a few methods.
+        self._of: dict[str, list[Hook]] = {
+            name: [hook for hook in every if getattr(type(hook), name) is not method]
+            for name, method in vars(Hook).items()
+            if callable(method)
+        }
+        self.voters = [hook for hook in every if hook in self._of["numbers"] or hook in self._of["verdict"]]
+        self.kept = [hook for hook in every if hook.key]
         self._failed: set[Hook] = set()
-
-    def __iter__(self) -> Iterator[Hook]:
-        return iter(self._hooks)
 
     def notify(self, method: Callable[..., None], *facts: Any) -> None:
         """Call a method of `Hook` that observes, on all hooks; one that fails is not notified again."""
-        for hook in self._hooks:
-            if getattr(type(hook), method.__name__) is not method and hook not in self._failed:
+        for hook in self._of[method.__name__]:
+            if hook not in self._failed:
                 try:
                     getattr(hook, method.__name__)(*facts)
                 except Exception as error:
                     self._failed.add(hook)
                     logger.warning("%s fails and is left out from now on: %r", type(hook).__name__, error)
 
-    def kept(self) -> list[Hook]:
-        """Return those that keep JSON in each commit."""
-        return [hook for hook in self if hook.key]
+    def attach(self) -> None:
+        """Have all hooks ask for reports of steps."""
+        for hook in self._of["attach"]:
+            hook.attach()
 
     def objection(self, *, committing: bool) -> HvdrecoverError | None:
         """Return the first reason against a commit; all hooks are asked."""
-        found = [hook.objection(committing=committing) for hook in self]
+        found = [hook.objection(committing=committing) for hook in self._of["objection"]]
         return next((each for each in found if each is not None), None)
 
     def inspect(self, memory: Memory) -> bool:
         """Have all hooks look at a commit; return whether tensors of this rank were replaced in it."""
-        return True in [hook.inspect(memory) for hook in self]  # all of them look
+        return True in [hook.inspect(memory) for hook in self._of["inspect"]]  # all of them look
+
+    def resuming(self, stored: Snapshot, where: str) -> None:
+        """A durable commit is about to be loaded on the source rank."""
+        for hook in self._of["resuming"]:
+            hook.resuming(stored, where)
 
     def send(self, world: World, moment: Moment, own: Sequence[int] = ()) -> Callable[[], list[Table]]:
-        """Send the numbers of all hooks in one allgather; all ranks call this.
-
-        Args:
-            world: the ranks.
-            moment: the occasion.
-            own: numbers of the caller, which are sent as well.
+        """Send the numbers of all voters in one allgather; all ranks call this.
 
         Returns:
-            A function that waits for all ranks' numbers. It returns the caller's table, then each hook's.
+            A function that waits for all ranks' numbers. It returns a table of the numbers in ``own``, then
+            each voter's.
         """
-        rows = [list(own), *(list(hook.numbers(moment)) for hook in self)]
+        rows = [list(own), *(list(hook.numbers(moment)) for hook in self.voters)]
         name = "election" if moment.kind == "rendezvous" else "updates"
         sent = world.send([number for row in rows for number in row], f"hvdrecover.{name}")
 
@@ -242,11 +260,11 @@ class Hooks:
 
     def prefer(self, holders: Sequence[int], tables: Sequence[Table]) -> Sequence[int]:
         """Return the ranks with the newest commit that all hooks prefer."""
-        for hook, table in zip(self, tables, strict=True):
+        for hook, table in zip(self.voters, tables, strict=True):
             holders = hook.prefer(holders, table)
         return holders
 
     def verdict(self, moment: Moment, tables: Sequence[Table]) -> BaseException | None:
-        """Return the first verdict; all hooks are asked, as some exchange more on the way."""
-        found = [hook.verdict(moment, table) for hook, table in zip(self, tables, strict=True)]
+        """Return the first verdict; all voters are asked, as some exchange more on the way."""
+        found = [hook.verdict(moment, table) for hook, table in zip(self.voters, tables, strict=True)]
         return next((each for each in found if each is not None), None)

@@ -43,10 +43,6 @@ def rank() -> int:
 def fault_of(error: BaseException, world: World) -> Fault | None:
     """Classify an error that ended a training function.
 
-    Args:
-        error: the error.
-        world: the ranks.
-
     Returns:
         ``peers`` if a collective failed because ranks were lost, ``hosts`` if hosts have come or gone without
         a loss, None if it is an error of the user's own.
@@ -105,13 +101,7 @@ class HorovodWorld:
         return int(self._hvd.size())
 
     def init(self) -> None:
-        """Rendezvous with the other ranks, and make the script's process sets again.
-
-        Raises:
-            RemovedError: the job has removed this host.
-            RendezvousError: a rank was lost meanwhile.
-            ConfigError: the ranks of a process set no longer exist, or other ranks have others.
-        """
+        """Rendezvous with the other ranks, and make the script's process sets again."""
         made = getattr(self._hvd.mpi_ops._basics, "process_sets", ())  # of our build of Horovod
         try:
             self._hvd.init(process_sets=[each for each in made if each.process_set_id is not None])

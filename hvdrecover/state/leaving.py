@@ -43,22 +43,43 @@ class Departure(Exception):  # noqa: N818  not an error: the ranks have decided 
 
 
 class Leaving(Hook):
-    """The wish of this rank's host to leave, such as after a preemption."""
+    """Which ranks leave, as after a preemption, and which hosts have come or gone.
+
+    If any rank knows of a change of hosts, all have a rendezvous.
+    """
 
     def __init__(self, config: Config) -> None:
         self._elastic = config.elastic
         self._host = zlib.crc32(config.host.encode())
+        self._reports: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._known = 0  # changes of hosts since the last rendezvous
+
+    def note(self, update: int) -> None:
+        """Take a report of the driver, on any thread: hosts have come (2) or gone (1)."""
+        self._reports.put(update)
+
+    def forget_changes(self) -> None:
+        """Forget all changes of hosts so far, as a rendezvous heeds them."""
+        while not self._reports.empty():
+            self._reports.get()
+        self._known = 0
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        """Send the wish, and the host."""
-        return () if moment.kind == "rendezvous" else [heartbeat.stop_asked(), self._host]
+        """Send the wish to leave, the host, and changes of hosts."""
+        if moment.kind == "rendezvous":
+            return ()
+        while not self._reports.empty():
+            self._known |= self._reports.get()
+        return [heartbeat.stop_asked(), self._host, self._known]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Return the departure, if there is one."""
+        """Return the departure, or the interrupt that leads to a rendezvous."""
         if moment.kind == "rendezvous":
             return None
-        asked, hosts = table.T.tolist()
-        return decide(asked, hosts, elastic=self._elastic)
+        asked, hosts, changes = table.T.tolist()
+        if any(asked) and (departure := decide(asked, hosts, elastic=self._elastic)) is not None:
+            return departure
+        return hosts_updated() if self._elastic and any(changes) else None
 
 
 def decide(asked: Sequence[int], hosts: Sequence[int], *, elastic: bool) -> Departure | None:
@@ -76,39 +97,6 @@ def decide(asked: Sequence[int], hosts: Sequence[int], *, elastic: bool) -> Depa
     whole = Stop.JOB in asked or (bool(emptied) and (not elastic or emptied == set(hosts)))
     leaving = [whole or host in emptied for host in hosts]
     return Departure(leaving, whole=whole) if any(leaving) else None
-
-
-class HostChanges(Hook):
-    """The changes that one rank knows of. If any rank knows of one, all have a rendezvous."""
-
-    def __init__(self, config: Config) -> None:
-        self._elastic = config.elastic
-        self._reports: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._known = 0
-
-    def note(self, update: int) -> None:
-        """Take a report, on any thread: hosts have come (2) or gone (1)."""
-        self._reports.put(update)
-
-    def forget(self) -> None:
-        """Forget all changes so far, as a rendezvous heeds them."""
-        self._take()
-        self._known = 0
-
-    def numbers(self, moment: Moment) -> Sequence[int]:
-        """Send all changes since the last rendezvous."""
-        if moment.kind == "rendezvous":
-            return ()
-        self._take()
-        return [self._known]
-
-    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Return the interrupt that leads to a rendezvous, if there was a change."""
-        return hosts_updated() if self._elastic and table.any() else None
-
-    def _take(self) -> None:
-        while not self._reports.empty():
-            self._known |= self._reports.get()
 
 
 @contextmanager

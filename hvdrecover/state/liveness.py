@@ -1,4 +1,4 @@
-"""This rank's signs of life: its heartbeat, and how long collectives wait for a silent rank.
+"""This rank's signs of life: its heartbeat, its wait for silent ranks, and the times of its recoveries.
 
 A rank that hangs is killed by its guardian. The others must have left their collectives by then, or they
 would be taken for hanging as well. So waiting is limited, except while a rank may be busy for long: before
@@ -8,11 +8,14 @@ the job's first commit, in a recovery, and in a pause.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Literal
 
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.clock import Clock
+from hvdrecover.events import Events
 from hvdrecover.state.adapter import World
 from hvdrecover.state.hooks import Agreement, Hook, Moment, Table
 
@@ -92,3 +95,58 @@ class Liveness(Hook):
         if moment.kind == "rendezvous":
             heartbeat.has_seen(*(table.max(axis=0) / 1000).tolist())
         return None
+
+
+Part = Literal["reset", "rendezvous", "load", "sync", "first_step"]
+
+
+class Timings(Hook):
+    """Adds up the parts of each recovery; the last part is the first step of training.
+
+    Args:
+        restored: is told how long a start from a durable commit took.
+    """
+
+    def __init__(self, clock: Clock, events: Events, restored: Callable[[float], None]) -> None:
+        self._clock = clock
+        self._events = events
+        self._restored = restored
+        self._parts: dict[Part, float] = {}
+        self._agreements = 0
+
+    def agreed(self, agreement: Agreement) -> None:
+        """Wait for the end of the first step."""
+        self._agreements += 1
+        number, ended, commit = self._agreements, self._clock.monotonic(), agreement.snapshot.id
+        is_durable = agreement.source == "durable"  # the agreement itself would keep its commit's memory
+
+        def first_step() -> None:
+            if number != self._agreements:
+                return  # there was another rendezvous since then
+            self.add("first_step", self._clock.monotonic() - ended)
+            names: tuple[Part, ...] = ("reset", "rendezvous", "load", "sync", "first_step")
+            parts: dict[str, Any] = {name: round(self.spent(name), 6) for name in names}
+            seconds = round(sum(parts.values()), 6)
+            self._parts = {}
+            if is_durable:
+                self._restored(seconds)
+            self._events.emit("recovered", **vars(commit), **parts, seconds=seconds)
+
+        heartbeat.at_progress(first_step)
+
+    @contextmanager
+    def of(self, part: Part) -> Iterator[None]:
+        """Add the time of the ``with`` block to a part."""
+        started = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self.add(part, self._clock.monotonic() - started)
+
+    def add(self, part: Part, seconds: float) -> None:
+        """Add to a part."""
+        self._parts[part] = self.spent(part) + seconds
+
+    def spent(self, part: Part) -> float:
+        """Return the seconds spent on a part of this recovery so far."""
+        return self._parts.get(part, 0.0)

@@ -12,9 +12,9 @@ from hvdrecover import machine
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import Layout
+from hvdrecover.checkpoint.near_tier import NearTier
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.elastic.commits.arenas import Arenas
 from hvdrecover.errors import HvdrecoverError, StateError
 from hvdrecover.machine import Available
 from hvdrecover.state.contents import Contents, Present, Strict
@@ -63,7 +63,7 @@ class Memory:
         self._place = place
         self._versions = versions
         self._dataset = dataset
-        self._positions = contents.positions()
+        self._positions = contents.positions()  # of the samplers, at the newest commit
         self.kept: Sequence[Kept] = ()
         self.arenas = Arenas()
         self.newest: Snapshot | None = None
@@ -87,14 +87,10 @@ class Memory:
         return self.newest is not None and self.newest.finished
 
     def commit(self) -> Snapshot:
-        """Make the next commit of the present state, and begin its random streams.
-
-        Raises:
-            StateError: a value cannot be part of a commit.
-        """
+        """Make the next commit of the present state, and begin its random streams."""
         # Counted from the last attempt: the other ranks count one that was interrupted here as well.
         commit = CommitId(self.attempt.generation, self.attempt.commit + 1)
-        present = self._present()
+        present = self._contents.take_apart(self._own.capture(self._place.carried))
         unchanged = self._is_unchanged(present)
         if not unchanged:
             self._random.number += 1
@@ -118,29 +114,27 @@ class Memory:
         """Copy the present state under a commit's identity.
 
         Args:
-            commit: the identity.
             present: the attributes' contents, if they have been taken apart already.
             finished: whether the training function has returned.
             unchanged: whether the newest commit has the same tensors, so that none has to be copied.
         """
-        present = present or self._present()
+        present = present or self._contents.take_apart(self._own.capture(self._place.carried))
         random = self._random.capture(present.own.get(RANDOM, Shares(0)).states)
         self.attempt, self.objection = commit, None
         layouts, arenas, digests = present.layouts(), {}, None
         if unchanged and self.newest is not None and self.newest.layouts == layouts:
             arenas, digests = dict(self.newest.arenas), self.newest.digests
         else:
-            self._make_room(layouts)
-            reuse = self.arenas.acquire(self.in_flight(), layouts)
+            reuse = self._acquire(layouts)
             self.newest = None  # an interrupted copy must not pass for a commit
-            arenas = self._contents.copy(present, reuse)
+            arenas = self._contents.copier.copy(present.parts, reuse)
             self.arenas.hold(arenas)
         state = {**present.state(), "random": random}
         state.update({each.key: value for each in self.kept if (value := each.capture()) is not None})
         self.newest = Snapshot(
             commit, arenas, state, self._place.size, self._versions, finished, self._dataset, digests
         )
-        self._mark()
+        self._positions = self._contents.positions()
         return self.newest
 
     def adopt(self, snapshot: Snapshot) -> None:
@@ -157,8 +151,7 @@ class Memory:
 
     def separate(self, snapshot: Snapshot) -> Snapshot:
         """Return a copy of the newest commit that may be changed; it is not held, as it is half changed."""
-        self._make_room(snapshot.layouts)
-        target = self.arenas.acquire(self.in_flight(), snapshot.layouts)
+        target = self._acquire(snapshot.layouts)
         self.newest = None
         arenas = {name: _copied(arena, target.get(name)) for name, arena in snapshot.arenas.items()}
         self.arenas.hold(arenas)
@@ -193,21 +186,17 @@ class Memory:
         differences = self._contents.load(snapshot.state, snapshot.arenas, where, strict=strict)
         for each in self.kept:
             each.load(snapshot.state.get(each.key))
-        self._mark()
+        self._positions = self._contents.positions()
         if self._place.joined:
             self._contents.place(self._place.rank, self._place.size)
         return differences
 
     def resume(self, snapshot: Snapshot, *, load: bool = True) -> None:
-        """Go to the rank-local state and the random streams of a commit; ``load``: values are not there yet.
-
-        Raises:
-            PerRankError: the commit's are of other ranks.
-        """
+        """Go to the rank-local state and the random streams of a commit; ``load``: values as well."""
         self._own.resume(snapshot, self._place.carried, load=load)
         if self._place.joined:
             self.resume_streams(snapshot)
-        self._mark()
+        self._positions = self._contents.positions()
 
     def resume_streams(self, snapshot: Snapshot) -> None:
         """Go to the random streams that began at a commit."""
@@ -217,36 +206,29 @@ class Memory:
         """Return whether no sampler has moved since the newest commit."""
         return self.newest is not None and self._contents.positions() == self._positions
 
-    def _present(self) -> Present:
-        return self._contents.take_apart(self._own.capture(self._place.carried))
-
-    def _make_room(self, layouts: Mapping[str, Layout]) -> None:
-        """If two commits do not fit into memory, wait for the one that is being written.
-
-        Raises:
-            StateError: it does not fit by itself.
-        """
-        if (lacking := self._beyond_room(layouts)) is None:
-            return
-        if self.in_flight() is not None:
+    def _acquire(self, layouts: Mapping[str, Layout]) -> Mapping[str, Arena]:
+        """Return arenas for the next commit. If memory is short, wait for the write before it."""
+        arenas, shortage = self._usable(layouts)
+        if shortage and self.in_flight() is not None:
             if not self._has_waited:
                 self._has_waited = True
-                logger.warning("commits wait for the write before them: %s", _shortage(*lacking))
+                logger.warning("commits wait for the write before them: %s", shortage)
             self.vacate()
-            lacking = self._beyond_room(layouts)
-        if lacking is not None:
+            arenas, shortage = self._usable(layouts)
+        if shortage:
             remedy = "use a host or a limit with more, fewer processes on each host, or a smaller state"
-            raise StateError("state", f"{_shortage(*lacking)}; {remedy}")
+            raise StateError("state", f"{shortage}; {remedy}")
+        return arenas
 
-    def _beyond_room(self, layouts: Mapping[str, Layout]) -> tuple[int, Available] | None:
-        """Return the memory that the next commit needs, and the free memory, if that is too little."""
-        need = self.arenas.lacks(self.in_flight(), layouts)
+    def _usable(self, layouts: Mapping[str, Layout]) -> tuple[Mapping[str, Arena], str]:
+        """Return arenas for the next commit; and a line if memory is too short for it, or ''."""
+        arenas, need = self.arenas.choose(self.in_flight(), layouts)
         left = self.room() if need else None
-        return None if left is None or need <= left.nbytes else (need, left)
-
-    def _mark(self) -> None:
-        """Note where the samplers are at the newest commit."""
-        self._positions = self._contents.positions()
+        if left is None or need <= left.nbytes:
+            return arenas, ""
+        where = "in this process's cgroup" if left.limited else "on this host"
+        sizes = f"{need / 1e9:.3g} GB of memory, and {left.nbytes / 1e9:.3g} GB are left"
+        return arenas, f"a commit takes another {sizes} {where}"
 
     def _is_unchanged(self, present: Present) -> bool:
         """Return whether the present state equals the newest commit, bit for bit."""
@@ -264,7 +246,92 @@ def _copied(arena: Arena, target: Arena | None) -> Arena:
     return target
 
 
-def _shortage(need: int, left: Available) -> str:
-    where = "in this process's cgroup" if left.limited else "on this host"
-    sizes = f"{need / 1e9:.3g} GB of memory, and {left.nbytes / 1e9:.3g} GB are left"
-    return f"a commit takes another {sizes} {where}"
+# -- buffers of commits -----------------------------------------------------------------------------------
+
+
+class Arenas:
+    """The arenas of the newest commit, and of one more.
+
+    The next commit overwrites the newest one, unless that is being written. Then the next one goes to other
+    memory, and the two take turns: memory that is new to the process costs more time than the copy. When the
+    write ends, the memory of the older one is offered back to the system. So one state's size is used while
+    nothing is in flight, and never more than two.
+
+    The process that keeps its host's near tier has commits in that memory instead, whenever some is free.
+
+    Attributes:
+        near: the near tier, if this process keeps it.
+    """
+
+    def __init__(self) -> None:
+        self._newest: Mapping[str, Arena] = {}
+        self._spare: Mapping[str, Arena] = {}
+        self._abandoned: list[Callable[[], Snapshot | None]] = []
+        self.near: NearTier | None = None
+
+    def choose(
+        self, in_flight: Snapshot | None, layouts: Mapping[str, Layout]
+    ) -> tuple[Mapping[str, Arena], int]:
+        """Return arenas that the next commit may overwrite, and how many bytes of new memory it needs.
+
+        Args:
+            in_flight: the commit that is being written and must not change, if any.
+            layouts: of the next commit's files, by attribute name.
+        """
+        pinned = self._pinned(in_flight)
+        if self.near is not None and (near := self.near.acquire(layouts, pinned)) is not None:
+            return near, 0
+        found: Mapping[str, Arena] = {}
+        for arenas in (self._newest, self._spare):
+            if arenas and not _is_shared(arenas) and pinned.isdisjoint(arenas.values()):
+                found = arenas
+                break
+        if found is self._spare:
+            for arena in found.values():
+                arena.take_back()
+        if self.near is not None and self.near.has_memory:
+            return found, 0  # it has looked for room for all that it will ever take
+        new = (
+            layout for name, layout in layouts.items() if name not in found or found[name].layout != layout
+        )
+        return found, sum(layout.nbytes for layout in new)
+
+    def hold(self, newest: Mapping[str, Arena]) -> None:
+        """Note the arenas of the newest commit."""
+        if _is_shared(newest) or _is_shared(self._newest):
+            self._spare = {}
+        elif set(newest.values()).isdisjoint(self._newest.values()):
+            self._spare = self._newest
+        self._newest = newest
+
+    def adopt(self, newest: Mapping[str, Arena]) -> None:
+        """Note the arenas of a commit that has been loaded; the memory of those before is let go."""
+        self._newest, self._spare = newest, {}
+
+    def release(self, written: Snapshot) -> None:
+        """Offer the memory of a commit back to the system, unless the newest one needs it.
+
+        Called on the writer's thread, while the commit still counts as in flight, so the next commit does not
+        use it yet.
+        """
+        if not _is_shared(written.arenas) and set(written.arenas.values()).isdisjoint(self._newest.values()):
+            for arena in written.arenas.values():
+                arena.offer_back()
+
+    def abandon(self, in_flight: Callable[[], Snapshot | None]) -> None:
+        """Keep the memory that a writer which was given up may still be reading.
+
+        Args:
+            in_flight: returns the snapshot that it writes, if any.
+        """
+        self._abandoned.append(in_flight)
+
+    def _pinned(self, in_flight: Snapshot | None) -> set[Arena]:
+        self._abandoned = [each for each in self._abandoned if each() is not None]
+        read = [in_flight, *(each() for each in self._abandoned)]
+        return {arena for snapshot in read if snapshot is not None for arena in snapshot.arenas.values()}
+
+
+def _is_shared(arenas: Mapping[str, Arena]) -> bool:
+    """Return whether commits lie in the near tier, or did until its memory was given back."""
+    return any(arena.shared for arena in arenas.values())

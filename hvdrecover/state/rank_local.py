@@ -100,11 +100,7 @@ class Ranks:
         return asked or default
 
     def join(self, context: Any, own: RankLocalState, guard: Any) -> tuple[Any, ...]:
-        """Take a place in a state; called once. Return the hooks that come with these ranks.
-
-        Raises:
-            ConfigError: the guard asks for replays.
-        """
+        """Take a place in a state; called once. Return the hooks that come with these ranks."""
         if guard is not None and guard.replay:
             raise ConfigError("replay", "only parts of virtual ranks are replayed, and the state has none")
         return ()
@@ -131,36 +127,31 @@ class Ranks:
 class Place:
     """This rank's place in the job. Until it has agreed on a state with the others, it counts as alone.
 
-    After a rendezvous it reports the previous rank and size, of which the present state is, until `arrived`.
+    After a rendezvous it keeps the previous rank and size, of which the present state is, until `arrived`.
 
     Attributes:
-        job: identity of the job; empty before the first agreement.
+        rank: this rank; 0 while it is alone.
+        size: the number of ranks; 1 while this one is alone.
+        job: identity of the job; empty while this rank is alone.
+        joined: whether this rank has agreed on a state with the others.
     """
 
     def __init__(self, world: World, ranks: Ranks) -> None:
         self._world = world
         self._ranks = ranks
-        self._rank, self._size = 0, 1
-        self.job = ""
-
-    @property
-    def joined(self) -> bool:
-        """Return whether this rank has agreed on a state with the others."""
-        return self.job != ""
-
-    @property
-    def rank(self) -> int:
-        """This rank; 0 while it is alone."""
-        return self._rank if self.joined else 0
-
-    @property
-    def size(self) -> int:
-        """The number of ranks; 1 while this one is alone."""
-        return self._size if self.joined else 1
+        self._arrived = (0, 1)
+        self.rank, self.size, self.job, self.joined = 0, 1, "", False
 
     def arrived(self) -> None:
         """Take the rank and size of the last rendezvous."""
-        self._rank, self._size = self._world.rank(), self._world.size()
+        self._arrived = self._world.rank(), self._world.size()
+        if self.joined:
+            self.rank, self.size = self._arrived
+
+    def join(self, job: str) -> None:
+        """Agree with the others, who are in this job."""
+        self.job, self.joined = job, True
+        self.rank, self.size = self._arrived
 
     @property
     def carried(self) -> Carried:
@@ -262,11 +253,7 @@ class PerRank:
     # -- called by the state -----------------------------------------------------------------------------
 
     def become_virtual(self, size: int, current: Callable[[], int]) -> None:
-        """Have a value for each of ``size`` virtual ranks; ``current`` returns the one that is carried out.
-
-        Raises:
-            ConfigError: it was given one value with a state, which several virtual ranks cannot share.
-        """
+        """Have a value for each virtual rank; ``current`` returns the one that is carried out."""
         if self._one.stateful is not None:
             raise ConfigError(
                 "PerRank",
@@ -288,11 +275,7 @@ class PerRank:
         """Learn the states of all ranks that the next commit will hold."""
 
     def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
-        """Go to the states of a commit that ``size`` ranks made. ``name`` is for errors.
-
-        Raises:
-            PerRankError: the ranks are others, and there is no `on_resize`; or a rank's state is lost.
-        """
+        """Go to the states of a commit that ``size`` ranks made. ``name`` is for errors."""
         for rank in carried.ranks:
             self._resume(name, states, size, rank, carried.size)
             self._of(rank).place = (rank, carried.size)
@@ -435,11 +418,7 @@ class RankLocalState:
     # -- exchange --------------------------------------------------------------------------------------
 
     def gather(self, world: World, carried: Carried) -> None:
-        """Before a commit of all ranks: learn the states of all.
-
-        Raises:
-            UnsupportedValueError: this process's take more bytes than can be exchanged at each commit.
-        """
+        """Before a commit of all ranks: learn the states of all."""
         self.forget()  # the values of a commit that failed later
         if not self.exists:
             return
@@ -464,7 +443,6 @@ class RankLocalState:
         callback.
 
         Args:
-            world: the ranks, all of which call this.
             carried: the ranks that this process carries out from now on.
             held: the newest commit in this rank's memory.
             newest: the elected one; None if no memory holds any, and each rank begins with its present
@@ -562,13 +540,8 @@ class RankLocalState:
         """Go to the states of a commit, all but the random streams.
 
         Args:
-            snapshot: the commit.
             carried: the ranks to whose states to go.
             load: whether values are loaded; if not, they are at the commit already.
-
-        Raises:
-            PerRankError: they are states of other ranks.
-            CorruptCheckpointError: the commit holds nonsense.
         """
         self.forget()
         self._carried = carried

@@ -19,25 +19,35 @@ A new generation each time: a rank that is left behind may hold, or be writing, 
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import json
 import uuid
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from hvdrecover import heartbeat
+import numpy as np
+
+from hvdrecover import error_kinds, heartbeat
+from hvdrecover.checkpoint.arena import Arena, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest_numbers
+from hvdrecover.checkpoint.layout import parse
 from hvdrecover.checkpoint.near_tier import Recalled
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.elastic.durable.near import Files
-from hvdrecover.errors import RecoveryError
+from hvdrecover.errors import RecoveryError, StoppedError
 from hvdrecover.state import liveness
-from hvdrecover.state.adapter import gather_json
+from hvdrecover.state.adapter import World, gather_json
 from hvdrecover.state.commit import among_ranks, load
 from hvdrecover.state.election import Election, Left, Published, elect, revive
 from hvdrecover.state.hooks import Agreement, Hook, Moment, Source
+from hvdrecover.state.near import Files
 from hvdrecover.state.session import Session
-from hvdrecover.state.transfer import digests, failure, receive, send, send_failure, stopped
+
+PIECE = 1 << 26  # bytes in one broadcast
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,18 +74,13 @@ def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
     """Leave the old ranks and rendezvous with the present ones, after a fault.
 
     Args:
-        session: this rank's.
         reason: the fault, in words.
         steps: how many steps this rank has rolled back for it.
-
-    Raises:
-        RendezvousError: a rank was lost during the rendezvous.
-        RemovedError: the job has removed this host.
     """
     session.context.events.emit("reset", reason=reason, steps=steps)
     with session.timings.of("reset"):
         session.context.world.shutdown()
-    session.hosts.forget()  # the rendezvous covers all changes so far, and none after it
+    session.leaving.forget_changes()  # the rendezvous covers all changes so far, and none after it
     with session.timings.of("rendezvous"):
         session.context.world.init()
     liveness.forget()
@@ -92,16 +97,8 @@ def agree(session: Session, reached: tuple[int, int] = (0, 0), *, state_unchange
     """Bring all ranks to one commit; return where it came from.
 
     Args:
-        session: this rank's.
         reached: how far the job had come before, for the line that says what is repeated.
         state_unchanged: whether the attributes still equal the commit in memory.
-
-    Raises:
-        CheckpointError: rank 0 could not load a durable commit.
-        RecoveryError: the same, on the other ranks.
-        StructureError: the ranks were not started with the same, and the state has a guard.
-        DivergedError: memories hold one commit with different parameters, and the guard is to raise it.
-        PerRankError: the commit has the rank-local states of other ranks.
     """
     context, memory, clock = session.context, session.memory, session.context.clock
     started = clock.monotonic()
@@ -144,7 +141,7 @@ def _recall(session: Session) -> Recalled | None:
 
 def _elect(session: Session, recalled: Recalled | None) -> Election:
     context, hooks = session.context, session.hooks
-    moment, session.unheard = Moment("rendezvous", session.memory.newest), None
+    moment = Moment("rendezvous", session.memory.newest)
     own, job = session.memory.last, context.place.job
     if recalled is not None:
         own, job = recalled.snapshot.id, recalled.job
@@ -162,11 +159,7 @@ def _elect(session: Session, recalled: Recalled | None) -> Election:
 
 
 def _refuse_other_states(session: Session) -> None:
-    """Refuse to mix up the ranks' states of one script.
-
-    Raises:
-        RecoveryError: on all ranks, so that all start again, and reach the same state.
-    """
+    """Refuse to mix up the ranks' states of one script."""
     mine = [session.context.world.past.functions, session.durable.root]
     states = gather_json(session.context.world, mine, "hvdrecover.states")
     listed = ", ".join(
@@ -184,12 +177,7 @@ def _refuse_other_states(session: Session) -> None:
 
 
 def _revive(session: Session, recalled: Recalled | None) -> Claimed:
-    """Decide which commit the job resumes from; all ranks call this, and find the same.
-
-    Raises:
-        CheckpointError: the checkpoint root cannot be claimed; on rank 0.
-        StoppedError: the same, on the other ranks.
-    """
+    """Decide which commit the job resumes from; all ranks call this, and find the same."""
     context = session.context
     mine = None if recalled is None else [vars(recalled.snapshot.id), recalled.start]
     rows = gather_json(context.world, [context.config.host, mine], "hvdrecover.near")
@@ -244,7 +232,7 @@ def _decide(session: Session, hosts: Sequence[str], left: Sequence[Left | None])
 def _claim(session: Session, left: Mapping[str, str]) -> int:
     """Claim the root for a new start of the job; for ``left``, see `DurableSide.claim`."""
     start, job = uuid.uuid4().hex, session.context.config.job
-    session.context.place.job = f"{job}/{start}" if job else start
+    session.context.place.join(f"{job}/{start}" if job else start)
     session.durable.retire()  # its claim is of an earlier attempt at this, and so of another job
     with session.timings.of("load"):
         return session.durable.claim(left)
@@ -268,7 +256,7 @@ def _follow(
     """Receive the source rank's commit, and load it."""
     newest = election.newest if claimed is None else claimed.commit
     agreement = receive(session.context.world, session.root, *_held(session, newest, recalled))
-    session.context.place.job = agreement.job
+    session.context.place.join(agreement.job)
     # If a rank fails next, its guardian knows from which commit the rank has resumed.
     heartbeat.notify(loaded=agreement.loaded)
     load(session, agreement.snapshot, strict=among_ranks(session))
@@ -320,7 +308,7 @@ def _from_memory(
 
 
 def _from_near(session: Session, recalled: Recalled, claimed: Claimed) -> Agreement:
-    session.context.place.job = claimed.job
+    session.context.place.join(claimed.job)
     name = recalled.snapshot.id.name
     heartbeat.notify(loaded=name)
     with session.timings.of("load"):
@@ -350,9 +338,8 @@ def _from_root(session: Session, generation: int) -> Agreement:
 
 def _resumed(session: Session, stored: Snapshot, generation: int, where: str) -> Snapshot:
     """Load a commit of an earlier start under this one's generation; return it as all ranks get it."""
-    for hook in session.hooks:
-        hook.resuming(stored, where)
-    resumed = {hook.key: hook.resumed(stored.state.get(hook.key)) for hook in session.hooks.kept()}
+    session.hooks.resuming(stored, where)
+    resumed = {hook.key: hook.resumed(stored.state.get(hook.key)) for hook in session.hooks.kept}
     state = {**stored.state, **{key: value for key, value in resumed.items() if value is not None}}
     stored = dataclasses.replace(stored, id=CommitId(generation, stored.id.commit), state=state)
     if load(session, stored, strict=session.durable.strict, where=where):
@@ -367,7 +354,7 @@ def _resumed(session: Session, stored: Snapshot, generation: int, where: str) ->
 def _adopt(session: Session, agreement: Agreement) -> None:
     context, memory, snapshot = session.context, session.memory, agreement.snapshot
     memory.adopt(snapshot)
-    context.place.job = agreement.job
+    context.place.join(agreement.job)
     _place_samplers(session)
     session.durable.ranks_agreed()
     resized = snapshot.world_size != context.world.size()
@@ -419,3 +406,118 @@ def report(
         counted += [f"{steps} step{'s' if steps > 1 else ''}"] if steps else []
         line += f"; {' and '.join(counted)} {'are' if commits + steps > 1 else 'is'} repeated"
     return f"{line}; {seconds:.2f} s"
+
+
+# -- transfer: the source rank sends its commit ------------------------------------------------------------
+# 1. The source rank broadcasts a header: the commit's JSON, the headers of its files, and their digests.
+# 2. Ranks that hold the very bytes keep theirs. If all do, nothing more is sent.
+# 3. Else the files are broadcast piece by piece, into memory of the receiver's own: its commit stays whole
+#    until all has come.
+
+
+def send(world: World, root: int, agreement: Agreement) -> None:
+    """Send the source rank's commit to the other ranks."""
+    snapshot = agreement.snapshot
+    held = digests(snapshot) if agreement.source in ("memory", "near") and world.size() > 1 else {}
+    header = {
+        "id": [snapshot.id.generation, snapshot.id.commit],
+        "source": agreement.source,
+        "job": agreement.job,
+        "loaded": agreement.loaded,
+        "state": snapshot.state,
+        "world_size": snapshot.world_size,
+        "versions": snapshot.versions,
+        "finished": snapshot.finished,
+        "files": {
+            name: [arena.layout.nbytes, base64.b64encode(arena.layout.header).decode()]
+            for name, arena in snapshot.arenas.items()
+        },
+        "digests": held,
+    }
+    _broadcast_json(world, root, header)
+    _broadcast_files(world, root, snapshot.arenas, lacking=False)
+
+
+def digests(snapshot: Snapshot) -> dict[str, str]:
+    """Return the digests of a commit's files, by attribute name."""
+    return snapshot.digested().digests or {}
+
+
+def send_failure(world: World, root: int, error: BaseException) -> None:
+    """Tell the other ranks that the source rank has nothing to send."""
+    _broadcast_json(world, root, failure(error))
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    """Return an error as the other ranks get it."""
+    kind = error_kinds.kinds(error)[:1] or [type(error).__name__]
+    return {"error": f"{type(error).__name__}: {error}", "kind": kind[0]}
+
+
+def stopped(root: int, failure: dict[str, Any]) -> StoppedError:
+    """Return the error of the ranks to which rank ``root`` has sent its `failure`."""
+    return StoppedError(f"rank {root} has no state to resume from. {failure['error']}", failure["kind"])
+
+
+def receive(
+    world: World, root: int, held: Mapping[str, Arena] = _NONE, mine: Mapping[str, str] = _NONE
+) -> Agreement:
+    """Receive the source rank's commit.
+
+    Args:
+        root: the source rank.
+        held: the files of a commit that may be the same, by attribute name. If their bytes are, their memory
+            is used, and nothing is copied.
+        mine: the digests of these files.
+    """
+    header = _broadcast_json(world, root, None)
+    if "error" in header:
+        raise stopped(root, header)
+    lacking = mine != header["digests"] or not mine
+    arenas = {
+        name: Arena(parse(base64.b64decode(text), size)) if lacking else held[name]
+        for name, (size, text) in header["files"].items()
+    }
+    _broadcast_files(world, root, arenas, lacking=lacking)
+    snapshot = Snapshot(
+        id=CommitId(*header["id"]),
+        arenas=arenas,
+        state=header["state"],
+        world_size=header["world_size"],
+        versions=header["versions"],
+        finished=header["finished"],
+        digests=None if lacking else dict(mine),
+    )
+    return Agreement(snapshot, header["source"], header["job"], header["loaded"])
+
+
+def _broadcast_files(world: World, root: int, arenas: Mapping[str, Arena], *, lacking: bool) -> None:
+    """Fill the memory of the ranks that lack the files; the arenas are in the same order on all ranks."""
+    if not world.allgather([lacking], "hvdrecover.lacking").any():
+        return
+    pieces = (
+        arena.buffer[start : start + PIECE]
+        for arena in arenas.values()
+        for start in range(0, len(arena.buffer), PIECE)
+    )
+    scratch = None  # for a rank that has the bytes already
+    for number, piece in enumerate(pieces):
+        if not lacking and world.rank() != root:
+            scratch = allocate(PIECE) if scratch is None else scratch
+            piece = scratch[: len(piece)]
+        _send(world, root, piece, number)
+
+
+def _send(world: World, root: int, piece: Any, number: int) -> None:
+    world.broadcast(piece, root, f"hvdrecover.snapshot.{number}.{len(piece)}")
+
+
+def _broadcast_json(world: World, root: int, value: dict[str, Any] | None) -> dict[str, Any]:
+    text = np.frombuffer(json.dumps(value, default=dict).encode(), dtype=np.uint8).copy()
+    length = np.array([len(text)], dtype=np.int64).view(np.uint8)
+    world.broadcast(length, root, "hvdrecover.header.length")
+    if world.rank() != root:
+        text = allocate(int(length.view(np.int64)[0]))
+    world.broadcast(text, root, "hvdrecover.header")
+    received: dict[str, Any] = json.loads(text.tobytes())
+    return received

@@ -202,11 +202,7 @@ class Rollbacks:
         self._account = replace(mine, faults=faults, reached=reached.changes, done=reached.steps)
 
     def rejoined(self) -> None:
-        """Note the end of a rendezvous.
-
-        Raises:
-            NoProgressError: there was fault after fault, without a comparison in between.
-        """
+        """Note the end of a rendezvous."""
         if self._account.faults >= ATTEMPTS:
             raise self._no_progress(self._account.faults)
         if self._first is not None:
@@ -214,11 +210,7 @@ class Rollbacks:
             self._account = replace(self._account, age=age)
 
     def compare(self) -> None:
-        """Compare with the other ranks, all of whom call this after the rendezvous, before they agree.
-
-        Raises:
-            NoProgressError: they have come back too often without having got farther; on all ranks.
-        """
+        """Compare with the other ranks, all of whom call this after the rendezvous, before they agree."""
         far = self._tally
         mine = replace(self._account, changes=far.changes, steps=far.steps, returns=far.returns)
         table = self._world.allgather(astuple(mine), "hvdrecover.rollbacks")

@@ -6,27 +6,26 @@ A new feature that observes, keeps JSON in each commit, or votes is one file, an
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Literal
 
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.config import Config
-from hvdrecover.elastic.durable.durability import DurableSide
-from hvdrecover.elastic.durable.interval import Pacing
-from hvdrecover.elastic.scalars.scalars import Scalars
-from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.guard.guard import GuardHook
 from hvdrecover.guard.numbers import Judge, Missing
 from hvdrecover.guard.settings import Guard
-from hvdrecover.state.hooks import Context, Hook, Hooks
-from hvdrecover.state.leaving import HostChanges, Leaving
-from hvdrecover.state.liveness import Liveness
+from hvdrecover.scalars import Scalars
+from hvdrecover.state.durable import DurableSide
+from hvdrecover.state.hooks import Blank, Context, Hook, Hooks
+from hvdrecover.state.interval import Pacing
+from hvdrecover.state.leaving import Leaving
+from hvdrecover.state.liveness import Liveness, Timings
 from hvdrecover.state.memory import Memory
 from hvdrecover.state.random import Generators, Randomness
 from hvdrecover.state.rank_local import RankLocalState
-from hvdrecover.state.timings import Timings
 from hvdrecover.state.unresumed import Unresumed
+from hvdrecover.trackers import Tracker
 from hvdrecover.version import __version__
 
 Hear = Callable[[], BaseException | None]
@@ -37,29 +36,15 @@ class Session:
     """The parts of one rank's state, which `commit`, `rendezvous` and `run` work on.
 
     Args:
-        context: its surroundings.
-        settings: the user's wishes for durable commits; None without a checkpoint root.
-        rng: how random generators are treated.
-        guard: what is compared between the ranks; None for nothing.
-        tensorboard: path or URL of the folder for TensorBoard's runs; None writes none.
-        tracker: the experiment tracker to which rank 0 reports; None reports to none.
+        settings: of durable commits; None without a checkpoint root.
         others: the adapter's hooks.
         call: calls a method of the state that the user's class may override, around our own work.
 
-    Raises:
-        ConfigError: a setting has no usable value.
-
     Attributes:
-        memory: the newest commit in memory.
-        durable: the durable side.
         own: the rank-local state.
-        timings: of recoveries.
-        hosts: changes of hosts, as Horovod's driver reports them.
-        hooks: all hooks.
+        leaving: which ranks leave; and changes of hosts, as Horovod's driver reports them.
         reset_callbacks: functions to call when the ranks are others than before.
         root: the source rank of the last agreement.
-        unheard: the vote of a commit that failed on this rank only; None if there is none.
-        unheard_at: the samplers' positions and the steps since the last commit at that vote.
     """
 
     def __init__(
@@ -85,32 +70,28 @@ class Session:
         self.memory = Memory(context.contents, self.own, context.place, versions, dataset)
         pacing = Pacing(context.clock, on=settings is not None and settings.interval == "auto")
         self.durable = DurableSide(settings, context, pacing, self.memory)
-        self.timings = Timings(context.clock, context.events, pacing)
-        self.hosts = HostChanges(context.config)
+        self.timings = Timings(context.clock, context.events, pacing.restored)
+        self.leaving = Leaving(context.config)
         self.hooks = Hooks(
             (
                 Liveness(context.world),
                 self.timings,
                 *_instruments(context),
                 # It watches gradients before the judge, which may skip a step.
-                Scalars(tensorboard, context, tracker),
-                pacing,
+                Scalars(tensorboard, context, tracker) if tensorboard or tracker else Blank(1),
+                *([pacing] if pacing.on else []),
                 self.durable,
                 GuardHook(guard, context),
-                Missing(context, on=guard is not None),
-                Judge(guard, context),
+                *([Missing(context), Judge(guard, context)] if guard is not None else [Blank(2)]),
                 Unresumed(context),
-                Leaving(context.config),
-                self.hosts,
+                self.leaving,
                 *virtual,
                 *others,
             )
         )
-        self.memory.kept = self.hooks.kept()
+        self.memory.kept = self.hooks.kept
         self.reset_callbacks: list[Callable[[], None]] = []
         self.root = 0
-        self.unheard: Hear | None = None
-        self.unheard_at: tuple[Mapping[str, tuple[int, int]], int] = ({}, 0)
 
 
 def settings_of(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoint | None:

@@ -125,7 +125,6 @@ def watch_early_collectives(hvd: Any, config: Config) -> None:
 
     Args:
         hvd: its Horovod module.
-        config: the settings of this process.
     """
 
     @functools.cache

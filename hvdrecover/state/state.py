@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from hvdrecover import config as configs
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.elastic.scalars.scalars import as_numbers
-from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.errors import ConfigError
 from hvdrecover.events import of_training
 from hvdrecover.guard.settings import Guard
+from hvdrecover.scalars import as_numbers
 from hvdrecover.state import commit as commits
 from hvdrecover.state.adapter import Framework, HiddenAttribute, World
 from hvdrecover.state.contents import Contents
@@ -25,6 +24,7 @@ from hvdrecover.state.random import Randomness
 from hvdrecover.state.rank_local import Place, Ranks
 from hvdrecover.state.rendezvous import agree, reset
 from hvdrecover.state.session import Session, settings_of
+from hvdrecover.trackers import Tracker
 
 Result = TypeVar("Result")
 
@@ -43,12 +43,34 @@ HOROVODS = frozenset(
 )
 """Names of Horovod's states; no attribute can have one."""
 
-_TAKES: dict[str, tuple[type, ...]] = {
+
+class Keywords(TypedDict, total=False):
+    """The settings that each class of states takes by keyword.
+
+    Attributes:
+        checkpoint: a `Checkpoint`, or just its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that
+            nothing is written.
+        rng: ``"reseed"`` seeds all global generators again at every commit, so a resumed run equals
+            an undisturbed one; ``"store"`` leaves them alone and stores their states instead. None takes the
+            class's default.
+        guard: what is compared between the ranks; None compares nothing.
+        tensorboard: path or URL of the folder for TensorBoard's runs, one for each rank; None writes none.
+        tracker: an experiment tracker, to which rank 0 reports; None reports to none.
+    """
+
+    checkpoint: Checkpoint | str | None
+    rng: Randomness | None
+    guard: Guard | None
+    tensorboard: str | None
+    tracker: Tracker | None
+
+
+_TAKES: dict[str, type | tuple[type, ...]] = {
     "checkpoint": (Checkpoint, str),
-    "rng": (str,),
-    "guard": (Guard,),
-    "tensorboard": (str,),
-    "tracker": (Tracker,),
+    "rng": str,
+    "guard": Guard,
+    "tensorboard": str,
+    "tracker": Tracker,
 }
 
 
@@ -73,20 +95,13 @@ class State:
     Args:
         framework: facts about the framework.
         world: the ranks.
-        checkpoint: a `Checkpoint`, or just its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that
-            nothing is written.
-        rng: ``"reseed"`` seeds all global generators anew at every commit, which makes a resumed run equal to
-            an undisturbed one; ``"store"`` leaves them alone and stores their states instead. None takes the
-            class's default.
-        guard: what is compared between the ranks; None compares nothing.
-        tensorboard: path or URL of the folder for TensorBoard's runs, one for each rank; None writes none.
-        tracker: an experiment tracker, to which rank 0 reports; None reports to none.
         config: the process's settings.
         clock: where times come from.
         hooks: the adapter's own.
         hidden: attributes that the adapter adds, by names that begin with an underscore.
         virtual: the virtual ranks; None if the job has none.
-        attributes: what to track.
+        attributes: what to track; and the keywords of `Keywords`.
+        keywords: the same, apart from the attributes.
 
     Raises:
         ConfigError: a setting has no usable value, or an attribute's name is taken.
@@ -111,23 +126,16 @@ class State:
         framework: Framework,
         world: World,
         *,
-        checkpoint: Checkpoint | str | None = None,
-        rng: Randomness | None = None,
-        guard: Guard | None = None,
-        tensorboard: str | None = None,
-        tracker: Tracker | None = None,
+        attributes: Mapping[str, Any],
         config: configs.Config | None = None,
         clock: Clock = SYSTEM_CLOCK,
         hooks: Sequence[Hook] = (),
         hidden: Mapping[str, HiddenAttribute] | None = None,
         virtual: Ranks | None = None,
-        attributes: dict[str, Any],
+        **keywords: Unpack[Keywords],
     ) -> None:
         config = config or configs.read()
-        keywords, others = _divide(
-            checkpoint=checkpoint, rng=rng, guard=guard, tensorboard=tensorboard, tracker=tracker
-        )
-        attributes = {**attributes, **others}
+        settings, attributes = _divide({**attributes, **keywords})
         _refuse_private(type(self))
         for name in attributes:
             vars(self).pop(name, None)  # a subclass may have set it before it called this
@@ -146,17 +154,16 @@ class State:
         events.rank = horovod_rank()
         self._session = Session(
             Context(framework, world, self._contents, config, events, clock, Place(world, ranks), ranks),
-            settings=settings_of(keywords["checkpoint"], config),
-            rng=ranks.rng(keywords["rng"], type(self)._rng),
-            guard=keywords["guard"],
-            tensorboard=keywords["tensorboard"] and configs.absolute(keywords["tensorboard"]),
-            tracker=keywords["tracker"],
+            settings=settings_of(settings["checkpoint"], config),
+            rng=ranks.rng(settings["rng"], type(self)._rng),
+            guard=settings["guard"],
+            tensorboard=settings["tensorboard"] and configs.absolute(settings["tensorboard"]),
+            tracker=settings["tracker"],
             others=hooks,
             call=self._around,
         )
         self._session.memory.capture(CommitId(0, 0))
-        for hook in self._session.hooks:
-            hook.attach()
+        self._session.hooks.attach()
         if type(self).reset is not State.reset:
             self._session.reset_callbacks.append(self.reset)
         self._make_way()
@@ -278,7 +285,7 @@ class State:
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Take Horovod's report, on its own thread, that hosts have come (2) or gone (1)."""
-        self._session.hosts.note(int(update_res))
+        self._session.leaving.note(int(update_res))
 
     def on_reset(self) -> None:
         """Called by `run` after each rendezvous."""
@@ -305,12 +312,14 @@ class State:
             found = {name: property(functools.partial(_tracked, name=name)) for name in names}
             self.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **found})
 
-    def __getattr__(self, name: str) -> Any:
-        # Only called for names that are not found otherwise, so tracked attributes live in one place.
-        contents = self.__dict__.get("_contents")
-        if contents is not None and name in contents.values:
-            return contents.values[name]
-        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+    if not TYPE_CHECKING:  # else mypy would take each name for an attribute, also a private one of ours
+
+        def __getattr__(self, name: str) -> Any:
+            # Only called for names that are not found otherwise, so tracked attributes live in one place.
+            contents = self.__dict__.get("_contents")
+            if contents is not None and name in contents.values:
+                return contents.values[name]
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def __setattr__(self, name: str, value: Any) -> None:
         contents = self.__dict__.get("_contents")
@@ -326,6 +335,9 @@ class State:
 
         If a subclass does not call ``super()``, ours follows its own.
         """
+        if getattr(type(self), verb) is getattr(State, verb):
+            ours()
+            return
         self._due[verb] = ours
         try:
             getattr(self, verb)()
@@ -338,21 +350,17 @@ def _tracked(state: State, name: str) -> Any:
     return state._contents.values[name]
 
 
-def _divide(**keywords: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tell our keywords from attributes of a script that have their names, by the values.
+def _divide(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Divide the arguments of a script into our keywords and its attributes.
 
-    Args:
-        keywords: what was given for each of our keywords; None if nothing.
-
-    Returns:
-        Our keywords, None where the script means another thing by the name; and its attributes.
+    An attribute may have the name of a keyword, if its value is not one for the keyword.
     """
-    theirs = {
-        name: value
-        for name, value in keywords.items()
-        if value is not None and not isinstance(value, _TAKES[name])
-    }
-    return {name: None if name in theirs else value for name, value in keywords.items()}, theirs
+    settings: dict[str, Any] = dict.fromkeys(_TAKES)
+    attributes: dict[str, Any] = {}
+    for name, value in given.items():
+        is_setting = name in _TAKES and (value is None or isinstance(value, _TAKES[name]))
+        (settings if is_setting else attributes)[name] = value
+    return settings, attributes
 
 
 def _is_ours(thing: Any) -> bool:

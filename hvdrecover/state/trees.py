@@ -57,12 +57,7 @@ class Copier:
         self._views = weakref.WeakKeyDictionary()
 
     def take_apart(self, trees: Mapping[str, Tree]) -> dict[str, Part]:
-        """Take trees apart, by attribute name.
-
-        Raises:
-            UnsupportedTensorError: a tensor that safetensors cannot hold.
-            UnsupportedValueError: a value that JSON cannot hold.
-        """
+        """Take trees apart, by attribute name."""
         parts = {}
         for name, tree in trees.items():
             found: dict[str, Tensor] = {}
@@ -199,9 +194,6 @@ def rebuild(framework: Framework, structure: Json, arena: Arena | None, *, own: 
     """Put a tree together from its JSON and its tensors.
 
     With ``own``, the tensors have their own memory; else they are views of the arena.
-
-    Raises:
-        ValueError: the structure is malformed, or names a tensor that the arena lacks.
     """
     views = {} if arena is None else framework.views(arena)
 

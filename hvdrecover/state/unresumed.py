@@ -16,9 +16,6 @@ class Unresumed(Hook):
 
     Each commit holds the settings that the run was started with. The script's settings are compared with
     them, and not with the optimizer's present ones, which training changes.
-
-    Args:
-        context: the state's surroundings.
     """
 
     key = "settings"

@@ -4,7 +4,6 @@ import horovod.tensorflow as _hvd
 
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
 from hvdrecover.data.version import DataVersion
-from hvdrecover.elastic.scalars.trackers import MLflow, Tracker, WandB
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError
 from hvdrecover.guard.settings import Guard
 from hvdrecover.heartbeat import heartbeat
@@ -27,6 +26,7 @@ from hvdrecover.tensorflow.guard import check_shards
 from hvdrecover.tensorflow.optimizer import DistributedOptimizer
 from hvdrecover.tensorflow.state import TensorFlowKerasState, TensorFlowState, load
 from hvdrecover.tensorflow.sync_batch_norm import SyncBatchNormalization
+from hvdrecover.trackers import MLflow, Tracker, WandB
 from hvdrecover.virtual.ranks import virtual_rank, virtual_size
 
 __all__ = [

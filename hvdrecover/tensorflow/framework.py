@@ -16,16 +16,16 @@ from keras.src.random.seed_generator import global_seed_generator
 from hvdrecover.checkpoint import memcpy
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
-from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.guard.numbers import Judge, Missing
+from hvdrecover.scalars import Scalars
 from hvdrecover.state import horovod
 from hvdrecover.state import random as streams
 from hvdrecover.state.adapter import Entry, StepObserver, Tree, fit_tensors
 from hvdrecover.state.contents import Contents
 from hvdrecover.tensorflow import guard, world
 from hvdrecover.tensorflow.optimizer import forget_sums, passes, report_gradients
-from hvdrecover.tensorflow.scalars import Steps, TensorFlowWriter
+from hvdrecover.tensorflow.scalars import Steps
 from hvdrecover.tensorflow.variables import mean_the_same, named, seeds, variables_of
 
 Array = npt.NDArray[Any]
@@ -212,10 +212,6 @@ class TensorFlowFramework:
     def not_finite(self, tensors: Mapping[str, tf.Variable]) -> list[str]:
         """Names of the variables that hold NaN or infinity."""
         return guard.not_finite(tensors)
-
-    def writer(self, folder: str, first: int) -> TensorFlowWriter:
-        """Open a run of TensorBoard's."""
-        return TensorFlowWriter(folder, first)
 
     def draw_seed(self) -> int:
         """A number below 2**63 from Python's generator, which ``keras.utils.set_random_seed`` seeds."""

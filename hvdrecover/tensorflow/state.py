@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
 import keras
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.errors import ConfigError
 from hvdrecover.guard.settings import Guard
 from hvdrecover.state import loading
@@ -24,6 +23,7 @@ from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.variables import Variable, build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.virtual import Step
 from hvdrecover.tensorflow.world import TensorFlowWorld
+from hvdrecover.trackers import Tracker
 from hvdrecover.virtual.ranks import virtual_of
 from hvdrecover.virtual.shares import Policy
 from hvdrecover.virtual.steps import steps
@@ -98,6 +98,11 @@ class TensorFlowState(State):
             virtual=ranks,
             attributes=attributes,
         )
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A tracked attribute."""
 
     def steps(
         self,

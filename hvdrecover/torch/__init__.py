@@ -4,7 +4,6 @@ import horovod.torch as _hvd
 
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
 from hvdrecover.data.version import DataVersion
-from hvdrecover.elastic.scalars.trackers import MLflow, Tracker, WandB
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError, StepError
 from hvdrecover.guard.settings import Guard
 from hvdrecover.heartbeat import heartbeat
@@ -19,6 +18,7 @@ from hvdrecover.torch import stepping as _stepping
 from hvdrecover.torch.elastic.sampler import ElasticSampler
 from hvdrecover.torch.guard import check_shards
 from hvdrecover.torch.state import TorchState, load
+from hvdrecover.trackers import MLflow, Tracker, WandB
 from hvdrecover.virtual.ranks import virtual_rank, virtual_size
 
 __all__ = [

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
-from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.guard.numbers import Judge, Missing
+from hvdrecover.scalars import Scalars
 from hvdrecover.state import horovod
 from hvdrecover.state import random as streams
 from hvdrecover.state.adapter import Entry, StepObserver, Tree, fit_tensors
@@ -229,10 +229,6 @@ class TorchFramework:
     def not_finite(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
         """Names of the tensors that hold NaN or infinity."""
         return guard.not_finite(tensors)
-
-    def writer(self, folder: str, first: int) -> scalars.TorchWriter:
-        """Open a run of TensorBoard's."""
-        return scalars.TorchWriter(folder, first)
 
     def original(self, error: BaseException) -> BaseException | None:
         """Return None: torch raises errors as they are."""

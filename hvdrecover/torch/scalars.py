@@ -1,56 +1,17 @@
-"""Scalars of training: times of steps and norms of gradients, and the writer for TensorBoard."""
+"""Scalars of training: times of steps, and norms of gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from hvdrecover.elastic.scalars.scalars import Scalars
-from hvdrecover.errors import ConfigError
+from hvdrecover.scalars import Scalars
 from hvdrecover.torch.optimizers import parameters_of
 from hvdrecover.torch.stepping import averages, is_adasum, steps_of
 
-FLUSH_SECONDS = 10
-QUEUE = 1000  # events, before a step waits for the file system
 _WIDE = (torch.float32, torch.float64)
-
-
-class TorchWriter:
-    """A TensorBoard run; see `hvdrecover.state.adapter.Writer`.
-
-    TensorBoard drops the step ``first`` and later ones of earlier files.
-    """
-
-    def __init__(self, folder: str, first: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer: Any = SummaryWriter(folder, purge_step=first, max_queue=QUEUE, flush_secs=FLUSH_SECONDS)
-
-    def scalars(self, values: Mapping[str, float], step: int, time: float) -> None:
-        """Write the scalars of a step as one event: ``add_scalar`` takes 40 times as long."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        each = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._writer.file_writer.add_summary(Summary(value=each), step, time)
-
-    def close(self) -> None:
-        """Write all to the file and close it."""
-        self._writer.close()
-
-
-def require_tensorboard() -> None:
-    """Import TensorBoard now, because the import takes seconds later; a ConfigError if it is missing."""
-    if find_spec("tensorboard") is None:
-        raise ConfigError(
-            "tensorboard", "the package tensorboard, which writes its logs, is not installed; pip install it"
-        )
-    import torch.utils.tensorboard  # noqa: F401
-
-
-# -- the steps of optimizers ---------------------------------------------------------------------------
 
 
 def watch(components: Mapping[str, Any], scalars: Scalars) -> None:

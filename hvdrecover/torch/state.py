@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.elastic.scalars.trackers import Tracker
 from hvdrecover.guard.settings import Guard
 from hvdrecover.state import loading
 from hvdrecover.state.loading import Loaded
@@ -15,9 +14,9 @@ from hvdrecover.state.random import Randomness
 from hvdrecover.state.state import State
 from hvdrecover.torch import virtual
 from hvdrecover.torch.framework import TorchFramework
-from hvdrecover.torch.scalars import require_tensorboard
 from hvdrecover.torch.stepping import name_parameters
 from hvdrecover.torch.world import TorchWorld
+from hvdrecover.trackers import Tracker
 from hvdrecover.virtual.ranks import virtual_of
 from hvdrecover.virtual.shares import Policy
 from hvdrecover.virtual.steps import Step, steps
@@ -69,8 +68,6 @@ class TorchState(State):
         shares: Policy | None = None,
         **attributes: Any,
     ) -> None:
-        if tensorboard is not None:
-            require_tensorboard()
         attributes = {"model": model, "optimizer": optimizer, **attributes}
         name_parameters(attributes)
         ranks = None
@@ -87,6 +84,11 @@ class TorchState(State):
             virtual=ranks,
             attributes=attributes,
         )
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A tracked attribute."""
 
     def steps(self, loader: Any) -> Iterator[Step]:
         """Go through what is left of a pass over the data, step by step of all virtual ranks.

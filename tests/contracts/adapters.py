@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import numpy.typing as npt
 
 from hvdrecover.checkpoint.layout import ITEM_BYTES
 from hvdrecover.state.adapter import Component, Framework, Tensor
-from tests.fakes.framework import Events
 
 
 class Adapter(ABC):
@@ -57,17 +55,6 @@ class Adapter(ABC):
     @abstractmethod
     def unsupported(self) -> Mapping[str, Tensor]:
         """Tensors that can't be part of a commit, by what they are."""
-
-    def read_run(self, folder: Path) -> Events:
-        """The scalars of a run, as TensorBoard reads them."""
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-        accumulator.Reload()
-        return {
-            name: [(each.step, each.value, each.wall_time) for each in accumulator.Scalars(name)]
-            for name in accumulator.Tags()["scalars"]
-        }
 
     @abstractmethod
     def draw(self) -> Mapping[str, float]:

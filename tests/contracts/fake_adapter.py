@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tests.contracts.adapters import Adapter
-from tests.fakes.framework import Events, FakeFramework, FakeModel, FakeOptimizer, read_run
+from tests.fakes.framework import FakeFramework, FakeModel, FakeOptimizer
 
 _DTYPES = {"F64": "float64", "F32": "float32", "I64": "int64", "U8": "uint8", "BOOL": "bool"}
 Array = npt.NDArray[Any]
@@ -49,9 +48,6 @@ class FakeAdapter(Adapter):
 
     def unsupported(self) -> Mapping[str, Array]:
         return {"of objects": np.array([object()]), "of text": np.array(["a"])}
-
-    def read_run(self, folder: Path) -> Events:
-        return read_run(folder)
 
     def draw(self) -> Mapping[str, float]:
         return {"fake": self.framework.generator.uniform()}

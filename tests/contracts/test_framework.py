@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -246,39 +244,6 @@ def test_large_numbers_are_finite(adapter: Adapter) -> None:
     model = adapter.model()
     spoil(adapter, model, 1e38)
     assert adapter.framework.not_finite(adapter.framework.trained(model)) == []
-
-
-# -- scalars -------------------------------------------------------------------------------------------
-
-
-def test_scalars_are_read_back_with_their_steps_and_times(adapter: Adapter, tmp_path: Path) -> None:
-    folder = tmp_path / "logs" / "rank-0"
-    writer = adapter.framework.writer(str(folder), 1)
-    for step in range(1, 2500):  # more than are kept waiting
-        writer.scalars({"loss": 1 / step, "seconds/step": 2.0 * step}, step, 1e9 + step)
-    writer.scalars({"norm/parameters": math.inf}, 2500, 1e9)
-    writer.close()
-    events = adapter.read_run(folder)
-    loss = events["loss"]
-    assert [step for step, _, _ in loss] == list(range(1, 2500))
-    assert [value for _, value, _ in loss] == pytest.approx([1 / step for step in range(1, 2500)])
-    assert [time for _, _, time in loss] == [1e9 + step for step in range(1, 2500)]
-    assert [value for _, value, _ in events["seconds/step"]] == [2.0 * step for step in range(1, 2500)]
-    assert [(step, value) for step, value, _ in events["norm/parameters"]] == [(2500, math.inf)]
-
-
-def test_a_later_writer_takes_back_what_earlier_ones_wrote_of_its_steps(
-    adapter: Adapter, tmp_path: Path
-) -> None:
-    for start, (first, last) in enumerate([(1, 6), (4, 5), (5, 5), (6, 8)]):  # all within a second
-        writer = adapter.framework.writer(str(tmp_path), first)
-        for step in range(first, last + 1):
-            writer.scalars({"loss": 10.0 * start + step}, step, 1e9 + step)
-        writer.close()
-    loss = adapter.read_run(tmp_path)["loss"]
-    assert [(step, value) for step, value, _ in loss] == [
-        *[(1, 1.0), (2, 2.0), (3, 3.0), (4, 14.0), (5, 25.0), (6, 36.0), (7, 37.0), (8, 38.0)]
-    ]
 
 
 # -- models and optimizers -----------------------------------------------------------------------------

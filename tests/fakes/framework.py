@@ -13,11 +13,12 @@ import numpy.typing as npt
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.data.order import SampleOrder, Tail
-from hvdrecover.elastic.scalars.scalars import Scalars
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.guard.numbers import Judge, Missing
+from hvdrecover.scalars import Scalars
 from hvdrecover.state.adapter import Entry, StepObserver
 from hvdrecover.state.contents import Contents
+from hvdrecover.trackers import Row, Tracker
 
 Array = npt.NDArray[Any]
 Events = dict[str, list[tuple[int, float, float]]]
@@ -113,27 +114,32 @@ class FakeSampler:
         yield from indices.tolist()
 
 
-class FakeWriter:
-    """Appends a line of JSON for each step, and one for its own beginning."""
+class FakeBoard(Tracker):
+    """Stands for TensorBoard: appends a line of JSON for each step, and one for the first step of a file."""
 
-    def __init__(self, folder: str, first: int) -> None:
-        self._path = Path(folder) / "scalars.jsonl"
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def open(self, run: str) -> int:
+        self._path, self._is_new = self._folder / run / "scalars.jsonl", True
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._append({"first": first})
+        return 0
 
-    def scalars(self, values: Mapping[str, float], step: int, time: float) -> None:
-        self._append({"step": step, "time": time, "values": dict(values)})
-
-    def close(self) -> None:
-        pass
-
-    def _append(self, line: dict[str, Any]) -> None:
+    def log(self, rows: Sequence[Row]) -> None:
         with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            if self._is_new:
+                self._is_new = False
+                file.write(json.dumps({"first": rows[0].step}) + "\n")
+            for row in rows:
+                line = {"step": row.step, "time": row.time, "values": dict(row.values)}
+                file.write(json.dumps(line) + "\n")
+
+    def close(self, *, finished: bool) -> None:
+        pass
 
 
 def read_run(folder: Path) -> Events:
-    """Return what `FakeWriter` has written to a folder, without what later ones have taken back."""
+    """Return what `FakeBoard` has written to a folder, without what later files have taken back."""
     events: Events = {}
     for line in map(json.loads, (folder / "scalars.jsonl").read_text().splitlines()):
         if "first" in line:
@@ -296,9 +302,6 @@ class FakeFramework:
 
     def not_finite(self, tensors: Mapping[str, Any]) -> list[str]:
         return [name for name, value in tensors.items() if not np.isfinite(value).all()]
-
-    def writer(self, folder: str, first: int) -> FakeWriter:
-        return FakeWriter(folder, first)
 
     def draw_seed(self) -> int:
         return self.generator.draw() >> 1

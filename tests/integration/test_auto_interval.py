@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.elastic.durable.interval import best
+from hvdrecover.state.interval import best
 from tests.integration.conftest import ONE_OPTIMIZER, Start
 from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, assert_same_weights
 from tests.support.jobs import DigitsRun, durable, read_events, static

@@ -21,7 +21,7 @@ REPRODUCIBLE = "the script is reproducible"
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(LONGEST + 60)]
 
 
-# All are found in a fake job, too: see tests/unit/elastic/test_buggy_scripts.py.
+# All are found in a fake job, too: see tests/unit/state/test_buggy_scripts.py.
 @pytest.mark.parametrize(
     ("bug", "name", "word"),
     [

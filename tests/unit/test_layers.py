@@ -31,7 +31,8 @@ LAYERS = {
     "data": 1,
     "install": 1,
     "reporting": 1,
-    "elastic": 2,
+    "scalars": 2,
+    "trackers": 1,
     "state": 2,
     "guard": 2,
     "virtual": 2,
@@ -49,7 +50,7 @@ LAYERS = {
 # Within its layer, data stands above checkpoint: the version of data lists files of its storages;
 # doctor and drill above launch, as they start ranks as jobs are started; keras above tensorflow, as it is
 # another name for a part of that; and virtual above state, as virtual ranks replace a state's ranks.
-# Parts of the state lie in elastic and guard, and use it; its list of hooks names them.
+# Parts of the state lie in scalars and guard, and use it; its list of hooks names them.
 BESIDE = {
     ("guard", "state"),
     ("state", "guard"),
@@ -57,8 +58,8 @@ BESIDE = {
     ("doctor", "launch"),
     ("drill", "launch"),
     ("keras", "tensorflow"),
-    ("elastic", "state"),
-    ("state", "elastic"),
+    ("scalars", "state"),
+    ("state", "scalars"),
     ("virtual", "state"),
     ("virtual", "guard"),
 }

@@ -5,8 +5,7 @@ import functools
 import faulty_digits
 
 from hvdrecover import heartbeat
-from hvdrecover.elastic.durable import durability
-from hvdrecover.state import horovod, transfer
+from hvdrecover.state import durable, horovod, rendezvous
 
 
 def before(target, name, place):
@@ -24,7 +23,7 @@ def before(target, name, place):
 
 before(horovod.HorovodWorld, "shutdown", "reset")
 before(horovod.HorovodWorld, "init", "rendezvous")
-before(durability, "load_newest", "load")
-before(transfer, "_send", "sync")
-before(transfer, "_broadcast_files", "agree")
+before(durable, "load_newest", "load")
+before(rendezvous, "_send", "sync")
+before(rendezvous, "_broadcast_files", "agree")
 faulty_digits.main()

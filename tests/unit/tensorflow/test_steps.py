@@ -170,7 +170,7 @@ def test_without_a_folder_a_mean_that_is_not_finite_is_told_once() -> None:
             found[-1] += [value for value in values.values() if not math.isfinite(value)]
 
     state = a_state(None)
-    state._session.hooks = Hooks([*state._session.hooks, Reported()])
+    state._session.hooks = Hooks([*state._session.hooks.every, Reported()])
     progress = Progress(state, None, ())
     progress.set_model(state.model)
     found: list[list[float]] = []

@@ -46,5 +46,5 @@ def seeded() -> None:
 def roots(monkeypatch: pytest.MonkeyPatch) -> FakeRoots:
     """Checkpoint roots in memory, in place of all others."""
     roots = FakeRoots()
-    monkeypatch.setattr("hvdrecover.elastic.durable.durability.open_storage", roots.open)
+    monkeypatch.setattr("hvdrecover.state.durable.open_storage", roots.open)
     return roots

@@ -18,7 +18,7 @@ from hvdrecover.guard.numbers import Missing
 from hvdrecover.state.hooks import Moment
 from hvdrecover.torch import guard
 from hvdrecover.torch.framework import TorchFramework
-from tests.unit.elastic.jobs import Process, on_ranks
+from tests.unit.state.jobs import Process, on_ranks
 
 WIDTH = 150  # a layer's weight is large, its bias is small
 OPTIONS: list[dict[str, Any]] = [
@@ -226,7 +226,7 @@ class Rank:
     def __init__(self, **options: Any) -> None:
         self._layers = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
         self._optimizer = wrapped(self._layers, **options)
-        self.missing = Missing(cast(Any, SimpleNamespace(world=None)), on=True)
+        self.missing = Missing(cast(Any, SimpleNamespace(world=None)))
         guard.report_missing({"model": self._layers, "optimizer": self._optimizer}, self.missing)
 
     def steps(self, number: int) -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import hvdrecover.torch as recover
-from hvdrecover.elastic.scalars.scalars import as_numbers
 from hvdrecover.errors import ConfigError
+from hvdrecover.scalars import as_numbers
 from hvdrecover.torch.framework import TorchFramework
 from tests.integration.scalars import Run, read
 from tests.unit.torch.jobs import network
@@ -142,6 +142,6 @@ def test_without_a_folder_nothing_is_hooked() -> None:
 
 
 def test_tensorboard_has_to_be_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("hvdrecover.torch.scalars.find_spec", lambda name: None)
+    monkeypatch.setattr("hvdrecover.trackers.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^tensorboard: .*pip install"):
         recover.TorchState(tensorboard=str(tmp_path))

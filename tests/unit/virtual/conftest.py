@@ -1,3 +1,3 @@
 """The fixtures of the state's tests: a job without a driver, and checkpoint roots in memory."""
 
-from tests.unit.elastic.conftest import elastic_job, page, process, roots  # noqa: F401
+from tests.unit.state.conftest import elastic_job, page, process, roots  # noqa: F401

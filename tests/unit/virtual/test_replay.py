@@ -20,7 +20,7 @@ from hvdrecover.virtual.replay import judge, plan
 from hvdrecover.virtual.shares import run_of
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.fakes.world import FakeJob, FakeWorld, fail_at
-from tests.unit.elastic.jobs import Process, initialised, on_ranks
+from tests.unit.state.jobs import Process, initialised, on_ranks
 from tests.unit.virtual import test_runs
 from tests.unit.virtual.test_runs import SAMPLES, SIZE, results
 

@@ -19,7 +19,7 @@ from hvdrecover.virtual.shares import Counts, Policy
 from hvdrecover.virtual.steps import Feed, Step, deal, steps
 from tests.fakes.framework import FakeModel, FakeSampler, FakeSchedule
 from tests.fakes.world import Action, FakeJob, FakeWorld, Fault, Replacement, change_at, fail_at
-from tests.unit.elastic.jobs import Process, initialised, on_ranks
+from tests.unit.state.jobs import Process, initialised, on_ranks
 
 SIZE = 4
 BATCH = 2

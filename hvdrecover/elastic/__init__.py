@@ -1,1 +1,0 @@
-"""Elastic state: what a commit holds, how ranks agree on one, and the loop that continues after faults."""

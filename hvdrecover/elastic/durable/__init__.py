@@ -1,1 +1,0 @@
-"""Durable commits: when they are made, and waiting for them."""

@@ -1,0 +1,355 @@
+"""Durable commits of a job, as one rank sees them: rank 0 writes them, and all ranks learn of failures."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from hvdrecover import error_kinds, heartbeat
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.reader import load_newest
+from hvdrecover.checkpoint.retrying import ATTEMPTS, retrying
+from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.storage import open_storage
+from hvdrecover.checkpoint.store import Store
+from hvdrecover.checkpoint.writer import BackgroundWriter
+from hvdrecover.errors import (
+    DurableAgeError,
+    FlushTimeoutError,
+    HvdrecoverError,
+    NoUsableCommitError,
+    StoppedError,
+    StorageError,
+)
+from hvdrecover.redaction import redact
+from hvdrecover.state import liveness
+from hvdrecover.state.election import Standing
+from hvdrecover.state.hooks import Context, Hook, Moment, Table
+from hvdrecover.state.interval import CAP, Pacing
+from hvdrecover.state.memory import Memory
+from hvdrecover.state.near import NearSide
+
+SETTLE_SECONDS = 30.0  # how long a training function that failed waits for the write in flight
+# At the end of a run, to give up loses the result of weeks of training: some 7 minutes of pauses.
+FINISH_ATTEMPTS = 25
+REMINDER_SECONDS = 60.0  # between two lines about a wait
+
+
+def is_due(settings: Checkpoint, commits_since: int, seconds_since: float, pacing: Pacing) -> bool:
+    """Return whether a commit should be made durable.
+
+    Args:
+        settings: the user's settings.
+        commits_since: commits since the last durable one, this one included.
+        seconds_since: seconds since the last durable one was begun; ``inf`` when there is none.
+        pacing: has the interval for ``interval="auto"``.
+    """
+    if settings.interval == "auto":
+        return seconds_since >= pacing.seconds
+    if settings.every_commits is None and settings.every_seconds is None:
+        return True
+    by_count = settings.every_commits is not None and commits_since >= settings.every_commits
+    by_time = settings.every_seconds is not None and seconds_since >= settings.every_seconds
+    return by_count or by_time
+
+
+class DurableSide(Hook):
+    """Durable commits and the near tier. Without a checkpoint root, all methods do nothing.
+
+    As a voter it stops the job on all ranks if rank 0 finds that another job has taken the root, or that
+    commits fail to become durable for too long.
+
+    Args:
+        pacing: decides the interval, if the settings leave it open.
+
+    Attributes:
+        wanted: whether there is a checkpoint root.
+        strict: whether a durable commit must fit the state exactly.
+        root: the checkpoint root without credentials; empty if there is none.
+        near: the near tier.
+    """
+
+    def __init__(self, settings: Checkpoint | None, context: Context, pacing: Pacing, memory: Memory) -> None:
+        self._settings = settings
+        self.wanted = settings is not None
+        self.strict = settings is None or settings.strict
+        self.root = "" if settings is None else redact(settings.url)
+        self._context = context
+        self._clock = context.clock
+        self._pacing = pacing
+        self._paced: CommitId | None = None  # the durable commit that pacing has been told of
+        self._memory = memory
+        max_age = context.config.max_durable_age
+        self._max_age = math.inf if max_age is None else max_age
+        self._writer: BackgroundWriter | None = None
+        self._commits_since = 0
+        self._begun: float | None = None
+        self._failure: HvdrecoverError | None = None
+        self._loaded: Snapshot | None = None
+        self.near = NearSide(settings, context, memory)
+        memory.in_flight, memory.vacate = self._in_flight, self._vacate
+
+    @property
+    def last_durable(self) -> CommitId | None:
+        """The newest commit that this rank has made durable; None on all ranks but 0."""
+        return None if self._writer is None else self._writer.progress.last_durable
+
+    # -- commits ---------------------------------------------------------------------------------------
+
+    def offer(self, *, ask: bool) -> None:
+        """Have the newest commit in memory sealed near by, and written in the background if it is due.
+
+        It is not written while an attempt to write an earlier one is under way. In an outage it takes the
+        place of the one that could not be written.
+
+        Args:
+            ask: have it written in any case. An attempt that is under way is waited for first.
+        """
+        if self.near.folder is not None:
+            self.near.offer()
+        snapshot = self._memory.newest
+        if self._settings is None or snapshot is None or (writer := self.writer()) is None:
+            return
+        if self._pacing.on:
+            self._stretch_ends(writer)
+        self._commits_since += 1
+        seconds = math.inf if self._begun is None else self._clock.monotonic() - self._begun
+        if ask:
+            with suppress(HvdrecoverError):  # the verdict names final errors
+                self._submit(writer, snapshot, math.inf)
+        elif is_due(self._settings, self._commits_since, seconds, self._pacing):
+            self._try_to_submit(writer, snapshot)
+        if self._pacing.on:
+            # Also where a short write that has just begun is over by now.
+            self._pacing.begin(beside=self._commits_since == 0 or not writer.wait_for_cleanup(0.0))
+
+    def flush(self, timeout: float | None, attempts: int = ATTEMPTS) -> None:
+        """Wait until the newest commit in memory is durable; ranks other than 0 have nothing to wait for.
+
+        Args:
+            timeout: seconds to wait; None waits for as long as it takes.
+            attempts: how many may fail from now on.
+        """
+        snapshot = self._memory.newest
+        if snapshot is None or (writer := self.writer()) is None:
+            return
+        if self._memory.objection is not None:
+            raise self._memory.objection
+        deadline = math.inf if timeout is None else self._clock.monotonic() + timeout
+        if writer.progress.last_durable == snapshot.id:
+            return
+        self._pacing.interrupt()
+        if writer.in_flight is not snapshot:
+            self._submit(writer, snapshot, deadline)
+        self._wait(writer, deadline, attempts)
+
+    def make_durable(self, attempts: int) -> None:
+        """Make the newest commit durable, and return when all ranks know that it is.
+
+        Args:
+            attempts: how many may fail.
+        """
+        failure: HvdrecoverError | None = None
+        with liveness.paused():
+            try:
+                self.flush(None, attempts)
+            except HvdrecoverError as error:
+                failure = error
+            table = self._context.world.allgather([error_kinds.number(failure)], "hvdrecover.finish")
+        if failure is not None:
+            raise failure
+        if failed := int(table.max()):
+            raise _stopped(error_kinds.name(failed), "could not make the last commit durable")
+        self.near.remove()
+
+    def settle(self) -> None:
+        """Let seals and writes that are under way end; called when a training function ends. Raise nothing.
+
+        The write has a few attempts to succeed. Then the deletion of expired commits has as long.
+        """
+        self.near.settle(SETTLE_SECONDS)
+        if self._writer is not None and self._verdict() is None:
+            self._writer.hurry()
+            with suppress(HvdrecoverError):
+                if self._writer.wait(SETTLE_SECONDS):
+                    self._writer.wait_for_cleanup(SETTLE_SECONDS)
+
+    # -- recoveries ------------------------------------------------------------------------------------
+
+    def claim(self, left: Mapping[str, str]) -> int:
+        """Take the root for this job, on the rank that starts it; return the generation that it may write.
+
+        Args:
+            left: by start of a job, which near commit it has left on which host.
+        """
+        retry = retrying(self._context.clock)
+        if (writer := retry(self.writer)) is None:
+            return 1
+        again = self._context.config.claimed == self.root
+        if left and not again:
+            left = {start: f"{where} ({self.near.folder})" for start, where in left.items()}
+            retry(writer.store.claims.check_holds, left)
+        return retry(writer.store.claim_next, again=again)
+
+    def read_newest(self) -> Snapshot | None:
+        """Read the newest durable commit of the root that was claimed; None if there is none."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is None and (writer := self.writer()) is not None:
+            return load_newest(writer.store, self._context.config.suspects)
+        return loaded
+
+    def standing(self, verified: bool) -> Standing:
+        """Return what decides between near commits and durable ones, of the root that was claimed.
+
+        Args:
+            verified: whether the durable commit has to be one that verifies. It is read, and kept for
+                `read_newest`.
+        """
+        retry, writer = retrying(self._context.clock), self.writer()
+        if writer is None:
+            return Standing({}, None, 0)
+        suspects = self._context.config.suspects
+        newest = retry(writer.store.newest, suspects)
+        if verified:
+            with suppress(NoUsableCommitError):
+                self._loaded = self.read_newest()
+            newest = None if self._loaded is None else self._loaded.id
+        claims = writer.store.claims
+        since = 0 if newest is None else retry(claims.first_of, newest.generation)
+        return Standing(retry(claims.unreplaced), newest, since)
+
+    def ranks_agreed(self) -> None:
+        """The ranks have agreed on a commit: only rank 0 writes to the root from now on."""
+        self.near.agreed()
+        self._loaded = None
+        if self.wanted:
+            heartbeat.notify(root=self.root)  # which the guardian tells the next process; see `claim`
+        if self._context.world.rank() != 0:
+            self.retire()
+        elif self._writer is not None:
+            self._writer.progress.reinstate()
+
+    def retire(self) -> None:
+        """Stop writing. Memory that may still be read for a write is never used again."""
+        self._loaded = None
+        if (writer := self._writer) is not None:
+            writer.stop()
+            self._memory.arenas.abandon(lambda: writer.in_flight)
+            self._writer, self._paced, self._commits_since, self._begun = None, None, 0, None
+
+    def writer(self) -> BackgroundWriter | None:
+        """Return the writer, on the rank that writes commits; None on the others. Nothing is written yet."""
+        context = self._context
+        if self._settings is None or not context.place.joined or context.place.rank != 0:
+            return None
+        if self._writer is None:
+            store = Store(
+                open_storage(self._settings.url),
+                keep=self._settings.keep,
+                job=context.place.job,
+                host=context.config.host,
+                events=context.events,
+                clock=context.clock,
+            )
+            self._writer = BackgroundWriter(store, context.place.rank, self._memory.arenas.release)
+        return self._writer
+
+    # -- waiting for writes ----------------------------------------------------------------------------
+
+    def _in_flight(self) -> Snapshot | None:
+        return None if self._writer is None else self._writer.in_flight
+
+    def _vacate(self) -> None:
+        """Return when nothing is in flight: the memory is needed. What cannot be written now is given up."""
+        writer = self._writer
+        while writer is not None and writer.in_flight is not None:
+            try:
+                self._wait(writer, math.inf, attempts=1)
+            except HvdrecoverError:  # the verdict names final errors
+                writer.withdraw()
+                if writer.in_flight is not None and (verdict := self._verdict()) is not None:
+                    raise verdict from None
+
+    def _try_to_submit(self, writer: BackgroundWriter, snapshot: Snapshot) -> bool:
+        taken = writer.submit(snapshot)
+        if taken:
+            self._commits_since = 0
+            self._begun = self._clock.monotonic()
+        return taken
+
+    def _submit(self, writer: BackgroundWriter, snapshot: Snapshot, deadline: float) -> None:
+        """Submit a snapshot as soon as no attempt is under way."""
+        while not self._try_to_submit(writer, snapshot):
+            try:
+                self._wait(writer, deadline, attempts=1)
+            except StorageError:  # about an earlier commit; this newer one takes its place
+                if self._verdict() is not None:
+                    raise
+
+    def _wait(self, writer: BackgroundWriter, deadline: float, attempts: int) -> None:
+        def left() -> float:
+            return max(0.0, deadline - self._clock.monotonic())
+
+        writer.hurry(attempts)
+        while not writer.wait(min(REMINDER_SECONDS, self._max_age, left())):
+            if (verdict := self._verdict()) is not None:
+                raise verdict
+            url = writer.store.url
+            waiting = f"the newest commit is not durable yet: {writer.progress.describe()}"
+            if left() == 0.0:
+                raise FlushTimeoutError(url, f"{waiting}. The write continues; wait again or longer.")
+            facts = {"seconds": writer.progress.behind}
+            self._context.events.emit("waiting", f"{url}: {waiting}", level=logging.WARNING, **facts)
+
+    def _stretch_ends(self, writer: BackgroundWriter) -> None:
+        progress = writer.progress
+        if progress.error is not None:
+            self._pacing.interrupt()  # the cost of an outage says nothing about a write
+        self._pacing.end()
+        if progress.last_durable is not None and progress.last_durable != self._paced:
+            self._paced = progress.last_durable
+            self._pacing.written(progress.seconds)
+        if (decision := self._pacing.decide()) is not None:
+            message = f"{writer.store.url}: {decision.describe()}"
+            self._context.events.emit("interval", message, **vars(decision), cap=CAP)
+
+    # -- as a voter ------------------------------------------------------------------------------------
+
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        """Send the number of an error that must stop the job."""
+        if moment.kind == "rendezvous":
+            return ()
+        self._failure = self._verdict()
+        return [0 if self._failure is None else error_kinds.number(self._failure)]
+
+    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        """Return this rank's error, or an error that names that of rank 0.
+
+        If rank 0 left alone, the others would take it for lost, and continue without it.
+        """
+        if self._failure is not None:
+            return self._failure
+        failed = int(table.max(initial=0))
+        return _stopped(error_kinds.name(failed), "has stopped the job") if failed else None
+
+    def _verdict(self) -> HvdrecoverError | None:
+        """Return the reason why the job must stop, if it must."""
+        if self._writer is None:
+            return None
+        progress = self._writer.progress
+        if progress.failure is not None or progress.behind <= self._max_age:
+            return progress.failure
+        return DurableAgeError(
+            self._writer.store.url,
+            f"no commit could be made durable for {progress.behind:.0f} s, and HVDRECOVER_MAX_DURABLE_AGE "
+            f"allows {self._max_age:g} s, so the job stops: {progress.describe()}. Make the storage work and "
+            "start the job again; it resumes from the last durable commit.",
+        )
+
+
+def _stopped(kind: str, deed: str) -> StoppedError:
+    """Return the error of the other ranks when rank 0 has had an error of this class."""
+    return StoppedError(f"rank 0 {deed} ({kind}); its error says why", kind)

@@ -1,0 +1,388 @@
+"""Experiment trackers: where the scalars of a job go.
+
+The scalars of rank 0 become one run in a tracker such as W&B, which outlives the job's processes. TensorBoard
+is a tracker that has a run for each rank.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import queue
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hvdrecover.clock import Clock
+from hvdrecover.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+# Rows for TensorBoard wait so long, or until there are so many, so that no step waits for a device.
+KEPT_SECONDS = 10.0
+KEPT_STEPS = 1000
+PATIENCE = 60.0  # seconds for a tracker to send everything when training has ended
+HANDOVER = 10.0  # the same when another process continues the run: the other ranks wait meanwhile
+MOST_DUE = 10_000  # batches of rows that may wait for the tracker
+
+_AT_ONCE = 1000  # most metrics in one request to an MLflow server
+
+
+@dataclass(frozen=True)
+class Row:
+    """The scalars of one step.
+
+    Attributes:
+        step: counted through the whole job.
+        time: when they were measured, in seconds since the Unix epoch.
+        values: the scalars by name.
+    """
+
+    step: int
+    time: float
+    values: Mapping[str, float]
+
+
+class Tracker:
+    """An experiment tracker. Derive from this class for one of your own: `open`, `log` and `close`.
+
+    One process at a time calls these three, rank 0's, on a thread beside training. An exception is logged as
+    a warning, and training continues without the tracker.
+
+    Examples:
+        >>> class Lines(recover.Tracker):
+        ...     def open(self, run):
+        ...         self._file = open(f"{run}.txt", "a")
+        ...         return 0  # after each start, repeated steps are logged again
+        ...     def log(self, rows):
+        ...         for row in rows:
+        ...             print(row.step, row.values, file=self._file)
+        ...     def close(self, *, finished):
+        ...         self._file.close()
+    """
+
+    def open(self, run: str) -> int:
+        """Start a run or continue it.
+
+        Args:
+            run: its id. The job's commits hold it.
+
+        Returns:
+            The last step that the run has, or 0. Only later steps are logged.
+        """
+        raise NotImplementedError
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Log rows in the order of their steps."""
+        raise NotImplementedError
+
+    def close(self, *, finished: bool) -> None:
+        """Send everything that was logged.
+
+        Args:
+            finished: whether the run has ended. If not, another process may continue it.
+        """
+        raise NotImplementedError
+
+
+class WandB(Tracker):
+    """Weights & Biases, online or offline.
+
+    An offline run has one folder for each process; ``wandb sync`` joins the folders of one id to one run.
+
+    Args:
+        options: arguments of ``wandb.init``, such as ``project`` and ``config``, or the ``id`` of a run.
+
+    Raises:
+        ConfigError: the package is missing.
+
+    Examples:
+        >>> tracker = recover.WandB(project="digits", config={"lr": 0.1})  # doctest: +SKIP
+        >>> state = recover.TorchState(model, optimizer, tracker=tracker)  # doctest: +SKIP
+    """
+
+    def __init__(self, **options: Any) -> None:
+        _require("wandb", "WandB")
+        self._options = options
+
+    def open(self, run: str) -> int:
+        """Start or continue the run."""
+        import wandb
+
+        # W&B writes to its file every 15 s by default. A killed process loses rows that are not written.
+        soon = {"x_transaction_log_flush_interval": 1.0}
+        options = {"id": run, "resume": "allow", "settings": soon, **self._options}
+        self._run = wandb.init(**options)
+        # An offline run does not know the steps of earlier processes; this file beside their folders does.
+        self._written = Path(self._run.dir).parents[1] / f"hvdrecover-{self._run.id}.step"
+        if self._run.resumed:
+            self._last = int(self._run.starting_step) - 1
+        else:
+            self._last = int(self._written.read_text()) if self._written.exists() else 0
+        return self._last
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Log one row for each step."""
+        for row in rows:
+            self._run.log(dict(row.values), step=row.step)
+        # W&B holds a step until the next one begins, so a killed process loses the last step.
+        self._note(rows[-2].step if len(rows) > 1 else self._last)
+        self._last = rows[-1].step
+
+    def close(self, *, finished: bool) -> None:
+        """Send the rows that wandb still holds."""
+        self._run.finish()
+        self._note(self._last)
+
+    def _note(self, step: int) -> None:
+        fresh = self._written.with_suffix(".new")
+        fresh.write_text(str(step))
+        fresh.replace(self._written)  # whole, also if this process is killed
+
+
+class MLflow(Tracker):
+    """MLflow.
+
+    Args:
+        experiment: the experiment's name; it is made if there is none.
+        run_name: the run's name.
+        params: parameters of a new run.
+        tracking_uri: the server or store; None takes ``MLFLOW_TRACKING_URI``.
+
+    Raises:
+        ConfigError: the package is missing.
+
+    Examples:
+        >>> tracker = recover.MLflow("digits", params={"lr": 0.1})  # doctest: +SKIP
+        >>> state = recover.TorchState(model, optimizer, tracker=tracker)  # doctest: +SKIP
+    """
+
+    _RUN, _STEP = "hvdrecover.run", "hvdrecover.step"  # tags: MLflow itself chooses the ids of runs
+
+    def __init__(
+        self,
+        experiment: str = "Default",
+        run_name: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        tracking_uri: str | None = None,
+    ) -> None:
+        _require("mlflow", "MLflow")
+        self._experiment, self._name, self._params = experiment, run_name, dict(params or {})
+        self._uri = tracking_uri
+
+    def open(self, run: str) -> int:
+        """Begin or continue the run."""
+        from mlflow import MlflowClient
+
+        self._client = client = MlflowClient(self._uri)
+        known = client.get_experiment_by_name(self._experiment)
+        experiment = client.create_experiment(self._experiment) if known is None else known.experiment_id
+        found = client.search_runs([experiment], f"tags.`{self._RUN}` = '{run}'", max_results=1)
+        if found:
+            self._id: str = found[0].info.run_id
+            client.update_run(self._id, status="RUNNING")
+            return int(found[0].data.tags.get(self._STEP, 0))
+        self._id = client.create_run(experiment, tags={self._RUN: run}, run_name=self._name).info.run_id
+        for name, value in self._params.items():
+            client.log_param(self._id, name, value)
+        return 0
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Log a metric for each scalar, and then how far that goes."""
+        from mlflow.entities import Metric
+
+        metrics = [
+            Metric(name, value, int(row.time * 1000), row.step)
+            for row in rows
+            for name, value in row.values.items()
+        ]
+        for begin in range(0, len(metrics), _AT_ONCE):
+            self._client.log_batch(self._id, metrics[begin : begin + _AT_ONCE])
+        self._client.set_tag(self._id, self._STEP, str(rows[-1].step))
+
+    def close(self, *, finished: bool) -> None:
+        """Mark a run that has ended; one that may be continued still runs."""
+        if finished:
+            self._client.set_terminated(self._id)
+
+
+def _require(package: str, name: str) -> None:
+    if find_spec(package) is None:
+        raise ConfigError(
+            f"tracker={name}()",
+            f"the package {package} is not installed; pip install 'hvdrecover[{package}]'",
+        )
+
+
+class TensorBoard(Tracker):
+    """TensorBoard: each start writes another file to the folder of its rank.
+
+    Args:
+        folder: path or URL of the folder for the runs of all ranks.
+
+    Raises:
+        ConfigError: the package is missing.
+    """
+
+    def __init__(self, folder: str) -> None:
+        if find_spec("tensorboard") is None:
+            raise ConfigError(
+                "tensorboard",
+                "the package tensorboard, which writes its logs, is not installed; pip install it",
+            )
+        from tensorboard.compat import tf
+        from tensorboard.summary.writer import event_file_writer  # noqa: F401
+
+        tf.io.gfile  # noqa: B018  imports TensorFlow if it is installed: now, and not amid the first steps
+        self._folder = folder.rstrip("/")
+
+    def open(self, run: str) -> int:
+        """Begin another file."""
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._file = EventFileWriter(f"{self._folder}/{run}", max_queue_size=KEPT_STEPS, flush_secs=10)
+        self._is_new = True
+        return 0
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Write an event for each row."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        if self._is_new:
+            # Earlier files may have this step and later ones, now repeated. TensorBoard drops them there.
+            self._is_new, start = False, SessionLog(status=SessionLog.START)
+            self._file.add_event(Event(wall_time=rows[0].time, step=rows[0].step, session_log=start))
+        for row in rows:
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
+            self._file.add_event(Event(wall_time=row.time, step=row.step, summary=Summary(value=values)))
+
+    def close(self, *, finished: bool) -> None:
+        """Write everything to the file."""
+        self._file.close()
+
+
+class Feed:
+    """Sends rows to a tracker by a thread, so a tracker that hangs delays no step.
+
+    To a tracker with one run, rank 0 sends a row once a commit holds its step, so no row is ever taken back.
+    To TensorBoard, each rank sends rows soon after their steps: TensorBoard can drop steps that are repeated.
+
+    Args:
+        tracker: the tracker. If it fails, training continues without it.
+        clock: where times come from.
+        each_rank: whether each rank has its own run.
+
+    Attributes:
+        run: id of the run.
+    """
+
+    def __init__(self, tracker: Tracker, clock: Clock, *, each_rank: bool = False) -> None:
+        self.run = uuid.uuid4().hex[:16]
+        self._tracker = tracker
+        self._clock = clock
+        self._each_rank = each_rank
+        self._name = type(tracker).__name__
+        self._rows: dict[int, tuple[float, dict[str, Any]]] = {}  # in the order of their steps
+        self._released = 0  # the step up to which rows are sent
+        self._reporting = False
+        self._finished = self._late = False
+        self._due: queue.SimpleQueue[Sequence[Row] | None] = queue.SimpleQueue()  # None ends the thread
+        self._thread: threading.Thread | None = None
+        atexit.register(self.close)
+
+    def row(self, step: int) -> dict[str, Any]:
+        """Return the scalars of a step, to be added to: numbers, or tensors that a device still computes."""
+        _, values = self._rows.setdefault(step, (self._clock.now(), {}))
+        return values
+
+    def begin(self, rank: int) -> None:
+        """Report as this rank from now on; a rank without a run leaves it to another process."""
+        run = f"rank-{rank}" if self._each_rank else self.run
+        reports = self._each_rank or rank == 0
+        self._finished = False
+        if run != self.run or not reports:
+            self.close()
+        self.run, self._reporting = run, reports
+
+    def go_to(self, step: int) -> None:
+        """Resume from a step: drop later ones, which come again."""
+        self._rows = {number: row for number, row in self._rows.items() if number <= step}
+        self._released = step
+        if self._each_rank:
+            self.close()  # the next file takes back later steps of this one
+
+    def release(self, step: int) -> None:
+        """Send the rows up to a step that a commit holds: now, as a rank may leave right after the commit."""
+        if not self._each_rank:
+            self._released = step
+            self.send()
+
+    def keep_up(self) -> None:
+        """Send the rows that are due, after each step."""
+        if self._each_rank and self._rows:
+            oldest, _ = next(iter(self._rows.values()))
+            if len(self._rows) >= KEPT_STEPS or self._clock.now() - oldest >= KEPT_SECONDS:
+                self._released = max(self._rows)
+        self.send()
+
+    def send(self) -> None:
+        """Send the rows that were released."""
+        if next(iter(self._rows), self._released + 1) > self._released:
+            return
+        rows = [Row(step, *row) for step, row in self._rows.items() if step <= self._released]
+        self._rows = {step: row for step, row in self._rows.items() if step > self._released}
+        if not self._reporting:
+            return
+        if self._thread is None:
+            self._due = queue.SimpleQueue()
+            self._thread = threading.Thread(target=self._log, name="hvdrecover-tracker", daemon=True)
+            self._thread.start()
+        if not self._thread.is_alive():
+            return  # the tracker has failed, and a warning has said so
+        if self._due.qsize() < MOST_DUE:
+            self._due.put(rows)
+        elif not self._late:
+            self._late = True
+            logger.warning("%s does not keep up: scalars are left out", self._name)
+
+    def finish(self) -> None:
+        """Release all rows: the training function has returned, so no step is rolled back."""
+        self._released = max(self._rows, default=self._released)
+        self._finished = True
+
+    def close(self) -> None:
+        """Send the rest and wait for the tracker. Later rows go to the same run."""
+        if self._each_rank:
+            self._released = max(self._rows, default=self._released)
+        self.send()
+        if self._thread is not None:
+            patience = PATIENCE if self._finished else HANDOVER
+            self._due.put(None)
+            self._thread.join(patience)
+            if self._thread.is_alive():
+                logger.warning("%s has not answered for %.0f s and is left", self._name, patience)
+            self._thread = None
+
+    def _log(self) -> None:
+        due, run = self._due, self.run  # `close` may give up this thread, and the next one has others
+        try:
+            known = sent = self._tracker.open(run)
+            while (rows := due.get()) is not None:
+                # Values that the script reports of a step after its commit come as a second row of the step.
+                fresh = [_measured(row) for row in rows if row.step > known and row.step >= sent]
+                if fresh:
+                    self._tracker.log(fresh)
+                    sent = fresh[-1].step
+            self._tracker.close(finished=self._finished)
+        except Exception as error:  # trackers raise errors of many classes
+            logger.warning("%s: no more scalars are logged: %s: %s", self._name, type(error).__name__, error)
+
+
+def _measured(row: Row) -> Row:
+    """Return a row of numbers; waits for numbers that a device still computes."""
+    return Row(row.step, row.time, {name: float(value) for name, value in row.values.items()})

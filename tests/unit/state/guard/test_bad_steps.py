@@ -1,0 +1,242 @@
+"""Numbers that are not finite: raised, skipped or rolled back, by all ranks alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdrecover import record
+from hvdrecover.errors import ConfigError, NumericsError
+from hvdrecover.guard.numbers import WINDOW
+from hvdrecover.guard.settings import Guard, Numerics
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
+from tests.fakes.framework import FakeLoader, FakeModel, FakeOptimizer, FakeSampler
+from tests.fakes.world import fail_at
+from tests.unit.state.jobs import CONFIG, Process, on_ranks
+
+SAMPLES = 24
+
+
+class Script:
+    """A training function whose bad sample makes gradients that are not finite.
+
+    Attributes:
+        done: the samples of the steps that were applied, by all ranks.
+    """
+
+    def __init__(self, guard: Guard, bad: set[int], *, events: Path | None = None) -> None:
+        self.guard = guard
+        self.bad = bad
+        self.events = events
+        self.done: list[int] = []
+
+    def __call__(self, process: Process) -> Any:
+        model = FakeModel(w=[0.0])
+        state = process.state(
+            guard=self.guard,
+            config=dataclasses.replace(CONFIG, events=self.events),
+            model=model,
+            optimizer=FakeOptimizer(model),
+            sampler=FakeSampler(SAMPLES, shuffle=False),
+            step=0,
+            log=[],
+        )
+        try:
+            run(lambda state: self._train(process, state))(state)
+        except NumericsError as error:
+            return error.findings
+        return model.weights["w"].tolist(), state.log, state.sampler.order.gaps
+
+    def _train(self, process: Process, state: State) -> None:
+        for batch in FakeLoader(state.sampler, 2, process.generator):
+            mine = 0.0 if self.bad.isdisjoint(batch) else np.nan
+            total = process.world.allreduce(np.array([1.0 + mine]))
+            if np.isfinite(total).all():
+                process.framework.judge.stepped()
+                state.optimizer.step({"w": total})
+                state.log.append(state.step)
+            else:
+                here = [] if np.isfinite(mine) else ["model.w"]
+                process.framework.judge.gradients(["model.w"], here)
+            state.sampler.order.record(len(batch))
+            state.step += 1
+            if state.step % 3 == 0:
+                state.commit()
+
+
+def test_a_bad_step_is_raised_on_all_ranks_with_its_samples() -> None:
+    lines = on_ranks(3, Script(Guard(numerics="raise"), {10}))
+    assert lines == [["rank 1 on host, at samples 7, 10 of epoch 0: gradient of model.w"]] * 3
+
+
+@pytest.mark.parametrize(("size", "bad", "steps"), [(1, {4}, 11), (2, {9, 17}, 4), (3, {10}, 3)])
+def test_a_bad_step_is_applied_by_nobody(size: int, bad: set[int], steps: int) -> None:
+    results = on_ranks(size, Script(Guard(numerics="skip"), bad))
+    assert results == [results[0]] * size
+    assert len(results[0][1]) == steps
+    assert results[0][2] == []
+
+
+@pytest.mark.parametrize(("size", "bad"), [(1, {4}), (2, {9, 17}), (3, {10}), (2, {0}), (2, {23})])
+def test_a_rolled_back_batch_is_left_out_and_all_else_done_once(size: int, bad: set[int]) -> None:
+    skipped = on_ranks(size, Script(Guard(numerics="skip"), bad))
+    rolled = on_ranks(size, Script(Guard(numerics="rollback"), bad))
+    assert rolled == [rolled[0]] * size
+    assert rolled[0][0] == skipped[0][0]  # the same steps were applied
+    out = [sample for first, end in rolled[0][2] for sample in range(first, end)]
+    assert bad <= set(out) and len(out) == len(bad) * 2 * size
+    assert rolled[0][1] == list(range(SAMPLES // (2 * size) - len(bad)))
+
+
+@pytest.mark.parametrize("bad", [{0}, {0, 11}, {11}])
+def test_a_batch_is_left_out_of_its_epoch_though_the_last_commit_is_of_an_earlier_one(bad: set[int]) -> None:
+    def body(process: Process) -> Any:
+        sampler, seen = FakeSampler(12, shuffle=False), [[0] * 12, [0] * 12]
+        state = process.state(guard=Guard(numerics="rollback"), sampler=sampler, epoch=0, seen=seen)
+
+        def train(state: State) -> None:
+            while state.epoch < 2:
+                sampler.order.set_epoch(state.epoch)
+                for batch in FakeLoader(sampler, 2, process.generator):
+                    mine = np.bincount(batch, minlength=13).astype(float)
+                    mine[12] = np.nan if state.epoch == 1 and bad & set(batch) else 0.0
+                    everywhere = process.world.allreduce(mine)
+                    if np.isfinite(everywhere[12]):
+                        process.framework.judge.stepped()
+                    else:
+                        process.framework.judge.gradients(["model.w"], [])
+                    sampler.order.record(len(batch))
+                    state.seen[state.epoch] = (state.seen[state.epoch] + everywhere[:12]).tolist()
+                state.epoch += 1
+                if state.epoch == 1:
+                    state.commit()
+
+        run(train)(state)
+        return state.seen
+
+    out = {sample // 4 for sample in bad}
+    expected = [[1] * 12, [sample // 4 not in out for sample in range(12)]]
+    assert on_ranks(2, body) == [expected] * 2
+
+
+def test_a_batch_whose_samples_nobody_tells_is_an_error_and_not_a_guess() -> None:
+    def body(process: Process) -> Any:
+        state = process.state(guard=Guard(numerics="rollback"), sampler=FakeSampler(SAMPLES), step=0)
+
+        def train(state: State) -> None:
+            for _ in FakeLoader(state.sampler, 2, process.generator):
+                process.framework.judge.gradients(["model.w"], ["model.w"])
+                state.step += 1
+                state.commit()
+
+        with pytest.raises(NumericsError, match=r"record_batch\(\) after each step"):
+            run(train)(state)
+        return state.last_commit.commit
+
+    assert on_ranks(2, body) == [0, 0]
+
+
+def test_a_batch_can_only_be_left_out_of_a_sampler_of_the_state() -> None:
+    def body(process: Process) -> Any:
+        with pytest.raises(ConfigError, match=r"^numerics: .*ElasticSampler.*Guard\(numerics='skip'\)"):
+            process.state(guard=Guard(numerics="rollback"), step=0)
+
+    on_ranks(1, body)
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_a_budget_that_is_spent_raises(policy: Numerics) -> None:
+    script = Script(Guard(numerics=policy, numerics_budget=1), {9, 17})
+    assert on_ranks(2, script) == [["rank 1 on host, at samples 17, 19 of epoch 0: gradient of model.w"]] * 2
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_lost_at_it_changes_nothing(policy: Numerics, victim: int) -> None:
+    undisturbed = on_ranks(2, Script(Guard(numerics=policy), {9}))
+    fault = fail_at(victim, "hvdrecover.guard.numerics", replacement="in_place")
+    assert on_ranks(2, Script(Guard(numerics=policy), {9}), [fault]) == undisturbed
+
+
+def test_an_event_tells_of_it(tmp_path: Path) -> None:
+    on_ranks(2, Script(Guard(numerics="skip"), {9}, events=tmp_path))
+    found = [event.facts for event in record.read(tmp_path) if event.kind == "numerics"]
+    assert [facts["action"] for facts in found] == ["skip"]  # without guardians, rank 0 records its events
+    (finding,) = found[0]["findings"]
+    assert (finding["rank"], finding["samples"], finding["tensors"]) == (1, [9, 11], ["gradient of model.w"])
+
+
+# -- parameters --------------------------------------------------------------------------------------------
+
+
+def poisoned(policy: Numerics | None, odd: set[int]) -> Any:
+    def body(process: Process) -> Any:
+        model = FakeModel(w=[1.0])
+        state = process.state(guard=Guard(numerics=policy), model=model, sampler=FakeSampler(SAMPLES), step=0)
+        struck: list[int] = []
+
+        @run
+        def train(state: State) -> Any:
+            while state.step < 4:
+                state.step += 1
+                state.model.weights["w"] += 1.0
+                if state.step == 3 and process.world.rank() in odd and not struck:
+                    struck.append(1)
+                    state.model.weights["w"][0] = np.inf
+                state.commit()
+            return state.model.weights["w"].tolist()
+
+        try:
+            return train(state)
+        except NumericsError as error:
+            return error.findings
+
+    return on_ranks(3, body)
+
+
+@pytest.mark.parametrize("odd", [{0}, {2}, {0, 1, 2}])
+def test_parameters_that_are_not_finite_are_no_commit(odd: set[int]) -> None:
+    lines = [f"rank {rank} on host: parameter model.w" for rank in sorted(odd)]
+    assert poisoned("raise", odd) == [lines] * 3
+    assert poisoned("rollback", odd) == [[5.0]] * 3
+    assert poisoned("skip", odd) == [[5.0]] * 3
+
+
+def test_without_numerics_nobody_looks() -> None:
+    assert poisoned(None, {0, 1, 2}) == [[np.inf]] * 3
+
+
+# -- the budget --------------------------------------------------------------------------------------------
+
+
+def test_a_budget_is_refilled_by_good_steps() -> None:
+    def body(process: Process) -> Any:
+        guard = Guard(numerics="skip", numerics_budget=2)
+        process.state(guard=guard, model=FakeModel(w=[1.0])).sync()
+        judge, raised = process.framework.judge, []
+        for step in (1, 2, 3, WINDOW + 2, WINDOW + 3, WINDOW + 4):
+            judge.steps = lambda step=step: step
+            try:
+                judge.gradients(["model.w"], ["model.w"])
+            except NumericsError:
+                raised.append(step)
+        return raised
+
+    assert on_ranks(1, body) == [[3, WINDOW + 4]]
+
+
+def test_a_sum_that_overflows_is_blamed_on_nobody() -> None:
+    def body(process: Process) -> list[str]:
+        process.state(guard=Guard(), model=FakeModel(w=[1.0])).sync()
+        with pytest.raises(NumericsError) as caught:
+            process.framework.judge.gradients([f"p{number}" for number in range(10)], [])
+        return caught.value.findings
+
+    (line,) = on_ranks(2, body)[0]
+    assert line.startswith("finite on each of ranks 0-1, but not their sum: gradient of p0, gradient of p1")
+    assert line.endswith("gradient of p7, and 2 more")

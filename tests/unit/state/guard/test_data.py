@@ -1,0 +1,149 @@
+"""Training data that have changed since the commit that a job resumes from."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from hvdrecover.data.version import DataVersion
+from hvdrecover.errors import ConfigError, DataChangedError, MismatchError, RecoveryError, StructureError
+from hvdrecover.guard.settings import DataChanged, Guard
+from hvdrecover.state.state import State
+from tests.fakes.framework import FakeModel, FakeSampler
+from tests.unit.state.jobs import URL, Process, on_ranks
+
+OLD, NEW = DataVersion("v1"), DataVersion("v2")
+# The release before `DataVersion` wrote this for `recover.fingerprint(np.arange(3))`.
+FINGERPRINT = {
+    "version": 1,
+    "kind": "arrays",
+    "full": False,
+    "content": {
+        "": {
+            "length": "3",
+            "element": "int64[]",
+            "samples": [[0, "2c0a8a99dc147d54"], [1, "bdc94bce2eda264d"], [2, "7fd5a2c19908396d"]],
+            "step": 0,
+            "ranges": [],
+        }
+    },
+}
+
+
+def build(
+    process: Process, data: DataVersion | None, changed: DataChanged = "raise", length: int = 12
+) -> State:
+    guard = Guard(data=data, data_changed=changed)
+    return process.state(
+        URL, guard=guard, model=FakeModel(w=[1.0]), sampler=FakeSampler(length, shuffle=False), epoch=0
+    )
+
+
+def train_on(data: DataVersion | None) -> None:
+    def body(process: Process) -> None:
+        state = build(process, data)
+        state.sync()
+        state.sampler.order.set_epoch(3)
+        state.sampler.order.record(2)
+        state.epoch = 3
+        state.model.weights["w"][0] = 5.0
+        state.commit()
+        state.flush()
+        state._session.durable.settle()
+
+    on_ranks(2, body)
+
+
+def resume_on(data: DataVersion | None, changed: DataChanged = "raise", length: int = 12) -> list[Any]:
+    def body(process: Process) -> Any:
+        state = build(process, data, changed, length)
+        try:
+            state.sync()
+        except (ConfigError, DataChangedError, MismatchError, RecoveryError) as error:
+            return type(error).__name__, str(error)
+        order = state.sampler.order
+        state.commit()
+        state.flush()
+        return state.model.weights["w"][0], order.epoch, order.done, order.begin().tolist()
+
+    return on_ranks(2, body)
+
+
+def test_a_job_continues_with_the_same_data() -> None:
+    train_on(OLD)
+    rests = [[4, 6, 8, 10], [5, 7, 9, 11]]
+    assert resume_on(OLD) == [(5.0, 3, 4, rest) for rest in rests]
+
+
+def test_other_data_stop_the_job_and_are_named() -> None:
+    train_on(OLD)
+    (kind, text), (other, told) = resume_on(NEW)
+    assert (kind, other) == ("DataChangedError", "StoppedError")
+    assert text.startswith(f"{URL}/g0001-c00000001: ")
+    assert "the data version was 'v1', and is 'v2'" in text and "data_changed='warn'" in text
+    assert "DataChangedError" in told
+
+
+def test_a_job_can_continue_with_other_data(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    train_on(OLD)
+    assert [result[:3] for result in resume_on(NEW, "warn")] == [(5.0, 3, 4)] * 2
+    assert f"{URL}/g0001-c00000001: " in caplog.text and "; continuing" in caplog.text
+
+
+@pytest.mark.parametrize("length", [12, 16])
+def test_the_epoch_can_restart_with_other_data(length: int) -> None:
+    train_on(OLD)
+    samples = list(range(length))
+    restarted = resume_on(NEW, "restart_epoch", length)
+    assert restarted == [(5.0, 3, 0, samples[rank::2]) for rank in range(2)]
+    # The new commit holds the new version.
+    assert [result[:3] for result in resume_on(NEW, length=length)] == [(5.0, 3, 0)] * 2
+
+
+def test_a_cursor_does_not_fit_data_of_another_length() -> None:
+    train_on(OLD)
+    assert resume_on(NEW, "warn", length=16)[0][0] == "MismatchError"
+
+
+@pytest.mark.parametrize(("old", "new"), [(None, NEW), (OLD, None)])
+def test_an_unknown_version_is_not_compared(old: DataVersion | None, new: DataVersion | None) -> None:
+    train_on(old)
+    assert [result[:3] for result in resume_on(new)] == [(5.0, 3, 4)] * 2
+
+
+def test_a_job_continues_from_a_commit_with_an_old_fingerprint(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with monkeypatch.context() as patch:
+        patch.setattr(DataVersion, "as_json", lambda self: FINGERPRINT)
+        train_on(OLD)
+    assert [result[:3] for result in resume_on(NEW)] == [(5.0, 3, 4)] * 2
+    assert f"{URL}/g0001-c00000001: an earlier hvdrecover saved a fingerprint" in caplog.text
+    assert resume_on(OLD)[0][0] == "DataChangedError"  # the job's own commits hold the new version
+
+
+def test_a_version_of_a_later_release_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(DataVersion, "as_json", lambda self: {"version": 3})
+        train_on(OLD)
+    kind, text = resume_on(OLD)[0]
+    assert kind == "ConfigError" and "format 3" in text and "upgrade" in text
+
+
+def test_all_ranks_must_have_the_same_version() -> None:
+    def body(process: Process) -> list[str]:
+        with pytest.raises(StructureError) as caught:
+            build(process, [OLD, NEW][process.world.rank()]).sync()
+        return caught.value.differences
+
+    (line,) = on_ranks(2, body)[0]
+    assert line.startswith("training data: ") and line.endswith(" on rank 1")
+
+
+def test_the_guard_takes_only_a_data_version() -> None:
+    with pytest.raises(ConfigError, match=r"^data: must be a DataVersion, got a str; .*of_files"):
+        Guard(data="/data/train")  # type: ignore[arg-type]

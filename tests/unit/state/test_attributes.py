@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+
+from hvdrecover.errors import ConfigError, StateError, UnsupportedTensorError, UnsupportedValueError
+from tests.fakes.framework import FakeModel, FakeSampler, FakeSchedule
+from tests.unit.state.jobs import Process
+
+
+@pytest.mark.parametrize("name", ["commit", "sync", "reset", "on_hosts_updated"])
+def test_a_name_of_horovods_states_is_refused(process: Process, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"state\.{name}: "):
+        process.state(**{name: 1})
+
+
+@pytest.mark.parametrize("name", ["_private", "größe", "a-b", "1st", ""])
+def test_a_name_that_can_not_be_a_file_is_refused(process: Process, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^state\.{name}: "):
+        process.state(**{name: 1})
+
+
+def test_an_unknown_way_to_treat_generators_is_refused(process: Process) -> None:
+    with pytest.raises(ConfigError, match=r"^rng: 'restart' "):
+        process.state(rng="restart")  # type: ignore[arg-type]
+
+
+def test_a_value_that_json_can_not_hold_is_named_when_the_state_is_made(process: Process) -> None:
+    with pytest.raises(UnsupportedValueError, match=r"state\.scheduler: .*function"):
+        process.state(scheduler=lambda epoch: 0.1)
+
+
+def test_a_value_that_json_can_not_hold_is_named_when_it_is_committed(process: Process) -> None:
+    state = process.state(settings={"a": [1]})
+    state.sync()
+    state.settings["a"].append(lambda: 1)
+    with pytest.raises(UnsupportedValueError, match=r"state\.settings\['a'\]\[1\]: "):
+        state.commit()
+
+
+def test_a_tensor_that_safetensors_can_not_hold_is_named(process: Process) -> None:
+    with pytest.raises(UnsupportedTensorError, match=r"w: .*complex128"):
+        process.state(model=FakeModel(w=[1j]))
+
+
+def test_a_replaced_component_is_the_one_that_is_committed(process: Process) -> None:
+    state = process.state(model=FakeModel(w=[1.0]))
+    state.sync()
+    state.model = FakeModel(w=[5.0])
+    state.save()
+    state.model.weights["w"][...] = 6.0
+    state.restore()
+    assert state.model.weights["w"].tolist() == [5.0]
+
+
+def test_a_component_without_tensors_is_loaded_in_place(process: Process) -> None:
+    schedule = FakeSchedule()
+    state = process.state(schedule=schedule)
+    schedule.steps = 4
+    state.save()
+    schedule.steps = 9
+    state.restore()
+    assert state.schedule is schedule
+    assert schedule.steps == 4
+
+
+def test_a_replaced_sampler_is_placed_and_watched_like_the_first(process: Process) -> None:
+    state = process.state(sampler=FakeSampler(4))
+    state.sync()
+    state.sampler = FakeSampler(8)
+    state.commit()
+    streams = process.generator.state
+    process.generator.draw()
+    next(iter(state.sampler))
+    assert process.generator.state == streams
+
+
+def test_a_cursor_that_could_not_be_loaded_again_is_no_commit(process: Process) -> None:
+    state = process.state(sampler=FakeSampler(10))
+    state.save()
+    state.sampler.order.done = -1
+    with pytest.raises(StateError, match=r"^state\.sampler: its cursor") as caught:
+        state.save()
+    assert caught.value.path == "state.sampler"
+    state.restore()
+    assert state.sampler.order.done == 0

@@ -1,0 +1,389 @@
+"""Values of which each rank has its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdrecover.errors import MismatchError, PerRankError
+from hvdrecover.guard.settings import Guard
+from hvdrecover.state import loading
+from hvdrecover.state.random import Randomness
+from hvdrecover.state.rank_local import Carried, OnResize, PerRank
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
+from tests.fakes.framework import FakeFramework, FakeGenerator, FakeModel, FakeSchedule
+from tests.fakes.root import FakeRoots
+from tests.fakes.world import Action, FakeJob, FakeWorld, Fault, Replacement, change_at, fail_at
+from tests.unit.state.jobs import URL, Process, initialised, on_ranks
+
+Values = dict[int, Any]
+
+
+class Shard:
+    """One rank's share of an endless data set; its state has a number, an array and bytes."""
+
+    def __init__(self, rank: int, size: int, generator: FakeGenerator) -> None:
+        self.rank, self.size = rank, size
+        self.generator = generator
+        self.done = 0
+        self.seen = np.zeros(3)
+        self.loaded = 0
+        self.begun = False
+
+    def __iter__(self) -> Iterator[float]:
+        self.generator.draw()  # as a loader does that seeds its workers
+        self.begun = True
+        return self._numbers()
+
+    def _numbers(self) -> Iterator[float]:
+        while True:
+            self.done += 1
+            self.seen[self.done % 3] = self.done
+            yield float(self.rank + self.size * (self.done - 1))
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self.begun:
+            self.generator.draw()  # as torchdata's loader does, which makes an iterator then
+        return {"done": self.done, "seen": self.seen, "raw": bytes([self.rank])}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["raw"] == bytes([self.rank])  # never another rank's
+        self.done, self.seen = state["done"], state["seen"].copy()
+        self.loaded += 1
+        self.begun = False
+
+
+class Script:
+    """Trains on numbers of a stream for each rank, with noise, and sums up a loss of its own."""
+
+    def __init__(
+        self,
+        checkpoint: str | None = None,
+        rng: Randomness = "reseed",
+        steps: int = 6,
+        on_resize: OnResize | None = None,
+    ) -> None:
+        self.checkpoint, self.rng, self.steps, self.on_resize = checkpoint, rng, steps, on_resize
+
+    def __call__(self, world: FakeWorld) -> Any:
+        return initialised(self._script)(world)
+
+    def _script(self, process: Process) -> Any:
+        world = process.world
+        process.generator.state = 100 + world.rank()
+        state = process.state(
+            self.checkpoint,
+            rng=self.rng,
+            model=FakeModel(w=[0.0]),
+            step=0,
+            data=PerRank(Shard(world.rank(), world.size(), process.generator), self.on_resize),
+            losses=PerRank([0.0], self.on_resize),
+        )
+        run(lambda state: self._train(process, state))(state)
+        return {
+            "w": state.model.weights["w"].tobytes(),
+            "losses": state.losses.value,
+            "data": (state.data.value.done, state.data.value.seen.tobytes()),
+            "stream": process.generator.state,
+        }
+
+    def _train(self, process: Process, state: State) -> None:
+        while state.step < self.steps:
+            for number in state.data:
+                noisy = number + process.generator.uniform()
+                state.losses.value.append(state.losses.value[-1] + noisy)
+                state.model.weights["w"] += process.world.allreduce(np.array([noisy]))
+                state.step += 1
+                if state.step % 2 == 0:
+                    state.commit()
+                if state.step % 3 == 0:
+                    break  # an epoch ends
+
+
+def undisturbed(rng: Randomness, checkpoint: str | None = None) -> list[Any]:
+    return FakeJob(Script(checkpoint, rng), 2).results()
+
+
+def visits(rng: Randomness, checkpoint: str | None = None) -> int:
+    worlds: list[FakeWorld] = []
+
+    def main(world: FakeWorld) -> Any:
+        worlds.append(world)
+        return Script(checkpoint, rng)(world)
+
+    FakeJob(main, 2).results()
+    return worlds[0].visits
+
+
+# -- faults -----------------------------------------------------------------------------------------------
+
+
+def test_ranks_have_different_values() -> None:
+    first, second = undisturbed("reseed")
+    assert first["w"] == second["w"]
+    assert first["losses"] != second["losses"]
+
+
+@pytest.mark.parametrize("action", ["kill", "kill_after", "cut"])
+@pytest.mark.parametrize("rank", range(2))
+@pytest.mark.parametrize("rng", ["reseed", "store"])
+def test_a_rank_lost_at_any_collective_gets_its_very_own_back(
+    rng: Randomness, rank: int, action: Action
+) -> None:
+    expected = undisturbed(rng)
+    replacement: Replacement = "none" if action == "cut" else "in_place"
+    for nth in range(1, visits(rng) + (action == "kill")):  # an error at the last visit shows nowhere
+        fault = fail_at(rank, "", nth, action=action, replacement=replacement)
+        assert FakeJob(Script(rng=rng), 2, [fault]).results() == expected, nth
+
+
+@pytest.mark.parametrize("rng", ["reseed", "store"])
+def test_the_whole_job_killed_at_any_collective(rng: Randomness) -> None:
+    expected = undisturbed(rng, "fake://undisturbed")
+    for nth in range(1, visits(rng, "fake://counted") + 1):
+        url = f"fake://killed-{rng}-{nth}"
+        FakeJob(Script(url, rng), 2, [fail_at(nth % 2, "", nth, action="kill_all")]).run()
+        assert FakeJob(Script(url, rng), 2).results() == expected, nth
+
+
+def test_a_restored_value_is_this_ranks_of_the_commit() -> None:
+    def body(process: Process) -> Any:
+        state = process.state(losses=PerRank([process.world.rank()]), shard=PerRank(FakeSchedule()))
+        state.sync()
+        state.shard.value.steps = 10 + process.world.rank()
+        state.commit()
+        state.losses.value.append(99)
+        state.shard.value.steps = 0
+        state.restore()
+        return state.losses.value, state.shard.value.steps
+
+    assert on_ranks(2, body) == [([0], 10), ([1], 11)]
+
+
+def test_a_save_that_no_rank_was_told_of_lacks_the_lost_ranks_value() -> None:
+    def main(world: FakeWorld) -> Any:
+        world.init()
+        state = Process(world).state(losses=PerRank(world.rank()))
+        if not world.newcomer:
+            state.sync()
+            state.commit()
+            state.save()
+            with pytest.raises(Exception, match="a rank was lost"):
+                world.allgather([0], "loss")
+            world.shutdown()
+            world.init()
+        state.sync()
+        return state.losses.value
+
+    outcomes = FakeJob(main, 2, [fail_at(1, "loss", replacement="in_place")]).run()
+    errors = [str(each.error) for each in outcomes if each.error is not None]
+    assert [each.result for each in outcomes if each.status == "returned"] == [0]
+    (error,) = errors
+    assert re.match(r"state\.losses: .* rank 1; state\.save\(\) .* state\.commit\(\)", error)
+
+
+def test_a_heal_leaves_values_where_they_are() -> None:
+    """The loop that runs has taken an iterator, which would not hear of it."""
+
+    def body(process: Process) -> int:
+        rank, size = process.world.rank(), process.world.size()
+        shard = Shard(rank, size, process.generator)
+        guard = Guard(parameters_every_commits=1, on_divergence="heal")
+        state = process.state(guard=guard, model=FakeModel(w=[1.0]), data=PerRank(shard))
+        state.sync()
+        state.model.weights["w"] += rank == 2
+        state.commit()
+        assert state.model.weights["w"].tolist() == [1.0]
+        return shard.loaded
+
+    assert on_ranks(3, body) == [0, 0, 0]
+
+
+# -- other ranks ------------------------------------------------------------------------------------------
+
+
+def resized(rank_of: Callable[[FakeWorld], Any], *faults: Fault, verb: str = "commit") -> list[Any]:
+    """The values of all ranks after hosts have come or gone; ranks 0 and 1 had 10 and 11."""
+
+    def main(world: FakeWorld) -> Any:
+        world.init()
+        state = Process(world).state(step=0, losses=rank_of(world))
+
+        @run
+        def training(state: State) -> Any:
+            if state.step == 0:
+                state.losses.value = 10 + world.rank()
+                state.step = 1
+                world.allgather([0], "change")
+                getattr(state, verb)()
+            return sorted([world.rank(), state.losses.value])
+
+        return training(state)
+
+    return FakeJob(main, 2, faults).results()
+
+
+def shared(states: list[int], rank: int, size: int) -> Any:
+    return [rank, size, *states]
+
+
+@pytest.mark.parametrize("verb", ["commit", "check_host_updates"])
+@pytest.mark.parametrize(("ahead", "remove", "size"), [(False, (), 3), (True, (), 3), (False, (1,), 2)])
+def test_with_other_ranks_the_script_says_what_each_resumes_from(
+    verb: str, ahead: bool, remove: tuple[int, ...], size: int
+) -> None:
+    seen: Values = {}
+
+    def on_resize(states: list[int], rank: int, size: int) -> int:
+        seen[rank] = (states, size)
+        return -1
+
+    def value(world: FakeWorld) -> PerRank:
+        return PerRank(0, on_resize)
+
+    fault = change_at(0, "change", add=1, remove=remove, ahead=ahead)
+    results = resized(value, fault, verb=verb)
+    if size == 2:  # as many as before: the new one takes over from the one that left
+        assert (results, seen) == ([[0, 10], [1, 11]], {})
+    else:
+        assert results == [[-1, rank] for rank in range(3)]
+        assert seen == {rank: ([10, 11], 3) for rank in range(3)}
+
+
+def test_without_a_word_of_the_script_it_is_an_error_on_all_ranks() -> None:
+    outcomes = FakeJob(Script(), 2, [change_at(0, "gradient", add=1)]).run()
+    assert [type(each.error) for each in outcomes] == [PerRankError] * 3
+    assert re.search("2 ranks .* rank 2 of 3", str(outcomes[2].error))
+    assert "on_resize=" in str(outcomes[0].error)
+
+
+def test_a_durable_commit_of_another_number_of_ranks_is_an_error_without_a_word_of_the_script() -> None:
+    def commit(process: Process) -> None:
+        state = process.state(URL, losses=PerRank(process.world.rank()))
+        state.sync()
+        state.commit()
+        state.flush()
+
+    def refused(process: Process) -> str:
+        state = process.state(URL, losses=PerRank(0))
+        with pytest.raises(PerRankError) as error:
+            state.sync()
+        return str(error.value)
+
+    on_ranks(2, commit)
+    (message,) = on_ranks(1, refused)
+    assert re.match(r"state\.losses: 2 ranks .* rank 0 of 1\. .* 2 ranks", message)
+
+
+def test_a_finished_run_is_finished_for_any_number_of_ranks() -> None:
+    FakeJob(Script(URL), 2).results()
+    assert len(FakeJob(Script(URL), 3).results()) == 3
+
+
+def test_reset_callbacks_may_change_what_a_resized_commit_was_loaded_into() -> None:
+    def commit(process: Process) -> None:
+        state = process.state(URL, losses=PerRank(process.world.rank()))
+        state.sync()
+        state.commit()
+        state.flush()
+
+    def resume(process: Process) -> Any:
+        state = process.state(URL, losses=PerRank(None, shared))
+        state.register_reset_callbacks([lambda: None])
+        state.sync()
+        first = state.losses.value
+        state.restore()
+        return first, state.losses.value
+
+    on_ranks(2, commit)
+    assert on_ranks(3, resume) == [([rank, 3, 0, 1], [rank, 3, 0, 1]) for rank in range(3)]
+
+
+def test_a_loader_made_for_another_rank_is_not_loaded_into() -> None:
+    shard = PerRank(FakeSchedule())
+    shard.keep(Carried((2,), 4))
+    states = {rank: {"steps": rank} for rank in range(4)}
+    with pytest.raises(PerRankError, match=r"^state\.data: .*\(2, 4\).* rank 0 of 4"):
+        shard.resume("state.data", states, 4, Carried((0,), 4))
+    shard.value = FakeSchedule()  # made anew, as by a reset callback
+    shard.resume("state.data", states, 4, Carried((0,), 4))
+    assert shard.value.steps == 0
+    shard.resume("state.data", states, 4, Carried((0,), 4))
+    counter = PerRank(7)
+    counter.keep(Carried((2,), 4))
+    counter.resume("state.losses", {0: "rank 0's"}, 4, Carried((0,), 4))
+    assert counter.value == "rank 0's"
+
+
+@pytest.mark.parametrize(("remove", "size"), [((), 3), ((1,), 2)])
+def test_a_loader_that_a_reset_callback_makes_anew_gets_its_state_of_the_commit(
+    remove: tuple[int, ...], size: int
+) -> None:
+    seen: Values = {}
+
+    def on_resize(states: list[Any], rank: int, size: int) -> Any:
+        seen[rank] = states
+        return {"steps": -1}
+
+    def main(world: FakeWorld) -> Any:
+        world.init()
+        state = Process(world).state(step=0, data=PerRank(FakeSchedule(), on_resize))
+
+        @run
+        def training(state: State) -> Any:
+            if state.step == 0:
+                state.step, state.data.value.steps = 1, 10 + world.rank()
+                world.allgather([0], "change")
+                state.commit()
+            return state.data.value.steps
+
+        state.register_reset_callbacks([lambda: setattr(state.data, "value", FakeSchedule())])
+        return training(state)
+
+    results = FakeJob(main, 2, [change_at(0, "change", add=1, remove=remove)]).results()
+    if size == 2:
+        assert (results, seen) == ([10, 11], {})
+    else:
+        assert results == [-1] * 3
+        assert seen == {rank: [{"steps": 10}, {"steps": 11}] for rank in range(3)}
+
+
+# -- what a commit holds ----------------------------------------------------------------------------------
+
+
+def test_a_durable_commit_shows_all_ranks_states_by_rank(
+    roots: FakeRoots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvdrecover.state.loading.open_storage", roots.open)
+    FakeJob(Script(URL), 2).results()
+    loaded = loading.load(FakeFramework(), URL, {"model": FakeModel(w=[0.0])}, None, strict=True)
+    losses = loaded.objects["losses"]
+    assert [losses[rank] for rank in range(2)] == [each["losses"] for each in undisturbed("reseed")]
+    with pytest.raises(MismatchError, match=r"  data: .*each rank.*all ranks"):
+        loading.load(FakeFramework(), URL, {"data": FakeSchedule()}, None, strict=True)
+
+
+@pytest.mark.parametrize("per_rank", [True, False])
+def test_a_value_of_a_rank_and_one_of_all_ranks_are_not_the_same(per_rank: bool) -> None:
+    def commit(process: Process) -> None:
+        state = process.state(URL, losses=PerRank(1) if per_rank else 1)
+        state.sync()
+        state.commit()
+        state.flush()
+
+    def resume(process: Process) -> list[str]:
+        state = process.state(URL, losses=2 if per_rank else PerRank(2))
+        with pytest.raises(MismatchError) as error:
+            state.sync()
+        return error.value.differences
+
+    on_ranks(1, commit)
+    sides = (
+        ("one for each rank", "one for all ranks") if per_rank else ("one for all ranks", "one for each rank")
+    )
+    assert on_ranks(1, resume) == [[f"losses: {sides[0]} in the commit, {sides[1]} in this state"]]

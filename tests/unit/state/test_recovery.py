@@ -1,0 +1,180 @@
+"""The protocol by which ranks agree on a commit, message by message."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdrecover import heartbeat
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.layout import TensorSpec, plan
+from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.guard.votes import vote
+from hvdrecover.heartbeat import Page
+from hvdrecover.state import rendezvous
+from hvdrecover.state.adapter import gather_json
+from hvdrecover.state.election import Election, Left, Published, Standing, elect, revive
+from hvdrecover.state.hooks import Agreement, Hooks, Moment
+from hvdrecover.state.liveness import Liveness
+from tests.fakes.world import FakeJob, FakeWorld, Fault, current_world
+
+
+def on_ranks(size: int, body: Callable[[FakeWorld], Any], *faults: Fault) -> list[Any]:
+    def main(world: FakeWorld) -> Any:
+        world.init()
+        return body(world)
+
+    return FakeJob(main, size, faults).results()
+
+
+def snapshot_of(*weights: float) -> Snapshot:
+    arena = Arena(plan([TensorSpec("w", "F64", (len(weights),))]))
+    arena.bytes_of("w").view(np.float64)[...] = weights
+    state = {"attributes": {"model": {"w": {"$tensor": "w"}}, "epoch": 3}, "samplers": {}}
+    return Snapshot(CommitId(2, 5), {"model": arena}, state, 4, {"fake": "1.0"}, finished=True)
+
+
+NONE, C3, C4 = CommitId(0, 0), CommitId(2, 3), CommitId(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("published", "expected"),
+    [
+        ([NONE], Election(0, None)),
+        ([NONE, NONE, NONE], Election(0, None)),
+        ([CommitId(0, 7), NONE], Election(0, None)),
+        ([NONE, CommitId(1, 0)], Election(1, CommitId(1, 0), (1,))),
+        ([CommitId(1, 4), CommitId(1, 5), CommitId(1, 4)], Election(1, CommitId(1, 5), (1,))),
+        ([CommitId(1, 5), CommitId(1, 5)], Election(0, CommitId(1, 5), (0, 1))),
+        ([CommitId(1, 900), CommitId(2, 3), NONE], Election(1, CommitId(2, 3), (1,))),
+    ],
+)
+def test_the_newest_commit_wins_whoever_holds_it(published: list[CommitId], expected: Election) -> None:
+    assert elect([Published(commit, start=7) for commit in published]) == expected
+
+
+@pytest.mark.parametrize(
+    ("published", "expected"),
+    [
+        # As long as any rank has a memory, near commits of its start count as much.
+        ([Published(C3, start=7), Published(C3, True, 7)], Election(0, C3, (0,))),
+        ([Published(C3, True, 7), Published(C3, start=7)], Election(1, C3, (1,))),
+        ([Published(C3, start=7), Published(C4, True, 7)], Election(1, C4, (1,))),
+        ([Published(C3, start=7), Published(C4, True, 8)], Election(0, C3, (0,))),
+        ([Published(NONE), Published(C3, start=7), Published(C3, True, 7)], Election(1, C3, (1,))),
+        # Where none has, the checkpoint root decides.
+        ([Published(NONE), Published(C3, True, 7)], Election(0, None, revives=True)),
+    ],
+)
+def test_near_commits_are_elected_as_memories_are(published: list[Published], expected: Election) -> None:
+    assert elect(published) == expected
+
+
+@pytest.mark.parametrize(
+    ("left", "durable", "expected"),
+    [
+        ([None, Left(C4, "a")], (C3, 2), 1),
+        ([Left(C4, "a"), Left(C4, "a")], (C3, 2), 0),
+        ([Left(C3, "a"), None], (C3, 2), 0),  # the same commit: near by is nearer
+        ([Left(C3, "a"), None], (C4, 2), None),
+        ([Left(C4, "a"), None], (None, 0), 0),
+        ([Left(C4, "b"), None], (C3, 2), None),  # another job has taken the root since
+        # Once it trains, each start counts its generations by itself: the later start goes first.
+        ([Left(CommitId(9, 1), "a"), Left(CommitId(5, 4), "c")], (C3, 2), 1),
+        ([Left(CommitId(9, 1), "a"), None], (CommitId(5, 2), 5), None),
+        ([Left(C4, ""), None], (None, 0), None),
+    ],
+)
+def test_a_near_commit_counts_if_nothing_newer_is_durable(
+    left: list[Left | None], durable: tuple[CommitId | None, int], expected: int | None
+) -> None:
+    assert revive(left, Standing({"a": 2, "c": 5}, *durable)) == expected
+
+
+def test_all_ranks_learn_the_longest_silence_of_any(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    silences = {0: (2.0, 0.0), 1: (7.2504, 30.0), 2: (0.0, 40.0)}
+    monkeypatch.setattr(heartbeat, "longest", lambda: silences[current_world().rank()])
+    moment = Moment("rendezvous")
+
+    def body(world: FakeWorld) -> None:
+        hooks = Hooks([Liveness(world)])
+        hooks.verdict(moment, hooks.send(world, moment, [0])()[1:])
+
+    on_ranks(3, body)
+    assert page.read().longest == 7.251  # in whole milliseconds, rounded up
+    assert page.read().longest_beginning == 40.0
+
+
+def receive_or_keep(held: dict[int, Snapshot], sent: Snapshot) -> list[tuple[int, Agreement]]:
+    """Rank 0 sends; each rank's number of collectives, and what it ends with."""
+
+    def body(world: FakeWorld) -> tuple[int, Agreement]:
+        agreement = Agreement(sent, "memory", "job")
+        before = world.visits
+        if world.rank() == 0:
+            rendezvous.send(world, 0, agreement)
+        else:
+            mine = held.get(world.rank())
+            files = ({}, {}) if mine is None else (mine.arenas, rendezvous.digests(mine))
+            agreement = rendezvous.receive(world, 0, *files)
+        return world.visits - before, agreement
+
+    return on_ranks(3, body)
+
+
+DESCRIPTION = 3  # collectives: length, header, who lacks the bytes
+
+
+def test_ranks_that_hold_the_very_bytes_are_sent_no_more_than_a_description() -> None:
+    held = {1: snapshot_of(1.5), 2: snapshot_of(1.5)}
+    sent = dataclasses.replace(snapshot_of(1.5), id=CommitId(3, 5), state={"epoch": 4})
+    found = receive_or_keep(held, sent)
+    assert [visits for visits, _ in found] == [DESCRIPTION] * 3
+    for rank in (1, 2):
+        snapshot = found[rank][1].snapshot
+        assert (snapshot.id, snapshot.state) == (CommitId(3, 5), {"epoch": 4})
+        assert snapshot.arenas["model"] is held[rank].arenas["model"]
+
+
+@pytest.mark.parametrize("other", [snapshot_of(2.5), snapshot_of(1.5, 1.5), None])
+def test_a_rank_that_lacks_the_bytes_gets_them_while_another_keeps_its_own(other: Snapshot | None) -> None:
+    keeps = snapshot_of(1.5)
+    found = receive_or_keep({1: keeps} if other is None else {1: keeps, 2: other}, snapshot_of(1.5))
+    assert [visits for visits, _ in found] == [DESCRIPTION + 1] * 3
+    assert found[1][1].snapshot.arenas["model"] is keeps.arenas["model"]
+    received = found[2][1].snapshot.arenas["model"]
+    assert received.bytes_of("w").view(np.float64).tolist() == [1.5]
+    assert other is None or received is not other.arenas["model"]
+    assert keeps.arenas["model"].bytes_of("w").view(np.float64).tolist() == [1.5]
+
+
+def test_a_large_snapshot_is_passed_on_in_the_same_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "PIECE", 1000)
+    weights = [float(number) for number in range(2000)]
+    found = receive_or_keep({1: snapshot_of(*weights)}, snapshot_of(*weights))
+    assert found[2][1].snapshot.arenas["model"].bytes_of("w").view(np.float64).tolist() == weights
+
+
+def test_values_of_different_lengths_are_gathered() -> None:
+    def body(world: FakeWorld) -> list[Any]:
+        return gather_json(world, {"rank": "x" * 50 * world.rank(), "ü": None}, "values")
+
+    expected = [{"rank": "x" * 50 * rank, "ü": None} for rank in range(3)]
+    assert on_ranks(3, body) == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    ("commits", "ballots", "root"),
+    [([2, 2, 2], "aab", 0), ([2, 2, 2], "abb", 1), ([2, 2, 1], "bac", 0), ([1, 2, 1], "abb", 1)],
+)
+def test_memories_that_differ_are_outvoted(commits: list[int], ballots: str, root: int) -> None:
+    def prefer(holders: Sequence[int]) -> list[int]:
+        return [holders[place] for place in vote([ballots[rank] for rank in holders]).right]
+
+    election = elect([Published(CommitId(1, commit)) for commit in commits], prefer)
+    assert (election.root, election.newest) == (root, CommitId(1, 2))
