@@ -46,21 +46,18 @@ _MOST_NUMBERS = 1000  # of one metric in the history, which is part of each comm
 
 KEPT: dict[str, tuple[str, ...]] = {
     "CSVLogger": ("csv_file", "keys"),
-    "EarlyStopping": ("best", "best_epoch", "best_weights", "monitor_op", "stopped_epoch", "wait"),
+    "EarlyStopping": ("best_epoch", "best_weights", "stopped_epoch", "wait"),
     "History": ("history",),
     "LearningRate": ("_set",),  # ours: it must not undo the changes of other callbacks to the learning rate
     "LearningRateScheduler": (),
-    "ModelCheckpoint": ("best", "monitor_op", "_batches_seen_since_last_saving", "_last_batch_seen"),
-    "MonitorCallback": ("best", "monitor_op"),
-    "OrbaxCheckpoint": (
-        *("best", "monitor_op", "_batches_seen_since_last_saving", "_last_batch_seen"),
-        "_total_batches_seen",
-    ),
-    "ReduceLROnPlateau": ("best", "cooldown_counter", "monitor_op", "wait"),
+    "ModelCheckpoint": ("_batches_seen_since_last_saving", "_last_batch_seen"),
+    "MonitorCallback": ("best", "monitor_op"),  # the base of all that compare a metric with the best one
+    "OrbaxCheckpoint": ("_batches_seen_since_last_saving", "_last_batch_seen", "_total_batches_seen"),
+    "ReduceLROnPlateau": ("cooldown_counter", "wait"),
     "SwapEMAWeights": ("_ema_weights_in_model",),
     "TensorBoard": ("_global_test_batch", "_global_train_batch"),
 }
-"""The attributes of Keras's and our callbacks that are part of a commit, by class."""
+"""The attributes of callbacks that are part of a commit, by the name of the class or a base class."""
 
 _CHANGES_TRAINING = {"EarlyStopping", "LearningRateScheduler", "ReduceLROnPlateau", "SwapEMAWeights"}
 
