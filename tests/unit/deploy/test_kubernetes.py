@@ -17,8 +17,8 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
-from hvdrecover import cli
-from hvdrecover.cli import discovering, launching
+from hvdrecover import cli, config
+from hvdrecover.cli import discovering, launching, options
 from hvdrecover.config import FENCED, PREEMPTED
 from hvdrecover.discovery.sources.kubernetes import Kubernetes
 from tests.fakes.kubernetes_api import TOKEN, KubernetesApi
@@ -160,7 +160,7 @@ def test_discovery_finds_the_workers_and_the_role_allows_just_that(job: Parts, t
 
 @each_job
 def test_pods_are_given_the_time_that_processes_take_to_leave(job: Parts) -> None:
-    grace = command_line(job).grace
+    grace = config.read(options.given(command_line(job))).grace
     for template in (job.worker, job.launcher):
         assert template["spec"]["terminationGracePeriodSeconds"] >= grace + 30
     assert container(job.worker)["lifecycle"] == {"preStop": {"exec": {"command": ["leave-host"]}}}
