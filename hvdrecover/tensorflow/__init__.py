@@ -15,6 +15,7 @@ from hvdrecover.state.startup import join as _join
 from hvdrecover.tensorflow import elastic as elastic
 from hvdrecover.tensorflow.averaging import DistributedGradientTape, PartialDistributedGradientTape
 from hvdrecover.tensorflow.collectives import (
+    BroadcastGlobalVariablesHook,
     allreduce,
     broadcast_,
     broadcast_variables,
@@ -31,6 +32,7 @@ from hvdrecover.virtual.ranks import virtual_rank, virtual_size
 
 __all__ = [
     "Best",
+    "BroadcastGlobalVariablesHook",
     "Checkpoint",
     "DataChangedError",
     "DataVersion",

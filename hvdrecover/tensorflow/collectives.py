@@ -105,6 +105,21 @@ def broadcast_(variables: Iterable[Variable], *args: Any, **options: Any) -> Any
     return hvd.broadcast_([raw(each) for each in variables], *args, **options)
 
 
+class BroadcastGlobalVariablesHook:
+    """A hook of TensorFlow 1's sessions. TensorFlow 2 has no such hooks.
+
+    Raises:
+        ConfigError: always.
+    """
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        raise ConfigError(
+            "BroadcastGlobalVariablesHook",
+            "TensorFlow 2 has no session hooks; call hvd.broadcast_variables(model.variables, root_rank), or "
+            "make a hvd.elastic.TensorFlowState, which brings all ranks to one state",
+        )
+
+
 def taking_what(horovods: Callable[..., Any], function: Callable[..., Made]) -> Callable[..., Made]:
     """Return a function that takes the arguments of one of Horovod's, at the same places, with its defaults.
 

@@ -173,6 +173,8 @@ def test_a_model_may_have_several_synchronized_batch_norms_without_names() -> No
 def test_what_tensorflow_1_had_is_refused_in_words() -> None:
     import hvdrecover.tensorflow as recover
 
+    with pytest.raises(ConfigError, match=r"^BroadcastGlobalVariablesHook: "):
+        recover.BroadcastGlobalVariablesHook(0)
     with pytest.raises(ConfigError, match=r"^session: "):
         recover.elastic.TensorFlowState(session=object())
     with pytest.raises(ConfigError, match=r"^use_locking: "):
