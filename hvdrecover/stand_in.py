@@ -1,10 +1,34 @@
-"""Modules that stand in for Horovod's: what is not ours is Horovod's own."""
+"""Modules that stand in for Horovod's: what they do not define themselves is Horovod's own.
+
+A script imports them by our name, or, in a job of `hvdrecover run`, by Horovod's (`install`):
+
+1. The script, or a library of it, imports ``horovod.torch``. Python asks our finder for the module first.
+2. The finder imports ``hvdrecover.torch`` and its parts. They import Horovod's modules and keep them.
+3. The finder puts ours into Python's table of modules, under Horovod's names. Submodules that have no
+   counterpart here, such as ``horovod.torch.mpi_ops``, stay Horovod's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+# The modules of ours that take the places of Horovod's with the same names, each after what it builds on.
+_FAMILIES = {
+    "torch": ("torch", "torch.elastic", "torch.elastic.state", "torch.elastic.sampler"),
+    "tensorflow": (
+        *("tensorflow", "tensorflow.elastic", "tensorflow.sync_batch_norm"),
+        *("tensorflow.keras", "tensorflow.keras.callbacks", "tensorflow.keras.elastic"),
+        *("keras", "keras.callbacks", "keras.elastic"),
+    ),
+}
+# The modules by which scripts get at a family; Python imports these before any submodule.
+_FIRST = {"horovod.torch": "torch", "horovod.tensorflow": "tensorflow", "horovod.keras": "tensorflow"}
 
 
 def standing_in(
@@ -28,3 +52,67 @@ def standing_in(
         return sorted({*ours, *dir(horovods)})
 
     return find, names
+
+
+def install(say: Callable[[str], object]) -> None:
+    """Have this process import our modules under Horovod's names.
+
+    A script that imports ``hvdrecover.torch`` itself means Horovod's when it says ``horovod.torch``; it gets
+    Horovod's.
+
+    Args:
+        say: takes a line when the first module is replaced.
+    """
+    sys.meta_path.insert(0, _Finder(say))
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        family = _FIRST.get(fullname)
+        if family is None or f"hvdrecover.{family}" in sys.modules:
+            return None  # also while step 2 imports Horovod's modules
+        names = _FAMILIES[family]
+        for name, ours in [(name, importlib.import_module(f"hvdrecover.{name}")) for name in names]:
+            _replace(f"horovod.{name}", ours)
+        self._say(f"{fullname} is hvdrecover's in this job; with --no-stand-in, it is Horovod's")
+        return _Replaced(sys.modules[fullname]).spec
+
+
+class _Replaced(Loader):
+    """Hands the import that is under way a module that is complete."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._horovods = module, module.__spec__
+        # Python looks at the spec of a module that a finder has imported, and loads by that one.
+        self.spec = module.__spec__ = ModuleSpec(module.__name__, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._horovods
+
+
+def _replace(name: str, ours: ModuleType) -> None:
+    """Put a module that has all attributes of ours into the place of Horovod's.
+
+    It is a package, if Horovod's is one, in the same folder: so Python finds Horovod's other submodules.
+    """
+    horovods = sys.modules[name]
+    new = ModuleType(name, ours.__doc__)
+    for attribute in ("__spec__", "__loader__", "__package__", "__file__", "__path__"):
+        if hasattr(horovods, attribute):
+            setattr(new, attribute, getattr(horovods, attribute))
+    for attribute in dir(ours):
+        if not attribute.startswith("_"):
+            setattr(new, attribute, getattr(ours, attribute))  # also for `from horovod.torch import *`
+    new.__getattr__ = lambda attribute: getattr(ours, attribute)  # type: ignore[method-assign]
+    sys.modules[name] = new
+    parent, _, child = name.rpartition(".")
+    if parent == "horovod":  # for ours, the parents of the others stay Horovod's modules
+        setattr(sys.modules[parent], child, new)
