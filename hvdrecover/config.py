@@ -223,6 +223,9 @@ class Config:
         duration, 30.0, "DURATION", "how long processes may take to leave after a preemption (default: 30s)"
     )
     no_standby: bool = _option(_flag, False, "", "keep no process in readiness; a restart then takes seconds")
+    no_stand_in: bool = _option(
+        _flag, False, "", "leave `horovod.torch` and `horovod.tensorflow` Horovod's (default: hvdrecover's)"
+    )
     max_restarts: int = _option(
         number,
         10,

@@ -18,6 +18,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from hvdrecover.config import Config
+
 # The modules of ours that take the places of Horovod's with the same names, each after what it builds on.
 _FAMILIES = {
     "torch": ("torch", "torch.elastic", "torch.elastic.state", "torch.elastic.sampler"),
@@ -29,6 +31,10 @@ _FAMILIES = {
 }
 # The modules by which scripts get at a family; Python imports these before any submodule.
 _FIRST = {"horovod.torch": "torch", "horovod.tensorflow": "tensorflow", "horovod.keras": "tensorflow"}
+
+
+replaced: list[str] = []
+"""The modules of Horovod's by which this process has got ours; a standby has to import them first."""
 
 
 def standing_in(
@@ -54,21 +60,19 @@ def standing_in(
     return find, names
 
 
-def install(say: Callable[[str], object]) -> None:
-    """Have this process import our modules under Horovod's names.
+def install(settings: Config) -> None:
+    """Have this process import our modules under Horovod's names, unless the user wants Horovod's.
 
     A script that imports ``hvdrecover.torch`` itself means Horovod's when it says ``horovod.torch``; it gets
     Horovod's.
-
-    Args:
-        say: takes a line when the first module is replaced.
     """
-    sys.meta_path.insert(0, _Finder(say))
+    if not settings.no_stand_in:
+        sys.meta_path.insert(0, _Finder(settings))
 
 
 class _Finder(MetaPathFinder):
-    def __init__(self, say: Callable[[str], object]) -> None:
-        self._say = say
+    def __init__(self, settings: Config) -> None:
+        self._tells = settings.is_first_of_host and settings.log in ("debug", "info") and not settings.rejoins
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -76,10 +80,13 @@ class _Finder(MetaPathFinder):
         family = _FIRST.get(fullname)
         if family is None or f"hvdrecover.{family}" in sys.modules:
             return None  # also while step 2 imports Horovod's modules
-        names = _FAMILIES[family]
-        for name, ours in [(name, importlib.import_module(f"hvdrecover.{name}")) for name in names]:
-            _replace(f"horovod.{name}", ours)
-        self._say(f"{fullname} is hvdrecover's in this job; with --no-stand-in, it is Horovod's")
+        ours = {name: importlib.import_module(f"hvdrecover.{name}") for name in _FAMILIES[family]}
+        for name, module in ours.items():
+            _replace(f"horovod.{name}", module)
+        replaced.append(fullname)
+        if self._tells:  # the script has not set up logging yet
+            line = f"{fullname} is hvdrecover's in this job; with --no-stand-in, it is Horovod's"
+            print(f"hvdrecover: {line}", file=sys.stderr, flush=True)  # noqa: T201
         return _Replaced(sys.modules[fullname]).spec
 
 
@@ -108,9 +115,10 @@ def _replace(name: str, ours: ModuleType) -> None:
     for attribute in ("__spec__", "__loader__", "__package__", "__file__", "__path__"):
         if hasattr(horovods, attribute):
             setattr(new, attribute, getattr(horovods, attribute))
-    for attribute in dir(ours):
-        if not attribute.startswith("_"):
-            setattr(new, attribute, getattr(ours, attribute))  # also for `from horovod.torch import *`
+    public = [attribute for attribute in dir(ours) if not attribute.startswith("_")]
+    for attribute in public:
+        setattr(new, attribute, getattr(ours, attribute))
+    new.__all__ = getattr(horovods, "__all__", public)  # type: ignore[attr-defined]  # `import *`
     new.__getattr__ = lambda attribute: getattr(ours, attribute)  # type: ignore[method-assign]
     sys.modules[name] = new
     parent, _, child = name.rpartition(".")

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
-from hvdrecover import config, heartbeat
+from hvdrecover import config, heartbeat, stand_in
 from hvdrecover.heartbeat import Phase, Reading
 from hvdrecover.launch.python_command import PythonCommand
 from hvdrecover.launch.training import Training
@@ -140,6 +140,7 @@ def main() -> None:
     sys.argv = [program, *arguments]
     if not sys.flags.safe_path:
         sys.path[0] = str(Path.cwd()) if module else str(Path(program).resolve().parent)
+    stand_in.install(config.read())
     with _silence():
         _import(orders["modules"])
     heartbeat.enter(Phase.READY)

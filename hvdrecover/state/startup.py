@@ -24,7 +24,7 @@ from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 from hvdrecover import config as configs
-from hvdrecover import heartbeat, uncaught
+from hvdrecover import heartbeat, stand_in, uncaught
 from hvdrecover.config import Config
 from hvdrecover.errors import EarlyCollectiveError
 from hvdrecover.state.horovod import rendezvous_alone
@@ -86,7 +86,8 @@ def _report_modules() -> None:
     if heartbeat.commits() < 2:
         heartbeat.at_commit(_report_modules)
     else:
-        heartbeat.notify(modules=[name for name, module in sys.modules.items() if _is_library(name, module)])
+        names = [name for name, module in sys.modules.items() if _is_library(name, module)]
+        heartbeat.notify(modules=[*stand_in.replaced, *names])
 
 
 def _is_library(name: str, module: Any) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import PATIENCE, Job, elastic, kill, static
+from tests.support.jobs import PATIENCE, Job, elastic, kill, static, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "horovod_elastic.py"
 
@@ -60,6 +60,20 @@ def test_without_a_checkpoint_root_it_survives_rank_0_and_writes_nothing(
         "epoch": 2,
     }
     assert list(folder.iterdir()) == []
+
+
+def test_under_hvdrecover_run_it_survives_with_no_line_changed(jobs: list[Job], tmp_path: Path) -> None:
+    """A standby replaces rank 0: the size stays, so that no reset of the script's is needed but Horovod's."""
+    environ = {"ELASTIC": "horovod.torch.elastic", "CONTINUE": str(tmp_path / "continue")}
+    job = Job([*supervised(), sys.executable, str(SCRIPT)], tmp_path / "log", environ)
+    jobs.append(job)
+    killed = process_of_rank_0_in_epoch_1(job)
+    kill(killed)
+    (tmp_path / "continue").touch()
+    found = report(job)
+    assert (found["result"], found["seen"], found["epoch"]) == ("trained", 3 * 240, 2)
+    assert found["rate"] == pytest.approx(2)
+    assert "horovod.torch is hvdrecover's in this job" in job.log.read_text()
 
 
 def process_of_rank_0_in_epoch_1(job: Job) -> int:
