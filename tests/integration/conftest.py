@@ -29,6 +29,9 @@ CYCLE = "HOROVOD_CYCLE_TIME"
 # Variables of a job in which frameworks are imported as a user's job does, with all that they bring along.
 WHOLE = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
+# Variables of a job whose script loads scikit-learn's digits.
+SKLEARN = {"LIGHT_KEEPS": "sklearn"}
+
 Start = Callable[..., Job]
 Finished = Callable[..., DigitsRun]
 

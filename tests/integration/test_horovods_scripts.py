@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import LONG
+from tests.integration.conftest import LONG, SKLEARN
 from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, kill, mpi, supervised
 
 SCRIPTS = Path(__file__).with_name("scripts") / "horovods"
@@ -42,7 +42,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
         log, command = tmp_path / f"log-{len(jobs)}", [*(launcher or supervised()), sys.executable]
         # As in an activated environment: horovodrun looks for mpirun on the path.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        settings = {"FOLDER": str(tmp_path), "PATH": path, **environ}
+        settings = {"FOLDER": str(tmp_path), "PATH": path, **SKLEARN, **environ}
         jobs.append(Job([*command, str(SCRIPTS / name)], log, settings))
         return jobs[-1]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import SKLEARN
 from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job
 
 PAGE = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
@@ -52,6 +53,7 @@ def run(command: str, folder: Path, stop_at: int) -> int:
         "STOP_AT": str(stop_at),
         "PATH": os.pathsep.join([os.fspath(Path(sys.executable).parent), os.environ["PATH"]]),
         **ROOT_MAY_USE_MPI,
+        **SKLEARN,
     }
     # sh finds the programs on the path that is set here, as the reader's shell would.
     job = Job(["sh", "-c", f"cd {shlex.quote(str(folder))} && {command}"], folder / "log", settings)

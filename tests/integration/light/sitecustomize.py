@@ -9,6 +9,7 @@ taking modules apart is a third of all that it has computed.
 
 import atexit
 import gc
+import os
 import sys
 import types
 
@@ -30,7 +31,7 @@ class Finder:
 gc.set_threshold(300_000, 10, 10)
 atexit.register(gc.freeze)
 sys.meta_path.insert(0, Finder)
-for module in ("matplotlib", "sklearn"):  # as if they were not installed
+for module in {"matplotlib", "sklearn"} - {os.environ.get("LIGHT_KEEPS")}:  # as if they were not installed
     sys.modules[module] = None
 for module in ("torch._dynamo", "torch.export", "tensorboard.compat.notf"):
     sys.modules[module] = types.ModuleType(module)
