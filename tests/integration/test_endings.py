@@ -84,6 +84,7 @@ def test_of_a_job_on_one_host_any_process_can_be_told(start: Start, tmp_path: Pa
     assert run.events("leave")
 
 
+@LONG
 def test_a_job_of_which_all_processes_are_told_at_once_leaves_as_well(start: Start, tmp_path: Path) -> None:
     run = a_run(tmp_path, HOLD)
     job = run.begin(start, *PATIENT)
@@ -191,6 +192,7 @@ def small_cgroup() -> Iterator[Path]:
     pytest.skip("no memory cgroup can be made here; it takes root")
 
 
+@LONG
 def test_errors_that_do_not_come_back_cost_a_pause_and_are_told_from_each_other(
     start: Start, small_cgroup: Path, tmp_path: Path
 ) -> None:

@@ -195,8 +195,8 @@ FIT_IF_SHORT = ["fit", pytest.param("loop", marks=LONG)]
 
 @pytest.fixture(scope="module")
 def of_keras(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
-    of_loops = {"none_loop", "rate", "nan_loop", "nan_skip_loop", "nan_rollback_loop", "missing_eager"}
-    cases = {name: case for name, case in OF_KERAS.items() if IS_LONG or name not in of_loops}
+    quick = {"none_fit", "nan_fit", "nan_skip_fit", "nan_rollback_fit", "missing_fit"}
+    cases = {name: case for name, case in OF_KERAS.items() if IS_LONG or name in quick}
     found = outcomes(static(2), 2, list(cases.values()), tmp_path_factory.mktemp("of_keras"), "tensorflow")
     return dict(zip(cases, found, strict=True))
 
@@ -207,11 +207,12 @@ def test_keras_ranks_in_step_are_left_alone(of_keras: dict[str, list[Outcome]], 
     assert (outcome["error"], outcome["steps"], outcome["updates"]) == (None, STEPS, STEPS)
 
 
+@LONG
 @pytest.mark.parametrize(
     ("fault", "line"),
     [
         ("layer", "net/three/kernel: float32[16, 1], trained on rank 0; missing on rank 1"),
-        pytest.param("rate", "optimizer.learning_rate: 0.0", marks=LONG),
+        ("rate", "optimizer.learning_rate: 0.0"),
     ],
 )
 def test_what_keras_ranks_were_started_with_is_compared(
@@ -222,6 +223,7 @@ def test_what_keras_ranks_were_started_with_is_compared(
         assert line in outcome["text"]
 
 
+@LONG
 def test_one_flipped_bit_of_a_variable_is_named_and_healed(of_keras: dict[str, list[Outcome]]) -> None:
     for outcome in of_keras["flip"]:
         assert (outcome["error"], outcome["steps"]) == ("DivergedError", 6)
@@ -242,6 +244,7 @@ def test_a_bad_sample_is_met_inside_a_graph(of_keras: dict[str, list[Outcome]], 
     assert rolled_back["weights"] == skipped["weights"]
 
 
+@LONG
 def test_variables_that_are_not_finite_are_gone_back_from(of_keras: dict[str, list[Outcome]]) -> None:
     outcome, undisturbed = the_same(of_keras["poison_rollback"]), the_same(of_keras["none_fit"])
     assert outcome["error"] is None
