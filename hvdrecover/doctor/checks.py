@@ -272,11 +272,12 @@ def check_clocks(ahead: Mapping[str, float], error: float) -> Finding:
     """All clocks should agree, by the seconds that each is ahead of one clock, each wrong by ``error``."""
     first = next(iter(ahead))
     ahead = {host: seconds - ahead[first] for host, seconds in ahead.items()}
-    spread = max(ahead.values()) - min(ahead.values()) - 2 * error  # the certain part, on a slow network
+    wrong = 2 * error  # of a difference, at most
+    spread = max(ahead.values()) - min(ahead.values()) - wrong  # the certain part, on a slow network
     if spread <= MOST_SKEW:
-        return ok(CLOCKS, f"at most {max(map(abs, ahead.values())):.2f} s apart (± {error:.2f} s)")
+        return ok(CLOCKS, f"at most {max(map(abs, ahead.values())):.2f} s apart (± {wrong:.2f} s)")
     shown = ", ".join(f"{host} {seconds:+.1f} s" for host, seconds in ahead.items() if host != first)
-    what = f"compared with {first}: {shown}"
+    what = f"compared with {first}: {shown} (± {wrong:.1f} s)"
     remedy = "Synchronise all clocks with the same time server (chrony, systemd-timesyncd)."
     if spread <= REFUSED_SKEW:
         return warning(CLOCKS, what, remedy)

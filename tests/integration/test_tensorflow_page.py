@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import SKLEARN
 from tests.support.jobs import PATIENCE, Job, static
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tensorflow.md").read_text()
@@ -43,7 +44,7 @@ def test_its_script_continues_inside_the_epoch_with_another_number_of_ranks(tmp_
 
 def run(launcher: list[str], folder: Path, *options: str) -> int:
     script = ["sh", "-c", 'cd "$0" && exec "$@"', str(folder), sys.executable, "train.py", *options]
-    job = Job([*launcher, *script], folder / "log")
+    job = Job([*launcher, *script], folder / "log", SKLEARN)
     try:
         return job.wait(PATIENCE)
     finally:
