@@ -1,4 +1,4 @@
-"""Modules that stand in for Horovod's: what they do not define themselves is Horovod's own.
+"""Modules that stand in for Horovod's. Names that they do not define come from Horovod's modules.
 
 A script imports them by our name, or, in a job of `hvdrecover run`, by Horovod's (`install`):
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from hvdrecover.config import Config
 
-# The modules of ours that take the places of Horovod's with the same names, each after what it builds on.
+# Our modules that replace Horovod's modules of the same names, in the order of their imports.
 _FAMILIES = {
     "torch": ("torch", "torch.elastic", "torch.elastic.state", "torch.elastic.sampler"),
     "tensorflow": (

@@ -44,8 +44,8 @@ def fit_callbacks(
 ) -> list[keras.callbacks.Callback]:
     """The callbacks of one call of ``model.fit``; they may stand anywhere among your own.
 
-    Yours see averaged metrics, and a commit comes when they have done what they do at the end of a batch or
-    an epoch. The state of Keras's own callbacks is part of each commit.
+    Your callbacks see averaged metrics. A commit comes after all callbacks of a batch or an epoch have run.
+    The state of Keras's own callbacks is part of each commit.
 
     Args:
         state: has the attributes ``epoch`` and ``batch``.

@@ -1,4 +1,4 @@
-"""What a state's scalars show: times of training steps, norms of gradients, and the loss of ``model.fit``.
+"""The scalars of a state: times of training steps, norms of gradients, and the loss of ``model.fit``.
 
 Graphs leave these numbers in variables: that costs next to nothing, and no rank waits for them. Python reads
 the variables when it next passes. One reduction of gradients is one step.

@@ -202,7 +202,7 @@ def _relabelled(tree: Tree, labels: Mapping[Any, int | str]) -> Tree:
 
 @dataclass(frozen=True)
 class _Match:
-    """What an optimizer has for each part of a commit: by the names of parameters, or else by place."""
+    """The parts of an optimizer that match a commit: by the names of parameters, or else by place."""
 
     groups: list[_Group | None]  # None for a group that the optimizer lacks
     parameters: dict[Any, torch.Tensor]  # by the commit's keys
