@@ -128,8 +128,8 @@ def load(
 ) -> Loaded:
     """Load a commit into the objects that are handed in, and nothing else. Horovod need not be initialised.
 
-    Only the files of these attributes are read, and every byte of them is verified. The root is left as it
-    is, but for a small lease that is there meanwhile; so this may be done beside the job.
+    Only the files of these attributes are read, and every byte of them is verified. The job at the root, if
+    any, is not disturbed.
 
     Args:
         url: the checkpoint root: a path or an fsspec URL.

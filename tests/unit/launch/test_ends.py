@@ -165,7 +165,7 @@ def test_a_script_that_calls_no_training_function_has_not_failed() -> None:
 
 
 def test_the_same_error_at_the_same_place_is_the_same_cause() -> None:
-    assert failed().cause == failed(generation=2).cause  # each rendezvous has a generation of its own
+    assert failed().cause == failed(generation=2).cause  # each rendezvous has its own generation
     assert failed().cause == failed(commit=9).cause  # a commit at which nothing had changed is not progress
     told = {"exit": 1, "detail": OWN_ERROR, "point": [4, 2]}
     assert Cause.of(told) == failed().cause

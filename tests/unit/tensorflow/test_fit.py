@@ -346,7 +346,7 @@ def test_one_rank_validates_warms_up_and_writes_for_tensorboard(tmp_path: Path) 
 
 
 def test_a_tracked_data_set_to_validate_on_is_gone_through_each_time() -> None:
-    """It is tracked to be dealt out anew when ranks come or go; training has no part in its cursor."""
+    """It is tracked so that it is dealt out again when ranks come or go. Training leaves its cursor alone."""
 
     def made() -> recover.TensorFlowKerasState:
         state = a_state()
