@@ -262,14 +262,6 @@ def refusal(room: Room, nbytes: int, held: int = 0) -> str | None:
     return None
 
 
-def largest(room: Room, held: int = 0) -> int:
-    """Return the size of the largest commits for which a near tier fits; see `refusal`."""
-    need = room.free
-    if room.memory is not None:
-        need = min(room.free - room.reserve, room.memory * 3 // 4)
-    return max(0, need + held) // BUFFERS
-
-
 def size(nbytes: float) -> str:
     """Return an amount of memory in words."""
     return f"{nbytes / 1e9:.3g} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.3g} MB"

@@ -232,11 +232,6 @@ def _tally(faults: Sequence[Fault]) -> Tally:
     )
 
 
-def summarise(events: Iterable[Event]) -> Report:
-    """Draw the conclusions from a run's events; there is at least one."""
-    return Run(events).report()
-
-
 # -- from events to conclusions ------------------------------------------------------------------------
 
 

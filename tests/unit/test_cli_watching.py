@@ -14,8 +14,8 @@ from hvdrecover import cli
 from hvdrecover.cli import printer, runs
 from hvdrecover.errors import ConfigError
 from hvdrecover.record import Follower, read
+from hvdrecover.reporting import summary
 from hvdrecover.reporting.prometheus import Exporter
-from hvdrecover.reporting.summary import summarise
 from tests.fakes.clock import FakeClock
 from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run, example
 from tests.unit.terminal import on_a_terminal, plain_lines
@@ -192,7 +192,7 @@ def test_metrics_are_written_beside_the_report(report):
 
 def test_a_file_of_metrics_that_can_be_written_no_more_is_told_once_and_tried_again(capsys):
     Run(Path("events")).rendezvous(1, TWO, 1, 0)
-    folder, report = Path("metrics"), summarise(read(Path("events")))
+    folder, report = Path("metrics"), summary.Run(read(Path("events"))).report()
     view = runs.metrics_file(Path("events"), folder / "run.prom")
     with pytest.raises(ConfigError, match=r"'metrics/run\.prom' .*: No such file"):
         view(report)
@@ -240,7 +240,8 @@ def documented():
     run = example(Path("hvdrecover-runs/20260101T120000Z-1234"))
     for commit, second in {1: 14, 2: 24, 3: 34, 4: 46, 5: 56, 6: 92}.items():
         run.report(second + 0.6, "durable", pid=10, generation=1, commit=commit, bytes=1000, seconds=0.5)
-    return run.folder, summarise(event for event in read(run.folder) if event.time < BEGIN + 101)
+    early = (event for event in read(run.folder) if event.time < BEGIN + 101)
+    return run.folder, summary.Run(early).report()
 
 
 def test_the_documentation_s_example_is_what_the_command_shows(monkeypatch, capsys):

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hvdrecover.record import read
 from hvdrecover.reporting.prometheus import Exporter
-from hvdrecover.reporting.summary import summarise
+from hvdrecover.reporting.summary import Run
 from tests.unit.deploy.queries import RULES, of_alerts, of_dashboard
 from tests.unit.reporting.runs import example
 
@@ -30,7 +30,7 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, set[
     run = example(folder)
     run.report(105, "durable", pid=11, generation=3, commit=7, bytes=1000, seconds=1.5)
     exporter = Exporter("runs/1")
-    exporter.update(summarise(read(folder)))
+    exporter.update(Run(read(folder)).report())
     found: dict[str, dict[str, set[str]]] = {}
     for family in text_string_to_metric_families(generate_latest(exporter.registry).decode()):
         for sample in family.samples:

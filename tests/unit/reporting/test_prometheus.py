@@ -10,13 +10,13 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hvdrecover.record import read
+from hvdrecover.reporting import summary
 from hvdrecover.reporting.prometheus import Exporter, serving, write
-from hvdrecover.reporting.summary import summarise
 from tests.unit.reporting.runs import BEGIN, TWO, Run, example
 
 
 def status_of(folder):
-    return summarise(read(folder))
+    return summary.Run(read(folder)).report()
 
 
 def families(text):

@@ -105,4 +105,4 @@ def test_a_run_that_was_followed_is_reported_as_one_that_is_read_at_once(tmp_pat
     followed = summary.Run()
     for event in late:
         followed.take(event)
-    assert followed.report() == summary.summarise(events)
+    assert followed.report() == summary.Run(events).report()

@@ -11,7 +11,7 @@ from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run, example
 
 
 def report_of(run):
-    return summary.summarise(record.read(run.folder))
+    return summary.Run(record.read(run.folder)).report()
 
 
 def recoveries(report):
