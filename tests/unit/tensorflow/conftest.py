@@ -22,7 +22,9 @@ def one_process() -> None:
 
 
 @pytest.fixture(autouse=True)
-def horovod_for_tensorflow() -> None:
+def horovod_for_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The watch that a state of virtual ranks sets on Horovod's library ends with the test.
+    monkeypatch.setattr(hvd.mpi_ops, "MPI_LIB", hvd.mpi_ops.MPI_LIB)
     alone.turn_to(hvd)
     alone.start()
 

@@ -24,7 +24,9 @@ def one_process() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def horovod_for_torch() -> None:
+def horovod_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The watch that a state of virtual ranks sets on Horovod's library ends with the test.
+    monkeypatch.setattr(hvd.mpi_ops, "mpi_lib", hvd.mpi_ops.mpi_lib)
     alone.turn_to(hvd)
     alone.start()
 
