@@ -448,10 +448,16 @@ def forget_python_path(folder: str) -> None:
         os.environ.pop("PYTHONPATH", None)
 
 
-def quiet_tensorflow() -> None:
+def quiet_tensorflow(*, computes: bool = True) -> None:
     """Keep TensorFlow's start-up messages off the terminal, unless ``HVDRECOVER_LOG`` asks for all there is.
 
     For our own commands; must be called before TensorFlow is imported.
+
+    Args:
+        computes: whether this process computes with TensorFlow. If not, oneDNN is switched off: where the
+            processor has AVX-512, TensorFlow says that it is on, and no log level silences that line.
     """
     if read().log != "debug":
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        if not computes:
+            os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
