@@ -1,0 +1,69 @@
+"""A plain loop with ``state.resume()``: after a fault all processes start again, from the hosts' memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import LONG
+from tests.support.gates import GatedRun
+from tests.support.jobs import PATIENCE, PREEMPTED, kill
+
+SCRIPT = Path(__file__).with_name("scripts") / "resume.py"
+EACH_SAMPLE_ONCE = sorted(3 * list(range(96)))
+
+pytestmark = pytest.mark.acceptance
+
+
+@pytest.fixture
+def gated(tmp_path: Path) -> Iterator[GatedRun]:
+    run = GatedRun(SCRIPT, tmp_path / "disturbed")
+    yield run
+    run.kill()
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The weights of an undisturbed run."""
+    run = GatedRun(SCRIPT, tmp_path_factory.mktemp("resume") / "undisturbed")
+    run.begin(0, 1, 2)
+    yield run.printed("weights")
+    run.kill()
+
+
+def test_it_ends_with_the_same_weights_after_a_kill_and_a_kill_of_all(gated: GatedRun, expected: str) -> None:
+    job = gated.begin(0)
+    kill(gated.at(1)[0])  # right after a commit, so the next start passes this gate
+    for process in gated.at(2).values():
+        kill(process)
+
+    assert gated.printed("weights") == expected
+    assert json.loads(gated.printed("seen")) == EACH_SAMPLE_ONCE
+    log = job.log.read_text()
+    # No step is repeated: commits in the hosts' memory are as new as those of the lost processes.
+    assert re.findall(r"begins 0 (\d+) ", log) == ["0", *re.findall(r"gate [12] \d+ 0 (\d+)", log)]
+    assert log.count("all ranks start again together") == 2
+    assert "Traceback" not in log
+
+
+@LONG
+def test_a_preempted_job_leaves_at_a_commit_and_a_later_start_continues(
+    gated: GatedRun, expected: str
+) -> None:
+    job = gated.begin(0)
+    gated.at(1)
+    os.kill(job.pid, signal.SIGTERM)
+    gated.open(1, 2)
+    assert job.wait(PATIENCE) == PREEMPTED, job.tail()
+    gated.begin()
+    assert gated.printed("weights") == expected
+    assert json.loads(gated.printed("seen")) == EACH_SAMPLE_ONCE
+    again = gated.begin()
+    assert gated.printed("weights") == expected
+    assert "this run was finished at commit" in again.log.read_text()
