@@ -48,23 +48,23 @@ def test_the_guardian_knows_that_the_process_does_not_survive_others(process: Pr
 def test_a_call_at_the_wrong_place_is_an_error_that_says_so(process: Process) -> None:
     state = process.state(URL, step=0)
     for early in (state.commit, state.finish):
-        with pytest.raises(StateError, match=re.escape("call state.resume() first")):
+        with pytest.raises(StateError, match=re.escape("state.resume() first")):
             early()
     state.resume()
     with pytest.raises(StateError, match="called twice"):
         state.resume()
-    with pytest.raises(StateError, match="Use one of the two"):
+    with pytest.raises(StateError, match="remove that"):
         run(lambda state: None)(state)
 
 
 def test_resume_in_a_training_function_is_an_error() -> None:
     process = Process(alone())
     process.world.init()
-    with pytest.raises(StateError, match="for scripts without @run"):
+    with pytest.raises(StateError, match="without @run"):
         run(lambda state: state.resume())(process.state(URL, step=0))
     process.end()
 
 
 def test_a_guard_that_rolls_back_needs_a_training_function(process: Process) -> None:
-    with pytest.raises(ConfigError, match="cannot go back in the middle"):
+    with pytest.raises(ConfigError, match="go back"):
         process.state(URL, guard=Guard(numerics="rollback"), sampler=FakeSampler(4)).resume()
