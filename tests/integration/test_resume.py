@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.conftest import LONG
 from tests.support.gates import GatedRun
-from tests.support.jobs import PATIENCE, PREEMPTED, kill
+from tests.support.jobs import PATIENCE, PREEMPTED, Job, durable, kill, near_folder, near_root, wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "resume.py"
 EACH_SAMPLE_ONCE = sorted(3 * list(range(96)))
@@ -37,16 +37,31 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     run.kill()
 
 
+def await_seal(job: Job, root: Path, gate: int) -> None:
+    """Wait until the host's memory has sealed the commit that was made before a gate."""
+    number = int(re.findall(rf"gate {gate} \d+ 0 (\d+)", job.log.read_text())[-1])
+
+    def is_sealed() -> bool:
+        near = near_root(root, near_folder())
+        return near is not None and durable(near) >= number
+
+    wait_until(job, is_sealed, "sealed commit")
+
+
 def test_it_ends_with_the_same_weights_after_a_kill_and_a_kill_of_all(gated: GatedRun, expected: str) -> None:
     job = gated.begin(0)
-    kill(gated.at(1)[0])  # right after a commit, so the next start passes this gate
-    for process in gated.at(2).values():
+    first = gated.at(1)
+    await_seal(job, gated.folder / "root", 1)
+    kill(first[0])  # right after a commit, so the next start passes this gate
+    second = gated.at(2)
+    await_seal(job, gated.folder / "root", 2)
+    for process in second.values():
         kill(process)
 
     assert gated.printed("weights") == expected
     assert json.loads(gated.printed("seen")) == EACH_SAMPLE_ONCE
     log = job.log.read_text()
-    # No step is repeated: commits in the hosts' memory are as new as those of the lost processes.
+    # No step is repeated: the hosts' memory has the newest commits of the lost processes.
     assert re.findall(r"begins 0 (\d+) ", log) == ["0", *re.findall(r"gate [12] \d+ 0 (\d+)", log)]
     assert log.count("all ranks start again together") == 2
     assert "Traceback" not in log

@@ -18,21 +18,21 @@ class GatedRun:
     """
 
     def __init__(self, script: Path, folder: Path) -> None:
-        self._script, self._folder = script, folder
+        self._script, self.folder = script, folder
         self._jobs: list[Job] = []
         folder.mkdir(exist_ok=True)
 
     def begin(self, *gates: int, **environ: str) -> Job:
         """Start a job, with these gates open."""
         self.open(*gates)
-        words = [*supervised(), sys.executable, str(self._script), str(self._folder)]
-        self._jobs.append(Job(words, self._folder / f"log-{len(self._jobs)}", environ))
+        words = [*supervised(), sys.executable, str(self._script), str(self.folder)]
+        self._jobs.append(Job(words, self.folder / f"log-{len(self._jobs)}", environ))
         return self._jobs[-1]
 
     def open(self, *gates: int) -> None:
         """Let ranks pass these gates."""
         for gate in gates:
-            (self._folder / str(gate)).touch()
+            (self.folder / str(gate)).touch()
 
     def at(self, gate: int, other_than: dict[int, int] | None = None) -> dict[int, int]:
         """Wait until both ranks are at a gate, in other processes than these; return theirs, by rank."""
@@ -52,6 +52,6 @@ class GatedRun:
         return re.findall(rf"{name} (.*)", job.log.read_text())[-1]
 
     def kill(self) -> None:
-        """SIGKILL what is left."""
+        """SIGKILL all processes that are left."""
         for job in self._jobs:
             job.kill()
