@@ -62,7 +62,7 @@ KEPT: dict[str, tuple[str, ...]] = {
 
 _CHANGES_TRAINING = {"EarlyStopping", "LearningRateScheduler", "ReduceLROnPlateau", "SwapEMAWeights"}
 
-# All ranks have one rank's state of these: what they do must be the same on all.
+# All ranks take one rank's state of these, because all ranks must do the same here.
 _COMMON = {*_CHANGES_TRAINING, "BroadcastGlobalVariablesCallback"}
 
 _FORGOTTEN = (

@@ -68,7 +68,6 @@ class Resumable(DataAdapter):  # type: ignore[misc]
         is_counted: whether it is known how many batches an epoch has. Else only its ends are places.
         costs: a line on what a resumption costs; empty if it costs nothing.
         num_batches: batches until Keras makes another iterator; None if Keras makes no other one.
-        element_spec: what a batch is made of.
     """
 
     steps: int | None
@@ -76,7 +75,6 @@ class Resumable(DataAdapter):  # type: ignore[misc]
     costs = ""
     num_batches: int | None = None
     batch_size = has_partial_batch = partial_batch_size = None
-    element_spec: Any
 
     def go_to(self, epoch: int, batch: int) -> None:
         """Have the next iteration begin at a batch of an epoch, counted from the first epoch of this fit."""
@@ -96,7 +94,6 @@ class _Arrays(Resumable):
         self._is_endless = steps is not None
         self.steps = steps or arrays.num_batches
         self.num_batches = None if self._is_endless else arrays.num_batches
-        self.element_spec = self.get_tf_dataset().element_spec
 
     def go_to(self, epoch: int, batch: int) -> None:
         assert self.steps is not None
@@ -114,11 +111,8 @@ class _Arrays(Resumable):
     def _of_pass(self, number: int) -> list[Indices]:
         """Return the samples of each batch of a pass."""
         size, samples = self._arrays.batch_size, self._arrays._num_samples
-        order = _order(samples, self._seed(), number, self._shuffle not in (False, "batch"))
-        batches = [order[start : start + size] for start in range(0, samples, size)]
-        if self._shuffle == "batch":
-            batches = [batches[each] for each in _order(len(batches), self._seed(), number, True)]
-        return batches
+        order = _order(samples, self._seed(), number, self._shuffle)
+        return [order[start : start + size] for start in range(0, samples, size)]
 
     def get_tf_dataset(self) -> tf.data.Dataset:
         length = None if self._arrays.has_partial_batch else self._arrays.batch_size
@@ -131,7 +125,7 @@ class _Arrays(Resumable):
         return _calm(batches.prefetch(tf.data.AUTOTUNE))
 
 
-def _order(length: int, seed: int, number: int, shuffle: bool) -> Indices:
+def _order(length: int, seed: int, number: int, shuffle: Any) -> Indices:
     return permutation(length, seed, number) if shuffle else np.arange(length, dtype=np.int64)
 
 
@@ -169,7 +163,6 @@ class _Pipeline(Resumable):
         self.steps = steps or (length if length >= 0 else None)
         self.is_counted = steps is not None or length != tf.data.UNKNOWN_CARDINALITY
         self.num_batches = self.steps if steps is None else None
-        self.element_spec = self._data.element_spec
         costs = (
             "after a fault, its tf.data pipeline begins again, and what comes before the place is read and "
             "thrown away"
@@ -227,7 +220,7 @@ class _Sequence(Resumable):
         self._ended = 0  # how often the data set was told that an epoch has ended
         self.steps = length or steps
         self.num_batches = length
-        self.element_spec = self._adapter.get_tf_dataset().element_spec
+        self._signature = self._adapter.get_tf_dataset().element_spec
 
     def go_to(self, epoch: int, batch: int) -> None:
         """Keras tells a data set that an epoch has ended once before the first; it may shuffle then."""
@@ -239,13 +232,13 @@ class _Sequence(Resumable):
         if length is None:
             self._rest.begin(epoch * (self.steps or 0) + batch, None)
         else:
-            self._rest.begin(batch, _order(length, self._seed(), epoch, bool(self._shuffle)))
+            self._rest.begin(batch, _order(length, self._seed(), epoch, self._shuffle))
 
     def get_tf_dataset(self) -> tf.data.Dataset:
-        """Forget what the workers of an interrupted ``fit`` have fetched: Keras would hand it out first."""
+        """Drop the batches that an interrupted ``fit`` has fetched: Keras would hand them out first."""
         self.on_epoch_end()
         self._adapter = PyDatasetAdapter(self._rest, self._class_weight)
-        self._adapter._output_signature = self.element_spec
+        self._adapter._output_signature = self._signature
         return _calm(self._adapter.get_tf_dataset())
 
     def on_epoch_begin(self) -> None:

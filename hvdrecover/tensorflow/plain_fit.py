@@ -125,7 +125,7 @@ def _resume(model: keras.Model, options: dict[str, Any]) -> keras.callbacks.Hist
     try:
         state = _State(model, number, options)
     except Exception as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = str(error).removeprefix("model.fit: ").partition("\n")[0] or type(error).__name__
     try:
         rows = _meet(TensorFlowWorld(), number, reason) if reason else state.meet()
         reason = next((objection for _, objection in rows if objection), "")
@@ -140,14 +140,8 @@ def _resume(model: keras.Model, options: dict[str, Any]) -> keras.callbacks.Hist
         TensorFlowWorld.past.functions = number
         _say(f"model.fit: not resumed after a fault: {reason}")
         return None
-    if number == 1:
-        where = config.read().checkpoint
-        _say(
-            "model.fit resumes after faults"
-            + ("" if where else "; commits are in memory only, as there is no --checkpoint URL")
-            + "; with --no-fit, it is Keras's",
-            logging.INFO,
-        )
+    lack = "" if state._session.durable.wanted else "; without --checkpoint URL, commits are in memory only"
+    _say(f"model.fit resumes after faults; with --no-fit, it is Keras's{lack}", logging.INFO)
     if state.data.costs:
         _say(f"model.fit: {state.data.costs}")
     TensorFlowWorld.past.functions = number - 1
@@ -163,7 +157,9 @@ def _resume(model: keras.Model, options: dict[str, Any]) -> keras.callbacks.Hist
 
 
 def _train(state: _State, options: dict[str, Any]) -> None:
-    if state.history is not None:
+    if (
+        options.get("epochs", 0) <= state.epochs
+    ):  # it was finished; with --reopen, it may have more epochs now
         return
     if state.ranks != hvd.size():
         _say(f"model.fit: {hvd.size()} ranks instead of {state.ranks}: epoch {state.epoch} begins again")
@@ -175,7 +171,7 @@ def _train(state: _State, options: dict[str, Any]) -> None:
     callbacks = [*users, progress, Commit(progress, [progress])]
     given = {**options, "x": state.data, "initial_epoch": state.epoch, "callbacks": callbacks}
     history = _keras_fit(state.model, **given)
-    state.history = history_text(history, history.history)
+    state.history, state.epochs = history_text(history, history.history), options["epochs"]
     state.commit()
 
 
@@ -224,7 +220,8 @@ class _State(TensorFlowKerasState):
         data: its data.
         begun: the epoch with which it began.
         ranks: the number of ranks.
-        history: the text of its history; None until it has ended.
+        epochs: up to which epoch it was to train when it ended; -1 before.
+        history: the text of its history, when it has ended.
         own: batch norm's statistics of this rank, and the like.
         at_first: those before the first batch.
 
@@ -243,7 +240,7 @@ class _State(TensorFlowKerasState):
         self.number = number
         epochs = options["epochs"] - options["initial_epoch"]
         self.data: Resumable = resumable(options["x"], options, epochs, self._seed_of_rank, self._seeded)
-        _build(model, self.data.element_spec)
+        _build(model, self.data)
         root = config.read().checkpoint
         super().__init__(
             model,
@@ -252,6 +249,7 @@ class _State(TensorFlowKerasState):
             batch=0,
             begun=options["initial_epoch"],
             ranks=hvd.size(),
+            epochs=-1,
             history=None,
             own=PerRank(_Statistics(model), lambda states, rank, size: states[rank % len(states)]),
         )
@@ -324,10 +322,10 @@ def _refuse(options: dict[str, Any]) -> None:
         (options["x"], options["y"], options["sample_weight"]), options["validation_data"] = split
 
 
-def _build(model: keras.Model, batch: Any) -> None:
+def _build(model: keras.Model, data: Resumable) -> None:
     """Make the variables of a model that has none yet, as Keras does with the first batch."""
     if not all(layer.built for layer in model._flatten_layers()):
-        inputs, *_ = data_adapter_utils.unpack_x_y_sample_weight(batch)
+        inputs, *_ = data_adapter_utils.unpack_x_y_sample_weight(data.get_tf_dataset().element_spec)
         symbolic = tree.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), inputs)
         compute_output_spec(model, symbolic, training=False)
 

@@ -54,7 +54,8 @@ def test_each_fit_trains_on_each_sample_once_an_epoch(undisturbed: list[Any]) ->
         # Without a root, a rank that replaces one lost in the second fit gets the first's end from the other.
         ("2 13 0", False),
         ("2 13 all", True),
-        pytest.param("1 4 1", False, marks=LONG),
+        # In the second fit, the new process has traced less than the other.
+        ("1 4 1", False),
         pytest.param("1 12 all", True, marks=LONG),
     ],
 )

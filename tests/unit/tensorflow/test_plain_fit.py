@@ -134,7 +134,7 @@ class InterruptionError(Exception):
 
 
 def interrupt(at: int | None) -> keras.callbacks.Callback:
-    """Raises after a number of batches; a commit does not hold what a `LambdaCallback` keeps."""
+    """Raises after a number of batches; commits do not hold the state of a `LambdaCallback`."""
     count = itertools.count(1)
 
     def batch_ends(batch: int, logs: Any) -> None:
@@ -153,9 +153,13 @@ def a_model() -> keras.Model:
     return model
 
 
-def fit(model: keras.Model, at: int | None, *data: Any) -> keras.callbacks.History:
+def fit(model: keras.Model, at: int | None, *data: Any, epochs: int = EPOCHS) -> keras.callbacks.History:
+    """Do the first ``fit`` of a new process."""
+    plain_fit._fits.clear()
+    plain_fit.TensorFlowWorld.past.functions = 0
+    plain_fit.TensorFlowWorld.past.finished.clear()
     size = BATCH if len(data) > 1 else None
-    settings = {"batch_size": size, "epochs": EPOCHS, "verbose": 0, "callbacks": [interrupt(at)]}
+    settings = {"batch_size": size, "epochs": epochs, "verbose": 0, "callbacks": [interrupt(at)]}
     given = plain_fit._signature.bind(model, *data, **settings)
     given.apply_defaults()
     options = {name: value for name, value in given.arguments.items() if name != "self"}
@@ -179,9 +183,6 @@ def test_an_interrupted_fit_is_continued_and_a_finished_one_returns_its_history(
     expected = fit(undisturbed, None, *data())
     monkeypatch.setenv("HVDRECOVER_CHECKPOINT", str(root))
     for at in (8, None, None):
-        monkeypatch.setattr(plain_fit, "_fits", [])
-        plain_fit.TensorFlowWorld.past.functions = 0
-        plain_fit.TensorFlowWorld.past.finished.clear()
         model = a_model()
         if at is not None:
             with pytest.raises(InterruptionError):
@@ -190,3 +191,17 @@ def test_an_interrupted_fit_is_continued_and_a_finished_one_returns_its_history(
         found = fit(model, at, *data())
         assert (found.epoch, found.history) == (expected.epoch, expected.history)
         assert weights(model) == weights(undisturbed)
+
+
+def test_a_finished_fit_that_is_reopened_has_more_epochs(
+    root: Path, monkeypatch: pytest.MonkeyPatch, started: None
+) -> None:
+    undisturbed = a_model()
+    expected = fit(undisturbed, None, X, Y)
+    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", str(root))
+    fit(a_model(), None, X, Y, epochs=EPOCHS - 1)
+    monkeypatch.setenv("HVDRECOVER_REOPEN", "1")
+    model = a_model()
+    found = fit(model, None, X, Y)
+    assert (found.epoch, found.history["loss"]) == ([EPOCHS - 1], expected.history["loss"][EPOCHS - 1 :])
+    assert weights(model) == weights(undisturbed)
