@@ -109,9 +109,15 @@ def _callbacks(options: dict[str, Any]) -> list[Any]:
 
 def _say(line: str, level: int = logging.WARNING) -> None:
     show_on_terminal(_settings)
-    if hvd.rank() == 0 and not _settings.rejoins and line not in _said:
+    if hvd.rank() == 0 and not _joins() and line not in _said:
         logger.log(level, "%s", line)
     _said.add(line)
+
+
+def _joins() -> bool:
+    """Return whether this process joins ranks that are in their training functions."""
+    now = config.read()  # a standby has read its settings before it took the place of a lost process
+    return now.rejoins and not now.untrained
 
 
 # -- one fit -------------------------------------------------------------------------------------------------
@@ -130,8 +136,9 @@ def _resume(model: keras.Model, options: dict[str, Any]) -> keras.callbacks.Hist
         rows = _meet(TensorFlowWorld(), number, reason) if reason else state.meet()
         reason = next((objection for _, objection in rows if objection), "")
     except Exception as error:
-        if reason or fault_of(error, TensorFlowWorld()) != "peers":
-            raise
+        is_repaired = heartbeat.read().in_run or _joins()
+        if reason or not is_repaired or fault_of(error, TensorFlowWorld()) != "peers":
+            raise  # before the first fit, all ranks start again together
         # The first collective of `run` fails as well. It has the ranks meet again.
     if reason and max(place for place, _ in rows) > number:
         raise EarlyCollectiveError("model.fit")
