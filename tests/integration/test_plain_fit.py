@@ -56,6 +56,7 @@ def test_each_fit_trains_on_each_sample_once_an_epoch(undisturbed: list[Any]) ->
         ("2 13 all", True),
         # In the second fit, the new process has traced less than the other.
         ("1 4 1", False),
+        pytest.param("1 0 1", False, marks=LONG),  # outside fit, where all ranks start again together
         pytest.param("1 12 all", True, marks=LONG),
     ],
 )

@@ -112,6 +112,10 @@ class Slurm:
         """Set the state of a host, as an administrator does."""
         self.run("scontrol", "update", f"NodeName={host.name}", f"State={state}", "Reason=test")
 
+    def forbid_ssh(self) -> None:
+        """Take the key away by which hosts log in to each other."""
+        (self._home / ".ssh" / "id_ed25519").unlink()
+
     def log(self) -> str:
         """The ends of what Slurm's daemons have written."""
         return "\n".join(

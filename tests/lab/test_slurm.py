@@ -15,11 +15,12 @@ from tests.integration.faults import assert_no_step_is_lost
 from tests.lab import slurm
 from tests.lab.conftest import SLOW_HOSTS
 from tests.lab.slurm import Slurm
-from tests.support.jobs import PATIENCE, Batch, DigitsRun, durable
+from tests.support.jobs import PATIENCE, Batch, DigitsRun, command, durable, kill
 from tests.support.lab import Lab
 from tests.waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "slurm" / "train.sbatch"
+SRUN = {"HVDRECOVER_REMOTE_SHELL": os.fspath(EXAMPLE.with_name("srun-shell"))}
 # Tasks of an array share its options, so the ledger of each is found by its environment.
 TRAIN = """
 import os, sys
@@ -51,9 +52,12 @@ class SlurmRun(DigitsRun):
         cluster: where to.
         options: those of ``sbatch`` on top of the example's own.
         epochs: how long to train.
+        more: environment variables.
     """
 
-    def __init__(self, folder: Path, cluster: Slurm, *options: str, epochs: int = EPOCHS) -> None:
+    def __init__(
+        self, folder: Path, cluster: Slurm, *options: str, epochs: int = EPOCHS, **more: str
+    ) -> None:
         super().__init__(folder, epochs)
         self.root = folder / "checkpoints" / "train"  # which the example chooses
         (folder / "train.py").write_text(TRAIN)
@@ -63,6 +67,7 @@ class SlurmRun(DigitsRun):
             "HVDRECOVER_NEAR": "off",  # the hosts of a lab have one memory
             "XDG_CACHE_HOME": os.fspath(folder / "cache"),  # each cluster's first job is job 1
             "PATH": os.pathsep.join([os.fspath(Path(sys.executable).parent), os.environ["PATH"]]),
+            **more,
         }
         words = [
             "--parsable",
@@ -137,6 +142,27 @@ def test_a_preempted_job_is_requeued_and_resumes_and_a_cancelled_one_is_not(
     shown = run.until(JobState="CANCELLED")
     assert (shown["Restarts"], shown["ExitCode"]) == ("1", LEFT)
     assert_no_step_is_lost(run)
+    assert_hosts_are_empty(lab, cluster)
+
+
+@LONG
+def test_nodes_without_ssh_start_processes_by_srun(lab: Lab, cluster: Slurm, tmp_path: Path) -> None:
+    cluster.forbid_ssh()
+    run = SlurmRun(tmp_path / "run", cluster, "--nodes=3", **SRUN)
+    run.trains(3)
+    run.wait(lambda: durable(run.root) >= 3)
+    after = run.generation()
+    (trains,) = [each for each in lab.hosts[2].processes() if "train.py" in command(each)[1:2]]
+    kill(trains)
+    run.trains(3, after)
+    run.wait(lambda: durable(run.root) >= 6)
+
+    after = run.generation()
+    cluster.run("scontrol", "requeue", run.id)
+    run.trains(3, after)
+    assert run.until(JobState="RUNNING")["Restarts"] == "1"
+    cluster.run("scancel", run.id)
+    run.until(JobState="CANCELLED")
     assert_hosts_are_empty(lab, cluster)
 
 
