@@ -18,7 +18,7 @@ def compiled(name: str) -> Extension:
         [f"{name.replace('.', '/')}.c"],
         extra_compile_args=["-O3"],
         # The files call nothing of the C library, so the linker would leave it out. Then auditwheel cannot
-        # tell which C library the wheel is for.
+        # find out the C library that the wheel needs.
         extra_link_args=["-Wl,--no-as-needed", "-lc"],
         py_limited_api=True,
         optional=not REQUIRED,

@@ -64,7 +64,7 @@ def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -
     If the groups hold other parameters, nothing fits.
     """
     if "param_groups" not in tree or "state" not in tree:
-        # The class defines the format of its state_dict and must check it; else this is no optimizer's tree.
+        # The class defines the format of its state_dict and must check it; else the tree does not fit.
         if "param_groups" not in optimizer.state_dict():
             return tree, []
         line = f"{name}: a dict in the commit, a {type(optimizer).__name__} in this state"
