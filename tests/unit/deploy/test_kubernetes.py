@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from configparser import ConfigParser
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -249,9 +249,8 @@ def test_the_image_is_of_files_extras_and_programs_that_exist() -> None:
     for paths in by_name["COPY"]:
         assert all((FOLDER.parents[1] / path).exists() for path in paths.split()[:-1])
     (extras,) = re.findall(r"/src\[([a-z0-9,]+)\]", " ".join(by_name["RUN"]))
-    setup = ConfigParser()
-    setup.read(FOLDER.parents[1] / "setup.cfg")
-    assert {*extras.split(",")} <= {*setup["options.extras_require"]}
+    project = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())["project"]
+    assert {*extras.split(",")} <= {*project["optional-dependencies"]}
     assert "kubernetes" in extras.split(",")
     assert by_name["ENTRYPOINT"] == ['["tini", "--"]']
     installed = {
