@@ -226,6 +226,12 @@ class Config:
     no_stand_in: bool = _option(
         _flag, False, "", "leave `horovod.torch` and `horovod.tensorflow` Horovod's (default: hvdrecover's)"
     )
+    no_fit: bool = _option(
+        _flag,
+        False,
+        "",
+        "leave `model.fit` of plain scripts Keras's (default: it resumes after faults)",
+    )
     max_restarts: int = _option(
         number,
         10,

@@ -6,6 +6,7 @@ A script imports them by our name, or, in a job of `hvdrecover run`, by Horovod'
 2. The finder imports ``hvdrecover.torch`` and its parts. They import Horovod's modules and keep them.
 3. The finder puts ours into Python's table of modules, under Horovod's names. Submodules that have no
    counterpart here, such as ``horovod.torch.mpi_ops``, stay Horovod's.
+4. With TensorFlow's modules, it has Keras's ``fit`` resume after faults (`hvdrecover.tensorflow.plain_fit`).
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def install(settings: Config) -> None:
 
 class _Finder(MetaPathFinder):
     def __init__(self, settings: Config) -> None:
+        self._settings = settings
         self._tells = settings.is_first_of_host and settings.log in ("debug", "info") and not settings.rejoins
 
     def find_spec(
@@ -84,6 +86,8 @@ class _Finder(MetaPathFinder):
         for name, module in ours.items():
             _replace(f"horovod.{name}", module)
         replaced.append(fullname)
+        if family == "tensorflow" and not self._settings.no_fit:
+            importlib.import_module("hvdrecover.tensorflow.plain_fit").install(self._settings)
         if self._tells:  # the script has not set up logging yet
             line = f"{fullname} is hvdrecover's in this job; with --no-stand-in, it is Horovod's"
             print(f"hvdrecover: {line}", file=sys.stderr, flush=True)  # noqa: T201

@@ -38,6 +38,7 @@ LONGEST = [
     "test_near",
     "test_late_worker",
     "test_keras_callbacks",
+    "test_plain_fit",
     "test_chaos",
     "test_horovods_scripts",
     "test_guardians",

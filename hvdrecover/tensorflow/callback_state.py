@@ -45,6 +45,7 @@ _NUMBERS = bool | int | float | np.number
 _MOST_NUMBERS = 1000  # of one metric in the history, which is part of each commit
 
 KEPT: dict[str, tuple[str, ...]] = {
+    "BroadcastGlobalVariablesCallback": ("broadcast_done",),  # a resumed fit has the weights already
     "CSVLogger": ("csv_file", "keys"),
     "EarlyStopping": ("best_epoch", "best_weights", "stopped_epoch", "wait"),
     "History": ("history",),
@@ -60,6 +61,9 @@ KEPT: dict[str, tuple[str, ...]] = {
 """The attributes of callbacks that are part of a commit, by the name of the class or a base class."""
 
 _CHANGES_TRAINING = {"EarlyStopping", "LearningRateScheduler", "ReduceLROnPlateau", "SwapEMAWeights"}
+
+# All ranks take one rank's state of these, because all ranks must do the same here.
+_COMMON = {*_CHANGES_TRAINING, "BroadcastGlobalVariablesCallback"}
 
 _FORGOTTEN = (
     "attributes of callbacks are not in commits, and start with new values: %s. To keep plain attributes, "
@@ -122,6 +126,8 @@ class Fit:
     Attributes:
         resumed: the state that it resumes from; None for a new one.
         stop: whether a callback has stopped the training.
+        every: after how many batches the next commit is made, as the ranks have agreed in `exchange`; 0 if
+            they have not.
     """
 
     def __init__(
@@ -131,13 +137,16 @@ class Fit:
         epochs: int | None,
         resumed: Record | None,
         world: World,
+        *,
+        is_per_rank: bool = False,
     ) -> None:
         self.resumed = resumed
         self.stop = False
+        self.every = 0
         self._world = world
         self._epochs = epochs
         self._metrics: Record | None = None
-        self._named = _named(callbacks, world.rank())
+        self._named = _named(callbacks, world.rank(), each_its_own=is_per_rank)
         self._keep = {key for key, each in self._named.items() if any(each is other for other in keep)}
         self._partial: set[str] = set()  # this rank's callbacks that other ranks lack
         self._elsewhere: Record = {}  # the states of other ranks' callbacks
@@ -189,16 +198,18 @@ class Fit:
                 self._partial.add(key)
         self.exchange()
 
-    def exchange(self, metrics: bytes = b"", at: Sequence[int] = ()) -> None:
+    def exchange(self, metrics: bytes = b"", at: Sequence[int] = (), every: int = 0) -> None:
         """Exchange what ranks do not have in common; all ranks call this before each commit.
 
-        Within an epoch, that includes its `metrics_of`, at an epoch and a batch.
+        Within an epoch, that includes its `metrics_of`, at an epoch and a batch, and this rank's proposal
+        for ``every``; the highest counts.
         """
-        rows: list[Record] = [{"stop": self.stop, "metrics": metrics.hex(), "callbacks": {}}]
+        rows: list[Record] = [{"stop": self.stop, "metrics": metrics.hex(), "every": every, "callbacks": {}}]
         if self._world.size() > 1:
             entries = {key: values.encode(self._entry(key), key) for key in sorted(self._partial)}
             rows = gather_json(self._world, {**rows[0], "callbacks": entries}, "hvdrecover.fit")
         self.stop = any(row["stop"] for row in rows)
+        self.every = max(row["every"] for row in rows)
         found = [np.frombuffer(bytes.fromhex(row["metrics"]), np.int64) for row in rows]
         self._metrics = {"at": list(at), "rows": np.stack(found)} if metrics else None
         for row in rows:
@@ -277,27 +288,33 @@ def add_metrics(model: keras.Model, data: bytes) -> None:
 # -- which callbacks, and which of their attributes ----------------------------------------------------------
 
 
-def _named(callbacks: Sequence[Callback], rank: int) -> dict[str, Callback]:
-    """Return callbacks by class and number; a ``CSVLogger`` also by rank, as each rank has its own file."""
+def _named(callbacks: Sequence[Callback], rank: int, *, each_its_own: bool) -> dict[str, Callback]:
+    """Return callbacks by class and number; a ``CSVLogger`` also by rank, as each rank has its own file.
+
+    With ``each_its_own``, so are all but those in `_COMMON`: each rank gets its own attributes back, such as
+    its history.
+    """
     found: dict[str, Callback] = {}
     count: Counter[str] = Counter()
     for each in callbacks:
-        if _is_known(type(each)) and not _kinds(each) & KEPT.keys():
+        if is_known(type(each)) and not _kinds(each) & KEPT.keys():
             continue  # nothing of it has to be kept
         name = type(each).__name__
         count[name] += 1
         number = f"#{count[name]}" if count[name] > 1 else ""
-        found[f"{name}{number}@{rank}" if isinstance(each, CSVLogger) else f"{name}{number}"] = each
+        is_own = isinstance(each, CSVLogger) or (each_its_own and not _kinds(each) & _COMMON)
+        found[f"{name}{number}@{rank}" if is_own else f"{name}{number}"] = each
     return found
 
 
-def _is_known(kind: type) -> bool:
+def is_known(kind: type) -> bool:
+    """Return whether a class of callbacks is Keras's or ours."""
     return kind.__module__.startswith(("keras.", "hvdrecover."))
 
 
 def _kinds(callback: Callback) -> set[str]:
     """Return the names of the classes of Keras's and ours that a callback's class derives from."""
-    return {each.__name__ for each in type(callback).__mro__ if _is_known(each)}
+    return {each.__name__ for each in type(callback).__mro__ if is_known(each)}
 
 
 def _kept(callback: Callback) -> set[str]:
@@ -306,12 +323,12 @@ def _kept(callback: Callback) -> set[str]:
 
 def _users(callback: Callback) -> list[str]:
     """Return the names of the attributes of a user's callback that none of Keras's own methods uses."""
-    if _is_known(type(callback)):
+    if is_known(type(callback)):
         return []
     methods = [
         method
         for kind in type(callback).__mro__
-        if _is_known(kind)
+        if is_known(kind)
         for method in vars(kind).values()
         if inspect.isfunction(method)
     ]
@@ -394,7 +411,7 @@ def _set_comparison(callback: Callback, value: str | None, name: str) -> None:
             callback.min_delta *= -1
 
 
-def _get_history(callback: Callback, value: dict[str, list[Any]]) -> str:
+def history_text(callback: keras.callbacks.History, value: dict[str, list[Any]]) -> str:
     """Return one text, made once an epoch: a long history would cost more than all else in a commit."""
     epochs = getattr(callback, "epoch", [])
     length, text = getattr(callback, "_hvdrecover_text", (-1, ""))
@@ -405,7 +422,8 @@ def _get_history(callback: Callback, value: dict[str, list[Any]]) -> str:
     return text
 
 
-def _set_history(callback: Callback, value: str, name: str) -> None:
+def set_history(callback: keras.callbacks.History, value: str, name: str) -> None:
+    """Give a callback what `history_text` has returned."""
     callback.epoch, callback.history = json.loads(value)
     callback._hvdrecover_text = (-1, "")
 
@@ -437,12 +455,12 @@ def _set_file(callback: Callback, value: int | None, name: str) -> None:
 _GET: Mapping[str, Callable[[Callback, Any], Any]] = {
     "best_weights": _get_weights,
     "monitor_op": _get_comparison,
-    "history": _get_history,
+    "history": history_text,
     "csv_file": _get_file,
 }
 _SET: Mapping[str, Callable[[Callback, Any, str], None]] = {
     "monitor_op": _set_comparison,
-    "history": _set_history,
+    "history": set_history,
     "csv_file": _set_file,
 }
 

@@ -233,7 +233,7 @@ def _length(data: Any, shuffle: bool) -> int:
                 "samples of a tf.data data set can't be looked up by number, so it can't be shuffled here; "
                 "pass shuffle=False, or arrays",
             )
-        if _reshuffles(data):
+        if reshuffles(data):
             raise ConfigError(
                 "dataset",
                 "its shuffle() gives another order each time, so a resumed epoch would repeat samples and "
@@ -263,9 +263,9 @@ def _length(data: Any, shuffle: bool) -> int:
     return lengths.pop()
 
 
-def _reshuffles(data: tf.data.Dataset) -> bool:
+def reshuffles(data: tf.data.Dataset) -> bool:
     """Return whether a data set, or one that it is made of, has another order in each iteration."""
-    return getattr(data, "_reshuffle_each_iteration", False) or any(map(_reshuffles, data._inputs()))
+    return getattr(data, "_reshuffle_each_iteration", False) or any(map(reshuffles, data._inputs()))
 
 
 def part_done(found: Sequence[ElasticDataset]) -> float:

@@ -23,6 +23,7 @@ import horovod.tensorflow as hvd
 import keras
 
 from hvdrecover import config, heartbeat
+from hvdrecover.clock import Clock
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.callback_state import Fit, add_metrics, arrange, metrics_of
 from hvdrecover.tensorflow.collectives import switch_off_xla
@@ -100,14 +101,24 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         is_within: whether this ``fit`` begins inside an epoch.
         is_due: whether there is to be a commit after this batch.
         is_over: whether no data of the epoch are left.
+        is_resumed: whether the present epoch has begun before this ``fit``.
         metrics: the metrics that a resumed epoch had before; None without.
+        pace: chooses how often commits are made; None if the user has.
+        is_per_rank: whether each rank gets its own history, and attributes of callbacks, back.
     """
 
+    is_per_rank = False
+
     def __init__(
-        self, state: TensorFlowState, every: int | None, keep: Sequence[keras.callbacks.Callback]
+        self,
+        state: TensorFlowState,
+        every: int | None,
+        keep: Sequence[keras.callbacks.Callback],
+        pace: Pace | None = None,
     ) -> None:
         super().__init__()
         self.state = state
+        self.pace = pace
         self.callbacks: Sequence[keras.callbacks.Callback] = ()
         self.fit = Fit((), (), None, None, state._world)
         self.is_within = self.is_due = self.is_over = False
@@ -116,7 +127,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self._every = every
         self._steps = state._framework.steps
         self._first_batch = 0  # of a run of batches; there are several with ``steps_per_execution``
-        self._is_first = self._is_resumed = self._has_ended = self._is_spoilt = False
+        self._is_first = self.is_resumed = self._has_ended = self._is_spoilt = False
         self._begun: dict[int, int] = {}
         self._trained: list[ElasticDataset] | None = None
 
@@ -138,7 +149,8 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self.metrics = None
         epochs = params.get("epochs")
         resumed = state._callbacks.resumed_by(epochs, state.epoch)
-        self.fit = Fit(self.callbacks, self._keep, epochs, resumed, state._world)
+        own = self.is_per_rank
+        self.fit = Fit(self.callbacks, self._keep, epochs, resumed, state._world, is_per_rank=own)
 
     def _refuse_what_cannot_resume(self, steps: int | None) -> None:
         for each in self._keep if self.callbacks else ():
@@ -167,7 +179,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self.learning_rates = [(each, each.numpy()) for each in _learning_rates(self.model.optimizer)]
         for data in state._datasets:
             data.set_epoch(epoch)
-        self._is_resumed = any(data.order.done for data in state._datasets)
+        self.is_resumed = any(data.order.done for data in state._datasets)
         self._begun = {id(data): data.order.begun for data in state._datasets}
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
@@ -187,7 +199,8 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         for data in self._trained_on():
             data.record_batch(count)
         self.state.batch = before + count
-        self.is_due = self._every is not None and before // self._every < self.state.batch // self._every
+        every = self.pace.every if self.pace is not None else self._every
+        self.is_due = every is not None and before // every < self.state.batch // every
         self.is_over = bool(self._trained_on()) and all(data.is_done for data in self._trained_on())
 
     def _report_loss(self, logs: Mapping[str, Any]) -> None:
@@ -212,7 +225,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         Keras expects as many batches as in any epoch. One more batch would fail, but only after the parts of
         the training step that need no data, such as the optimizer's counter.
         """
-        if self._is_resumed and self.is_over and not self.model.stop_training:
+        if self.is_resumed and self.is_over and not self.model.stop_training:
             self.model.stop_training = self._has_ended = True
 
     def on_test_begin(self, logs: Logs = None) -> None:
@@ -270,8 +283,13 @@ class Commit(keras.callbacks.Callback):  # type: ignore[misc]
         """Commit if it is time. After the last batch of an epoch, `on_epoch_end` does."""
         progress, state = self._progress, self._state
         if progress.is_due and not progress.is_over and not self.model.stop_training:
-            progress.fit.exchange(metrics_of(self.model), [state.epoch, state.batch])
-            state.commit()
+            pace = progress.pace
+            proposal = 0 if pace is None else pace.proposal(state.batch)
+            progress.fit.exchange(metrics_of(self.model), [state.epoch, state.batch], proposal)
+            if pace is None:
+                state.commit()
+            else:
+                pace.commit(state, progress.fit.every)
         progress.end_epoch()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
@@ -287,6 +305,36 @@ class Commit(keras.callbacks.Callback):  # type: ignore[misc]
         if self._skips_all:
             self.model._initial_epoch, self._skips_all = None, False
         self._state._callbacks.end()
+
+
+class Pace:
+    """Chooses how often commits are made in an epoch: they may take two percent of the time.
+
+    Attributes:
+        every: after how many batches the next commit is made; the same on all ranks.
+    """
+
+    _SHARE = 0.02
+
+    def __init__(self, clock: Clock) -> None:
+        self.every = 1
+        self._clock = clock
+        self._cost = 0.0  # seconds of the last commit
+        self._last: tuple[int, float] | None = None  # the batch of the last commit, and its time
+
+    def proposal(self, batch: int) -> int:
+        """Return after how many batches this rank would make the next commit."""
+        if self._last is None or batch <= self._last[0]:
+            return self.every
+        per_batch = (self._clock.monotonic() - self._last[1]) / (batch - self._last[0])
+        return max(1, math.ceil(self._cost / (self._SHARE * max(per_batch, 1e-6))))
+
+    def commit(self, state: TensorFlowState, every: int) -> None:
+        """Make a commit. The next one comes after so many batches, as the ranks have agreed."""
+        began = self._clock.monotonic()
+        state.commit()
+        ended = self._clock.monotonic()
+        self.every, self._cost, self._last = every, ended - began, (state.batch, ended)
 
 
 def _learning_rates(optimizer: Any) -> list[keras.Variable]:

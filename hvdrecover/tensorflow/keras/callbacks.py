@@ -66,10 +66,18 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         if self.broadcast_done:
             return
         variables = map(raw, (*self.model.weights, *self.model.optimizer.variables))
+        sent = [each for each in variables if id(each) not in self._local]
+
+        # `hvd.broadcast_variables` keeps its trace, with the names of the first variables of these shapes. A
+        # process that was replaced in between has another trace, and all would wait for ever.
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+        def broadcast() -> None:
+            for number, each in enumerate(sent):
+                name = f"hvdrecover.broadcast.{number}"
+                each.assign(hvd.broadcast(each, self.root_rank, name=name, ignore_name_scope=True))
+
         with tf.device(self.device):
-            hvd.broadcast_variables(
-                [each for each in variables if id(each) not in self._local], self.root_rank
-            )
+            broadcast()
         self.broadcast_done = True
 
 

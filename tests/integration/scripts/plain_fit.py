@@ -1,0 +1,112 @@
+"""A plain Keras script with two calls of ``fit``, which does not know hvdrecover; the argument is a folder.
+
+``FAULT`` is a fit, how many of its batches are done, and whom to kill there: a rank, or ``all``. It strikes
+once.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
+
+import horovod.tensorflow.keras as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+
+FOLDER = Path(sys.argv[1])
+SAMPLES, BATCH = 36, 4  # of each rank
+
+
+class Seen(keras.callbacks.Callback):
+    """A user's callback: has state, leaves the samples of each batch behind, and kills."""
+
+    def __init__(self, fit):
+        super().__init__()
+        self.fit, self.batches, self.rank = fit, 0, hvd.rank()
+        (FOLDER / f"pid-{self.rank}").write_text(str(os.getpid()))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        self.strike(f"{self.fit} {self.batches}")
+
+    def strike(self, now):
+        place, _, whom = os.environ.get("FAULT", "").rpartition(" ")
+        struck = FOLDER / "struck"
+        if place != now or struck.exists() or self.rank != (1 if whom == "all" else int(whom)):
+            return
+        struck.touch()
+        for rank in [0, 1] if whom == "all" else [int(whom)]:
+            os.kill(int((FOLDER / f"pid-{rank}").read_text()), signal.SIGKILL)
+
+
+class Model(keras.Model):
+    """Has its own training step, which counts how often each sample is trained on."""
+
+    def __init__(self):
+        super().__init__()
+        layers = [
+            keras.layers.Rescaling([0.01, 0.2, 0.3]),
+            keras.layers.Dense(8, activation="tanh"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(2),
+        ]
+        self.net = keras.Sequential(layers)
+        # A part of the model, so that a commit has the counts of that moment.
+        self.counts = self.add_weight(shape=(2 * SAMPLES,), initializer="zeros", trainable=False)
+
+    def call(self, inputs, training=False):
+        return self.net(inputs, training=training)
+
+    def train_step(self, data):
+        samples = tf.cast(data[0][:, 0], tf.int32)
+        self.counts.assign_add(tf.reduce_sum(tf.one_hot(samples, 2 * SAMPLES), axis=0))
+        return super().train_step(data)
+
+
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.experimental.enable_op_determinism()
+keras.utils.set_random_seed(1)
+hvd.init()
+mine = np.arange(2 * SAMPLES)[hvd.rank() :: hvd.size()]
+inputs = np.stack([mine, mine % 5, mine % 3], axis=1).astype(np.float32)
+targets = mine % 2
+model = Model()
+outcome = {}
+for fit, epochs in ((1, 2), (2, 3)):
+    model.compile(
+        hvd.DistributedOptimizer(keras.optimizers.Adam(0.01 * hvd.size())),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    seen = Seen(fit)
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[model.counts]),
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.02, warmup_epochs=2, verbose=0),
+        seen,
+    ]
+    if hvd.rank() == 0:
+        name = f"fit-{fit}-{{epoch}}.weights.h5"
+        callbacks.append(keras.callbacks.ModelCheckpoint(str(FOLDER / name), save_weights_only=True))
+    history = model.fit(
+        inputs,
+        targets,
+        batch_size=BATCH,
+        class_weight={0: 1.0, 1: 2.0},
+        validation_data=(inputs[:8], targets[:8]),
+        epochs=epochs,
+        callbacks=callbacks,
+        verbose=0,
+    )
+    outcome[fit] = {
+        "history": [history.epoch, history.history],
+        "weights": [each.tobytes().hex() for each in model.get_weights()],
+        "optimizer": [each.numpy().tobytes().hex() for each in model.optimizer.variables],
+        "counts": model.counts.numpy()[hvd.rank() :: hvd.size()].tolist(),
+    }
+(FOLDER / f"outcome-{hvd.rank()}").write_text(json.dumps(outcome))

@@ -1,0 +1,72 @@
+"""A plain Keras script resumes inside its calls of ``fit``, with no line changed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import LONG
+from tests.support.jobs import PATIENCE, Job, supervised
+
+SCRIPT = Path(__file__).with_name("scripts") / "plain_fit.py"
+EPOCHS = {"1": 2, "2": 3}  # of each fit of the script
+
+pytestmark = pytest.mark.acceptance
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, light: None) -> list[Any]:
+    """The outcome of each rank of a job without a fault."""
+    return outcome(run(tmp_path_factory.mktemp("undisturbed")))
+
+
+def run(folder: Path, *options: str, **environ: str) -> Job:
+    """Start the script, and wait for its end."""
+    settings = {"OMP_NUM_THREADS": "1", **environ}  # for sums that are the same
+    job = Job([*supervised(*options), sys.executable, str(SCRIPT), str(folder)], folder / "log", settings)
+    try:
+        assert job.wait(PATIENCE) == 0, job.tail(80)
+    finally:
+        job.kill()
+    return job
+
+
+def outcome(job: Job) -> list[Any]:
+    return [json.loads((job.log.parent / f"outcome-{rank}").read_text()) for rank in (0, 1)]
+
+
+def test_each_fit_trains_on_each_sample_once_an_epoch(undisturbed: list[Any]) -> None:
+    for rank in undisturbed:
+        assert set(rank["1"]["counts"]) == {EPOCHS["1"]}
+        assert set(rank["2"]["counts"]) == {EPOCHS["1"] + EPOCHS["2"]}
+        assert [rank[fit]["history"][0] for fit in EPOCHS] == [[0, 1], [0, 1, 2]]
+    assert undisturbed[0]["2"]["history"] == undisturbed[1]["2"]["history"]  # metrics are averaged
+    assert undisturbed[0]["2"]["weights"] != undisturbed[0]["1"]["weights"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "has_root"),
+    [
+        # Without a root, a rank that replaces one lost in the second fit gets the first's end from the other.
+        ("2 13 0", False),
+        ("2 13 all", True),
+        # In the second fit, the new process has traced less than the other.
+        ("1 4 1", False),
+        pytest.param("1 12 all", True, marks=LONG),
+    ],
+)
+def test_killed_in_the_middle_of_an_epoch_it_ends_as_undisturbed(
+    fault: str, has_root: bool, undisturbed: list[Any], tmp_path: Path
+) -> None:
+    options = ["--checkpoint", str(tmp_path / "root")] if has_root else []
+    job = run(tmp_path, *options, FAULT=fault)
+    assert (tmp_path / "struck").exists()
+    assert "model.fit resumes after faults" in job.log.read_text()
+    for expected, found in zip(undisturbed, outcome(job), strict=True):
+        for fit in EPOCHS:
+            for part, value in expected[fit].items():
+                assert found[fit][part] == value, (fit, part)
