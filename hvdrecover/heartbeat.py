@@ -33,6 +33,7 @@ class Phase(IntEnum):
     FINISHED = 6  # its training function has returned, and the finished mark is durable
     LEFT = 7  # it leaves after a preemption, with its last commit in safety
     REMOVED = 8  # its host is no longer part of the job
+    PLAIN = 9  # after `hvd.init()`, in code of the script that has called neither `run` nor `resume`
 
 
 class Stop(IntEnum):
@@ -43,7 +44,7 @@ class Stop(IntEnum):
     JOB = 2  # all leave
 
 
-_TRAINING, _BEGINNING = Phase.TRAINING, Phase.BEGINNING
+_TRAINING, _BEGINNING, _PLAIN = Phase.TRAINING, Phase.BEGINNING, Phase.PLAIN
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Reading:
         diverged: how often its parameters were not those of most ranks.
         changed: commits of the whole run, up to its last one, at which the state had changed.
         agreed: the same of the commit that it resumed from.
+        in_run: whether it has called a function decorated by `run`, so it survives the loss of other ranks.
     """
 
     phase: Phase
@@ -83,6 +85,7 @@ class Reading:
     diverged: int = 0
     changed: int = 0
     agreed: int = 0
+    in_run: bool = False
 
     @property
     def point(self) -> tuple[int, int]:
@@ -113,6 +116,7 @@ class Page(ctypes.Structure):
     stall: int  # seconds for which ranks may wait for one that says nothing, in training; 0 for ever
     stall_beginning: int  # the same in a beginning
     diverged: int  # how often its parameters were not those of most ranks
+    in_run: int  # 1 once a function decorated by `run` was called
 
     _fields_ = [
         (name, ctypes.c_double if kind == "float" else ctypes.c_int64)
@@ -137,6 +141,7 @@ class Page(ctypes.Structure):
             diverged=self.diverged,
             changed=self.changed,
             agreed=self.agreed,
+            in_run=self.in_run > 0,
         )
 
     def begin(self, phase: Phase) -> None:
@@ -228,7 +233,7 @@ def _progressed() -> None:
         page.paused = 0
     elif page.pauses:
         return
-    elif page.phase == _TRAINING:
+    elif page.phase in (_TRAINING, _PLAIN):
         page.longest = max(gap, page.longest)
     elif page.phase == _BEGINNING:
         _beginning = max(gap, _beginning)
@@ -286,6 +291,29 @@ def enter(phase: Phase) -> None:
     """Note what the process is at now."""
     _page.phase = phase
     _page.touch()
+
+
+def initialised(rank: int) -> None:
+    """Note that ``hvd.init()`` has returned: the code that follows is the script's."""
+    if _page.phase == Phase.STARTING and not _page.in_run:
+        _page.rank = rank
+        enter(Phase.PLAIN)
+
+
+def training_begins(*, in_run: bool) -> None:
+    """Note a call of ``state.resume()``, or of a function decorated by `run`."""
+    _page.in_run |= in_run
+    if _page.phase == Phase.PLAIN:
+        enter(Phase.STARTING)
+
+
+def lost_ranks(error: str) -> None:
+    """Note an error of Horovod, as lost ranks cause it; the script may catch it and exit in any way.
+
+    `run` handles such errors by itself.
+    """
+    if not _page.in_run:
+        notify(lost=error)
 
 
 def resume() -> None:

@@ -147,6 +147,13 @@ OF_PROCESSES = (
 OF_JOBS = (
     End("gave_up", "Horovod gave up: too few hosts are left", "job", _AGAIN, 1),
     End("launcher_lost", "`horovodrun` was killed", "job", _AGAIN, 1),
+    End(
+        "together",
+        "a process dies outside `run`, in a script that does not call it, or not yet",
+        "job",
+        "all processes start again together: in place if no host was lost",
+        1,
+    ),
     End("static", "any of these in a job that is not elastic (`--mpi`)", "job", _AGAIN, 1),
     End("restarts", "`--max-restarts` restarts in a row have brought no progress", "end", _ENDS, 1),
     End(
@@ -201,7 +208,12 @@ Fault = Literal[
 ]
 OF_HOSTS = ("crash", "hang", "out_of_memory")  # possibly because of the host, so they may happen again there
 # Errors because of other ranks' faults, wherever the script catches them.
-_OF_OTHERS = ("Horovod initialization failed", "HorovodInternalError", "HostsUpdatedInterrupt")
+_OF_OTHERS = (
+    "Horovod has been shut down",
+    "Horovod initialization failed",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+)
 # Horovod rejects the script's request. No rank is lost: the ranks have compared their requests.
 _OBJECTION = re.compile(
     r"HorovodInternalError: (Mismatched |No \w+ operation enabled|Requested to |Process-set rank zero "
@@ -210,6 +222,7 @@ _OBJECTION = re.compile(
 SAME_ERROR = "the script has failed in the same way at the same place again"
 BUDGET = 3  # deaths in a row without progress
 _BRIEF = 200  # characters
+_UNTRAINED = (Phase.UNKNOWN, Phase.STARTING, Phase.PLAIN)
 _LONGEST_PAUSE = 60.0  # seconds
 
 
@@ -225,6 +238,7 @@ class Death:
     # the error's class and its line in the script, which stay the same where its text varies
     identity: str = ""
     kinds: tuple[str, ...] = ()  # `hvdrecover.error_kinds.kinds` of the error
+    lost: str = ""  # the error of Horovod that it met outside `run`, whatever it made of that; or empty
 
     @property
     def cause(self) -> Cause:
@@ -264,7 +278,7 @@ def end(death: Death, *, first: bool = False) -> End:
     phase = death.reading.phase
     if death.returncode == 0 and phase == Phase.FINISHED:
         name = "finished"
-    elif death.returncode == 0 and first and not death.error and phase in (Phase.UNKNOWN, Phase.STARTING):
+    elif death.returncode == 0 and first and not death.error and phase in _UNTRAINED:
         name = "untrained"
     elif phase == Phase.REMOVED:
         name = "removed"
@@ -290,8 +304,9 @@ def fault(death: Death) -> Fault:
     if death.returncode == -signal.SIGKILL and death.out_of_memory:
         return "out_of_memory"
     # The text of an error of ours may quote Horovod's.
-    own = of_error(death.kinds, first=False).repair == "end" or _OBJECTION.search(death.error)
-    of_others = not own and any(text in death.error for text in _OF_OTHERS)
+    text = death.lost or death.error
+    own = of_error(death.kinds, first=False).repair == "end" or _OBJECTION.search(text)
+    of_others = not own and any(each in text for each in _OF_OTHERS)
     return "script_error" if death.returncode >= 0 and not of_others else "crash"
 
 
@@ -323,8 +338,8 @@ class Record:
     causes: set[Cause] = field(default_factory=set)
     committed: bool = False  # whether the job has made any commit
     joined: bool = False  # whether any training process of the job is known to have imported hvdrecover
-    # whether a training process of this slot, or of an earlier start, was in a training function
-    trained: bool = False
+    in_run: bool = False  # whether a process of this start of the job was in a function decorated by `run`
+    restarted: bool = False  # whether all ranks of the job were started again together
     root: str = ""  # the checkpoint root in use, which the job has claimed; empty if there was none
     _reached: tuple[int, int] = (0, 0)  # the farthest point at the last death
 
@@ -332,8 +347,7 @@ class Record:
         """Note how far the training has come."""
         self.farthest = max(self.farthest, reading.point)
         self.committed = self.committed or reading.commit > 0
-        before = (Phase.UNKNOWN, Phase.READY, Phase.STARTING)
-        self.trained = self.trained or self.committed or reading.phase not in before
+        self.in_run = self.in_run or reading.in_run
         self.joined = self.joined or self.committed or reading.phase != Phase.UNKNOWN
 
     def note_root(self, notes: dict[str, Any]) -> None:
@@ -343,12 +357,14 @@ class Record:
     @property
     def handed_down(self) -> dict[str, str]:
         """Environment variables for the next training process."""
-        untrained = {"HVDRECOVER_UNTRAINED": "1"} if self.deaths and not self.trained else {}
+        again = (self.deaths or self.restarted) and not self.in_run
+        untrained = {"HVDRECOVER_UNTRAINED": "1"} if again else {}
         return untrained | ({"HVDRECOVER_CLAIMED": self.root} if self.root and self.committed else {})
 
     def learn(self, known: dict[str, Any]) -> None:
         """Add the supervisor's facts about the job."""
         self.committed = self.committed or bool(known["committed"])
+        self.in_run = self.in_run or bool(known.get("in_run"))
         self.root = self.root or str(known["root"])
         self.causes |= {Cause.of(each) for each in known["causes"]}
 

@@ -10,6 +10,10 @@
    supervisor has to end the job, wait for that (`State.DISMISSED`): Horovod ends all ranks as soon as one
    guardian exits, and the other ranks must report their errors first.
 
+A process outside a function decorated by `run` does not survive the loss of other ranks, so steps 3 to 5 are
+others there: the guardian reports its end, and waits (`State.DISMISSED`). The supervisor has all guardians of
+the job start their processes again together, or end (`restarts.together`).
+
 At any time: a stop signal or the supervisor's order asks the process to leave at its next commit; when the
 grace is over, it is killed. If the supervisor or the launcher is gone, the guardian kills it, too, and ends.
 """
@@ -17,6 +21,7 @@ grace is over, it is killed. If the supervisor or the launcher is gone, the guar
 from __future__ import annotations
 
 import logging
+import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,7 +63,7 @@ class State(Enum):
 
     WATCHING = auto()  # the training process runs, or has just ended
     PAUSING = auto()  # it has ended, and is started again when the pause is over
-    DISMISSED = auto()  # the slot is given up; the supervisor ends the job
+    DISMISSED = auto()  # the process has ended; the supervisor decides about the job, or ends it
 
 
 class Guardian:
@@ -87,9 +92,12 @@ class Guardian:
         self._hung: float | None = None  # seconds without progress for which the process was killed
         self._divergences = 0
         self._stop_by: float | None = None  # when a process that was asked to leave is killed
-        self._signalled = False
+        self._signalled = self._handed_on = False
         self._signals: list[int] = []
-        self._begun = False
+        self._told = (False, False)  # whether it has begun, and is in `run`, as the supervisor knows it
+        self._how = ""  # how the slot has ended, once the supervisor lets it end
+        self._round = 0  # how often all ranks have started again together
+        self._began = clock.monotonic()  # when the process had imported an adapter
         self._ticked = self._reported = clock.monotonic()
         self._memory_kills = processes.memory_kills()
         self._training: Training
@@ -154,20 +162,23 @@ class Guardian:
             self._kill()
         elif hangs.is_hanging(reading, self._settings.limits, joins=self._record.joined):
             self._end_hang(reading)
-        elif self._stop_by is None:
+        elif self._stop_by is not None:
+            self._hand_on_stop(reading)
+        else:
             self._readiness.keep(self._training, reading, now)
         if (ready := self._readiness.news()) is not None:
             self._reports.events.emit("standby", slot=self._config.local_rank, ready=ready)
-        begun = reading.phase != Phase.UNKNOWN
-        if now - self._reported > _REPORT or begun != self._begun:
-            self._reported, self._begun = now, begun
+        told = reading.phase != Phase.UNKNOWN, reading.in_run
+        if now - self._reported > _REPORT or told != self._told:
+            self._began = now if told[0] and not self._told[0] else self._began
+            self._reported, self._told = now, told
             self._record.note_root(self._training.notes())
             facts = {
                 "commit": [reading.generation, reading.commit],
                 "point": self._record.farthest,
                 "root": self._record.root,
             }
-            self._reports.send(kind="commit", begun=begun, **facts)
+            self._reports.send(kind="commit", begun=told[0], in_run=told[1], **facts)
         return None
 
     def _pause(self) -> int | None:
@@ -184,12 +195,14 @@ class Guardian:
         self._training = woken or self._start(rejoins=True)
         self._training.page.has_seen(before.longest, before.longest_beginning)
         self._ticked, self._state = self._clock.monotonic(), State.WATCHING
-        attempt = self._record.deaths
+        attempt = self._record.deaths + self._round
         self._reports.events.emit("restart", scope="slot", warm=woken is not None, attempt=attempt)
         return None
 
     def _wait_for_dismissal(self) -> int | None:
-        return self._code if self._clock.monotonic() > self._until else None
+        if self._clock.monotonic() <= self._until:
+            return None
+        return self._end(self._how, self._code) if self._how else self._code
 
     _LOOKS: Mapping[State, Callable[[Guardian], int | None]] = MappingProxyType(
         {State.WATCHING: _watch, State.PAUSING: _pause, State.DISMISSED: _wait_for_dismissal}
@@ -214,10 +227,14 @@ class Guardian:
     def _ask(self, stop: Stop, grace: float) -> None:
         """Ask the training process to leave at its next commit."""
         self._stop_by = self._clock.monotonic() + grace
-        # without hvdrecover imported, it has no commits to leave at
-        if self._training.read().phase == Phase.UNKNOWN:
-            self._training.process.terminate()
+        self._hand_on_stop(self._training.read())
         self._training.page.ask(stop)
+
+    def _hand_on_stop(self, reading: Reading) -> None:
+        """Hand SIGTERM to a script that has no commits to leave at, once."""
+        if reading.phase in (Phase.UNKNOWN, Phase.PLAIN) and not self._handed_on:
+            self._handed_on = True
+            self._training.process.terminate()
 
     def _follow_orders(self) -> None:
         """Carry out the supervisor's orders."""
@@ -233,6 +250,10 @@ class Guardian:
                     self._whereabouts.show(self._training)
                 case "know":
                     self._record.learn(message)
+                case "restart":
+                    self._start_again(float(message["pause"]))
+                case "exit":
+                    self._until = 0.0
                 case "where":
                     self._whereabouts.report(self._training, message["ranks"])
 
@@ -263,11 +284,20 @@ class Guardian:
             error=str(error.get("error", "")),
             identity=str(error.get("identity", "")),
             kinds=tuple(error.get("kinds", ())),
+            lost="" if self._record.in_run or reading.in_run else str(notes.get("lost", "")),
         )
         self._memory_kills = kills
         self._note(reading)  # before the fault, in the order in which things happened
         self._record.note_root(notes)
         end = ends.end(death, first=not self._record.committed)
+        supervised = self._reports.is_supervised and self._config.elastic
+        if supervised and not self._record.in_run and reading.phase != Phase.FINISHED:
+            if self._stop_by is not None and end.name != "left":
+                self._await_all(death, end, notes, "stopped", PREEMPTED)
+                return None
+            if end.repair == "in place" or end.name in ("untrained", "dismissed", FIRST_ERROR.name):
+                self._await_all(death, end, notes, "untrained", 0)
+                return None
         if end.code == 0:
             return self._end(end.name, 0)
         if self._stop_by is not None or end.name == "left":
@@ -299,6 +329,29 @@ class Guardian:
         self._state, self._until = State.DISMISSED, now + waits.DISMISSAL
         return None if ends_job else self._code
 
+    def _await_all(self, death: Death, end: End, notes: dict[str, Any], how: str, code: int) -> None:
+        """Report the end of a process outside `run`, and wait: all ranks start again, or end, together."""
+        ended = self._stop_by is not None or (death.returncode == 0 and not death.error)
+        if ends.fault(death) != "script_error":
+            self._training.leave_error()  # the error that another rank's loss causes says nothing new
+        self._report_death(death, end, notes, "", ended=ended, round=self._round)
+        self._hung = None
+        self._how, self._code = how, code
+        self._state, self._until = State.DISMISSED, math.inf
+
+    def _start_again(self, pause: float) -> None:
+        """Start the process again, as all guardians of the job do now."""
+        if self._stop_by is not None:
+            return
+        if self._state is State.WATCHING:  # its error, if it has one, is of the fault that is known
+            self._kill()
+            self._training.leave_error()
+        self._training.show_error()
+        self._record.restarted = True
+        self._round += 1
+        self._how, self._hung = "", None
+        self._state, self._until = State.PAUSING, self._clock.monotonic() + pause
+
     def _cannot_restart(self, death: Death, end: End) -> str:
         if end.repair == "end":
             return "no restart would mend it" if end.errors else end.how
@@ -309,35 +362,52 @@ class Guardian:
         return self._record.died(death, end)
 
     def _report_death(
-        self, death: Death, end: End, notes: dict[str, Any], follows: str, *, final: bool, again: bool
+        self,
+        death: Death,
+        end: End,
+        notes: dict[str, Any],
+        follows: str,
+        *,
+        final: bool = False,
+        again: bool = False,
+        ended: bool = False,
+        round: int | None = None,
     ) -> None:
+        """Report a death; with a round, the supervisor decides what follows, and says so."""
         kind, reading = ends.fault(death), death.reading
         # the full text is printed elsewhere
         words = death.kinds[0] if end.errors else ends.brief(death.words)
-        commit = f"after its commit {reading.commit}" if reading.commit else "before its first commit"
-        what = f"{kind.replace('_', ' ')} ({words}) {commit}"
-        self._reports.report(
-            "fault",
-            f"{self._reports.name(reading)}: {what}; {follows}",
-            reading.rank,
-            level=logging.DEBUG if end == FIRST_ERROR and self._reports.is_supervised else logging.WARNING,
-            fault=kind,
-            slot=self._config.local_rank,
-            exit=death.returncode,
-            commit=[reading.generation, reading.commit],
-            steps=reading.steps,
-            silent=self._hung or 0.0,
-            detail=death.words[:_LONGEST_DETAIL],
-            identity=death.cause.error,
-            end=end.name,
-            point=reading.point,
-            traceback=str(notes.get("traceback", "")),
-            final=final,
-            again=again,
-            heard="StoppedError" in death.kinds,
-            loaded=None if reading.changed > reading.agreed else notes.get("loaded") or None,
-            root=self._record.root,
-        )
+        commit = f" after its commit {reading.commit}" if reading.commit else " before its first commit"
+        commit = "" if round is not None and not reading.commit else commit
+        what = f"{kind.replace('_', ' ')} ({words}){commit}"
+        quiet = round is not None or (end == FIRST_ERROR and self._reports.is_supervised)
+        facts: dict[str, Any] = {
+            "message": f"{self._reports.name(reading)}: {what}{follows and '; '}{follows}",
+            "fault": kind,
+            "slot": self._config.local_rank,
+            "exit": death.returncode,
+            "commit": [reading.generation, reading.commit],
+            "steps": reading.steps,
+            "silent": self._hung or 0.0,
+            "detail": death.words[:_LONGEST_DETAIL] + (", while other ranks still trained" if ended else ""),
+            "identity": death.cause.error,
+            "end": end.name,
+            "point": reading.point,
+            "traceback": str(notes.get("traceback", "")),
+            "final": final,
+            "again": again,
+            "heard": "StoppedError" in death.kinds,
+            "round": round,
+            "begun": reading.phase != Phase.UNKNOWN,
+            "age": self._clock.monotonic() - self._began,
+            "loaded": None if reading.changed > reading.agreed else notes.get("loaded") or None,
+            "root": self._record.root,
+        }
+        if ended:
+            self._reports.send(kind="done", stops=self._stop_by is not None, **facts)
+        else:
+            level = logging.DEBUG if quiet else logging.WARNING
+            self._reports.report("fault", rank=reading.rank, level=level, **facts)
 
     def _note(self, reading: Reading) -> None:
         """Note how far the training has come, and forward the events of the process."""

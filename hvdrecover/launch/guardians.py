@@ -6,7 +6,7 @@ import logging
 import secrets
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,9 @@ class Guardian:
     host: str = ""  # its host's name
     slot: int | None = None  # its place there
     ended: bool = False  # whether it has said that it goes
+    done: bool = False  # whether its process has ended, and it waits until all ranks end
+    leaves: bool = False  # whether its host leaves
+    begun: bool = False  # whether a process of its slot has imported hvdrecover
     commit: list[int] | None = None  # generation and number of the last commit that it reported, or None
 
 
@@ -66,6 +69,9 @@ class Guardians:
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def __iter__(self) -> Iterator[Guardian]:
+        return iter(list(self._known.values()))
 
     @property
     def hosts(self) -> set[str]:

@@ -49,6 +49,16 @@ def _beginning(reading: Reading, limits: Limits) -> float:
     return (beginning_limit if known else _startup)(reading, limits)
 
 
+def _plain(reading: Reading, limits: Limits) -> float:
+    """Limit a script that knows nothing of hang timeouts, and evaluates for an hour perhaps.
+
+    Before its first step, or without steps that are known of, it shows no progress at all.
+    """
+    if not reading.steps:
+        return math.inf
+    return limits.timeout or max(limits.startup, FACTOR * reading.longest)
+
+
 DEADLINES: Mapping[Phase, Callable[[Reading, Limits], float]] = {
     Phase.UNKNOWN: _startup,
     Phase.READY: lambda *_: _WAKING,
@@ -59,6 +69,7 @@ DEADLINES: Mapping[Phase, Callable[[Reading, Limits], float]] = {
     Phase.FINISHED: lambda *_: _AFTERWARDS,
     Phase.LEFT: _training,
     Phase.REMOVED: _training,
+    Phase.PLAIN: _plain,
 }
 """The seconds without progress that a training process is allowed in each phase."""
 

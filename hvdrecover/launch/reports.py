@@ -33,7 +33,10 @@ _DRIVER_EVERY = 2.0  # seconds between looks at Horovod's driver
 _DRIVER_REFUSALS = 2  # in a row, for the driver to be gone
 
 # Facts for the supervisor only, which no event holds.
-_UNWRITTEN = frozenset({"traceback", "identity", "final", "end", "point", "again", "heard", "loaded", "root"})
+_UNWRITTEN = frozenset(
+    {"traceback", "identity", "final", "end", "point", "again", "heard", "loaded", "root"}
+    | {"round", "begun", "age"}
+)
 
 
 class Reports:

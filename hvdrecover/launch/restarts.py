@@ -10,9 +10,11 @@ from typing import Any, Literal
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.config import PREEMPTED
-from hvdrecover.launch import ends
+from hvdrecover.launch import ends, waits
 from hvdrecover.launch.ends import FIRST_ERROR, SAME_ERROR, Cause, End
 
+FIRST_MINUTE = 60.0  # seconds after the imports in which an error of a script counts as its bug
+CALM = 3600.0  # seconds without a fault after which the count of restarts begins again
 _CAUSES = 50  # known errors of the script in one message, which must fit into a send buffer
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
@@ -20,9 +22,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _OWN_SIGNALS = {-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT}
 
 _UNTRAINED = (
-    "the command has ended, and has called no training function: nothing was committed. After a fault, it "
-    "would start from the beginning. Decorate the function that trains with hvdrecover's run "
-    "(hvd.elastic.run)"
+    "the command has ended without a commit of hvdrecover's. After a fault, all its ranks would have started "
+    "again from its own checkpoints, if it writes any. With a state, it would resume from its last commit; "
+    "docs/torch.md shows how"
+)
+_UNFINISHED = (
+    "the command has ended, and has not called state.finish(), so the run is not marked finished: a later "
+    "start resumes from its last commit"
 )
 _STOPPED = "stopped after a preemption; start it again to continue"
 _ANEW = (
@@ -47,6 +53,11 @@ class Attempt:
     point: tuple[int, int] = (0, 0)
     committed: bool = False  # whether a commit was reported
     root: str = ""  # the checkpoint root that it has claimed and made a commit for, if one was reported
+    in_run: bool = False  # whether a process was in a function decorated by `run`
+    exits: list[Fault] = field(default_factory=list)  # processes outside `run` that ended with exit code 0
+    rounds: int = 0  # how often all ranks have started again together, in place
+    guardians: int = 0  # how many guardians it had until then
+    over: bool = False  # whether it ends because its ranks cannot start again together in place
 
     @property
     def errors(self) -> list[Fault]:
@@ -71,6 +82,70 @@ class Outcome:
     message: str = ""  # for people, before the traceback; by default the reason
 
 
+@dataclass(frozen=True)
+class Streak:
+    """Restarts of the job in a row: new starts, and restarts of all ranks together in place."""
+
+    restarts: int = 0
+    error: tuple[Any, ...] | None = None  # the error of the script that was the last fault, or None
+    commits: int = 0  # commits of the whole run before the last fault, at which the state had changed
+    time: float = 0.0  # of the last fault, by the monotonic clock
+
+    def before(self, attempt: Attempt, now: float) -> Streak:
+        """Return the streak as it is when a fault comes now: it ends with progress, or after a calm hour."""
+        commits = attempt.point[0]
+        calm = commits > self.commits or now - self.time > CALM
+        return Streak(0, None, commits) if calm else self
+
+
+@dataclass(frozen=True)
+class Together:
+    """The decision after a fault outside `run`, where no rank can continue without the others."""
+
+    action: Literal["wait", "restart", "over", "end"]  # `over`: start the job again, or give up
+    fault: Fault
+    error: tuple[Any, ...] | None = None  # of the script, if that is the fault; equal for the same again
+
+
+def together(
+    attempt: Attempt, streak: Streak, *, guardians: int, begun: bool, now: float, max_restarts: int
+) -> Together | None:
+    """Decide what follows the faults of processes outside `run`; None without a fault.
+
+    1. Find the cause among the reports of this round. The other ranks end because of it: Horovod fails
+       there. A process that hangs, or is cut off, may report nothing: wait a moment for others.
+    2. An error of the script in its first minute ends the job, and so does the same error twice in a row.
+    3. Otherwise all ranks start again: in place if all guardians are there, and can rejoin Horovod's driver.
+
+    Args:
+        attempt: the present one.
+        streak: restarts before this fault.
+        guardians: how many are connected.
+        begun: whether a process of each of them has imported hvdrecover.
+        now: the time, as in the faults' ``time``.
+        max_restarts: how many restarts in a row are allowed.
+    """
+    faults = [each for each in attempt.faults if each.get("round", attempt.rounds) == attempt.rounds]
+    if attempt.in_run or not faults:
+        return None
+    exits = [each for each in attempt.exits if each["round"] == attempt.rounds]
+    fault = next((each for each in faults if not _is_of_others(each)), None)
+    if fault is None:
+        if len(faults) + len(exits) < guardians and now - faults[0]["time"] < waits.CULPRIT:
+            return Together("wait", faults[0])
+        fault = (exits or faults)[0]
+    error = None
+    if fault.get("end") in ("script_error", FIRST_ERROR.name) or fault in exits:
+        point = tuple(fault["point"]) if fault["point"][0] else None
+        error = (fault["exit"], Cause.of(fault).error, point)
+    early = attempt.number == 1 and not attempt.rounds and not attempt.committed
+    if error and (error == streak.error or (early and fault["age"] < FIRST_MINUTE)):
+        return Together("end", fault, error)
+    intact = begun and guardians == attempt.guardians and fault["fault"] not in ("lost_host", "launcher_lost")
+    may = intact and streak.restarts < max_restarts
+    return Together("restart" if may else "over", fault, error)
+
+
 def ending(attempts: Sequence[Attempt]) -> Fault | None:
     """Return the fault that ends the last attempt at once, or None.
 
@@ -92,13 +167,16 @@ def outcome(
         return Outcome("end", 0, "the training is finished")
     if stopping or "preempted" in last.ends:
         return Outcome("end", PREEMPTED, _STOPPED + _unrepaired(last))
-    if last.code == 0 and not any(attempt.committed for attempt in attempts):
-        if not last.ends:
+    committed = any(attempt.committed for attempt in attempts)
+    if last.code == 0 and not (committed and any(attempt.in_run for attempt in attempts)):
+        if not last.ends and not committed:
             return Outcome("end", 0, "the command has ended")
         if set(last.ends) == {"untrained"} and (not last.faults or len(last.ends) >= ranks):
-            return Outcome("end", 0, "the command has ended", message=_UNTRAINED)
+            message = _UNFINISHED if committed else _UNTRAINED
+            return Outcome("end", 0, "the command has ended", message=message)
     suspect, fault = suspected(attempts), ending(attempts)
-    progress = len(attempts) == 1 or last.point > max(each.point for each in attempts[:-1])
+    farthest = max((each.point for each in attempts[:-1]), default=(-1, 0))
+    progress = last.point > farthest and not last.over
     used = 0 if progress else without_progress
     why, traceback = reason(last), ""
     end = None if fault is None else _end(fault)
@@ -123,6 +201,7 @@ def known(attempts: Sequence[Attempt]) -> dict[str, Any]:
     causes = list(dict.fromkeys(map(Cause.of, reversed(errors))))[:_CAUSES]
     return {
         "committed": any(attempt.committed for attempt in attempts),
+        "in_run": any(attempt.in_run for attempt in attempts[-1:]),
         "root": next((each.root for each in reversed(attempts) if each.root), ""),
         "causes": [{"exit": each.returncode, "identity": each.error, "point": each.point} for each in causes],
     }
@@ -175,6 +254,8 @@ def reason(attempt: Attempt) -> str:
         return f"the ranks have not come together; {message}"
     if attempt.code < 0:
         return f"the launcher was killed by signal {-attempt.code}"
+    if attempt.over:
+        return str(message)
     if attempt.faults:
         return f"Horovod gave up; the last fault: {message}"
     return f"the launcher ended with exit code {attempt.code}"
@@ -201,6 +282,8 @@ def _may_need_no_repair(fault: Fault, attempts: Sequence[Attempt]) -> bool:
     A surviving process still has objects outside the state, such as a half-full list.
     """
     cause = Cause.of(fault)
+    if fault.get("round") is not None:  # all processes were new
+        return False
     if cause in {Cause.of(each) for attempt in attempts[:-1] for each in attempt.errors}:
         return False
     before = takewhile(

@@ -59,7 +59,9 @@ class Readiness:
 
     def keep(self, training: Training, reading: Reading, now: float) -> None:
         """Start a standby when training has been calm for a while, and replace one that is of no use."""
-        calm = reading.phase == Phase.TRAINING and reading.commits > 0
+        calm = (reading.phase == Phase.TRAINING and reading.commits > 0) or (
+            reading.phase == Phase.PLAIN and reading.steps > 0
+        )
         self._calm_since = (self._calm_since or now) if calm else None
         if self._standby is not None and (
             self._standby.returncode is not None or _is_stuck(self._standby.read())

@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import selection
 from hvdrecover.events import Events
 from hvdrecover.launch import ends, horovodrun, processes, restarts, ssh, waits
+from hvdrecover.launch.ends import FIRST_ERROR
 from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.link import Message
 from hvdrecover.launch.missing_hosts import Shortage, Unreachable
@@ -111,6 +112,7 @@ class Supervisor:
         self._job = secrets.token_hex(16)
         self._suspects: list[str] = []
         self._heard_at: float | None = None
+        self._streak = restarts.Streak()
         self._begun: dict[str, float] = {}  # by slot, when this start's process is known to have begun
 
     def run(self) -> int:
@@ -174,11 +176,12 @@ class Supervisor:
                 return Outcome("end", self._code, "stopped")
             outcome = restarts.outcome(
                 self._attempts,
-                outcome.without_progress,
+                self._streak.restarts,
                 ranks=self._settings.options.processes,
                 stopping=self._state is State.LEAVING,
                 max_restarts=self._settings.max_restarts,
             )
+            self._streak = replace(self._streak, restarts=outcome.without_progress)
             if outcome.action == "restart":
                 message = f"{outcome.reason}; starting the job again in {outcome.pause:g} s"
                 if outcome.suspect is not None:
@@ -221,7 +224,7 @@ class Supervisor:
                 self._report_shortage(shortage, attempt)
                 if self._kill_at is not None and self._clock.monotonic() > self._kill_at:
                     break
-            attempt.code = 1 if restarts.ending(self._attempts) else driver.poll() or 0
+            attempt.code = 1 if attempt.over or restarts.ending(self._attempts) else driver.poll() or 0
             if attempt.code < 0:
                 self._report_fault("launcher_lost", f"horovodrun was killed by signal {-attempt.code}")
             self._end_attempt()
@@ -250,7 +253,7 @@ class Supervisor:
         fault = restarts.ending(self._attempts)
         if fault is None:
             self._heard_at = None
-            return False
+            return self._cannot_keep_together(self._attempts[-1])
         ranks = self._settings.options.processes
         alone = len(restarts.first_errors(self._attempts[-1])) < ranks
         patience = waits.OTHER_ERRORS if restarts.is_first(fault) and alone else 0.0
@@ -260,6 +263,49 @@ class Supervisor:
             all_begun = max(self._begun.values()) if len(self._begun) >= ranks else math.inf
             since = min(max(since, all_begun), since + waits.IMPORTS)
         return self._clock.monotonic() - since >= patience
+
+    def _cannot_keep_together(self, attempt: Attempt) -> bool:
+        """Have all ranks end, or start again, together (`restarts.together`); return whether they cannot."""
+        guardians, options = list(self._guardians), self._settings.options
+        if not attempt.rounds:
+            attempt.guardians = max(attempt.guardians, len(guardians))
+        now = self._clock.monotonic()
+        streak = self._streak.before(attempt, now)
+        decision = restarts.together(
+            attempt,
+            streak,
+            guardians=len(guardians),
+            begun=all(each.begun and not each.leaves for each in guardians),
+            now=now,
+            max_restarts=self._settings.max_restarts,
+        )
+        if decision is None or self._state is State.LEAVING:
+            if all(each.done for each in guardians) and len(guardians) >= (
+                options.least or options.processes
+            ):
+                self._guardians.order(order="exit")
+            return False
+        if decision.action == "wait":
+            return False
+        self._streak = replace(streak, error=decision.error, time=now)
+        if decision.action != "restart":
+            attempt.over = True
+            if decision.action == "end":
+                first = decision.error != streak.error
+                if decision.fault in attempt.exits:
+                    attempt.faults.append(decision.fault)
+                decision.fault.update(final=True, again=not first)
+                decision.fault["end"] = FIRST_ERROR.name if first else "script_error"
+            return decision.action == "over"
+        self._streak = replace(self._streak, restarts=streak.restarts + 1)
+        pause = ends.pause(self._streak.restarts)
+        attempt.rounds += 1
+        later = f" in {pause:g} s" if pause else ""
+        logger.warning("%s; all ranks start again together%s", decision.fault["message"], later)
+        for each in guardians:
+            each.done = False
+        self._guardians.order(order="restart", pause=pause)
+        return False
 
     def _lingers(self, attempt: Attempt) -> bool:
         """Return whether horovodrun still runs long after a finished training."""
@@ -322,7 +368,10 @@ class Supervisor:
         self._state = State.LEAVING
         self._announcement.leaves()
         grace = self._settings.grace
-        message = f"{detail}: the job leaves at its next commit, within {grace:g} s"
+        attempt = self._attempts[-1]
+        commits = attempt.in_run or attempt.committed or not self._guardians
+        what = "the job leaves at its next commit" if commits else "the script gets SIGTERM, and ends"
+        message = f"{detail}: {what}, within {grace:g} s"
         self._events.emit("fault", message, level=logging.WARNING, fault="preemption", detail=detail)
         self._guardians.order(order="leave", grace=grace)
         self._kill_at = self._clock.monotonic() + grace + _MARGIN
@@ -352,7 +401,15 @@ class Supervisor:
         if "point" in message:
             changed, steps = message["point"]
             attempt.point = max(attempt.point, (int(changed), int(steps)))
-        if message.get("kind") == "end":
+        guardian.begun = guardian.begun or bool(message.get("begun"))
+        if message.get("in_run") and not attempt.in_run:
+            attempt.in_run = True
+            self._guardians.order(order="know", **restarts.known(self._attempts))
+        if message.get("kind") == "done":
+            guardian.done, guardian.leaves = True, bool(message["stops"])
+            if message["exit"] == 0:
+                attempt.exits.append({**message, "at": f"{guardian.host}/{guardian.slot}"})
+        elif message.get("kind") == "end":
             guardian.ended = True
             attempt.ends.append(str(message.get("how")))
         elif message.get("kind") == "diverged":
@@ -366,7 +423,9 @@ class Supervisor:
             self._stall.places[int(message["rank"])] = message["place"]
         elif message.get("kind") == "fault":
             guardian.ended = bool(message.get("final"))
-            attempt.faults.append({**message, "at": f"{guardian.host}/{guardian.slot}"})
+            guardian.done = message.get("round") is not None
+            at, now = f"{guardian.host}/{guardian.slot}", self._clock.monotonic()
+            attempt.faults.append({**message, "at": at, "time": now})
             of_host = message.get("fault") in ends.OF_HOSTS and message.get("end") != "apart"
             if guardian.ended and of_host:
                 self._report_host(guardian.host)
@@ -390,7 +449,7 @@ class Supervisor:
             self._report_fault("lost_host", detail, slot=guardian.slot, commit=guardian.commit)
 
     def _report_fault(self, kind: str, detail: str, **facts: Any) -> None:
-        self._attempts[-1].faults.append({"fault": kind, "message": detail})
+        self._attempts[-1].faults.append({"fault": kind, "message": detail, "time": self._clock.monotonic()})
         self._events.emit("fault", detail, level=logging.WARNING, fault=kind, detail=detail, **facts)
 
     def _say_end(self, outcome: Outcome) -> None:

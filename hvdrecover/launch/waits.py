@@ -23,6 +23,7 @@ LINGERING = 60.0  # for horovodrun to end when the training is finished and all 
 PLACES = 3.0  # for guardians to say where ranks are
 OTHER_ERRORS = 2.0  # for other ranks to fail as one has at the start, so that they are counted,
 IMPORTS = 30.0  # once all have imported an adapter; so many at most for that
+CULPRIT = 2.0  # for the process whose loss failed the others to be reported
 HEARSAY = 10.0  # for the rank that had an error to report it, when others have
 CONTROLLER = 30.0  # for Slurm's controller, which may be busy
 BETWEEN_QUESTIONS = 10.0  # between questions to Slurm's controller

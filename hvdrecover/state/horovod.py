@@ -169,6 +169,35 @@ def rendezvous_alone(hvd: Any) -> None:
         hvd.shutdown()
 
 
+def note_start(hvd: Any, started: Callable[[int], object], lost: Callable[[str], object]) -> None:
+    """Tell when ``hvd.init()`` returns, by whichever name the script calls it, and when Horovod fails first.
+
+    A script without a training function may catch the error that lost ranks cause, and exit in any way. Its
+    guardian must not take that for an error of the script.
+
+    Args:
+        started: called with the rank at each initialisation.
+        lost: called with the text of the first `HorovodInternalError`.
+    """
+    from horovod.common.exceptions import HorovodInternalError
+
+    library = hvd.mpi_ops._basics.MPI_LIB_CTYPES
+    init, begin = library.horovod_init, HorovodInternalError.__init__
+
+    def initialise(*args: Any) -> Any:
+        result = init(*args)
+        if result:
+            started(library.horovod_rank())
+        return result
+
+    def note(self: HorovodInternalError, *args: Any) -> None:
+        begin(self, *args)
+        HorovodInternalError.__init__ = begin
+        lost(f"HorovodInternalError: {self}")
+
+    library.horovod_init, HorovodInternalError.__init__ = initialise, note
+
+
 def _own(hvd: Any, name: str) -> Any:
     """A function that our build of Horovod has; None in any other."""
     return getattr(hvd.mpi_ops._basics.MPI_LIB_CTYPES, name, None)

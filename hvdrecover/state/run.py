@@ -12,17 +12,22 @@
    into the tensors, and the frames of the failed step may hold memory.
 5. Rendezvous. Other ranks may be lost in it, so it is tried `RENDEZVOUS` times. Roll back if needed, call the
    user's reset callbacks, go to 1.
+
+A script without such a function calls `State.resume` and `State.finish`, which are steps 1 and 2 without the
+call. There, an error ends the process, and the supervisor has all processes of the job start again.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
 
 from hvdrecover import heartbeat
-from hvdrecover.errors import ConfigError, RemovedError, RendezvousError
+from hvdrecover.errors import ConfigError, RemovedError, RendezvousError, StateError
 from hvdrecover.events import show_on_terminal
 from hvdrecover.guard.numbers import RolledBack
 from hvdrecover.state import commit as commits
@@ -32,13 +37,22 @@ from hvdrecover.state.horovod import Fault, fault_of, mistake_of, notifications
 from hvdrecover.state.rendezvous import agree, rendezvous
 from hvdrecover.state.rollbacks import Rollbacks
 from hvdrecover.state.session import Session
-from hvdrecover.state.state import State
 
 logger = logging.getLogger(__name__)
 
 RENDEZVOUS = 10
 
 Result = TypeVar("Result")
+
+
+class State(Protocol):
+    """The part of a `hvdrecover.state.state.State` that is used here; that module imports this one."""
+
+    _session: Session
+
+    def on_reset(self) -> None: ...  # noqa: D102
+    def _has_hooks(self) -> bool: ...
+    def _not_durable(self) -> str | None: ...
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
@@ -73,13 +87,10 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result | None:
         _refuse_others(state)
         session = state._session
-        config, is_first = session.context.config, session.context.world.rank() == 0
-        _begin(session)
-        show_on_terminal(config)
-        if (lack := state._not_durable()) is not None and is_first:
-            logger.warning("%s", lack)
-        session.memory.mark(finished=False)  # an earlier function of this process may have finished the state
-        with leaving.signals(config, reports=is_first), notifications(state):
+        if session.resumed:
+            raise StateError("run", "state.resume() was called before. Use one of the two: remove that call")
+        _begin(state, session, in_run=True)
+        with _signals(session), notifications(state):
             try:
                 return _loop(lambda: func(state, *args, **kwargs), state, session)
             except (Exception, SystemExit):
@@ -87,6 +98,49 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
                 raise
 
     return wrapper
+
+
+def resume(state: State) -> None:
+    """Bring all ranks to one state, outside a training function; see `State.resume`."""
+    session = state._session
+    if session.resumed or session.context.place.joined:
+        reason = "was called twice" if session.resumed else "is for scripts without @run, which does its work"
+        raise StateError("state.resume()", f"{reason}. Remove this call")
+    if session.may_roll_back:
+        remedy = "state.resume() cannot go back in the middle of a script; use 'skip' or 'raise', or @run"
+        raise ConfigError("numerics='rollback'", remedy)
+    config = session.context.config
+    _begin(state, session, in_run=False)
+    if config.elastic and not session.durable.wanted and session.context.world.rank() == 0:
+        logger.warning(
+            "state.resume() without a checkpoint root: after a fault, all processes start again from the "
+            'initial state. Name one, such as checkpoint="checkpoints/run-1" or --checkpoint'
+        )
+    session.resumed = _signals(session)
+    session.resumed.__enter__()
+    if _agree(session, (0, 0)):
+        commits.say_finished(session)
+        session.finished_at = session.memory.last
+    atexit.register(_settle, session)
+
+
+def finish(session: Session) -> None:
+    """Mark the run finished; see `State.finish`."""
+    if session.resumed is None or session.ended:
+        commits.finish(session)
+        return
+    if session.memory.last != session.finished_at:
+        commits.leave_if_told(session)
+        commits.finish(session)
+    session.resumed.__exit__(None, None, None)
+    _end(session)
+
+
+def _settle(session: Session) -> None:
+    """Let writes end before an error, or a preemption, ends the process."""
+    if not session.ended:
+        session.hooks.notify(Hook.leaving)
+        session.durable.settle()
 
 
 def _loop(train: Callable[[], Result], state: State, session: Session) -> Result | None:
@@ -111,20 +165,16 @@ def _loop(train: Callable[[], Result], state: State, session: Session) -> Result
             if context.config.elastic:
                 rollbacks.compare()
             unchanged = back and not state._has_hooks()
-            source = agree(session, rollbacks.farthest, state_unchanged=unchanged)
+            finished = _agree(session, rollbacks.farthest, unchanged=unchanged)
             rollbacks.agreed()
-            session.call("sync", _nothing)  # a subclass's own: after ours, when all have one state
-            # The mark ends a start, not a process: a second function resumes from the first one's result.
-            if memory.finished and source == "durable":
+            if finished:
                 commits.say_finished(session)
             else:
                 if not memory.finished:
                     result = train()
                     commits.leave_if_told(session)
                 commits.finish(session)
-            if session.durable.wanted:
-                context.world.past.finished.add(session.durable.root)
-            heartbeat.enter(heartbeat.Phase.FINISHED)
+            _end(session)
             return result
         except leaving.Preempted:
             raise
@@ -154,6 +204,26 @@ def _loop(train: Callable[[], Result], state: State, session: Session) -> Result
             del cause
 
 
+def _agree(session: Session, reached: tuple[int, int], *, unchanged: bool = False) -> bool:
+    """Bring all ranks to one commit; return whether an earlier start of the job has finished the run."""
+    source = agree(session, reached, state_unchanged=unchanged)
+    session.call("sync", _nothing)  # a subclass's own: after ours, when all have one state
+    # The mark ends a start, not a process: a second function resumes from the first one's result.
+    return session.memory.finished and source == "durable"
+
+
+def _end(session: Session) -> None:
+    """Note that the run is finished."""
+    session.ended = True
+    if session.durable.wanted:
+        session.context.world.past.finished.add(session.durable.root)
+    heartbeat.enter(heartbeat.Phase.FINISHED)
+
+
+def _signals(session: Session) -> AbstractContextManager[None]:
+    return leaving.signals(session.context.config, reports=session.context.world.rank() == 0)
+
+
 def cause_of(session: Session, error: BaseException) -> BaseException:
     """Return the error that ended the training function, before a framework or Horovod changed it."""
     error = session.context.framework.original(error) or error
@@ -161,7 +231,7 @@ def cause_of(session: Session, error: BaseException) -> BaseException:
 
 
 def _refuse_others(state: Any) -> None:
-    if not isinstance(state, State):
+    if not isinstance(getattr(state, "_session", None), Session):
         kind = type(state)
         raise ConfigError(
             "state",
@@ -171,13 +241,14 @@ def _refuse_others(state: Any) -> None:
         )
 
 
-def _begin(session: Session) -> None:
-    """Note that a training function begins.
+def _begin(state: State, session: Session, *, in_run: bool) -> None:
+    """Note that training begins, in a training function or after it was resumed.
 
     Raises:
         ConfigError: it would be given the result of another state that this process has finished.
     """
     startup.training_begins()
+    heartbeat.training_begins(in_run=in_run)
     past, root = session.context.world.past, session.durable.root
     if root in past.finished and not session.memory.last.generation:
         raise ConfigError(
@@ -186,6 +257,11 @@ def _begin(session: Session) -> None:
             f"of that one, without training. Give each state its own checkpoint root, such as {root}/2",
         )
     past.functions += 1
+    session.ended = False
+    show_on_terminal(session.context.config)
+    if (lack := state._not_durable()) is not None and session.context.world.rank() == 0:
+        logger.warning("%s", lack)
+    session.memory.mark(finished=False)  # an earlier function of this process may have finished the state
 
 
 def _fault(cause: BaseException, context: Context) -> Fault | None:

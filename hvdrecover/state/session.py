@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Literal
 
+from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.config import Config
 from hvdrecover.guard.guard import GuardHook
@@ -45,6 +47,10 @@ class Session:
         leaving: which ranks leave; and changes of hosts, as Horovod's driver reports them.
         reset_callbacks: functions to call when the ranks are others than before.
         root: the source rank of the last agreement.
+        resumed: handles the stop signals from `State.resume` on; None if that was not called.
+        finished_at: the last commit of a run that an earlier start had finished; else None.
+        ended: whether the run is finished.
+        may_roll_back: whether the guard may go back to the last commit.
     """
 
     def __init__(
@@ -92,6 +98,10 @@ class Session:
         self.memory.kept = self.hooks.kept
         self.reset_callbacks: list[Callable[[], None]] = []
         self.root = 0
+        self.resumed: AbstractContextManager[None] | None = None
+        self.finished_at: CommitId | None = None
+        self.ended = False
+        self.may_roll_back = guard is not None and guard.numerics == "rollback"
 
 
 def settings_of(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoint | None:

@@ -27,7 +27,7 @@ from hvdrecover import config as configs
 from hvdrecover import heartbeat, stand_in, uncaught
 from hvdrecover.config import Config
 from hvdrecover.errors import EarlyCollectiveError
-from hvdrecover.state.horovod import rendezvous_alone
+from hvdrecover.state.horovod import note_start, rendezvous_alone
 from hvdrecover.uncaught import is_library
 
 logger = logging.getLogger(__name__)
@@ -62,6 +62,8 @@ def join(hvd: Any) -> None:
         rendezvous_alone(hvd)
     if config.elastic:
         watch_early_collectives(hvd, config)
+    if heartbeat.watched():
+        note_start(hvd, heartbeat.initialised, heartbeat.lost_ranks)
 
 
 def _attach(page: int, stacks: int, notes: int, events: int) -> None:
@@ -76,6 +78,7 @@ def _attach(page: int, stacks: int, notes: int, events: int) -> None:
     configs.keep_to_this_process(page, stacks, notes, events)
     uncaught.report_to(notes)
     heartbeat.at_commit(_report_modules)
+    heartbeat.at_progress(_report_plain_modules)
 
 
 def _report_modules() -> None:
@@ -86,8 +89,21 @@ def _report_modules() -> None:
     if heartbeat.commits() < 2:
         heartbeat.at_commit(_report_modules)
     else:
-        names = [name for name, module in sys.modules.items() if _is_library(name, module)]
-        heartbeat.notify(modules=[*stand_in.replaced, *names])
+        _notify_modules()
+
+
+def _report_plain_modules() -> None:
+    """Do the same at the second step of a script without a training function."""
+    if heartbeat.read().phase == heartbeat.Phase.PLAIN:
+        if heartbeat.steps() < 2:
+            heartbeat.at_progress(_report_plain_modules)
+        else:
+            _notify_modules()
+
+
+def _notify_modules() -> None:
+    names = [name for name, module in sys.modules.items() if _is_library(name, module)]
+    heartbeat.notify(modules=[*stand_in.replaced, *names])
 
 
 def _is_library(name: str, module: Any) -> bool:

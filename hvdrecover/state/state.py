@@ -10,11 +10,12 @@ from hvdrecover import config as configs
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.errors import ConfigError
+from hvdrecover.errors import ConfigError, StateError
 from hvdrecover.events import of_training
 from hvdrecover.guard.settings import Guard
 from hvdrecover.scalars import as_numbers
 from hvdrecover.state import commit as commits
+from hvdrecover.state import run as runs
 from hvdrecover.state.adapter import Framework, HiddenAttribute, World
 from hvdrecover.state.contents import Contents
 from hvdrecover.state.hooks import Context, Hook
@@ -203,6 +204,29 @@ class State:
 
     # -- commits ---------------------------------------------------------------------------------------
 
+    def resume(self) -> None:
+        """Bring all ranks to the job's newest commit, or to rank 0's initial state if there is none.
+
+        For a script that trains in a plain loop, not in a function decorated by `run`. When a rank is lost in
+        a job of ``hvdrecover run``, all processes end, and the script starts again from its beginning. Then
+        this method restores the newest commit from the hosts' memory, or from the checkpoint root. It
+        restores a finished run, too; see `finished`. Call it once, on all ranks, when all to track is set up.
+
+        Raises:
+            StateError: it was called before, or in a function decorated by `run`.
+            ConfigError: the guard would have to roll back; or another state has used the checkpoint root.
+            CheckpointError: the checkpoint root cannot be used.
+            RecoveryError: ranks were lost meanwhile, or are at different states of the script.
+
+        Examples:
+            >>> state = recover.TorchState(epoch=0)
+            >>> state.resume()
+            >>> for state.epoch in range(state.epoch, 3):
+            ...     state.commit()  # the job can go back to here
+            >>> state.finish()
+        """
+        runs.resume(self)
+
     def commit(self, durable: bool = False) -> None:
         """Make a point that the job can go back to; then see whether hosts have come or gone.
 
@@ -218,6 +242,8 @@ class State:
             DivergedError: the ranks' parameters differ, and the state's guard is to raise it.
             NumericsError: parameters are not finite, and the state's guard is to raise it.
         """
+        if self._session.context.config.elastic:
+            self._refuse_early("state.commit()")
         commits.commit(self._session, durable=durable)
 
     def save(self) -> None:
@@ -266,13 +292,16 @@ class State:
     def finish(self) -> None:
         """Mark the run finished with a last durable commit; returns when it is durable, on all ranks.
 
-        Storage that fails is given several minutes to come back, many more than by `flush`.
+        Storage that fails is given several minutes to come back, many more than by `flush`. A later start of
+        a finished run gets its last state from `resume`; loops over the remaining epochs then have none left.
 
         Raises:
+            StateError: neither `resume` nor `sync` was called before.
             CheckpointError: it could not be made durable.
             RecoveryError: the same, on ranks other than 0.
         """
-        commits.finish(self._session)
+        self._refuse_early("state.finish()")
+        runs.finish(self._session)
 
     # -- called by Horovod, or as Horovod's states have them ---------------------------------------------
 
@@ -300,6 +329,11 @@ class State:
         """Return whether code of the script is called between a fault and the next agreement."""
         methods = [getattr(self, name) for name in ("save", "restore", "on_reset")]
         return bool(self._session.reset_callbacks) or not all(map(_is_ours, methods))
+
+    def _refuse_early(self, call: str) -> None:
+        if not self._session.context.place.joined:
+            remedy = "call state.resume() first, or train in a function decorated by run"
+            raise StateError(call, f"the ranks have not agreed on a state yet; {remedy}")
 
     def _not_durable(self) -> str | None:
         """Return a line on what durable commits lack, if a subclass keeps something by itself."""

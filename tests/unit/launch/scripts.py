@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from hvdrecover.state import startup as joining
 functions = "broadcast_parameters broadcast_optimizer_state broadcast_object "
 functions += "add_process_set remove_process_set"
-library = SimpleNamespace(mpi_lib=SimpleNamespace())
+native = SimpleNamespace(horovod_init=lambda *_: 1, horovod_rank=lambda: 0)
+library = SimpleNamespace(mpi_lib=SimpleNamespace(), _basics=SimpleNamespace(MPI_LIB_CTYPES=native))
 joining.join(
     SimpleNamespace(is_initialized=lambda: True, mpi_ops=library, **dict.fromkeys(functions.split(), print))
 )

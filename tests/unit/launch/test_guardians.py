@@ -151,3 +151,36 @@ def test_in_the_end_nothing_is_left_open() -> None:
     supervisor.selector.close()
     del guardian
     assert set(descriptors()) == before
+
+
+DIES_AT_FIRST = """
+import os, signal
+from pathlib import Path
+import adapter
+died = Path("{}")
+if not died.exists():
+    died.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_outside_a_training_function_is_restarted_and_ends_by_order(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    address = supervisor.guardians.address("127.0.0.1")
+    environ = {**environment(), "HVDRECOVER_SUPERVISOR": address, "HOROVOD_ELASTIC": "1"}
+
+    def heard(kind: str) -> list[Message]:
+        return [message for _, _, message in supervisor.heard if message["kind"] == kind]
+
+    with worker(write(tmp_path, DIES_AT_FIRST.format(tmp_path / "died")), environ) as guardian:
+        supervisor.serve(lambda: heard("fault"), "the report of its death")
+        assert (heard("fault")[0]["fault"], heard("fault")[0]["round"]) == ("crash", 0)
+        supervisor.guardians.order(order="restart", pause=0.0)
+        supervisor.serve(lambda: heard("done"), "the end of the second process")
+        assert (heard("done")[0]["exit"], heard("done")[0]["round"]) == (0, 1)
+        assert guardian.poll() is None  # the other ranks may still need another round
+        supervisor.guardians.order(order="exit")
+        supervisor.serve(lambda: heard("end"), "the end of the guardian")
+        assert guardian.wait(timeout=60) == 0
+    assert heard("end")[0]["how"] == "untrained"

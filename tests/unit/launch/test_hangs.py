@@ -42,8 +42,8 @@ def test_a_limit_for_each_phase(phase: Phase, limits: Limits, seconds: float) ->
 @pytest.mark.parametrize("limits", [SHORT, ADAPTIVE])
 def test_every_phase_has_a_deadline(phase: Phase, limits: Limits) -> None:
     assert phase in hangs.DEADLINES, f"{phase.name} needs a line in hangs.DEADLINES"
-    assert 0 < hangs.limit(reading(phase), limits) <= 86400
-    assert hangs.is_hanging(reading(phase, silent=86401.0), limits)
+    assert 0 < hangs.limit(reading(phase, steps=1), limits) <= 86400
+    assert hangs.is_hanging(reading(phase, silent=86401.0, steps=1), limits)
 
 
 def test_a_script_that_never_imports_hvdrecover_is_not_judged() -> None:
@@ -109,3 +109,10 @@ def test_who_may_wait_for_others_in_a_pause_has_as_long_as_at_the_start() -> Non
     assert hangs.limit(replace(waiting, waiting=False), limits) == 5.0
     finished = replace(waiting, phase=Phase.FINISHED)
     assert hangs.limit(finished, limits) == hangs.limit(replace(finished, waiting=False), limits)
+
+
+def test_a_plain_script_may_evaluate_for_an_hour_and_has_no_limit_without_steps() -> None:
+    plain = reading(Phase.PLAIN, steps=3, longest=10.0)
+    assert hangs.limit(plain, SHORT) == SHORT.timeout
+    assert hangs.limit(plain, ADAPTIVE) == ADAPTIVE.startup
+    assert hangs.limit(reading(Phase.PLAIN), SHORT) == math.inf

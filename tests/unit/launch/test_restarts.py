@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from hvdrecover.config import FENCED, PREEMPTED
-from hvdrecover.launch import restarts
+from hvdrecover.launch import restarts, waits
 from hvdrecover.launch.ends import SAME_ERROR
-from hvdrecover.launch.restarts import Attempt, Outcome
+from hvdrecover.launch.restarts import CALM, Attempt, Outcome, Streak, Together
 
 
 def crash(number: int = 1) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def test_a_job_whose_slots_have_all_finished_is_finished() -> None:
 
 def test_a_job_that_has_called_no_training_function_ends_well_and_says_so() -> None:
     outcome = after(attempt(0, "untrained", "untrained", faults=[]))
-    assert (outcome.action, outcome.code) == ("end", 0) and "no training function" in outcome.message
+    assert (outcome.action, outcome.code) == ("end", 0) and "without a commit" in outcome.message
     assert after(attempt(1, "untrained", faults=[])).action == "restart"  # another slot is lost
     assert after(attempt(0, "untrained", "stopped", faults=[])).action == "restart"
     assert after(attempt(0, "untrained")).action == "restart"  # after a crash of the other one
@@ -279,3 +279,109 @@ def test_a_job_whose_ranks_have_not_come_together_starts_again() -> None:
     apart = attempt(1, commit=4, faults=[{**crash(), "end": "apart", "final": True}])
     words = "the ranks have not come together; crash 1"
     assert after(apart) == Outcome("restart", 1, words, 1.0, 1)
+
+
+# -- processes outside a training function --------------------------------------------------------------
+
+
+def outside(at: str = "a/0", time: float = 100.0, **facts: Any) -> dict[str, Any]:
+    """The report of a process outside `run`."""
+    point, age = facts.pop("point", [0, 7]), facts.pop("age", 900.0)
+    return {**crash(), "at": at, "time": time, "round": 0, "point": point, "age": age, **facts}
+
+
+def error_outside(detail: str = "KeyError: 'x'", **facts: Any) -> dict[str, Any]:
+    return outside(**{"fault": "script_error", "end": "first_error", "exit": 1, "detail": detail, **facts})
+
+
+def of_other(at: str = "a/1", **facts: Any) -> dict[str, Any]:
+    """The end of a process whose collective has failed."""
+    return outside(at, **{"exit": 1, "detail": "HorovodInternalError: shut down", **facts})
+
+
+def plain(*faults: dict[str, Any], **facts: Any) -> Attempt:
+    return Attempt(facts.pop("number", 1), faults=list(faults), guardians=2, **facts)
+
+
+def decided(
+    last: Attempt, streak: Streak | None = None, *, guardians: int = 2, begun: bool = True, now: float = 100.0
+) -> Together | None:
+    facts = {"guardians": guardians, "begun": begun, "now": now, "max_restarts": 3}
+    return restarts.together(last, streak or Streak(), **facts)  # type: ignore[arg-type]
+
+
+def action(*args: Any, **facts: Any) -> str | None:
+    decision = decided(*args, **facts)
+    return decision and decision.action
+
+
+def test_ranks_outside_a_training_function_start_again_together() -> None:
+    assert decided(plain()) is None
+    assert action(plain(outside())) == "restart"
+    assert action(plain(outside(), in_run=True)) is None
+    assert action(plain(outside(), rounds=1)) is None  # of a fault before the last restart
+
+
+def test_the_end_of_a_process_whose_collective_failed_is_not_the_cause() -> None:
+    decision = decided(plain(of_other(), outside()))
+    assert decision is not None and decision.fault["at"] == "a/0"
+    assert action(plain(of_other()), now=100.0 + waits.CULPRIT / 2) == "wait"
+    assert action(plain(of_other()), now=101.0 + waits.CULPRIT) == "restart"  # that process is stopped, say
+    assert action(plain(of_other(), of_other("a/0"))) == "restart"  # no other one is left
+
+
+def test_all_ranks_start_anew_if_they_cannot_in_place() -> None:
+    assert action(plain(outside()), guardians=1) == "over"
+    assert action(plain(outside()), begun=False) == "over"
+    assert action(plain({"fault": "lost_host", "message": "gone", "time": 1.0})) == "over"
+
+
+def test_an_error_in_the_first_minute_of_the_first_start_ends_the_job() -> None:
+    early = error_outside(age=3.0)
+    assert action(plain(early)) == "end"
+    assert action(plain({**early, "round": 1}, rounds=1)) == "restart"
+    assert action(plain(early, number=2)) == "restart"
+    assert action(plain(error_outside())) == "restart"
+    assert action(plain(outside(age=3.0))) == "restart"  # a kill is not an error
+
+
+def test_the_same_error_twice_in_a_row_ends_the_job() -> None:
+    first = decided(plain(error_outside()))
+    assert first is not None
+    streak = Streak(1, first.error, time=50.0)
+    assert action(plain(error_outside(point=[0, 3])), streak) == "end"  # it has other steps behind it
+    assert action(plain(error_outside("TypeError: 'y'")), streak) == "restart"
+    assert action(plain(error_outside()), Streak(1, None, time=50.0)) == "restart"  # a kill came between
+
+
+def test_a_rank_that_ends_early_is_the_cause_if_the_others_fail() -> None:
+    ended = error_outside("exit code 0", fault="early_exit", exit=0)
+    decision = decided(plain(of_other(), exits=[ended]))
+    assert decision is not None and (decision.action, decision.fault) == ("restart", ended)
+    assert action(plain(exits=[ended])) is None  # the others may end as well
+    assert action(plain(of_other(), exits=[ended]), Streak(1, decision.error, time=50.0)) == "end"
+
+
+def test_restarts_count_until_there_is_progress_or_a_calm_hour() -> None:
+    used = Streak(3, None, time=100.0)
+    assert action(plain(outside()), used) == "over"
+    assert used.before(plain(), 100.0 + CALM) == used
+    assert used.before(plain(), 101.0 + CALM).restarts == 0
+    assert used.before(plain(point=(1, 0)), 100.0).restarts == 0
+    assert used.before(plain(point=(0, 9)), 100.0).restarts == 3  # its own checkpoints are not known of
+
+
+def test_a_job_that_cannot_restart_in_place_starts_again_or_is_given_up() -> None:
+    over = plain(outside(), over=True, code=1)
+    again = after(over, without=1)
+    assert (again.action, again.without_progress, again.reason) == ("restart", 2, over.faults[0]["message"])
+    assert after(over, without=3).action == "end"
+    error = error_outside(final=True, traceback="Traceback: x")
+    assert after(plain(error, over=True, code=1)).traceback == "Traceback: x"
+    twice = error_outside(final=True, again=True, end="script_error", traceback="Traceback: x")
+    assert after(plain(outside(), twice, over=True, code=1)).message == SAME_ERROR
+
+
+def test_a_resumed_job_that_has_not_said_that_it_is_finished_ends_and_says_so() -> None:
+    outcome = after(plain(code=0, ends=["untrained", "untrained"], committed=True))
+    assert (outcome.action, outcome.code) == ("end", 0) and "state.finish()" in outcome.message

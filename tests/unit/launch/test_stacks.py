@@ -35,7 +35,9 @@ step()
 """
 JOIN = """\
 from hvdrecover.state import startup
-startup.join(SimpleNamespace(is_initialized=lambda: True))"""
+native = SimpleNamespace(horovod_init=lambda *_: 1, horovod_rank=lambda: 0)
+library = SimpleNamespace(_basics=SimpleNamespace(MPI_LIB_CTYPES=native))
+startup.join(SimpleNamespace(is_initialized=lambda: True, mpi_ops=library))"""
 
 
 @pytest.fixture

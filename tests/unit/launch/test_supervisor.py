@@ -176,3 +176,22 @@ def test_one_that_begins_late_is_waited_for_from_then_on(starting: Supervisor, c
     assert not starting._is_over()
     starting._hear(SECOND, BEGUN)
     assert patience(starting, clock) == waits.OTHER_ERRORS
+
+
+def test_ranks_outside_a_training_function_start_again_together_and_end_together(
+    supervisor: Supervisor,
+) -> None:
+    with come(supervisor) as connection:
+        until(lambda: serve(supervisor) or len(supervisor._guardians), "the guardian")
+        died = {**FAULT, "commit": [0, 0], "point": [0, 0], "round": 0, "begun": True, "age": 9.0}
+        connection.sendall(json.dumps(died).encode() + b"\n")
+        until(lambda: serve(supervisor) or supervisor._attempts[-1].faults, "the fault")
+        assert not supervisor._is_over()
+        assert (supervisor._attempts[-1].rounds, supervisor._streak.restarts) == (1, 1)
+
+        done = {**died, "kind": "done", "exit": 0, "round": 1, "stops": False}
+        connection.sendall(json.dumps(done).encode() + b"\n")
+        until(lambda: serve(supervisor) or supervisor._attempts[-1].exits, "the end")
+        assert not supervisor._is_over()
+        orders = [json.loads(line)["order"] for line in connection.recv(4096).splitlines()]
+    assert orders == ["know", "restart", "exit"]

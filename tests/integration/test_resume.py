@@ -1,0 +1,84 @@
+"""A plain loop with ``state.resume()``: after a fault all processes start again, from the hosts' memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import LONG
+from tests.support.gates import GatedRun
+from tests.support.jobs import PATIENCE, PREEMPTED, Job, durable, kill, near_folder, near_root, wait_until
+
+SCRIPT = Path(__file__).with_name("scripts") / "resume.py"
+EACH_SAMPLE_ONCE = sorted(3 * list(range(96)))
+
+pytestmark = pytest.mark.acceptance
+
+
+@pytest.fixture
+def gated(tmp_path: Path) -> Iterator[GatedRun]:
+    run = GatedRun(SCRIPT, tmp_path / "disturbed")
+    yield run
+    run.kill()
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The weights of an undisturbed run."""
+    run = GatedRun(SCRIPT, tmp_path_factory.mktemp("resume") / "undisturbed")
+    run.begin(0, 1, 2)
+    yield run.printed("weights")
+    run.kill()
+
+
+def await_seal(job: Job, root: Path, gate: int) -> None:
+    """Wait until the host's memory has sealed the commit that was made before a gate."""
+    number = int(re.findall(rf"gate {gate} \d+ 0 (\d+)", job.log.read_text())[-1])
+
+    def is_sealed() -> bool:
+        near = near_root(root, near_folder())
+        return near is not None and durable(near) >= number
+
+    wait_until(job, is_sealed, "sealed commit")
+
+
+def test_it_ends_with_the_same_weights_after_a_kill_and_a_kill_of_all(gated: GatedRun, expected: str) -> None:
+    job = gated.begin(0)
+    first = gated.at(1)
+    await_seal(job, gated.folder / "root", 1)
+    kill(first[0])  # right after a commit, so the next start passes this gate
+    second = gated.at(2)
+    await_seal(job, gated.folder / "root", 2)
+    for process in second.values():
+        kill(process)
+
+    assert gated.printed("weights") == expected
+    assert json.loads(gated.printed("seen")) == EACH_SAMPLE_ONCE
+    log = job.log.read_text()
+    # No step is repeated: the hosts' memory has the newest commits of the lost processes.
+    assert re.findall(r"begins 0 (\d+) ", log) == ["0", *re.findall(r"gate [12] \d+ 0 (\d+)", log)]
+    assert log.count("all ranks start again together") == 2
+    assert "Traceback" not in log
+
+
+@LONG
+def test_a_preempted_job_leaves_at_a_commit_and_a_later_start_continues(
+    gated: GatedRun, expected: str
+) -> None:
+    job = gated.begin(0)
+    gated.at(1)
+    os.kill(job.pid, signal.SIGTERM)
+    gated.open(1, 2)
+    assert job.wait(PATIENCE) == PREEMPTED, job.tail()
+    gated.begin()
+    assert gated.printed("weights") == expected
+    assert json.loads(gated.printed("seen")) == EACH_SAMPLE_ONCE
+    again = gated.begin()
+    assert gated.printed("weights") == expected
+    assert "this run was finished at commit" in again.log.read_text()
