@@ -186,21 +186,29 @@ def remove(path: Path) -> bool:
 
 
 def _seen(path: Path) -> NearRoot:
-    statuses = [path.stat()]
-    for each in path.rglob("*"):
-        with suppress(OSError):
-            statuses.append(each.lstat())
     try:
         url = str(json.loads((path / _OWNER).read_text())["url"])
     except (OSError, ValueError, KeyError, TypeError):
         url = ""
-    nbytes = sum(status.st_blocks * 512 for status in statuses if stat.S_ISREG(status.st_mode))
     # A write through a mapping changes no file's time. A commit that is sealed changes its folder's.
-    used = max(status.st_mtime for status in statuses)
+    used = max(status.st_mtime for status in _statuses(path))
     keeper = Keeper.take(path)  # a job that comes in this very moment tries again at its next commit
     if keeper is not None:
         keeper.release()
-    return NearRoot(path, url, nbytes, used, in_use=keeper is None)
+    return NearRoot(path, url, usage(path), used, in_use=keeper is None)
+
+
+def usage(path: Path) -> int:
+    """Return how many bytes the files of a near root take."""
+    return sum(status.st_blocks * 512 for status in _statuses(path) if stat.S_ISREG(status.st_mode))
+
+
+def _statuses(path: Path) -> list[os.stat_result]:
+    statuses = [path.stat()]
+    for each in path.rglob("*"):
+        with suppress(OSError):
+            statuses.append(each.lstat())
+    return statuses
 
 
 # -- room ----------------------------------------------------------------------------------------------

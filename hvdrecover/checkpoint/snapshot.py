@@ -27,6 +27,7 @@ class Snapshot(HasState):
         finished: whether the training function had returned.
         dataset: version of the training data as plain JSON values, or None.
         digests: of the files, by attribute name; None if they have not been computed.
+        job: identity of the start of the job that made it, as ``JOB/START``; of near commits only.
     """
 
     id: CommitId
@@ -37,6 +38,7 @@ class Snapshot(HasState):
     finished: bool = False
     dataset: dict[str, Any] | None = None
     digests: dict[str, str] | None = None
+    job: str = ""
 
     @classmethod
     def of(cls, manifest: Manifest, arenas: dict[str, Arena]) -> Snapshot:
@@ -51,6 +53,7 @@ class Snapshot(HasState):
             finished=manifest.finished,
             dataset=manifest.dataset,
             digests={name: digests[name] for name in arenas},
+            job=str(manifest.writer.get("job", "")),
         )
 
     def digested(self) -> Snapshot:

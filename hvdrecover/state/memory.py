@@ -289,8 +289,6 @@ class Arenas:
         if found is self._spare:
             for arena in found.values():
                 arena.take_back()
-        if self.near is not None and self.near.has_memory:
-            return found, 0  # it has looked for room for all that it will ever take
         new = (
             layout for name, layout in layouts.items() if name not in found or found[name].layout != layout
         )

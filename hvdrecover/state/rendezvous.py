@@ -34,7 +34,6 @@ from hvdrecover.checkpoint.arena import Arena, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest_numbers
 from hvdrecover.checkpoint.layout import parse
-from hvdrecover.checkpoint.near_tier import Recalled
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import RecoveryError, StoppedError
 from hvdrecover.state import liveness
@@ -130,7 +129,7 @@ def agree(session: Session, reached: tuple[int, int] = (0, 0), *, state_unchange
     return agreement.source
 
 
-def _recall(session: Session) -> Recalled | None:
+def _recall(session: Session) -> Snapshot | None:
     """Return the host's near commit if it is newer than all in memory, and this process has none."""
     mine = session.memory.last
     rows = session.context.world.allgather([mine.generation, mine.commit], "hvdrecover.memories")
@@ -139,12 +138,12 @@ def _recall(session: Session) -> Recalled | None:
     return session.durable.near.recall(max(CommitId(*row) for row in rows.tolist()))
 
 
-def _elect(session: Session, recalled: Recalled | None) -> Election:
+def _elect(session: Session, recalled: Snapshot | None) -> Election:
     context, hooks = session.context, session.hooks
     moment = Moment("rendezvous", session.memory.newest)
     own, job = session.memory.last, context.place.job
     if recalled is not None:
-        own, job = recalled.snapshot.id, recalled.job
+        own, job = recalled.id, recalled.job
     numbers = [digest_numbers(text.encode())[0] for text in (job, session.durable.root)]
     row = [own.generation, own.commit, recalled is not None, *numbers, context.world.past.functions]
     published, *tables = hooks.send(context.world, moment, row)()
@@ -176,10 +175,10 @@ def _refuse_other_states(session: Session) -> None:
 # -- a job that starts again on hosts that still have commits of its earlier start -------------------------
 
 
-def _revive(session: Session, recalled: Recalled | None) -> Claimed:
+def _revive(session: Session, recalled: Snapshot | None) -> Claimed:
     """Decide which commit the job resumes from; all ranks call this, and find the same."""
     context = session.context
-    mine = None if recalled is None else [vars(recalled.snapshot.id), recalled.start]
+    mine = None if recalled is None else [vars(recalled.id), recalled.job.rpartition("/")[2]]
     rows = gather_json(context.world, [context.config.host, mine], "hvdrecover.near")
     hosts = [host for host, _ in rows]
     left = [None if each is None else Left(CommitId(**each[0]), each[1]) for _, each in rows]
@@ -195,9 +194,9 @@ def _revive(session: Session, recalled: Recalled | None) -> Claimed:
         raise error
     if "error" in decided:
         raise stopped(0, decided)
-    if recalled is not None and recalled.start not in decided["starts"]:
+    if recalled is not None and recalled.job.rpartition("/")[2] not in decided["starts"]:
         reason = "another job has taken the checkpoint root since"
-        session.durable.near.pass_over(recalled.snapshot.id, reason)
+        session.durable.near.pass_over(recalled.id, reason)
     root = decided["root"]
     chosen = None if root is None else left[root]
     if chosen is None:
@@ -251,7 +250,7 @@ def _newer(commit: int, durable: int | None, host: str) -> str:
 
 
 def _follow(
-    session: Session, election: Election, recalled: Recalled | None, claimed: Claimed | None
+    session: Session, election: Election, recalled: Snapshot | None, claimed: Claimed | None
 ) -> Agreement:
     """Receive the source rank's commit, and load it."""
     newest = election.newest if claimed is None else claimed.commit
@@ -263,9 +262,9 @@ def _follow(
     return agreement
 
 
-def _held(session: Session, commit: CommitId | None, recalled: Recalled | None) -> Files:
+def _held(session: Session, commit: CommitId | None, recalled: Snapshot | None) -> Files:
     """Return the files that this rank, or its host, has of a commit, or of another of that number."""
-    for mine in (session.memory.newest, None if recalled is None else recalled.snapshot):
+    for mine in (session.memory.newest, recalled):
         if mine is not None and mine.id == commit:
             return mine.arenas, digests(mine)
     return ({}, {}) if commit is None else session.durable.near.held(commit)
@@ -274,7 +273,7 @@ def _held(session: Session, commit: CommitId | None, recalled: Recalled | None) 
 def _lead(
     session: Session,
     election: Election,
-    recalled: Recalled | None,
+    recalled: Snapshot | None,
     claimed: Claimed | None,
     state_unchanged: bool,
 ) -> Agreement:
@@ -295,24 +294,24 @@ def _lead(
 
 
 def _from_memory(
-    session: Session, elected: CommitId, recalled: Recalled | None, state_unchanged: bool
+    session: Session, elected: CommitId, recalled: Snapshot | None, state_unchanged: bool
 ) -> Agreement:
     newest = CommitId(elected.generation + 1, elected.commit)
     heartbeat.notify(loaded="")  # no durable commit can be the cause of later faults
     if recalled is not None:
-        load(session, recalled.snapshot, strict=among_ranks(session))
-        return Agreement(dataclasses.replace(recalled.snapshot, id=newest), "memory", recalled.job)
+        load(session, recalled, strict=among_ranks(session))
+        return Agreement(dataclasses.replace(recalled, id=newest), "memory", recalled.job)
     unchanged = state_unchanged and not session.context.contents.per_rank
     snapshot = session.memory.capture(newest, finished=session.memory.finished, unchanged=unchanged)
     return Agreement(snapshot, "memory", session.context.place.job)
 
 
-def _from_near(session: Session, recalled: Recalled, claimed: Claimed) -> Agreement:
+def _from_near(session: Session, recalled: Snapshot, claimed: Claimed) -> Agreement:
     session.context.place.join(claimed.job)
-    name = recalled.snapshot.id.name
+    name = recalled.id.name
     heartbeat.notify(loaded=name)
     with session.timings.of("load"):
-        snapshot = _resumed(session, recalled.snapshot, claimed.generation, f"near commit {name}")
+        snapshot = _resumed(session, recalled, claimed.generation, f"near commit {name}")
     return Agreement(snapshot, "near", claimed.job, name)
 
 
