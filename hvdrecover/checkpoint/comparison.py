@@ -63,9 +63,6 @@ def compare(storage: Storage, a: CommitId, b: CommitId, advance: Callable[[int],
     """Compare two commits and verify every byte. One file of each is in memory at a time.
 
     Args:
-        storage: the root.
-        a: the commit to compare with.
-        b: the commit that is compared.
         advance: told how many more bytes have been compared, of both together.
 
     Raises:

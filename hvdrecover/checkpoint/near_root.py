@@ -141,7 +141,6 @@ class NearRoot:
     Attributes:
         path: its folder.
         url: the checkpoint root that it belongs to; empty if that is not known.
-        nbytes: its size in bytes.
         used: when it was last written to, in seconds since the Unix epoch.
         in_use: whether a process keeps it.
     """
@@ -252,8 +251,6 @@ def refusal(room: Room, nbytes: int, held: int = 0) -> str | None:
     and a quarter of the memory that is left: training needs some, and a cgroup kills beyond its limit.
 
     Args:
-        room: of the host.
-        nbytes: size of a commit.
         held: bytes of the near root that are there already.
     """
     need = max(0, BUFFERS * nbytes - held)

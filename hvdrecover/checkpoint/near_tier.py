@@ -145,13 +145,8 @@ class NearTier:
     sealed commit may be a commit or two behind.
 
     Args:
-        keeper: the right to change the near root.
         recalled: a commit at the near root that this process has mapped, if any.
-        clock: where times come from.
         decided: told when memory is refused, when a commit could not be sealed, and when one is sealed.
-
-    Attributes:
-        keeper: the right to change the near root.
     """
 
     def __init__(self, keeper: Keeper, recalled: Snapshot | None, clock: Clock, decided: Decided) -> None:

@@ -46,8 +46,6 @@ def read_commit(
     """Read one commit, and verify every byte that is read.
 
     Args:
-        storage: the root.
-        commit: which commit.
         only: the attributes of the state whose tensors to read, such as ``{"model"}``; names that hold none
             are passed over. None reads all. `Snapshot.state` is complete in any case.
         load: loads a file of a size, and computes its digest.
@@ -81,20 +79,16 @@ def read_newest(
     order: Callable[[list[CommitId]], list[CommitId]] = lambda commits: commits,
     load: Load = copied,
 ) -> Snapshot | None:
-    """Read the newest commit that verifies. Storage that fails is tried again for some seconds.
+    """Read the newest commit that verifies; None if none was ever completed.
+
+    Storage that fails is tried again for some seconds.
 
     A commit that can't be read while the root as a whole answers is passed over like a broken one.
 
     Args:
-        storage: the root.
         skipped: told of each commit that is passed over.
         only: see `read_commit`; only these tensors are verified.
-        clock: for pauses between attempts.
         order: takes the commits, newest first, and gives them in the order in which to try them.
-        load: see `read_commit`.
-
-    Returns:
-        The commit, or None if the root holds none that was completed.
 
     Raises:
         NoUsableCommitError: the root holds commits, and none can be used.
@@ -125,20 +119,16 @@ def read_newest(
 
 
 def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Snapshot | None:
-    """Read the newest commit that verifies, for a job that resumes from it.
+    """Read the newest commit that verifies, for a job that resumes from it; None if the root never held one.
 
     Broken commits on the way are marked as quarantined, each with one line that says why. One that is marked
     is verified again: if it has been repaired, the mark is taken away. One that can't be read at present is
     not marked.
 
     Args:
-        store: the root.
         suspects: commits from which the job has failed, as the names of the first and the last of each
             range. They are passed over; but if there are no others, the oldest is better than to
             start afresh.
-
-    Returns:
-        The commit, or None if the root has never held a durable one.
 
     Raises:
         NoUsableCommitError: the root has held durable commits, and none can be used.

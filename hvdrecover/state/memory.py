@@ -171,8 +171,6 @@ class Memory:
         """Load a commit into the attributes and hooks; return a line for each part that does not fit.
 
         Args:
-            snapshot: the commit.
-            where: what to call it in an error.
             strict: what of it must fit; see `Contents.load`.
 
         Raises:

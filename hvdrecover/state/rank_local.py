@@ -50,7 +50,6 @@ class Carried:
 
     Attributes:
         ranks: in order; a spare process carries out none.
-        size: the number of all ranks.
     """
 
     ranks: tuple[int, ...]
@@ -189,7 +188,6 @@ class PerRank:
             value with ``state_dict``, None leaves it as it is. It must return the same at each call.
 
     Attributes:
-        on_resize: as above.
         taken: how many items have been taken from it by iterating.
         on_iterate: called when an iteration begins, after the value has begun it.
 
@@ -396,11 +394,7 @@ class _Sent(Mapping[str, Any]):
 
 
 class RankLocalState:
-    """The rank-local states of the ranks that one process carries out.
-
-    Attributes:
-        random: the random streams.
-    """
+    """The rank-local states of the ranks that one process carries out."""
 
     def __init__(self, framework: Framework, values: Mapping[str, Value], random: Generators) -> None:
         self._framework = framework

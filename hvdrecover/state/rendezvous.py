@@ -55,7 +55,6 @@ class Claimed:
 
     Attributes:
         generation: that the job may write.
-        job: identity of the job and of its start.
         root: the rank whose host has the near commit; None if the durable one is newer, or no near commit
             counts.
         commit: the near commit, or None.
@@ -73,7 +72,6 @@ def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
     """Leave the old ranks and rendezvous with the present ones, after a fault.
 
     Args:
-        reason: the fault, in words.
         steps: how many steps this rank has rolled back for it.
     """
     session.context.events.emit("reset", reason=reason, steps=steps)
@@ -381,10 +379,6 @@ def report(
     """Return the line that names the commit, and the work that is repeated.
 
     Args:
-        agreement: their agreement.
-        size: number of ranks.
-        root: the checkpoint root, without credentials.
-        seconds: how long it took.
         reached: how far the job is known to have come: commits at which the state had changed, and steps
             since.
         near: of a near commit, where it was, and how much newer than the durable one it is.
@@ -464,7 +458,6 @@ def receive(
     """Receive the source rank's commit.
 
     Args:
-        root: the source rank.
         held: the files of a commit that may be the same, by attribute name. If their bytes are, their memory
             is used, and nothing is copied.
         mine: the digests of these files.

@@ -25,8 +25,6 @@ class Plan:
     """The tensors of a tree without their content; from one commit to the next it rarely changes.
 
     Attributes:
-        names: of the tensors, in the order in which they are found.
-        specs: dtypes and shapes, in the same order.
         layout: where the tensors lie in an arena; None if there are none.
         smallest_first: the tensors' places in the order, by size.
     """
