@@ -213,57 +213,33 @@ def _statuses(path: Path) -> list[os.stat_result]:
 # -- room ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Room:
-    """The room on a host.
-
-    Attributes:
-        total: size of the file system in bytes.
-        free: what is free there.
-        memory: what this process's cgroups and the host have left; None if the files are not in memory.
-    """
-
-    total: int
-    free: int
-    memory: int | None
-
-    @property
-    def reserve(self) -> int:
-        """How many bytes of a file system in memory are left to others; 0 if the files are on a disk."""
-        return 0 if self.memory is None else max(self.total // 4, _FLOOR)
-
-
-def look(path: Path) -> Room:
-    """Return the room in a folder's file system.
-
-    Raises:
-        OSError: the folder or ``/proc`` is unreadable.
-    """
+def reserve(path: Path) -> int:
+    """Return how many bytes of a file system in memory are left to others; 0 if a folder is on a disk."""
+    if "tmpfs" not in mount_of(path).kind:
+        return 0
     status = os.statvfs(path)
-    left = available_memory().nbytes if "tmpfs" in mount_of(path).kind else None
-    return Room(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize, left)
+    return max(status.f_blocks * status.f_frsize // 4, _FLOOR)
 
 
-def refusal(room: Room, nbytes: int, held: int = 0) -> str | None:
-    """Return why a near tier would not fit; None if it does.
+def refusal(path: Path, nbytes: int) -> str | None:
+    """Return why a near root has no room for `BUFFERS` commits of so many bytes; None if it has.
 
-    It fits if there is room for `BUFFERS` commits. In memory, they must leave the reserve of the file system,
-    and a quarter of the memory that is left: training needs some, and a cgroup kills beyond its limit.
-
-    Args:
-        held: bytes of the near root that are there already.
+    In memory, they must leave the reserve of the file system, and a quarter of the memory that is left:
+    training needs some, and a cgroup kills beyond its limit.
     """
-    need = max(0, BUFFERS * nbytes - held)
+    status, spared = os.statvfs(path), reserve(path)
+    free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    need = max(0, BUFFERS * nbytes - usage(path))
     commits = f"{BUFFERS} commits of {size(nbytes)}"
-    if need > room.free:
-        return f"{commits} don't fit into the {size(room.free)} that are free"
-    if need > room.free - room.reserve:
+    if need > free:
+        return f"{commits} don't fit into the {size(free)} that are free"
+    if need > free - spared:
         return (
-            f"{commits} would leave less than {size(room.reserve)} to data loaders: {size(room.free)} of its "
-            f"{size(room.total)} are free"
+            f"{commits} would leave less than {size(spared)} to data loaders: {size(free)} of its "
+            f"{size(total)} are free"
         )
-    if room.memory is not None and need > room.memory * 3 // 4:
-        return f"{commits} are too much for the {size(room.memory)} of memory left"
+    if spared and need > (left := available_memory().nbytes) * 3 // 4:
+        return f"{commits} are too much for the {size(left)} of memory left"
     return None
 
 

@@ -239,13 +239,12 @@ class NearTier:
         self.keeper.remove()
 
     def _refusal(self, buffer: Buffer, layouts: Layouts) -> str | None:
-        """Have a buffer fit these layouts; return the reason if there is no memory for that."""
+        """Have a buffer fit these layouts; return the reason if memory is too short for that."""
         try:
             if buffer.lacks(layouts):
-                room, held = near_root.look(self.keeper.path), near_root.usage(self.keeper.path)
-                self._reserve = room.reserve
+                self._reserve = near_root.reserve(self.keeper.path)
                 nbytes = sum(layout.nbytes for layout in layouts.values())
-                if refused := near_root.refusal(room, nbytes, held):
+                if refused := near_root.refusal(self.keeper.path, nbytes):
                     return refused
             if buffer.layouts != layouts:
                 buffer.fit(layouts)
@@ -283,7 +282,7 @@ class NearTier:
                 buffer.delete()
 
     def _give_back(self, reason: str) -> None:
-        """Turn the tier off, until the ranks agree anew."""
+        """Turn the tier off, until the ranks agree again."""
         self._limit = 0
         self._drop(list(self._buffers))
         self._decided(reason, 0)

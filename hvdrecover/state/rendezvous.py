@@ -51,21 +51,23 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 @dataclasses.dataclass(frozen=True)
 class Claimed:
-    """The decision of rank 0 for a job that has just started and found near commits.
+    """The decision of rank 0 for a job that has just started and found near commits; as JSON, it is sent.
 
     Attributes:
         generation: that the job may write.
         root: the rank whose host has the near commit; None if the durable one is newer, or no near commit
             counts.
-        commit: the near commit, or None.
+        commit: the name of the near commit, or an empty string.
         line: where the near commit was, and how much newer than the durable one it is.
+        starts: the starts whose commits count, as no other job has replaced them.
     """
 
     generation: int
     job: str
     root: int | None
-    commit: CommitId | None
+    commit: str
     line: str
+    starts: list[str]
 
 
 def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
@@ -175,41 +177,33 @@ def _refuse_other_states(session: Session) -> None:
 
 def _revive(session: Session, recalled: Snapshot | None) -> Claimed:
     """Decide which commit the job resumes from; all ranks call this, and find the same."""
-    context = session.context
-    mine = None if recalled is None else [vars(recalled.id), recalled.job.rpartition("/")[2]]
-    rows = gather_json(context.world, [context.config.host, mine], "hvdrecover.near")
-    hosts = [host for host, _ in rows]
-    left = [None if each is None else Left(CommitId(**each[0]), each[1]) for _, each in rows]
+    world, start = session.context.world, "" if recalled is None else recalled.job.rpartition("/")[2]
+    mine = [session.context.config.host, "" if recalled is None else recalled.id.name, start]
+    rows = gather_json(world, mine, "hvdrecover.near")
     error: Exception | None = None
     decided: dict[str, Any] = {}
-    if context.world.rank() == 0:
+    if world.rank() == 0:
         try:
-            decided = _decide(session, hosts, left)
+            decided = vars(_decide(session, rows))
         except Exception as raised:
             error, decided = raised, failure(raised)
-    decided = gather_json(context.world, decided, "hvdrecover.near.decided")[0]
+    decided = gather_json(world, decided, "hvdrecover.near.decided")[0]
     if error is not None:
         raise error
     if "error" in decided:
         raise stopped(0, decided)
-    if recalled is not None and recalled.job.rpartition("/")[2] not in decided["starts"]:
-        reason = "another job has taken the checkpoint root since"
-        session.durable.near.pass_over(recalled.id, reason)
-    root = decided["root"]
-    chosen = None if root is None else left[root]
-    if chosen is None:
-        return Claimed(decided["generation"], decided["job"], root, None, "")
-    line = _newer(chosen.commit.commit, decided["durable"], hosts[root])
-    return Claimed(decided["generation"], decided["job"], root, chosen.commit, line)
+    claimed = Claimed(**decided)
+    if recalled is not None and start not in claimed.starts:
+        session.durable.near.pass_over(recalled.id, "another job has taken the checkpoint root since")
+    return claimed
 
 
-def _decide(session: Session, hosts: Sequence[str], left: Sequence[Left | None]) -> dict[str, Any]:
+def _decide(session: Session, rows: Sequence[tuple[str, str, str]]) -> Claimed:
     """Claim the checkpoint root, and choose between the near commits and the durable one; on rank 0."""
-    starts = {
-        each.start: f"{each.commit} in the memory of {host}"
-        for host, each in zip(hosts, left, strict=True)
-        if each is not None
-    }
+    left = [
+        None if (commit := CommitId.parse(name)) is None else Left(commit, start) for _, name, start in rows
+    ]
+    starts = {start: f"{name} in the memory of {host}" for host, name, start in rows if name}
     generation = _claim(session, starts)
     standing = session.durable.standing(False)
     chosen = revive(left, standing)
@@ -217,13 +211,11 @@ def _decide(session: Session, hosts: Sequence[str], left: Sequence[Left | None])
         # A durable commit is newer. If it turns out to be damaged, the one before it may be older.
         standing = session.durable.standing(True)
         chosen = revive(left, standing)
-    return {
-        "generation": generation,
-        "job": session.context.place.job,
-        "root": chosen,
-        "durable": None if standing.durable is None else standing.durable.commit,
-        "starts": list(standing.starts),
-    }
+    commit, line = "", ""
+    if chosen is not None and (found := left[chosen]) is not None:
+        host, commit, _ = rows[chosen]
+        line = _newer(found.commit.commit, standing.durable, host)
+    return Claimed(generation, session.context.place.job, chosen, commit, line, list(standing.starts))
 
 
 def _claim(session: Session, left: Mapping[str, str]) -> int:
@@ -235,10 +227,10 @@ def _claim(session: Session, left: Mapping[str, str]) -> int:
         return session.durable.claim(left)
 
 
-def _newer(commit: int, durable: int | None, host: str) -> str:
+def _newer(commit: int, durable: CommitId | None, host: str) -> str:
     if durable is None:
         return f"in the memory of {host}, as no commit was durable"
-    newer = commit - durable
+    newer = commit - durable.commit
     if newer <= 0:
         return f"in the memory of {host}{', of a later start than the durable one' if newer else ''}"
     return f"in the memory of {host}, {newer} commit{'' if newer == 1 else 's'} newer than the durable one"
@@ -251,7 +243,7 @@ def _follow(
     session: Session, election: Election, recalled: Snapshot | None, claimed: Claimed | None
 ) -> Agreement:
     """Receive the source rank's commit, and load it."""
-    newest = election.newest if claimed is None else claimed.commit
+    newest = election.newest if claimed is None else CommitId.parse(claimed.commit)
     agreement = receive(session.context.world, session.root, *_held(session, newest, recalled))
     session.context.place.join(agreement.job)
     # If a rank fails next, its guardian knows from which commit the rank has resumed.
