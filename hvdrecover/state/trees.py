@@ -180,10 +180,6 @@ def flatten(tree: Any, path: str, is_tensor: Callable[[Any], bool], found: dict[
     return visit(tree, (), "")
 
 
-def _has_plain_keys(value: dict[Any, Any]) -> bool:
-    return set(map(type, value)) <= {str} and "$" not in "".join(value)
-
-
 _DEEP = 8  # containers; beyond that, `values.encode` finds a container that contains itself
 _SCALARS = {type(None), bool, int, float, str}
 
