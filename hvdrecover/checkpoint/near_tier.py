@@ -84,8 +84,9 @@ class Buffer:
         self.snapshot = None
         if self.commit is not None:
             self.commit = None
-            (self._path / manifests.FILE_NAME).unlink(missing_ok=True)
-            self._rename(f"{BUFFER}{uuid.uuid4().hex}")
+            with suppress(FileNotFoundError):  # somebody has deleted the folder; the memory is there still
+                (self._path / manifests.FILE_NAME).unlink(missing_ok=True)
+                self._rename(f"{BUFFER}{uuid.uuid4().hex}")
 
     def lacks(self, layouts: Layouts) -> bool:
         """Return whether `fit` would have to make a file."""
@@ -156,10 +157,9 @@ class NearTier:
         self._writer: dict[str, object] = {}
         self._limit = BUFFERS  # of buffers; fewer if memory was refused
         self._changed = threading.Condition()  # over the fields below
-        self._buffers = []
-        for folder in (each for each in keeper.path.iterdir() if each.is_dir() and not each.is_symlink()):
-            mapped = recalled is not None and recalled.id.name == folder.name
-            self._buffers.append(Buffer(folder, recalled.arenas if recalled is not None and mapped else None))
+        found = {} if recalled is None else {recalled.id.name: recalled.arenas}
+        folders = [each for each in keeper.path.iterdir() if each.is_dir() and not each.is_symlink()]
+        self._buffers = [Buffer(folder, found.get(folder.name)) for folder in folders]
         self._waiting: Buffer | None = None  # to be sealed
         self._sealing: Buffer | None = None
         self._stopped = False
@@ -278,8 +278,8 @@ class NearTier:
         with self._changed:
             for buffer in buffers:
                 self._open(buffer)
-                self._buffers.remove(buffer)
                 buffer.delete()
+            self._buffers = [each for each in self._buffers if each not in buffers]
 
     def _give_back(self, reason: str) -> None:
         """Turn the tier off, until the ranks agree again."""

@@ -137,14 +137,16 @@ class NearSide:
 
         try:
             self._take_over(path)
-            load = reader.copied if self._keeper is None else near_tier.mapped
-            return reader.read_newest(
+            found = reader.read_newest(
                 storage,
                 skipped,
                 clock=self._context.clock,
                 order=lambda commits: list(filter(usable, commits)),
-                load=load,
+                load=reader.copied if self._keeper is None else near_tier.mapped,
             )
+            for arena in found.arenas.values() if found is not None else ():
+                arena.shared = self._keeper is not None  # then the files must not become private memory
+            return found
         except NoUsableCommitError:
             return None
         except (OSError, CheckpointError) as error:
@@ -168,10 +170,9 @@ class NearSide:
                 return self._refuse(reason)
             place = self._context.place
             writer = {"host": self._context.config.host, "rank": place.rank, "job": place.job}
-            if self._tier is None:
-                clock = self._context.clock
-                self._memory.arenas.near = NearTier(self._keeper, self._recalled, clock, self._decided)
-            self._memory.arenas.near.begin(writer)
+            tier = self._tier or NearTier(self._keeper, self._recalled, self._context.clock, self._decided)
+            tier.begin(writer)
+            self._memory.arenas.near = tier
         except (OSError, StorageError) as error:
             self._refuse(str(error))
 
