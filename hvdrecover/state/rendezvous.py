@@ -200,9 +200,8 @@ def _revive(session: Session, recalled: Snapshot | None) -> Claimed:
 
 def _decide(session: Session, rows: Sequence[tuple[str, str, str]]) -> Claimed:
     """Claim the checkpoint root, and choose between the near commits and the durable one; on rank 0."""
-    left = [
-        None if (commit := CommitId.parse(name)) is None else Left(commit, start) for _, name, start in rows
-    ]
+    parsed = [(CommitId.parse(name), start) for _, name, start in rows]
+    left = [None if commit is None else Left(commit, start) for commit, start in parsed]
     starts = {start: f"{name} in the memory of {host}" for host, name, start in rows if name}
     generation = _claim(session, starts)
     standing = session.durable.standing(False)
@@ -211,11 +210,10 @@ def _decide(session: Session, rows: Sequence[tuple[str, str, str]]) -> Claimed:
         # A durable commit is newer. If it turns out to be damaged, the one before it may be older.
         standing = session.durable.standing(True)
         chosen = revive(left, standing)
-    commit, line = "", ""
+    near, line = "", ""
     if chosen is not None and (found := left[chosen]) is not None:
-        host, commit, _ = rows[chosen]
-        line = _newer(found.commit.commit, standing.durable, host)
-    return Claimed(generation, session.context.place.job, chosen, commit, line, list(standing.starts))
+        near, line = found.commit.name, _newer(found.commit.commit, standing.durable, rows[chosen][0])
+    return Claimed(generation, session.context.place.job, chosen, near, line, list(standing.starts))
 
 
 def _claim(session: Session, left: Mapping[str, str]) -> int:

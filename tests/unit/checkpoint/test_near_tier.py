@@ -151,14 +151,6 @@ def test_the_next_process_takes_the_newest_over_without_a_copy(process: Process)
     successor.tier.stop()
 
 
-def test_a_commit_that_is_being_copied_is_none(process: Process) -> None:
-    process.commit(1)
-    process.commit(2)
-    process.commit(3, seal=False)  # killed right then
-    assert process.names() == ["g0002-c00000002"]
-    assert (found := recalled(process.path)) is not None and found.id == CommitId(2, 2)
-
-
 def test_the_newest_sealed_commit_is_never_overwritten(process: Process) -> None:
     process.commit(1)
     for number in range(2, 30):
@@ -180,20 +172,6 @@ def test_of_three_buffers_two_hold_a_sealed_commit_and_the_third_is_memory_for_t
         process.commit(number)
         assert process.names() == [f"g0002-c{each:08}" for each in (number - 1, number)]
         assert len(list(process.path.glob(f"{BUFFER}*/*.safetensors"))) == 1
-
-
-def test_a_broken_commit_is_passed_over_for_the_one_before(process: Process) -> None:
-    process.commit(1)
-    process.commit(2)
-    process.dies()
-    file = process.path / "g0002-c00000002" / "model.safetensors"
-    with file.open("r+b") as opened:
-        opened.seek(-5, os.SEEK_END)
-        opened.write(b"x")
-    assert (found := recalled(process.path)) is not None and found.id == CommitId(2, 1)
-    successor = Process(process.path)
-    assert successor.recalled is not None and successor.recalled.id == CommitId(2, 1)
-    successor.tier.stop()
 
 
 @pytest.mark.parametrize(
@@ -220,13 +198,6 @@ def test_what_is_torn_is_never_used_and_never_fatal(process: Process, damage: Ca
         successor.settle()
     assert (found := recalled(process.path)) is not None and values(found) == {7.0}
     successor.tier.stop()
-
-
-def test_one_process_keeps_a_near_root(process: Process) -> None:
-    assert Keeper.take(process.path) is None
-    assert [each.in_use for each in near_root.roots(str(process.path.parent.parent))] == [True]
-    process.tier.remove()
-    assert not process.path.exists() and not process.path.parent.exists()
 
 
 def test_a_commit_that_does_not_fit_leaves_nothing(process: Process) -> None:
