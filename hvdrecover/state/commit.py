@@ -53,7 +53,7 @@ def commit(session: Session, *, durable: bool) -> None:
         # the error.
         if memory.attempt == attempt:
             memory.pass_over()
-        verdict = None if hear is None else hear()
+        verdict = (hear or send_vote(session, Moment("commit")))()
         if verdict is not None and not _loses_nothing(session, verdict):
             raise verdict from error
         raise
