@@ -332,6 +332,7 @@ class Cluster:
         skews: seconds by which the wall clock of a host is ahead.
         at_collective: called when a process comes to a collective.
         invariants: checks that hold after every event.
+        handler_fails: whether the script's handler of log lines fails at the writer's next line.
     """
 
     def __init__(self, scheduler: Scheduler, script: Script, near: str | None = None) -> None:
@@ -343,6 +344,7 @@ class Cluster:
         self.skews: dict[str, float] = {}
         self.at_collective: Callable[[SimulatedWorld, str], None] = lambda world, name: None
         self.invariants: Any = None
+        self.handler_fails = False
         self._near = near
         self._around = Process(scheduler, "", "")  # the driver, guardians and the supervisor never die
 

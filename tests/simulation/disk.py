@@ -29,6 +29,7 @@ class Disk:
         slow_until: until when each operation takes a hundred times as long.
         lost_answers: how many of the next changes are made, and reported as failed.
         taken: bytes that other programs use.
+        unmounted: the files while the file system is not mounted, and processes see an empty folder.
         watch: told of each operation and of each change.
     """
 
@@ -40,6 +41,7 @@ class Disk:
         self.fails_until = self.slow_until = -1.0
         self.lost_answers = 0
         self.taken = 0
+        self.unmounted: dict[str, bytes] | None = None
         self.operations = 0
         self.watch: Invariants | None = None
         self.at_operation: Callable[[str, str], None] = lambda kind, path: None
@@ -51,6 +53,19 @@ class Disk:
             + sum(map(len, self.files.values()))
             + sum(nbytes for _, nbytes in self.temporaries.values())
         )
+
+    @property
+    def kept(self) -> dict[str, bytes]:
+        """The files, whether or not they can be seen at present."""
+        return self.files if self.unmounted is None else self.unmounted
+
+    def unmount(self) -> None:
+        if self.unmounted is None:
+            self.unmounted, self.files = self.files, {}
+
+    def mount(self) -> None:
+        if self.unmounted is not None:
+            self.files, self.unmounted = self.unmounted, None
 
     def require(self, nbytes: int) -> None:
         """Raise an error if so many more bytes do not fit."""

@@ -23,6 +23,9 @@ _KINDS = {
     "clock": 1,
     "preempt": 2,
     "second_job": 2,
+    "copy": 2,
+    "unmounted": 2,
+    "handler": 1,
 }
 _ELASTIC = {"host_lost": 4, "host_leaves": 2, "host_joins": 3, "partition": 4, "preempt_host": 2}
 _OPERATIONS = ("list", "read", "write", "publish", "remove", "delete", "discard", "size")
@@ -184,6 +187,18 @@ class Injector:
     def _lost_answer(self, fault: Fault, job: Job, world: SimulatedWorld) -> None:
         self._cluster.disk.lost_answers += 1
 
+    def _unmounted(self, fault: Fault, job: Job, world: SimulatedWorld) -> None:
+        if job.claimed and len(self._cluster.jobs) == 1:  # a new job could only start from the beginning
+            self._cluster.disk.unmount()
+            self._cluster.later(fault.seconds, self._cluster.disk.mount)
+
+    def _handler(self, fault: Fault, job: Job, world: SimulatedWorld) -> None:
+        self._cluster.handler_fails = True
+        self._cluster.disk.fails_until = self._scheduler.now + 2.0
+
+    def _copy(self, fault: Fault, job: Job, world: SimulatedWorld) -> None:
+        world.framework.tear = self._scheduler.dice.randrange(3)
+
     def _clock(self, fault: Fault, job: Job, world: SimulatedWorld) -> None:
         world.process.skew += self._scheduler.dice.choice((-86400.0, -1.0, 3600.0))
         self._cluster.skews[world.process.host] = world.process.skew
@@ -195,7 +210,7 @@ class Injector:
         job.ask_to_stop(world, Stop.HOST)
 
     def _second_job(self, fault: Fault, job: Job, world: SimulatedWorld) -> None:
-        if len(self._cluster.jobs) == 1:
+        if len(self._cluster.jobs) == 1 and self._cluster.disk.unmounted is None:
             self._cluster.submit("B", [f"b{host}" for host in job.hosts], job.per_host)
 
     def _host_lost(self, fault: Fault, job: Job, world: SimulatedWorld) -> None:

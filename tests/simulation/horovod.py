@@ -17,6 +17,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.errors import RemovedError, RendezvousError
 from hvdrecover.state.adapter import Past
+from tests.fakes.framework import FakeFramework
 from tests.simulation.scheduler import Process
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class SimulatedWorld:
         at_init: whether it waits for the others.
         refused: whether the rendezvous has failed.
         removed: whether the driver has given up its slot.
+        framework: the framework of the process.
     """
 
     def __init__(self, job: Job, slot: Slot, process: Process) -> None:
@@ -65,6 +67,7 @@ class SimulatedWorld:
         self.slot = slot
         self.process = process
         self.past = Past()
+        self.framework = FakeFramework()
         self.ring: Ring | None = None
         self.at_init = self.refused = self.removed = False
         self._rank = 0

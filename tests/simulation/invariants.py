@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ from tests.simulation.scheduler import Process, told
 from tests.simulation.training import Training
 
 _NONE = CommitId(0, 0)
+_OF_STORAGE = ("outage", "full", "lost_answer", "slow", "unmounted", "handler")
 P = ParamSpec("P")
 
 
@@ -95,7 +97,6 @@ class Invariants:
         """A rank has agreed with the others on a commit."""
         snapshot, ring = agreement.snapshot, world.ring
         commit = snapshot.id
-        world.job.claimed = world.job.claimed or bool(self.acknowledged.generation)
         self._starts[world.process] = agreement.job
         self._scheduler.say(f"has agreed on {commit} ({agreement.source})")
         self._is_sound(f"{commit}, agreed on", snapshot, snapshot.arenas, commit)
@@ -123,6 +124,10 @@ class Invariants:
         if event["kind"] == "durable":
             commit = CommitId(event["generation"], event["commit"])
             self.acknowledged = max(self.acknowledged, commit)
+            for job in self._cluster.jobs:
+                job.claimed = job.claimed or any(world.process is process for world in job.worlds)
+            if self._disk.unmounted is not None:
+                self._scheduler.fail(f"{commit} is acknowledged, and the root is not mounted")
             self._newest_is_there(f"{commit} was acknowledged")
             self._scheduler.say(f"{commit} is durable")
             self._note_state()
@@ -136,7 +141,9 @@ class Invariants:
         if isinstance(error, StoppedError):
             return  # rank 0's is looked at
         faults = self.faults
-        of_storage = faults["outage"] + faults["full"] + faults["lost_answer"] + faults["slow"]
+        if str(error) == trainings.TORN and faults["copy"]:
+            return
+        of_storage = self._storage_faults
         allowed = {
             OvertakenError: faults["partition"] + faults["stop"],
             FencedError: faults["second_job"],
@@ -165,11 +172,16 @@ class Invariants:
         commit = CommitId.parse(folder)
         if commit is None:
             if kind == "put" and (found := among([name])):
+                is_new = found[0] not in self._at_claim
                 self._at_claim.setdefault(found[0], self.acknowledged)
-                self._scheduler.say(f"writes claim {name}")
+                claim = f"generation {found[0]}"
+                self._scheduler.say(f"claims {claim}" if is_new else f"notes that {claim} has commits")
             return
         if kind == "put" and name == FILE_NAME:
-            self._publishes(commit)
+            if self._disk.unmounted is not None:
+                self._scheduler.fail(f"{commit} is published where no root is mounted")
+            else:
+                self._publishes(commit)
         elif kind == "drop" and name == FILE_NAME:
             self._scheduler.say(f"deletes {commit}")
         self._newest_is_there(f"{kind} {path}")
@@ -244,7 +256,7 @@ class Invariants:
 
     @property
     def _storage_faults(self) -> int:
-        return sum(self.faults[kind] for kind in ("outage", "full", "lost_answer", "slow"))
+        return sum(self.faults[kind] for kind in _OF_STORAGE)
 
     def _is_sound(self, what: str, commit: Any, arenas: Any, identity: CommitId) -> None:
         flaw = trainings.flaw(commit, arenas, self._training)
@@ -269,14 +281,14 @@ class Invariants:
             self._scheduler.fail(f"{why}: the newest durable commit, {commit}, is lost: {damage}")
 
     def _manifest(self, commit: CommitId) -> Manifest | None:
-        text = self._disk.files.get(f"{commit.name}/{FILE_NAME}")
+        text = self._disk.kept.get(f"{commit.name}/{FILE_NAME}")
         return None if text is None else manifests.loads(text, "simulated", commit)
 
     def _files(self, commit: CommitId) -> dict[str, bytes]:
         prefix = f"{commit.name}/"
         return {
             path.removeprefix(prefix).removesuffix(TENSORS): content
-            for path, content in self._disk.files.items()
+            for path, content in self._disk.kept.items()
             if path.startswith(prefix) and path.endswith(TENSORS)
         }
 
@@ -290,7 +302,7 @@ class Invariants:
         return None
 
     def _complete(self) -> set[CommitId]:
-        folders = (path.split("/")[0] for path in self._disk.files if path.endswith(f"/{FILE_NAME}"))
+        folders = (path.split("/")[0] for path in self._disk.kept if path.endswith(f"/{FILE_NAME}"))
         return {commit for folder in folders if (commit := CommitId.parse(folder)) is not None}
 
     def _claims(self) -> dict[int, dict[str, Any]]:
@@ -302,8 +314,13 @@ class Invariants:
         return found
 
     def _note_state(self) -> None:
-        places = tuple(
-            (job.name, job.restarts, tuple(sorted(self._newest.get(w.process, _NONE) for w in job.worlds)))
+        places = [
+            (
+                job.name,
+                job.restarts,
+                [(self._newest.get(w.process, _NONE).name, w.at_init) for w in job.worlds],
+            )
             for job in self._cluster.jobs
-        )
-        self.seen.add(hash((self.acknowledged, places)))
+        ]
+        text = f"{self.acknowledged} {places}"
+        self.seen.add(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little"))

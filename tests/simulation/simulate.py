@@ -21,7 +21,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.disk import SimulatedStorage
 from tests.simulation.faults import Injector
 from tests.simulation.invariants import Invariants
-from tests.simulation.scheduler import Scheduler, SimulatedClock, installed
+from tests.simulation.scheduler import HANDLER_FAILS, Scheduler, SimulatedClock, installed
 from tests.simulation.training import Training
 
 
@@ -43,6 +43,7 @@ class Outcome:
         failure: what was found; None if all held.
         order: a checksum of the order in which tasks ran.
         states: the states that were reached, as hashes.
+        faults: how many faults of each kind struck.
     """
 
     seed: int
@@ -52,6 +53,7 @@ class Outcome:
     order: int
     seconds: float
     states: set[int] = field(default_factory=set)
+    faults: dict[str, int] = field(default_factory=dict)
 
     def report(self) -> str:
         """Return the finding, how to see it again, and what led to it."""
@@ -73,6 +75,7 @@ def setting_of(dice: random.Random) -> Setting:
         durable=dice.random() < 0.15,
         flush=dice.random() < 0.15,
         checks=dice.random() < 0.2,
+        returns_early=dice.random() < 0.2,
     )
     return Setting(training, dice.choice((1, 2, 2, 3)), dice.choice((1, 1, 2)), dice.random() < 0.5)
 
@@ -83,9 +86,10 @@ def run_seed(seed: int, most: int = 60_000) -> Outcome:
     setting = setting_of(dice)
     elastic = setting.elastic and setting.hosts > 1
     reference, seconds = undisturbed(setting)
-    # Where the ranks change, or leave between two commits, later commits hold other steps.
-    differs = elastic or setting.training.checks
     faults = all_faults.draw(dice, elastic=elastic, seconds=seconds)
+    # Where the ranks change, or leave between two commits, later commits hold other steps. A rank whose
+    # commit failed goes on with its own random stream.
+    differs = elastic or setting.training.checks or any(fault.kind == "copy" for fault in faults)
     return _run(setting, seed, faults, None if differs else reference, most)
 
 
@@ -127,6 +131,7 @@ def _run(
         scheduler.order,
         scheduler.now - 100,
         invariants.seen,
+        dict(invariants.faults),
     )
 
 
@@ -151,6 +156,9 @@ def _in_place_of(cluster: Cluster) -> Iterator[None]:
             task = scheduler.current
             if task is not None and not task.process.dead:
                 scheduler.say(record.getMessage().splitlines()[0])
+                if cluster.handler_fails and task.name == "hvdrecover-writer":
+                    cluster.handler_fails = False
+                    raise RuntimeError(HANDLER_FAILS)
 
     replaced = {storage.open_storage: open_storage, events.of_training: of_training}
     undo = []

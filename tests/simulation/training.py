@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hvdrecover import heartbeat
 from hvdrecover.checkpoint import layout as layouts
 from hvdrecover.checkpoint import values
 from hvdrecover.checkpoint.arena import Arena
@@ -24,6 +25,7 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.config import Config
 from hvdrecover.state.hooks import Agreement, Hook
 from hvdrecover.state.random import Randomness
+from hvdrecover.state.rank_local import PerRank
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeFramework, FakeLoader, FakeModel, FakeSampler
@@ -34,6 +36,7 @@ from tests.simulation.scheduler import SimulatedClock
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
+TORN = "the device is gone"  # the error of `FakeFramework.copy_out`
 _PRIME = 1_000_003
 
 
@@ -48,6 +51,8 @@ class Training:
         durable: whether each commit asks to be durable.
         flush: whether each commit is waited for until it is durable.
         checks: whether ranks look for changes of hosts between commits.
+        returns_early: whether the script ends its loop when the job is to stop, as a handler of SIGTERM would
+            have it, before the next commit.
         step_seconds: how long a step takes at most.
     """
 
@@ -62,13 +67,14 @@ class Training:
     flush: bool = False
     checks: bool = False
     near: bool = False
+    returns_early: bool = False
     step_seconds: float = 1.0
 
     def __call__(self, cluster: Cluster, world: SimulatedWorld, config: Config) -> None:
         scheduler = cluster.scheduler
         scheduler.sleep(scheduler.dice.uniform(0.1, 1.0))  # imports
         world.init()
-        framework = FakeFramework()
+        framework = world.framework
         state = State(
             framework,
             world,
@@ -89,47 +95,59 @@ class Training:
                 "epoch": 0,
                 "step": 0,
                 "history": [],
+                "counted": PerRank(0, _all_of_rank_0),
             },
         )
         world.job.states[world.process] = state
-        run(lambda state: self._train(cluster, world, framework, state))(state)
+        run(lambda state: self._train(cluster, world, state))(state)
 
-    def _train(self, cluster: Cluster, world: SimulatedWorld, framework: FakeFramework, state: State) -> None:
-        loader = FakeLoader(state.sampler, self.batch_size, framework.generator)
+    def _train(self, cluster: Cluster, world: SimulatedWorld, state: State) -> None:
+        loader = FakeLoader(state.sampler, self.batch_size, world.framework.generator)
         while state.epoch < self.epochs:
             state.sampler.order.set_epoch(state.epoch)
             for batch in loader:
-                self._step(cluster, world, framework, state, batch)
+                if self._step(cluster, world, state, batch) and self.returns_early:
+                    return
             state.epoch += 1
 
-    def _step(
-        self,
-        cluster: Cluster,
-        world: SimulatedWorld,
-        framework: FakeFramework,
-        state: State,
-        batch: Sequence[int],
-    ) -> None:
+    def _step(self, cluster: Cluster, world: SimulatedWorld, state: State, batch: Sequence[int]) -> bool:
+        """Do a step; return whether any rank was asked to stop."""
         scheduler = cluster.scheduler
         scheduler.sleep(scheduler.dice.random() * self.step_seconds)
-        mine = np.zeros(self.samples + 1)
+        mine = np.zeros(self.samples + 2)
         for index in batch:
             mine[index] += 1
-            mine[-1] += framework.generator.draw() % 1000
+            mine[-2] += world.framework.generator.draw() % 1000
+        mine[-1] = heartbeat.stop_asked()
         total = world.allreduce(mine)
-        entry = [state.epoch, [i for i in range(self.samples) for _ in range(int(total[i]))], int(total[-1])]
+        entry = [state.epoch, [i for i in range(self.samples) for _ in range(int(total[i]))], int(total[-2])]
         model, other = state.model.weights, state.other.weights
         model["weights"][...], model["steps"][...] = advance(model["weights"], entry), model["steps"] + 1
         other["weights"][...] = (other["weights"] + entry[2]) % _PRIME
         state.sampler.order.record(len(batch))
         state.step += 1
         state.history.append(entry)
+        state.counted.value += len(batch)
+        if self.returns_early and total[-1]:
+            return True
         if self.checks:
             state.check_host_updates()
         if state.step % self.commit_every == 0:
-            state.commit(durable=self.durable)
+            try:
+                state.commit(durable=self.durable)
+            except RuntimeError as error:
+                if str(error) != TORN:
+                    raise  # else the script goes on, as all others do
+                scheduler.say("catches the error of a commit")
+                return False
             if self.flush:
                 state.flush()
+        return False
+
+
+def _all_of_rank_0(states: Sequence[int], rank: int, size: int) -> int:
+    """Keep the sum of a rank-local value when the ranks change."""
+    return sum(states) if rank == 0 else 0
 
 
 def advance(weights: np.ndarray[Any, Any], entry: Sequence[Any]) -> np.ndarray[Any, Any]:
@@ -176,8 +194,10 @@ def digest(commit: HasState, arenas: Mapping[str, Arena]) -> str:
 def flaw(commit: HasState, arenas: Mapping[str, Arena], training: Training) -> str | None:
     """Return what is wrong with a commit, if anything."""
     framework = FakeFramework()
-    attributes = {name: commit.attributes[name] for name in ("epoch", "step", "history")}
+    names = ("step", "history", "counted")
+    attributes = {name: json.loads(json.dumps(commit.attributes[name], default=dict)) for name in names}
     history = values.decode(attributes["history"])
+    counted = values.decode(attributes["counted"])
     model, other = (framework.views(arenas[name]) for name in ("model", "other"))
     weights, noise = np.zeros(4), np.ones(2)
     for entry in history:
@@ -186,6 +206,8 @@ def flaw(commit: HasState, arenas: Mapping[str, Arena], training: Training) -> s
         return "the tensors are not those of the samples in its history"
     if float(model["steps"]) != len(history) or attributes["step"] != len(history):
         return f"it counts {attributes['step']} steps, and has done {len(history)}"
+    if sum(counted.values()) != sum(len(entry[1]) for entry in history):
+        return f"the ranks have counted {counted} samples, and the history has others"
     return _samples_once(history, training)
 
 
