@@ -94,7 +94,7 @@ class Job:
             self._launch(slot)
 
     def restart(self, reason: str, grace: float = 0.5) -> None:
-        """End what is left, and start all processes again after a while, which grows."""
+        """End all processes, and start them again after a pause, which grows."""
         if self._starting or self._finishing or self.outcome:
             return
         self._starting = True
@@ -267,7 +267,7 @@ class Job:
             self.meet()
 
     def add_host(self, host: str) -> None:
-        """A host has come: start processes there, and tell the others."""
+        """A host has come: start processes there, and notify the processes of the other hosts."""
         if host not in self.hosts:
             self.hosts.append(host)
         if self.outcome or self._starting or self._finishing or not self.worlds:

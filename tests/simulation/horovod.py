@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Call:
-    """One collective: what each rank has brought."""
+    """One collective, with the entry of each rank."""
 
     signature: tuple[Any, ...]
     entries: dict[int, Any] = field(default_factory=dict)

@@ -166,7 +166,7 @@ class Scheduler:
             self._hand_to(self._choose())
             self._main.acquire()
         self._over = True
-        for task in list(self._tasks):  # unwind what is left
+        for task in list(self._tasks):  # unwind their threads
             self._enter(task.process)
             task.baton.release()
             self._main.acquire()

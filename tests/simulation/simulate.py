@@ -88,7 +88,7 @@ def run_seed(seed: int, most: int = 60_000) -> Outcome:
     reference, seconds = undisturbed(setting)
     faults = all_faults.draw(dice, elastic=elastic, seconds=seconds)
     # Where the ranks change, or leave between two commits, later commits hold other steps. A rank whose
-    # commit failed goes on with its own random stream.
+    # commit failed continues with its own random stream.
     differs = elastic or setting.training.checks or any(fault.kind == "copy" for fault in faults)
     return _run(setting, seed, faults, None if differs else reference, most)
 

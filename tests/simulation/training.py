@@ -137,7 +137,7 @@ class Training:
                 state.commit(durable=self.durable)
             except RuntimeError as error:
                 if str(error) != TORN:
-                    raise  # else the script goes on, as all others do
+                    raise  # else the script continues, as on all other ranks
                 scheduler.say("catches the error of a commit")
                 return False
             if self.flush:
@@ -157,7 +157,7 @@ def advance(weights: np.ndarray[Any, Any], entry: Sequence[Any]) -> np.ndarray[A
 
 
 class Witness(Hook):
-    """Tells the invariants what this process commits, and from where it continues."""
+    """Reports the commits and agreements of this process to the invariants."""
 
     def __init__(self, cluster: Cluster, world: SimulatedWorld) -> None:
         self._cluster = cluster
@@ -170,7 +170,7 @@ class Witness(Hook):
         self._cluster.invariants.agreed(self._world, agreement)
 
 
-# -- what a commit must be -------------------------------------------------------------------------------
+# -- checks of one commit ----------------------------------------------------------------------------------
 
 
 def opened(files: Mapping[str, bytes]) -> dict[str, Arena]:
@@ -192,7 +192,7 @@ def digest(commit: HasState, arenas: Mapping[str, Arena]) -> str:
 
 
 def flaw(commit: HasState, arenas: Mapping[str, Arena], training: Training) -> str | None:
-    """Return what is wrong with a commit, if anything."""
+    """Return the flaw of a commit, or None."""
     framework = FakeFramework()
     names = ("step", "history", "counted")
     attributes = {name: json.loads(json.dumps(commit.attributes[name], default=dict)) for name in names}
