@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -254,6 +255,7 @@ class Job:
             if slot.world is None:
                 continue
             if reachable:
+                self.cluster.forget_memory(host)
                 self._lose(slot, "is lost with its host")
             else:
                 if slot.world.ring is not None:
@@ -332,6 +334,7 @@ class Cluster:
         skews: seconds by which the wall clock of a host is ahead.
         at_collective: called when a process comes to a collective.
         invariants: checks that hold after every event.
+        near: a folder for the near tiers of all hosts; None if jobs have none.
         handler_fails: whether the script's handler of log lines fails at the writer's next line.
     """
 
@@ -345,14 +348,20 @@ class Cluster:
         self.at_collective: Callable[[SimulatedWorld, str], None] = lambda world, name: None
         self.invariants: Any = None
         self.handler_fails = False
-        self._near = near
+        self.near = near
         self._around = Process(scheduler, "", "")  # the driver, guardians and the supervisor never die
 
     def say(self, text: str) -> None:
         self.scheduler.say(text, self._around)
 
     def near_folder(self, host: str) -> str:
-        return "off" if self._near is None else f"{self._near}/{host}"
+        """The folder of a host's near tier: real files, as the memory of a host outlives its processes."""
+        return "off" if self.near is None else f"{self.near}/{host}"
+
+    def forget_memory(self, host: str) -> None:
+        """The host is switched off."""
+        if self.near is not None:
+            shutil.rmtree(f"{self.near}/{host}", ignore_errors=True)
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
         """Do something after a while."""

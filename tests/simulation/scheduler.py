@@ -20,12 +20,15 @@ import functools
 import inspect
 import math
 import os
+import pathlib
 import random
+import shutil
 import sys
 import threading
 import time
 import traceback
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -542,6 +545,14 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
     def part(kind: type[Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: kind(scheduler, *args, **kwargs)
 
+    def pausing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if scheduler.current is not None:
+                scheduler.pause()
+            return function(*args, **kwargs)
+
+        return call
+
     replaced = {
         threading: _Replaced(
             threading,
@@ -560,11 +571,17 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             getpriority=lambda *_: 0,
         ),
         uuid: _Replaced(uuid, uuid4=new_id),
+        shutil: _Replaced(shutil, rmtree=pausing(shutil.rmtree)),
     }
-    undo: list[tuple[dict[str, Any], str, Any]] = []
+    files = {name: pausing(getattr(os, name)) for name in ("rename", "replace", "unlink", "mkdir")}
+    undo: list[tuple[dict[str, Any], str, Any]] = [(vars(pathlib), "os", os)]
+    vars(pathlib)["os"] = _Replaced(os, **files)  # what `Path` does to the near tier's files
     for module_name, module in sorted(sys.modules.items()):
         if module_name.startswith(_PACKAGE) and module_name not in _REAL:
             for name, value in list(vars(module).items()):
+                # Finalizers run in any thread, and need the number of the real process.
+                if value is os and any(each is weakref for each in vars(module).values()):
+                    continue
                 if isinstance(value, ModuleType) and value in replaced:
                     undo.append((vars(module), name, value))
                     vars(module)[name] = replaced[value]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import random
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -65,7 +67,7 @@ class Outcome:
         return "\n".join(lines)
 
 
-def setting_of(dice: random.Random) -> Setting:
+def setting_of(dice: random.Random, *, near: bool) -> Setting:
     """Draw a job. There are few kinds, so that undisturbed runs can be compared with."""
     training = Training(
         commit_every=dice.choice((1, 2)),
@@ -76,6 +78,7 @@ def setting_of(dice: random.Random) -> Setting:
         flush=dice.random() < 0.15,
         checks=dice.random() < 0.2,
         returns_early=dice.random() < 0.2,
+        near=near,
     )
     return Setting(training, dice.choice((1, 2, 2, 3)), dice.choice((1, 1, 2)), dice.random() < 0.5)
 
@@ -83,7 +86,7 @@ def setting_of(dice: random.Random) -> Setting:
 def run_seed(seed: int, most: int = 60_000) -> Outcome:
     """Simulate the run of a seed."""
     dice = random.Random(seed)
-    setting = setting_of(dice)
+    setting = setting_of(dice, near=seed % 5 == 4)
     elastic = setting.elastic and setting.hosts > 1
     reference, seconds = undisturbed(setting)
     faults = all_faults.draw(dice, elastic=elastic, seconds=seconds)
@@ -111,7 +114,8 @@ def _run(
     commits: dict[int, str] | None = None,
 ) -> Outcome:
     scheduler = Scheduler(seed, most)
-    cluster = Cluster(scheduler, setting.training)
+    near = tempfile.mkdtemp(prefix="simulated-", dir="/dev/shm") if setting.training.near else None
+    cluster = Cluster(scheduler, setting.training, near)
     invariants = cluster.invariants = cluster.disk.watch = Invariants(cluster, setting.training, reference)
     with installed(scheduler), _in_place_of(cluster):
         cluster.say(f"{setting.hosts} hosts with {setting.per_host} processes each; {setting.training}")
@@ -121,6 +125,8 @@ def _run(
         scheduler.run()
         if scheduler.failure is None:
             invariants.finished()
+    if near is not None:
+        shutil.rmtree(near)
     if commits is not None:
         commits.update(invariants.by_number)
     return Outcome(
@@ -155,7 +161,7 @@ def _in_place_of(cluster: Cluster) -> Iterator[None]:
         def emit(self, record: logging.LogRecord) -> None:
             task = scheduler.current
             if task is not None and not task.process.dead:
-                scheduler.say(record.getMessage().splitlines()[0])
+                scheduler.say(record.getMessage().splitlines()[0].replace(f"{cluster.near}/", ""))
                 if cluster.handler_fails and task.name == "hvdrecover-writer":
                     cluster.handler_fails = False
                     raise RuntimeError(HANDLER_FAILS)
