@@ -111,6 +111,14 @@ class Job:
 
         self.cluster.later(grace, again)
 
+    def relaunch(self) -> None:
+        """The job is started again, and its processes, which are out of reach, live on for a while."""
+        slots, self.slots = self.slots, []
+        for slot in slots:
+            seconds = self.cluster.scheduler.dice.uniform(1.0, 60.0)
+            self.cluster.later(seconds, functools.partial(self._lose, slot, "of an earlier start is killed"))
+        self.start()
+
     def kill_all(self) -> None:
         for slot in self.slots:
             if slot.world is not None:
@@ -162,7 +170,10 @@ class Job:
     def _ended(self, slot: Slot, world: SimulatedWorld, how: str, error: BaseException | None = None) -> None:
         self.cluster.scheduler.say(how)
         self._gone(slot, world)
-        if how == "returned":
+        if slot not in self.slots:  # of an earlier start, or of a host that is lost
+            if error is not None:
+                self.cluster.invariants.process_failed(self, error)
+        elif how == "returned":
             slot.finished = True
             if not self._finishing:
                 self._finishing = True

@@ -26,6 +26,7 @@ _KINDS = {
     "copy": 2,
     "unmounted": 2,
     "handler": 1,
+    "relaunch": 3,
 }
 _ELASTIC = {"host_lost": 4, "host_leaves": 2, "host_joins": 3, "partition": 4, "preempt_host": 2}
 _OPERATIONS = ("list", "read", "write", "publish", "remove", "delete", "discard", "size")
@@ -212,6 +213,10 @@ class Injector:
     def _second_job(self, fault: Fault, job: Job, world: SimulatedWorld) -> None:
         if len(self._cluster.jobs) == 1 and self._cluster.disk.unmounted is None:
             self._cluster.submit("B", [f"b{host}" for host in job.hosts], job.per_host)
+
+    def _relaunch(self, fault: Fault, job: Job, world: SimulatedWorld) -> None:
+        if not job._finishing and not job._starting:
+            job.relaunch()
 
     def _host_lost(self, fault: Fault, job: Job, world: SimulatedWorld) -> None:
         self._lose(fault, job, world, reachable=True)

@@ -145,7 +145,7 @@ class Invariants:
             return
         of_storage = self._storage_faults
         allowed = {
-            OvertakenError: faults["partition"] + faults["stop"],
+            OvertakenError: faults["partition"] + faults["stop"] + faults["relaunch"],
             FencedError: faults["second_job"],
             NoProgressError: faults["cut"] + faults["stop"],
             NoUsableCommitError: 0,
@@ -211,7 +211,7 @@ class Invariants:
         ):
             self._scheduler.fail(f"{process.name} publishes {commit}, though it had seen a later generation")
         complete = len(self._complete())
-        most = self._training.keep + 2 + self.faults["partition"]
+        most = self._training.keep + 2 + self.faults["partition"] + self.faults["relaunch"]
         if complete > most and not self._storage_faults:
             self._scheduler.fail(f"the root holds {complete} commits; {self._training.keep} are to be kept")
 
@@ -248,7 +248,7 @@ class Invariants:
         if len(complete) > self._training.keep + 1:
             self._scheduler.fail(f"the root holds {len(complete)} commits at the end")
         parts = {commit for path in self._disk.files if (commit := CommitId.parse(path.split("/")[0]))}
-        if parts - complete and not self.faults["partition"] + self.faults["stop"]:
+        if parts - complete and not any(self.faults[kind] for kind in ("partition", "stop", "relaunch")):
             left = ", ".join(commit.name for commit in sorted(parts - complete))
             self._scheduler.fail(f"the root holds parts of commits at the end: {left}")
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import ast
 import copy
+import errno
+import fcntl
 import functools
 import inspect
 import math
@@ -553,6 +555,26 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
 
         return call
 
+    holders: dict[tuple[int, int], tuple[Process, int]] = {}  # of locked files
+    locked: set[int] = set()  # descriptors; a process that dies does not close its own
+
+    def lock(descriptor: int, operation: int) -> None:
+        """Lock a file for a simulated process, as all of them are one process to the system."""
+        status = os.fstat(descriptor)
+        file = status.st_dev, status.st_ino
+        holder = holders.get(file)
+        if holder is not None and holder[0] is not scheduler.process and not holder[0].dead:
+            raise BlockingIOError(errno.EAGAIN, "another simulated process has the lock")
+        holders[file] = scheduler.process, descriptor
+        locked.add(descriptor)
+
+    def close(descriptor: int) -> None:
+        for file, holder in list(holders.items()):
+            if holder == (scheduler.process, descriptor):
+                del holders[file]
+        locked.discard(descriptor)
+        os.close(descriptor)
+
     replaced = {
         threading: _Replaced(
             threading,
@@ -569,7 +591,9 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             getpid=lambda: scheduler.process.pid,
             setpriority=lambda *_: None,
             getpriority=lambda *_: 0,
+            close=close,
         ),
+        fcntl: _Replaced(fcntl, lockf=lock),
         uuid: _Replaced(uuid, uuid4=new_id),
         shutil: _Replaced(shutil, rmtree=pausing(shutil.rmtree)),
     }
@@ -593,3 +617,5 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
     finally:
         for space, name, value in undo:
             space[name] = value
+        for descriptor in locked:
+            os.close(descriptor)
