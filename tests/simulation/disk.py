@@ -74,13 +74,15 @@ class Disk:
 
     def operate(self, kind: str, path: str) -> None:
         """Take time for an operation; fail in an outage."""
-        scheduler = self.scheduler
+        scheduler, mounted = self.scheduler, self.unmounted is None
         self.operations += 1
         self.at_operation(kind, path)
         slowness = 100 if scheduler.now < self.slow_until else 1
         scheduler.sleep(scheduler.dice.random() * 2 * _USUAL * slowness)
         if scheduler.now < self.fails_until:
             raise OSError(errno.EIO, "simulated outage")
+        if mounted != (self.unmounted is None):
+            raise OSError(errno.ESTALE, "simulated: the root was unmounted or mounted meanwhile")
 
     def put(self, path: str, data: bytes) -> None:
         self.scheduler.check()
