@@ -76,6 +76,7 @@ class Job:
     rendezvous: int = 0
     outcome: str = ""
     claimed: bool = False
+    _earlier: list[Slot] = field(default_factory=list)  # whose processes may still live
     _starting: bool = False
     _finishing: bool = False
 
@@ -114,6 +115,7 @@ class Job:
     def relaunch(self) -> None:
         """The job is started again, and its processes, which are out of reach, live on for a while."""
         slots, self.slots = self.slots, []
+        self._earlier += slots
         for slot in slots:
             seconds = self.cluster.scheduler.dice.uniform(1.0, 60.0)
             self.cluster.later(seconds, functools.partial(self._lose, slot, "of an earlier start is killed"))
@@ -261,6 +263,9 @@ class Job:
 
     def lose_host(self, host: str, *, reachable: bool) -> None:
         """The host is lost; or it cannot be reached, and its processes live on for a while."""
+        for slot in self._earlier:
+            if slot.host == host and reachable:
+                self._lose(slot, "is lost with its host")
         for slot in [slot for slot in self.slots if slot.host == host]:
             self.slots.remove(slot)
             if slot.world is None:
@@ -271,6 +276,7 @@ class Job:
             else:
                 if slot.world.ring is not None:
                     slot.world.ring.tear()
+                self._earlier.append(slot)
                 how = "is lost: its host could not be reached"
                 seconds = self.cluster.scheduler.dice.uniform(1.0, 100.0)
                 self.cluster.later(seconds, functools.partial(self._lose, slot, how))

@@ -24,7 +24,7 @@ _KINDS = {
     "preempt": 2,
     "second_job": 2,
     "copy": 2,
-    "unmounted": 2,
+    "unmounted": 4,
     "handler": 1,
     "relaunch": 3,
 }

@@ -77,7 +77,7 @@ def setting_of(dice: random.Random, *, near: bool) -> Setting:
         durable=dice.random() < 0.15,
         flush=dice.random() < 0.15,
         checks=dice.random() < 0.2,
-        returns_early=dice.random() < 0.2,
+        returns_early=dice.random() < 0.4,
         near=near,
     )
     return Setting(training, dice.choice((1, 2, 2, 3)), dice.choice((1, 1, 2)), dice.random() < 0.5)
