@@ -19,7 +19,7 @@ from typing import Any
 
 from hvdrecover import error_kinds, heartbeat
 from hvdrecover.config import Config
-from hvdrecover.errors import FencedError, RemovedError
+from hvdrecover.errors import FencedError, OvertakenError, RemovedError
 from hvdrecover.heartbeat import Stop
 from hvdrecover.state.leaving import Preempted
 from hvdrecover.state.state import State
@@ -184,7 +184,8 @@ class Job:
                 self.end("finished")
         elif error is not None:
             self.cluster.invariants.process_failed(self, error)
-            if isinstance(error, FencedError) or FencedError.__name__ in error_kinds.kinds(error):
+            kinds = error_kinds.kinds(error)
+            if FencedError.__name__ in kinds and OvertakenError.__name__ not in kinds:
                 self.cluster.later(1.0, lambda: self.outcome or self.end("replaced"))
             else:
                 self.restart(f"{world.process.name} failed ({type(error).__name__})")
