@@ -99,9 +99,18 @@ def read(storage: Storage, generation: int) -> Claim:
 
     Raises:
         FormatVersionError: it is of a format that this version does not know.
+        StorageError: it is gone since the claims were listed, so the root was emptied or unmounted.
     """
+    path = _path(generation)
     try:
-        fields = json.loads(root.read_note(storage, _path(generation)))
+        text = root.read_note(storage, path)
+        if not text and storage.size(path) is None:
+            raise StorageError(
+                storage.url,
+                f"{path} is gone, so the root was deleted, emptied or unmounted. Bring it back, or start the "
+                "job again.",
+            )
+        fields = json.loads(text)
         version = fields.get("format", 1)
         if type(version) is int and version not in READERS:
             raise unknown_format(f"{storage.url}/{_path(generation)}", version)
