@@ -111,7 +111,8 @@ def _key(source: Source, checks_: Checks, environ: Mapping[str, str]) -> str:
         names = tuple(name for name in sorted(environ) if not _OF_A_START.match(name))
     variables = {name: environ.get(name) for name in names}
     place = socket.gethostname(), str(Path("/proc/self/cwd").readlink())  # exists for a deleted folder, too
-    text = f"{type(source).__module__}.{source!r} {checks_!r} {variables!r} {place!r}"
+    named = f"{source.function.__module__}.{source.function.__qualname__} {source.options!r}"
+    text = f"{named} {checks_!r} {variables!r} {place!r}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -214,8 +215,8 @@ class _Asking:
         hosts, failure = self._call_source()
         now = self.clock.now()
         if failure or not hosts:
-            hint = getattr(self.source, "if_empty", "")
-            nothing = f"it names no host{hint and f'; {hint}'}"
+            hint = f"; {self.source.if_empty}" if self.source.if_empty else ""
+            nothing = f"it names no host{hint}"
             return replace(known, asked=now, failure=failure or nothing, empty=not failure)
         names = {host.name for host in hosts}
         return replace(
@@ -237,7 +238,7 @@ class _Asking:
 
         def call() -> None:
             try:
-                found.extend(self.source.hosts(self.environ, timeout))
+                found.extend(self.source(self.environ, timeout))
                 failure[0] = ""
             except DiscoveryError as error:
                 failure[0] = str(error)

@@ -233,10 +233,19 @@ def test_an_option_takes_precedence_over_the_environment_and_that_over_the_file(
     assert "HOROVOD_GLOO_TIMEOUT_SECONDS" not in settings.environ
 
 
-def test_an_unknown_setting_in_a_file_is_an_error(jobs: Noted, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("c.yaml").write_text("hvdrecover: {gracee: 9s}")
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("hvdrecover: {gracee: 9s}", "unknown setting 'gracee'"),
+        ("hvdrecover: [grace, 9s]", "must hold settings such as grace: 60s, got ['grace', '9s']"),
+    ],
+)
+def test_a_wrong_setting_in_a_file_is_an_error(
+    text: str, problem: str, jobs: Noted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("c.yaml").write_text(text)
     assert cli.main(["run", "-np", "2", "--config-file", "c.yaml", *TRAIN]) == 1
-    assert "unknown setting 'gracee'" in capsys.readouterr().err
+    assert problem in capsys.readouterr().err
 
 
 def test_all_settings_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

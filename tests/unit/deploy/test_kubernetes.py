@@ -20,7 +20,7 @@ import pytest
 from hvdrecover import cli, config
 from hvdrecover.cli import discovering, launching, options
 from hvdrecover.config import FENCED, PREEMPTED
-from hvdrecover.discovery.sources.kubernetes import Kubernetes
+from hvdrecover.discovery.sources import Source
 from tests.fakes.kubernetes_api import TOKEN, KubernetesApi
 from tests.unit.deploy.manifests import FOLDER, JOBS, Document, Parts, document, documents, parts
 
@@ -86,10 +86,9 @@ def command_line(job: Parts) -> argparse.Namespace:
     return arguments
 
 
-def source(job: Parts) -> Kubernetes:
+def source(job: Parts) -> Source:
     """Return the source that the launcher asks for hosts."""
     found, _ = discovering.parse(discovering.request(command_line(job).discover, []))
-    assert isinstance(found, Kubernetes)
     return found
 
 
@@ -126,7 +125,7 @@ def test_discovery_finds_the_workers_and_the_role_allows_just_that(job: Parts, t
         api.add(*job.pods)
         config["clusters"] = [{"name": "c", "cluster": {"server": api.url}}]
         (tmp_path / "config").write_text(json.dumps(config))
-        hosts = source(job).hosts({"KUBECONFIG": str(tmp_path / "config")}, 60.0)
+        hosts = source(job)({"KUBECONFIG": str(tmp_path / "config")}, 60.0)
     assert [host.name for host in hosts] == job.names
 
     asked = {re.fullmatch(r"/api/v1/namespaces/[^/]+/([^/?]+)\?.*", each) for each in api.requests}

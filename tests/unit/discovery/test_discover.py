@@ -224,33 +224,29 @@ def test_others_add_sources_by_entry_point(discover: Discover, tmp_path: Path) -
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rack\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[hvdrecover.host_sources]\nrack = rack:Rack\nbad = rack:Missing\nfunction = rack:field\n"
+        "[hvdrecover.host_sources]\nrack = rack:rack\nbad = rack:missing\n"
+        "plain = rack:plain\nnumber = rack:NUMBER\n"
     )
     (site / "rack.py").write_text(
-        "from dataclasses import dataclass, field\n"
-        "from hvdrecover.discovery.hosts import Host\n"
-        "@dataclass(frozen=True)\n"
-        "class Rack:\n"
+        "from hvdrecover.discovery import Host, source\n"
+        "NUMBER = 7\n"
+        "def plain(environ, timeout):\n"
+        "    return [Host('plain', 1)]\n"
+        "@source(every=1.0, number='its number', odd_ones='too', size='hosts in it')\n"
+        "def rack(environ, timeout, number: int, odd_ones: bool = False, size: int = 2):\n"
         '    """Hosts of one rack."""\n'
-        "    every = 1.0\n"
-        "    variables = ()\n"
-        "    number: int = field(metadata={'help': 'its number'})\n"
-        "    odd_ones: bool = field(default=False, metadata={'help': 'too'})\n"
-        "    size: int = field(default=2, metadata={'help': 'hosts in it'})\n"
-        "    def hosts(self, environ, timeout):\n"
-        "        if self.odd_ones:\n"
-        "            raise RuntimeError('odd')\n"
-        "        return [Host(f'rack{self.number}-{n}', 4) for n in range(self.size)]\n"
+        "    if odd_ones:\n"
+        "        raise RuntimeError('odd')\n"
+        "    return [Host(f'rack{number}-{n}', 4) for n in range(size)]\n"
     )
     path = {"PYTHONPATH": f"{site}:{os.environ.get('PYTHONPATH', '')}"}
     assert discover("rack", "7", NO_CHECKS, **path).stdout == "rack7-0:4\nrack7-1:4\n"
     assert discover("rack", "7", "--size", "1", NO_CHECKS, **path).stdout == "rack7-0:4\n"
     assert "rack: RuntimeError: odd" in discover("rack", "7", "--odd-ones", NO_CHECKS, **path).stderr
     assert "Hosts of one rack." in discover("rack", "--help", **path).stdout
-    assert re.search("host source 'bad': .* rack:Missing' of package rack ", discover("bad", **path).stderr)
-    assert re.search(
-        "'function = rack:field' of package rack .*dataclass", discover("function", **path).stderr
-    )
+    assert discover("plain", NO_CHECKS, **path).stdout == "plain:1\n"
+    assert re.search("host source 'bad': .* rack:missing' of package rack ", discover("bad", **path).stderr)
+    assert re.search("'number = rack:NUMBER' of package rack .*TypeError", discover("number", **path).stderr)
     done = discover("shelf", **path)
     assert done.returncode == 1
-    assert re.search("host source 'shelf': .* static, file, command, .* bad, function, ", done.stderr)
+    assert re.search("host source 'shelf': .* static, file, command, .* bad, number, plain, ", done.stderr)

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from hvdrecover.discovery.hosts import Host
 from hvdrecover.discovery.sources import kubernetes as source
-from hvdrecover.discovery.sources.kubernetes import Kubernetes, hosts_of
+from hvdrecover.discovery.sources.kubernetes import hosts_of, kubernetes
 from hvdrecover.errors import DiscoveryError
 from tests.fakes.kubernetes_api import HOST, TOKEN, KubernetesApi, pod
 
@@ -54,7 +54,7 @@ def environ(api, tmp_path):
 
 
 def ask(environ, **options):
-    return Kubernetes(**{"selector": "app=train", **options}).hosts(environ, PATIENT)
+    return kubernetes(environ, PATIENT, **{"selector": "app=train", **options})
 
 
 def names(environ, **options):
@@ -63,7 +63,7 @@ def names(environ, **options):
 
 def problem(environ, timeout=PATIENT, **options):
     with pytest.raises(DiscoveryError) as caught:
-        Kubernetes(**{"selector": "app=train", **options}).hosts(environ, timeout)
+        kubernetes(environ, timeout, **{"selector": "app=train", **options})
     return str(caught.value)
 
 

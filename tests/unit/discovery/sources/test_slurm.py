@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from hvdrecover.discovery.hosts import Host
 from hvdrecover.discovery.sources import slurm
-from hvdrecover.discovery.sources.slurm import Slurm
 from hvdrecover.errors import DiscoveryError
 
 RECORDED = Path(__file__).parent / "slurm"
@@ -71,7 +70,7 @@ def cluster(tmp_path):
             "RECORDED": str(tmp_path / "recorded"),
             "SLURM_JOB_ID": job,
         }
-        return Slurm().hosts({**environ, **more}, timeout)
+        return slurm.slurm({**environ, **more}, timeout)
 
     return discover
 
@@ -164,12 +163,12 @@ def test_a_list_of_nodes_that_is_not_understood(cluster):
 
 def test_outside_of_a_job():
     with pytest.raises(DiscoveryError, match=r"^SLURM_JOB_ID: .* sbatch"):
-        Slurm().hosts({}, 1.0)
+        slurm.slurm({}, 1.0)
 
 
 def test_without_slurm(tmp_path):
     with pytest.raises(DiscoveryError, match=r"^squeue: .*No such file"):
-        Slurm().hosts({"SLURM_JOB_ID": "1", "PATH": str(tmp_path)}, 1.0)
+        slurm.slurm({"SLURM_JOB_ID": "1", "PATH": str(tmp_path)}, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrecover.discovery.hosts import Host
-from hvdrecover.discovery.sources.lists import TfConfig, cluster_hosts
+from hvdrecover.discovery.sources.lists import cluster_hosts, tf_config
 from hvdrecover.errors import DiscoveryError
 
 CLUSTER = {"chief": ["a:2222"], "worker": ["b:2222", "a:2223", "b:2223"], "ps": ["c:1"], "evaluator": ["d:1"]}
 
 
-def discovered(config, path=""):
-    return TfConfig(path).hosts({"TF_CONFIG": config if isinstance(config, str) else json.dumps(config)}, 1.0)
+def discovered(config):
+    return tf_config({"TF_CONFIG": config if isinstance(config, str) else json.dumps(config)}, 1.0)
 
 
 def test_those_that_train_have_a_slot_for_each_of_their_tasks():
@@ -26,7 +26,7 @@ def test_those_that_train_have_a_slot_for_each_of_their_tasks():
 def test_a_file_may_hold_a_cluster_alone(tmp_path, config):
     path = tmp_path / "cluster.json"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(config, indent=2).replace("\n", "\r\n").encode())
-    assert TfConfig(str(path)).hosts({"TF_CONFIG": "not looked at"}, 1.0) == [Host("a", 2), Host("b", 2)]
+    assert tf_config({"TF_CONFIG": "not looked at"}, 1.0, path=str(path)) == [Host("a", 2), Host("b", 2)]
 
 
 @pytest.mark.parametrize(
