@@ -8,13 +8,12 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.unit.discovery.listener import Listener
 from tests.unit.launch.children import until
 
 Discover = Callable[..., subprocess.CompletedProcess[str]]
@@ -41,20 +40,6 @@ def discover(tmp_path: Path) -> Discover:
     return discover
 
 
-@pytest.fixture
-def listeners() -> Iterator[Callable[[str, int], Listener]]:
-    """Listen on loopback addresses, as hosts do on their ssh port."""
-    made: list[Listener] = []
-
-    def listen(address: str, port: int = 0) -> Listener:
-        made.append(Listener(address, port))
-        return made[-1]
-
-    yield listen
-    for each in made:
-        each.close()
-
-
 def until_it_says(discover: Discover, words: tuple[str, ...], answer: str) -> None:
     def says() -> bool:
         time.sleep(0.3)  # each look is a process
@@ -65,18 +50,6 @@ def until_it_says(discover: Discover, words: tuple[str, ...], answer: str) -> No
 
 def cached(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "cache" / "hvdrecover" / "hosts").glob("*.json"))
-
-
-# -- answers -----------------------------------------------------------------------------------------------
-
-
-def test_a_file_is_read_again_when_it_changes(discover: Discover, tmp_path: Path) -> None:
-    file = tmp_path / "hosts"
-    file.write_text("a:4\nb slots=2\n")
-    assert discover("file", file, NO_CHECKS).stdout == "a:4\nb:2\n"
-    file.write_text("c\nb slots=2\na:3\n")
-    until(lambda: "c" in discover("file", file, NO_CHECKS).stdout, "the new host")
-    assert discover("file", file, NO_CHECKS, "--slots", "8").stdout == "b:2\na:3\nc:8\n"  # the oldest first
 
 
 # -- failures ----------------------------------------------------------------------------------------------
@@ -141,13 +114,6 @@ def test_many_calls_at_once_ask_once(discover: Discover, tmp_path: Path) -> None
     assert len((tmp_path / "calls").read_text()) < 8
 
 
-def test_what_is_remembered_may_be_lost_or_broken(discover: Discover, tmp_path: Path) -> None:
-    assert discover("static", "a:1", NO_CHECKS).stdout == "a:1\n"
-    (history,) = cached(tmp_path)
-    history.write_text("{nonsense")
-    assert discover("static", "a:1", NO_CHECKS).stdout == "a:1\n"
-
-
 def test_where_nothing_can_be_remembered_there_is_an_answer_all_the_same(
     discover: Discover, tmp_path: Path
 ) -> None:
@@ -158,27 +124,6 @@ def test_where_nothing_can_be_remembered_there_is_an_answer_all_the_same(
 
 
 # -- checks ------------------------------------------------------------------------------------------------
-
-
-def test_a_host_whose_ssh_port_is_shut_is_left_out_and_taken_back(
-    discover: Discover, listeners: Callable[..., Listener]
-) -> None:
-    first = listeners("127.9.0.1")
-    port = first.port
-    second = listeners("127.9.0.2", port)
-    words = ("static", "127.9.0.1:1,127.9.0.2:1,127.9.0.3:1", "--ssh-port", str(port))
-    assert discover(*words).stdout == "127.9.0.1:1\n127.9.0.2:1\n"
-    second.close()
-    until_it_says(discover, words, "127.9.0.1:1\n")
-    table = discover(*words, "--explain").stdout.splitlines()
-    assert [line.split()[:3] for line in table[1:]] == [
-        ["127.9.0.1", "1", "used"],
-        ["127.9.0.3", "1", "unhealthy"],
-        ["127.9.0.2", "1", "unhealthy"],
-    ]
-    assert "Connection refused" in table[2]
-    listeners("127.9.0.2", port)
-    until_it_says(discover, words, "127.9.0.1:1\n127.9.0.2:1\n")
 
 
 def test_a_check_that_hangs_leaves_no_process(discover: Discover, tmp_path: Path) -> None:
@@ -201,18 +146,6 @@ def test_a_users_command_checks_hosts(discover: Discover, tmp_path: Path) -> Non
 
     (tmp_path / "fine").touch()
     until_it_says(discover, words, "localhost:1\n")
-
-
-def test_a_host_that_guardians_have_reported_rests(discover: Discover, tmp_path: Path) -> None:
-    from hvdrecover.clock import SYSTEM_CLOCK
-    from hvdrecover.discovery import selection
-
-    reports = tmp_path / "failing-hosts"
-    for _ in range(2):
-        selection.report_failure(reports, "a", SYSTEM_CLOCK.now())
-    words = ("static", "a:1,b:1", NO_CHECKS)
-    assert discover(*words, HVDRECOVER_HOST_REPORTS=str(reports)).stdout == "b:1\n"
-    assert discover(*words).stdout == "a:1\nb:1\n"
 
 
 # -- sources of others -------------------------------------------------------------------------------------

@@ -1,11 +1,9 @@
 """Open MPI's hostfile, and the output of mpirun; mpirun itself is in tests/integration."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hvdrecover.discovery.hosts import Host
-from hvdrecover.discovery.sources.mpi import MARK, mpi, outside, ranks
+from hvdrecover.discovery.sources.mpi import mpi, outside
 from hvdrecover.errors import DiscoveryError, HostListError
 
 OPEN_MPI = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
@@ -32,12 +30,6 @@ def test_without_an_mpirun_the_error_says_how_to_name_one(tmp_path):
     for environ in ({"PATH": str(tmp_path)}, {"PATH": str(tmp_path), OPEN_MPI[0]: "none"}):
         with pytest.raises(DiscoveryError, match=r"^'mpirun -np 3': .* PATH; .* --mpirun /path/to/mpirun"):
             mpi(environ, 1.0, mpirun="mpirun -np 3")
-
-
-@given(st.binary(), st.binary(), st.lists(st.sampled_from(["a", "b-1.example"]), min_size=1))
-def test_noise_around_what_ranks_say_is_not_heeded(before, after, names):
-    said = f"[1,0]<stdout>:{MARK}{names}".replace("'", '"').encode()
-    assert ranks(before + b"\n" + said + b"\n" + after) == names
 
 
 def test_inside_of_mpirun_only_what_users_have_set_is_handed_on():

@@ -1,11 +1,10 @@
 import json
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrecover.discovery.hosts import Host
-from hvdrecover.discovery.sources.lists import cluster_hosts, tf_config
+from hvdrecover.discovery.sources.lists import tf_config
 from hvdrecover.errors import DiscoveryError
 
 CLUSTER = {"chief": ["a:2222"], "worker": ["b:2222", "a:2223", "b:2223"], "ps": ["c:1"], "evaluator": ["d:1"]}
@@ -37,13 +36,6 @@ def test_no_cluster(config):
         discovered(config)
 
 
-@pytest.mark.parametrize("cluster", [{}, {"ps": ["a:1"]}, {"worker": []}])
-def test_a_cluster_in_which_nobody_trains(cluster):
-    with pytest.raises(DiscoveryError) as caught:
-        discovered({"cluster": cluster})
-    assert all(job in caught.value.problem for job in ("chief", "master", "worker"))
-
-
 @pytest.mark.parametrize(
     ("worker", "problem"),
     [
@@ -67,19 +59,3 @@ JSON = st.recursive(
         st.lists(inner) | st.dictionaries(st.sampled_from(["chief", "worker", "cluster", "0"]), inner)
     ),
 )
-
-
-@given(st.text() | st.binary() | JSON.map(json.dumps))
-def test_whatever_is_in_it_there_are_hosts_or_an_error_of_ours(data):
-    try:
-        assert cluster_hosts(data, "TF_CONFIG")
-    except DiscoveryError as error:
-        assert error.source.startswith("TF_CONFIG")
-
-
-@given(st.lists(st.sampled_from("abc"), min_size=1))
-def test_slots_are_how_often_a_host_is_named(names):
-    cluster = {"worker": [f"{name}:{port}" for port, name in enumerate(names, start=1)]}
-    assert {host.name: host.slots for host in discovered(cluster)} == {
-        name: names.count(name) for name in names
-    }
