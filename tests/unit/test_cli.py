@@ -278,22 +278,6 @@ def writer(root):
         writing.communicate()
 
 
-def test_what_is_being_written_is_shown_and_left_alone_by_prune(run, document, root, writer):
-    (root / "g0002-c00000005" / ".hvdrecover-12ab").write_bytes(b"parts")
-    before = content(LocalStorage(root))
-    output = run("ls", root)[1]
-    assert columns(output.splitlines()[1])[0] == "g0002-c00000005"
-    assert output.splitlines()[-1] == "being written: 1 file, 5 B"
-    _, found = document("ls", root)
-    assert found["leftovers"] == []
-    assert found["aside"] == [{"path": "g0002-c00000005/.hvdrecover-12ab", "bytes": 5, "left_over": False}]
-    assert "left g0002-c00000005, which is incomplete" in run("prune", root, "--keep-last", "9", "--yes")[1]
-    assert content(LocalStorage(root)) == before
-    writer.communicate()  # the end of its input lets it continue
-    assert writer.returncode == 0
-    assert re.search("g0002-c00000005 .* ok\n", run("verify", root, "5")[1])
-
-
 def test_what_a_killed_process_has_left_is_shown_and_pruned(run, document, root, writer):
     (root / ".hvdrecover-g0002-c00000004-12ab").write_bytes(b"spare")
     writer.kill()

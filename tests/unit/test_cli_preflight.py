@@ -21,7 +21,6 @@ from hvdrecover.launch import horovodrun, supervisor
 from hvdrecover.launch.horovodrun import Options
 from tests.unit.processes import LAUNCHER_VARIABLES
 
-KEY = __file__  # a file that is there
 TRAIN = ["--", "python", "train.py"]
 WRONG = failure("ssh", "h2: Connection refused", "Start a server.", ["h2"])
 SLOW = warning("clocks", "h1 +3.0 s", "Set the clock.")

@@ -270,25 +270,6 @@ def test_what_is_left_out_is_dealt_to_nobody_and_all_else_once(length, size, tai
     assert runs == dealt
 
 
-def test_a_batch_of_an_epoch_that_was_gone_back_from_is_left_out_when_that_comes():
-    order = SampleOrder(6, shuffle=False)
-    commit = order.state_dict()
-    order.begin()
-    order.set_epoch(1)
-    order.begin()
-    order.record(2)
-    bad = order.stretch(order.done, 2)
-    order.load_state_dict(commit)
-    order.leave_out(bad)
-    resumed = SampleOrder(6, shuffle=False)
-    resumed.load_state_dict(json.loads(json.dumps(order.state_dict())))
-    assert resumed.begin().tolist() == [0, 1, 2, 3, 4, 5]
-    resumed.set_epoch(1)
-    assert resumed.begin().tolist() == [0, 1, 4, 5]
-    resumed.set_epoch(2)
-    assert resumed.begin().tolist() == [0, 1, 2, 3, 4, 5]
-
-
 @pytest.mark.parametrize("batches", [1, 2, 3])
 def test_a_bad_step_had_the_batches_since_the_step_before_it(batches):
     order = SampleOrder(60, shuffle=False)

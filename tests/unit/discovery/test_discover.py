@@ -48,10 +48,6 @@ def until_it_says(discover: Discover, words: tuple[str, ...], answer: str) -> No
     until(says, f"the answer {answer!r}")
 
 
-def cached(tmp_path: Path) -> list[Path]:
-    return list((tmp_path / "cache" / "hvdrecover" / "hosts").glob("*.json"))
-
-
 # -- failures ----------------------------------------------------------------------------------------------
 
 

@@ -11,13 +11,7 @@ from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.doctor import checks, storage
 from hvdrecover.errors import LaunchError
 
-GB = 10**9
-NBYTES = 100_000
 NEWEST = {"commit": "g0001-c00000007", "time": 0.0, "host": "h1", "bytes": 5}
-
-
-def everything(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 
 
 def test_a_storage_that_changes_bytes_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

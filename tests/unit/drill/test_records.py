@@ -1,31 +1,8 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from hvdrecover.drill.records import Reader, Records
 from tests.unit.drill.lines import Story
-
-
-def line(what: str, **facts: object) -> str:
-    common = {"time": 1.0, "rank": 0, "size": 1, "generation": 1, "commit": 0}
-    return json.dumps({"what": what, **common, **facts}) + "\n"
-
-
-def test_what_is_appended_is_read_once_and_half_a_line_when_it_is_whole(tmp_path: Path) -> None:
-    reader = Reader(tmp_path / "witness")
-    assert reader.look() == Records()
-    (tmp_path / "witness").mkdir()
-    file = tmp_path / "witness" / "host-1-42.jsonl"
-    text = line("agreed", source="initial") + line("step", number=1)
-    file.write_text(text[:-20])
-    assert [each.what for each in reader.look().lines] == ["agreed"]
-    with file.open("a") as appended:
-        appended.write(text[-20:])
-    assert [len(reader.look().of("step")), len(reader.look().of("step"))] == [1, 1]
-    assert [each.pid for each in reader.look().lines] == [42, 42]
 
 
 @pytest.mark.parametrize(("again", "kept"), [(3, [1, 2, 3, 4]), (1, [1, 2, 3]), (0, [1, 2])])

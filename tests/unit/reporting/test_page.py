@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from hvdrecover import record
@@ -12,8 +10,6 @@ from hvdrecover.reporting import timeline
 from hvdrecover.reporting.summary import Run
 from tests.unit.reporting.runs import TWO, example
 from tests.unit.reporting.runs import Run as Written
-
-HOSTILE = "</title><script>alert(1)</script><img src=//evil onerror=alert(2)>'\"&\x1b\u202e"
 
 
 def drawn(run):
@@ -32,12 +28,6 @@ def test_the_command_writes_it_beside_what_it_says(tmp_path, capsys):
 
 
 # -- the time line -------------------------------------------------------------------------------------
-
-
-def bars(text, style):
-    """Place and width of bars, in percents of the time."""
-    found = re.findall(rf'<rect class="{style}" x="([\d.]+)%" y="([\d.]+)" width="([\d.]+)%"', text)
-    return [tuple(map(float, each)) for each in found]
 
 
 def test_thousands_of_commits_are_thinned_out_and_durable_ones_stay(tmp_path):

@@ -30,14 +30,6 @@ def discovered(tmp_path):
     return discover
 
 
-def test_lsf_hosts_and_slots_by_turns(discovered):
-    assert discovered("LSB_MCPU_HOSTS", "grid03 1 grid05 1 grid01 2") == [
-        Host("grid03", 1),
-        Host("grid05", 1),
-        Host("grid01", 2),
-    ]
-
-
 @pytest.mark.parametrize(
     ("variable", "contents"),
     [

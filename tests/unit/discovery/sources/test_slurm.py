@@ -29,10 +29,6 @@ esac
 echo "scontrol: invalid: $*" >&2
 exit 1
 """
-AWAY = """#!/bin/sh
-echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2
-exit 1
-"""
 HANGS = """#!/bin/sh
 sleep 600
 """

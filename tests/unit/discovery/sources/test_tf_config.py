@@ -1,7 +1,6 @@
 import json
 
 import pytest
-from hypothesis import strategies as st
 
 from hvdrecover.discovery.hosts import Host
 from hvdrecover.discovery.sources.lists import tf_config
@@ -51,11 +50,3 @@ def test_no_cluster(config):
 def test_addresses_that_can_not_be_meant(worker, problem):
     with pytest.raises(DiscoveryError, match=problem):
         discovered({"cluster": {"worker": worker}})
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text(),
-    lambda inner: (
-        st.lists(inner) | st.dictionaries(st.sampled_from(["chief", "worker", "cluster", "0"]), inner)
-    ),
-)
