@@ -80,9 +80,10 @@ def find(request: Sequence[str]) -> tuple[Entry, ...]:
 
 def parse(request: Sequence[str]) -> tuple[Source, argparse.Namespace]:
     """Return the source and the options of a request; wrong ones end the process with 2."""
-    given = source_parser(request[0]).parse_args(request[1:])
-    options = {name: getattr(given, name) for name in sources.find(request[0]).parameters}
-    return sources.find(request[0], **options), given
+    source = sources.find(request[0])
+    given = source_parser(request[0], source).parse_args(request[1:])
+    options = {name: getattr(given, name) for name in source.parameters}
+    return dataclasses.replace(source, options=options), given
 
 
 def _answer(name: str, source: Source, given: argparse.Namespace) -> Answer:
@@ -106,9 +107,8 @@ def _answer(name: str, source: Source, given: argparse.Namespace) -> Answer:
 # -- options -------------------------------------------------------------------------------------------
 
 
-def source_parser(name: str, *, of_all: bool = True) -> argparse.ArgumentParser:
+def source_parser(name: str, source: Source, *, of_all: bool = True) -> argparse.ArgumentParser:
     """Return a parser with an argument or option for each parameter of a source, and the common options."""
-    source = sources.find(name)
     parser = argparse.ArgumentParser(
         f"hvdrecover discover {name}",
         description=(source.function.__doc__ or name).splitlines()[0],

@@ -82,7 +82,7 @@ def discover(
     Raises:
         DiscoveryError: there is no good answer; the message says why.
     """
-    file = settings.cache / f"{_key(source, settings.checks, environ)}.json"
+    file = settings.cache / f"{_key(name, source, settings.checks, environ)}.json"
     asking = _Asking(source, settings, environ, file, clock)
     known, problem, late = history.read(file), "", False
     if patient or not asking.is_fresh(known):
@@ -101,18 +101,17 @@ def discover(
     return replace(found, warning=found.warning or problem)
 
 
-def _key(source: Source, checks_: Checks, environ: Mapping[str, str]) -> str:
+def _key(name: str, source: Source, checks_: Checks, environ: Mapping[str, str]) -> str:
     """Return the name of the history file.
 
     It depends on the working folder, to which paths are relative, and on the host: hosts may share a cache.
     """
     names = source.variables
     if "*" in names:
-        names = tuple(name for name in sorted(environ) if not _OF_A_START.match(name))
-    variables = {name: environ.get(name) for name in names}
+        names = tuple(each for each in sorted(environ) if not _OF_A_START.match(each))
+    variables = {each: environ.get(each) for each in names}
     place = socket.gethostname(), str(Path("/proc/self/cwd").readlink())  # exists for a deleted folder, too
-    named = f"{source.function.__module__}.{source.function.__qualname__} {source.options!r}"
-    text = f"{named} {checks_!r} {variables!r} {place!r}"
+    text = f"{name} {source.options!r} {checks_!r} {variables!r} {place!r}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from hvdrecover.discovery.hosts import Host
@@ -89,8 +89,8 @@ def source(
     return lambda function: Source(function, every, variables, if_empty, helps)
 
 
-def find(name: str, **options: Any) -> Source:
-    """Return a source with options. This package's own names take precedence over entry points.
+def find(name: str) -> Source:
+    """Return a source. This package's own names take precedence over entry points.
 
     Raises:
         ConfigError: the name is unknown, or its entry point is broken.
@@ -98,7 +98,7 @@ def find(name: str, **options: Any) -> Source:
     if name in OURS:
         module, _, item = OURS[name].partition(":")
         found: Source = getattr(importlib.import_module(module), item)
-        return replace(found, options=options)
+        return found
     from importlib import metadata  # here, because it takes longer to import than the rest of a call
 
     points = {point.name: point for point in metadata.entry_points(group=GROUP)}
@@ -115,4 +115,4 @@ def find(name: str, **options: Any) -> Source:
     except Exception as error:  # the module may raise anything on import
         problem = f"{broken} cannot be loaded: {type(error).__name__}: {error}"
         raise ConfigError(f"host source '{name}'", problem) from error
-    return replace(made, options=options)
+    return made
