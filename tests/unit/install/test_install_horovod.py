@@ -124,9 +124,11 @@ def test_the_extras_let_the_pins_in_and_replace_no_tensorflow_by_another() -> No
 # -- an environment of uv's, which has no pip ---------------------------------------------------------------
 
 
-FAKE_HOROVOD = (
-    "def gloo_built(): return True\n\n\ndef mpi_built(): return False\n\n\nnccl_built = cuda_built = mpi_built\n"
-)
+FAKE_HOROVOD = """
+def gloo_built(): return True
+def mpi_built(): return False
+nccl_built = cuda_built = mpi_built
+"""
 
 
 def write_wheel(folder: Path, version: str) -> None:
