@@ -22,14 +22,13 @@ import select
 import signal
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hvdrecover.clock import SYSTEM_CLOCK, Clock
+from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
 from hvdrecover.discovery import checks, history, selection
 from hvdrecover.discovery.checks import Checks
 from hvdrecover.discovery.history import History
@@ -230,25 +229,16 @@ class _Asking:
         )
 
     def _call_source(self) -> tuple[list[Host], str]:
-        """Return the source's hosts, or its failure. The call is in a thread, as it may hang."""
+        """Return the source's hosts, or its failure. The source may hang."""
         timeout = self.settings.timeout
-        found: list[Host] = []
-        failure = [f"it has not answered in {timeout:g} s"]
-
-        def call() -> None:
-            try:
-                found.extend(self.source(self.environ, timeout))
-                failure[0] = ""
-            except DiscoveryError as error:
-                failure[0] = str(error)
-            except Exception as error:  # the source may be another package's
-                failure[0] = f"{type(error).__name__}: {error}"
-
-        thread = threading.Thread(target=call, daemon=True)
-        thread.start()
-        thread.join(timeout + _MARGIN)
-        if thread.is_alive() or failure[0]:
-            return [], failure[0]
+        try:
+            found = Bounded(timeout + _MARGIN)(self.source, self.environ, timeout)
+        except TimeoutError:
+            return [], f"it has not answered in {timeout:g} s"
+        except DiscoveryError as error:
+            return [], str(error)
+        except Exception as error:  # the source may be another package's
+            return [], f"{type(error).__name__}: {error}"
         return found, check_hosts(found)
 
     def _check(self, known: History) -> History:
