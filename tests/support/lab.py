@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hvdrecover.drill.lab import INTERFACE, Host, Lab, find, lacks, missing_packages, program, traces
+from hvdrecover.drill.lab import INTERFACE, Host, Lab, find, lacks, program, traces
 
-__all__ = ["INTERFACE", "Host", "Lab", "find", "lacks", "missing_packages", "program", "traces"]
+__all__ = ["INTERFACE", "Host", "Lab", "find", "lacks", "program", "traces"]
