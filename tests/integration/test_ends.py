@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.jobs import FENCED, PATIENCE, PREEMPTED, Job, read_events, supervised
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "stubborn.py"
 FOLDS = SCRIPT.with_name("folds.py")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.conftest import LONG
 from tests.support.jobs import PATIENCE, Job, static, supervised
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "moody_storage.py"
 Launch = Callable[..., Job]

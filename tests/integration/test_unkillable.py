@@ -17,8 +17,8 @@ from hvdrecover.launch.signals import Waking
 from hvdrecover.launch.training import Training
 from tests.integration.mounts import mounted
 from tests.support.jobs import PREEMPTED, Job, read_events
+from tests.support.waiting import wait_until
 from tests.unit.launch.children import environment, gone, is_alive, state, until
-from tests.waiting import wait_until
 
 WRITE = "import os, sys; print(os.getpid(), flush=True); open(sys.argv[1], 'w').write('x')"
 

@@ -12,13 +12,6 @@ from tests.support.lab import Lab, lacks, missing_packages
 
 __all__ = ["a_users_shell", "lab", "light", "one_thread", "start"]
 
-# Of a job on hosts that are slow, as they share two processors with other tests: none is lost for that. As
-# by default, ssh notices a lost host before ranks give it up.
-SLOW_HOSTS = {
-    "HVDRECOVER_SSH_OPTIONS": "-o ServerAliveInterval=5 -o ServerAliveCountMax=3 -o ConnectTimeout=30",
-    "HOROVOD_GLOO_TIMEOUT_SECONDS": "30",
-}
-
 
 def pytest_runtest_setup() -> None:
     """Skip every test in this folder, with one reason, where there can be no lab."""

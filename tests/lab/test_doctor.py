@@ -12,9 +12,9 @@ from typing import Any
 
 from hvdrecover.drill.lab import INTERFACE, Lab
 from tests.integration.conftest import LONG, Start
-from tests.integration.faults import FaultyRun
-from tests.lab.conftest import SLOW_HOSTS
-from tests.waiting import wait_until
+from tests.support.faulty_run import FaultyRun
+from tests.support.lab import SLOW_HOSTS
+from tests.support.waiting import wait_until
 
 PATIENCE = 400.0  # seconds
 
@@ -95,7 +95,7 @@ def test_a_job_starts_without_a_host_that_cannot_import_horovod(
     command = [sys.executable, "-m", "hvdrecover", "run", "--preflight", "-np", "3", "--min-np", "2"]
     command += ["-H", ",".join(f"{name}:1" for name in names(lab)), "--network-interface", INTERFACE]
     command += ["-i", os.fspath(lab.key), "--no-standby", "--"]
-    environ = {**run.faults, **SLOW_HOSTS, "PYTHONPATH": str(tmp_path)}
+    environ = {**SLOW_HOSTS, "PYTHONPATH": str(tmp_path)}
     job = start(run, first.command(command), environ)
     run.finish(job)
     assert {batch.size for batch in run.batches()} == {2}

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.support.lab import Host, Lab, traces
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PATIENCE = 200.0  # seconds for anything that is sure to come
 OWNER = """

@@ -19,7 +19,7 @@ from hvdrecover.doctor.checks import Finding, failure, ok, warning
 from hvdrecover.doctor.examination import Report, Settings
 from hvdrecover.launch import horovodrun, supervisor
 from hvdrecover.launch.horovodrun import Options
-from tests.unit.processes import LAUNCHER_VARIABLES
+from tests.support.processes import LAUNCHER_VARIABLES
 
 KEY = __file__  # a file that is there
 TRAIN = ["--", "python", "train.py"]

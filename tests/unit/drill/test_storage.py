@@ -11,7 +11,7 @@ import pytest
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.drill import storage
 from hvdrecover.errors import StorageError
-from tests.unit.processes import answer
+from tests.support.processes import answer
 
 FULL = (errno.ENOSPC, "No space left on device")
 

@@ -19,7 +19,7 @@ from horovod.runner.elastic.driver import ElasticDriver
 from horovod.runner.elastic.rendezvous import create_rendezvous_handler
 from horovod.runner.http.http_server import RendezvousServer
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 SLOTS = 2
 REMOVED = -1  # the rank of who has no place

@@ -11,7 +11,7 @@ import torch
 
 import hvdrecover.torch as hvd
 from hvdrecover.torch import TorchState
-from tests.unit.processes import answer
+from tests.support.processes import answer
 
 URL = "fake://root"
 
