@@ -71,9 +71,17 @@ def no_near_root_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def jobs() -> Iterator[list[Job]]:
+    """Collects the jobs that a test starts, and ends their processes after the test."""
+    started: list[Job] = []
+    yield started
+    for job in started:
+        job.kill()
+
+
+@pytest.fixture
+def start(jobs: list[Job]) -> Start:
     """Starts a `DigitsRun`, and ends what is left of it after the test."""
-    jobs: list[Job] = []
 
     def start_run(
         run: DigitsRun, launcher: Sequence[str] = (), environ: Mapping[str, str] | None = None
@@ -81,9 +89,7 @@ def start() -> Iterator[Start]:
         jobs.append(run.start(launcher, environ))
         return jobs[-1]
 
-    yield start_run
-    for job in jobs:
-        job.kill()
+    return start_run
 
 
 @pytest.fixture(scope="session")

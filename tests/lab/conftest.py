@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.conftest import a_users_shell, light, one_thread, start
+from tests.integration.conftest import a_users_shell, jobs, light, one_thread, start
 from tests.support.lab import Lab, lacks, missing_packages
 
-__all__ = ["a_users_shell", "lab", "light", "one_thread", "start"]
+__all__ = ["a_users_shell", "jobs", "lab", "light", "one_thread", "start"]
 
 
 def pytest_runtest_setup() -> None:
