@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import LONG, TENSORFLOW_IF_LONG, Start
+from tests.integration.conftest import TENSORFLOW_IF_LONG, Start
 from tests.support.faulty_run import assert_no_step_is_lost, assert_private
 from tests.support.jobs import DRIVER, GUARDIAN, PATIENCE, PREEMPTED, SUPERVISOR, kill, running
 from tests.support.lab import JobInLab, Lab
@@ -89,28 +89,4 @@ def test_launchers_are_lost_and_nothing_is_left_on_any_host(job: JobInLab) -> No
     os.kill(running(job.job, *SUPERVISOR)[0], signal.SIGTERM)
     assert job.job.wait(PATIENCE) == PREEMPTED
     wait_until(lambda: [len(host.processes()) for host in job.lab.hosts] == [1, 1, 1])  # their ssh servers
-    job.assert_each_sample_once()
-
-
-@LONG
-@pytest.mark.parametrize("job", ["torch"], indirect=True)
-def test_the_old_commits_of_a_host_that_was_cut_off_are_not_what_the_job_resumes_from(job: JobInLab) -> None:
-    first, _, third = job.lab.hosts
-    wait_until(lambda: job.sealed_on(third) is not None)
-    lose(job, third.cut_off)
-    trained = job.run.batches()[-1]
-    job.run.wait_for(job.job, lambda batch: batch.commit >= trained.commit + 4)
-    job.job.kill()
-    wait_until(lambda: not set(running(job.job, *GUARDIAN)) & set(third.processes()))
-    old, new = job.sealed_on(third), job.sealed_on(first)
-    assert old is not None and new is not None and old < new
-    after = job.generation()
-    third.join()
-    job.begin()
-    job.wait_for(3, after)
-    assert job.run.sources()[min(each for each in job.run.sources() if each > after)] == "near"
-    resumed = [line for line in job.run.log.splitlines() if "resumed from commit" in line]
-    assert f"resumed from commit {new.number} in the memory of" in resumed[-1]
-    wait_until(lambda: (job.sealed_on(third) or new) > new)  # and it keeps up with the others
-    job.run.wait_for(job.job, lambda batch: batch.epoch >= 2)
     job.assert_each_sample_once()

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hvdrecover.drill.lab import INTERFACE, Host, Lab, find, lacks, missing_packages, program, traces
+from hvdrecover.drill.lab import INTERFACE, Host, Lab, find, lacks, program, traces
 from tests.support.faulty_run import SECRET, FaultyRun, assert_each_sample_once, wait_until_all_train
-from tests.support.jobs import GUARDIAN, Batch, Commit, Job, commits, near_folder, near_root, running
+from tests.support.jobs import GUARDIAN, Batch, Job, running
 
 __all__ = [
     "INTERFACE",
@@ -20,7 +20,6 @@ __all__ = [
     "Lab",
     "find",
     "lacks",
-    "missing_packages",
     "program",
     "traces",
 ]
@@ -88,11 +87,6 @@ class JobInLab:
         """The guardian on a host."""
         (guardian,) = set(running(self.job, *GUARDIAN)) & set(host.processes())
         return guardian
-
-    def sealed_on(self, host: Host) -> Commit | None:
-        """The newest near commit of a host, if there is one yet."""
-        near = near_root(self.run.root, near_folder(self._near / host.address))
-        return max(commits(near), default=None) if near is not None else None
 
     def generation(self) -> int:
         """The newest generation that trains."""
