@@ -18,7 +18,7 @@ from tests.integration.conftest import LONG, WHOLE
 
 ROOT = Path(__file__).parents[2]
 JOBS = {"recovery": 5, "near": 11, "peers": 8}
-"""Topics that are whole jobs, each with a test of its own: the number of rows that have a goal."""
+"""Topics that are whole jobs: the number of rows that have a goal. Each topic has its own test."""
 
 GOALS = 27  # rows of all other topics that have a goal
 WHAT, PEER, VERDICT = 0, 3, 8  # columns

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import LONG
-from tests.support.drills import LONGEST, QUICK, Drilled, drill
+from tests.support.drills import PATIENCE, QUICK, Drilled, drill
 
 TORCH = ("-m", "hvdrecover.examples.torch_digits")
 NEEDS_MORE = {"host-cut-off", "resize"}
@@ -16,7 +16,7 @@ FAULTS = {
     *("kill", "kill-all", "kill-supervisor", "stop", "loop", "out-of-memory", "script-error", "preempt"),
     *("storage-away", "disk-full", "corrupt-commit", *NEEDS_MORE),
 }
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(LONGEST + 60)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(PATIENCE + 60)]
 
 
 @pytest.fixture(scope="module")

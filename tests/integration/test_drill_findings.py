@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.drills import KILL_ALL, LONGEST, drill
+from tests.support.drills import KILL_ALL, PATIENCE, drill
 
 FORGETFUL = Path(__file__).with_name("scripts") / "forgetful_digits.py"
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(LONGEST + 60)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(PATIENCE + 60)]
 
 
 # Other bugs are found in a fake job, see tests/unit/state/test_buggy_scripts.py.

@@ -30,7 +30,6 @@ from tests.support.jobs import (
     failing_hosts,
     kill,
     running,
-    supervised,
 )
 from tests.support.waiting import wait_until
 
@@ -150,21 +149,6 @@ def test_no_process_outlives_its_launcher_and_the_next_start_resumes(
     assert run.sources()[2] == "near"
 
 
-def test_the_same_error_at_the_same_place_ends_the_job_with_the_scripts_code(
-    start: Start, tmp_path: Path
-) -> None:
-    run = a_run(tmp_path, "fail-always step 1 4")
-    job = run.begin(start)
-    assert job.wait(400) == 1
-    assert len(run.events("start")) == 1
-    (end,) = run.events("end")
-    assert "failed in the same way at the same place again" in end["reason"]
-    _, _, last_words = run.log.rpartition(end["reason"])
-    assert last_words.lstrip().startswith("Traceback (most recent call last)")
-    assert last_words.rstrip().endswith("RuntimeError: the script is wrong")
-    assert job.processes() == []
-
-
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
     """A cgroup that allows little memory."""
@@ -197,14 +181,6 @@ def test_errors_that_do_not_come_back_cost_a_pause_and_are_told_from_each_other(
     assert "rank 1 on localhost: out of memory (SIGKILL)" in run.log
     assert len(run.events("start")) == 1
     assert_each_sample_once(run, padding=1)
-
-
-def test_a_script_that_can_not_start_is_not_tried_for_ever(start: Start, tmp_path: Path) -> None:
-    run = DigitsRun(tmp_path / "run", 1, program=("-c", "import no_such_module"))
-    job = start(run, supervised())
-    assert job.wait(400) == 1
-    assert "No module named 'no_such_module'" in run.log
-    assert job.processes() == []
 
 
 def test_two_starts_that_give_up_restart_the_job(start: Start, tmp_path: Path) -> None:

@@ -40,10 +40,10 @@ GLOO = [
         if IS_LONG or (number == 0 and (way == "graph" or name == "tape_and_plain_optimizer"))
     ),
     "traced_again",
-    "two_step_functions_that_apply_twice",
     "fit_with_compilation_left_to_keras",
     "compilation_without_callbacks_is_refused",
     "fit_that_a_callback_of_one_rank_ends",
+    "fit_with_a_callback_that_one_rank_lacks",
     "fit_with_several_passes",
 ]
 ENVIRON = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **ROOT_MAY_USE_MPI}

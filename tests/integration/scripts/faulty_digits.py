@@ -74,7 +74,6 @@ WHAT = {
     "kill-late": be_killed_late,
     "abort": os.abort,  # as an exception does that nobody catches in C++
     "fail": fail,
-    "fail-always": fail,
     "leave": leave_early,
     "hunger": be_hungry,
 }
@@ -88,11 +87,10 @@ def strike(place, rank, commit):
     what, where, whom, when = FAULTS[struck]
     if where != place or int(whom) not in (rank, -1) or commit < int(when):
         return
-    if what != "fail-always":
-        try:
-            (STRUCK / str(struck)).touch(exist_ok=False)
-        except FileExistsError:
-            return
+    try:
+        (STRUCK / str(struck)).touch(exist_ok=False)
+    except FileExistsError:
+        return
     if what == "hold":  # for a test that does something else before the run ends
         hold(struck)
     else:

@@ -110,36 +110,6 @@ def lost(collective, folder):
     report(result=result, batch=state.batch, traces=len(traces))
 
 
-def mistake(where):
-    """User code inside a graph fails, on all ranks or only on one; TensorFlow calls that an unknown error."""
-
-    def fail(value):
-        if where == "everywhere" or hvd.rank() == 1:
-            raise OSError("my own mistake with HorovodAllreduce in its text")
-        return value
-
-    @tf.function
-    def step(value):
-        return hvd.allreduce(tf.py_function(fail, [value], tf.float32), op=hvd.Sum)
-
-    def train(state):
-        step(tf.constant(1.0))
-        return "trained"
-
-    state = TensorFlowState(variables=[tf.Variable(1.0)], batch=0)
-    try:
-        result = run(train)(state)
-    except tf.errors.OpError as error:
-        functions = []
-        trace = error.__traceback__
-        while trace is not None:
-            functions.append(trace.tb_frame.f_code.co_name)
-            trace = trace.tb_next
-        report(kind=type(error).__name__, mine="my own mistake" in str(error), through="train" in functions)
-        raise
-    report(result=result)
-
-
 def join(folder):
     """Ranks that join late have all that the others have."""
     keras.utils.set_random_seed(os.getpid())

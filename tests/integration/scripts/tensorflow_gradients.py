@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
+from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.averaging import Reduction, own
 
 GENERATOR = np.random.default_rng(0)
@@ -442,34 +443,6 @@ def traced_again(found: Findings) -> None:
             compare(found, (model.trainable_variables, optimizer.variables), expected)
 
 
-@check
-def two_step_functions_that_apply_twice(found: Findings) -> None:
-    """Each of a model of its own, by turns; and both for two shapes."""
-    x, y = half(X), half(Y)
-    models = [a_model(), a_model(embedding=True)]
-    given, whole = [x, half(WORDS)], [X, WORDS]
-    optimizers = [recover.DistributedOptimizer(OPTIMIZERS["sgd"]()) for _ in models]
-
-    def twice_of(model: keras.Model, optimizer: Any) -> Callable[[Any, Any], None]:
-        step = step_of(model, optimizer)
-
-        def twice(x: Any, y: Any) -> None:
-            step(x, y)
-            step(x, y)
-
-        return tf.function(twice)
-
-    steps = [twice_of(*pair) for pair in zip(models, optimizers, strict=True)]
-    for size in (8, 4):
-        for step, data in zip(steps, given, strict=True):
-            step(tf.constant(data[:size]), tf.constant(y[:size]))
-    for model, optimizer, data in zip(models, optimizers, whole, strict=True):
-        batches = [(data, Y)] * 2 + [(data[FIRST], Y[FIRST])] * 2
-        alone = a_model(embedding=data is WORDS)
-        expected = train(alone, OPTIMIZERS["sgd"](), batches, graph=True)
-        compare(found, (model.trainable_variables, optimizer.variables), expected)
-
-
 def a_history() -> None:
     """Do what a process may have done before: it shifts Keras's and TensorFlow's numbers."""
     model = a_model(embedding=True)
@@ -620,6 +593,21 @@ def fit_that_a_callback_of_one_rank_ends(found: Findings) -> None:
     stops = keras.callbacks.LambdaCallback(on_epoch_end=stop)
     model.fit(half(X), half(Y), epochs=4, verbose=0, callbacks=[*recover.fit_callbacks(state), stops])
     found.expect(state.epoch == 2, f"it continued to epoch {state.epoch}")
+
+
+@check
+def fit_with_a_callback_that_one_rank_lacks(found: Findings) -> None:
+    model = a_model()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(recover.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss, jit_compile=False)
+    state = recover.TensorFlowKerasState(model, epoch=0, batch=0)
+    others = [keras.callbacks.ReduceLROnPlateau("loss")] if hvd.rank() == 0 else []
+    try:
+        model.fit(half(X), half(Y), verbose=0, callbacks=[*recover.fit_callbacks(state), *others])
+    except ConfigError as error:
+        found.expect("rank 1 has no ReduceLROnPlateau" in str(error), str(error))
+    else:
+        found.expect(False, "nothing was said")
 
 
 @check

@@ -39,9 +39,9 @@ class Data(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def end_when_all_have_written(folder: Path) -> None:
-    """Have this rank end after all have written what they had: horovodrun ends the others when one has ended.
+    """Have this rank end only after all ranks have written their scalars: horovodrun ends the others at once.
 
-    Called before anything else asks to be told of the end, so this is told last.
+    `atexit` calls the first registered function last, so call this before anything else registers one.
     """
 
     def wait() -> None:
