@@ -1,8 +1,9 @@
-"""Runs of the digits examples to which something happens, and the properties of what they wrote."""
+"""Runs of the digits examples that suffer faults, and assertions about their results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests.support.jobs import GUARDIAN, Batch, Job, durable, running, supervise
 
 SCRIPTS = Path(__file__).parents[1] / "integration" / "scripts"
 EPOCHS = 6  # of runs with many faults, and of the run that they are compared with
-SLOW = ("--step-seconds", "0.1")  # so that many faults, and what is done between them, fit into a run
+SLOW = ("--step-seconds", "0.1")  # so that many faults fit into a run
 PATIENT = ("--grace", "300")  # seconds; a commit comes sooner, also on a machine that has much else to do
 HOLD = "hold step 0 12"  # for faults that the test itself lets strike: the run does not end before
 SECRET = "a-key-that-nobody-else-may-see"
@@ -119,10 +120,12 @@ def wait_until_all_train(run: DigitsRun, job: Job, after: int, size: int = 2) ->
         size: the number.
     """
     first = run.wait_for(job, lambda batch: batch.generation > after and batch.size == size)
+
+    def trains(batch: Batch, rank: int) -> bool:
+        return batch.rank == rank and batch.generation >= first.generation
+
     for rank in range(size):
-        run.wait_for(
-            job, lambda batch, rank=rank: batch.rank == rank and batch.generation >= first.generation
-        )
+        run.wait_for(job, partial(trains, rank=rank))
     return first
 
 
@@ -148,7 +151,7 @@ def assert_same_weights(run: DigitsRun, clean: DigitsRun) -> None:
 
 
 def _final(path: Path) -> dict[str, object]:
-    """Return what an example saved at its end, with the bytes of each tensor."""
+    """Return the final values that an example saved, tensors as bytes."""
     if path.suffix == ".npz":
         return {name: array.tobytes() for name, array in np.load(path).items()}
     saved = torch.load(path)
@@ -175,7 +178,7 @@ def assert_private(job: Job, size: int = 2) -> None:
 
 
 def _words(process: int, file: str) -> list[bytes]:
-    """Return what a process was started with; empty if it is gone."""
+    """Return the words of a process's command line or environment; empty if the process is gone."""
     try:
         return Path(f"/proc/{process}/{file}").read_bytes().split(b"\0")
     except OSError:
