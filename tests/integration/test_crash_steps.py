@@ -101,7 +101,7 @@ def test_killed_at_any_step_on_a_fresh_root_a_later_start_can_use_it(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("survives", "seed"), [("nothing", 0), ("names", 0), *(("some", seed) for seed in range(8))]
+    ("survives", "seed"), [("nothing", 0), ("names", 0), *(("some", seed) for seed in range(4))]
 )
 def test_when_the_power_fails_after_any_step_nothing_acknowledged_is_lost(
     prepared: Path, whole: list[tuple[Step, CommitId]], tmp_path: Path, survives: Survives, seed: int
