@@ -18,8 +18,7 @@ from hvdrecover.checkpoint.storage import open_storage, remote
 from hvdrecover.doctor import storage
 from hvdrecover.errors import ConfigError, StorageError
 from tests.contracts.servers import HOST, S3Server
-from tests.contracts.storages import SECRET, Backend, kill_when_it_says, s3_options
-from tests.contracts.test_storage import noise
+from tests.contracts.storages import SECRET, Backend, kill_when_it_says, noise, s3_options
 from tests.integration.conftest import LONG
 from tests.unit.checkpoint.roots import make_snapshot, make_store
 

@@ -19,8 +19,8 @@ from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.cli import help_texts
+from tests.support.terminal import on_a_terminal, plain_lines
 from tests.unit.checkpoint.roots import content, make_snapshot, make_store
-from tests.unit.terminal import on_a_terminal, plain_lines
 
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
 HELP = DOCS.with_name("help.md")

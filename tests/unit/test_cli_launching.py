@@ -16,7 +16,7 @@ from hvdrecover import cli
 from hvdrecover.config import Config
 from hvdrecover.launch import guardian, horovodrun, supervisor
 from hvdrecover.launch.hangs import Limits
-from tests.unit.processes import LAUNCHER_VARIABLES
+from tests.support.processes import LAUNCHER_VARIABLES
 
 KEY = __file__  # a file that is there
 TRAIN = ["--", "python", "train.py", "--epochs", "3"]

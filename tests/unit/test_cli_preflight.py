@@ -19,7 +19,7 @@ from hvdrecover.doctor.checks import Finding, failure, ok, warning
 from hvdrecover.doctor.examination import Report, Settings
 from hvdrecover.launch import horovodrun, supervisor
 from hvdrecover.launch.horovodrun import Options
-from tests.unit.processes import LAUNCHER_VARIABLES
+from tests.support.processes import LAUNCHER_VARIABLES
 
 TRAIN = ["--", "python", "train.py"]
 WRONG = failure("ssh", "h2: Connection refused", "Start a server.", ["h2"])

@@ -15,8 +15,8 @@ from hvdrecover.record import Follower, read
 from hvdrecover.reporting import summary
 from hvdrecover.reporting.prometheus import Exporter
 from tests.fakes.clock import FakeClock
+from tests.support.terminal import on_a_terminal, plain_lines
 from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run, example
-from tests.unit.terminal import on_a_terminal, plain_lines
 
 DOCS = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
 PLACES = {"generation": 1, "commit": 2, "pid": 10}

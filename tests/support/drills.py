@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LONGEST = 2400  # seconds; a recovery takes most of a minute on a machine that is busy
+PATIENCE = 2400  # seconds; a recovery takes most of a minute on a machine that is busy
 QUICK = ("--epochs", "2", "--step-seconds", "0.1", "--commit-every", "2")
 KILL_ALL = ("--faults", "kill-all", "--no-standby", "--")
 
@@ -26,6 +26,6 @@ class Drilled:
 
 def drill(folder: Path, *words: str) -> Drilled:
     command = [sys.executable, "-m", "hvdrecover", "drill", "-np", "2", "--output", str(folder), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (folder / "verdict.json").exists(), done.stderr
     return Drilled(done.returncode, json.loads((folder / "verdict.json").read_text()), done.stdout, folder)
