@@ -73,7 +73,7 @@ MISTAKES = [
     Mistake(
         "A guard that heals changes no commit that is being written: its memory is not used again before",
         Arenas,
-        "_pinned",
+        "choose",
         "read = [in_flight, *(each() for each in self._abandoned)]",
         "read = [None]",
     ),
