@@ -117,6 +117,9 @@ def together(
     2. An error of the script in its first minute ends the job, and so does the same error twice in a row.
     3. Otherwise all ranks start again: in place if all guardians are there, and can rejoin Horovod's driver.
 
+    A process may die outside `run` while another one enters it, before its guardian knows that. The guardian
+    then waits like the others, so the whole job starts again.
+
     Args:
         attempt: the present one.
         streak: restarts before this fault.
@@ -126,7 +129,9 @@ def together(
         max_restarts: how many restarts in a row are allowed.
     """
     faults = [each for each in attempt.faults if each.get("round", attempt.rounds) == attempt.rounds]
-    if attempt.in_run or not faults:
+    if attempt.in_run:  # guardians repair the faults without a round by themselves
+        faults = [each for each in faults if each.get("round") is not None]
+    if not faults:
         return None
     exits = [each for each in attempt.exits if each["round"] == attempt.rounds]
     fault = next((each for each in faults if not _is_of_others(each)), None)
@@ -141,7 +146,8 @@ def together(
     early = attempt.number == 1 and not attempt.rounds and not attempt.committed
     if error and (error == streak.error or (early and fault["age"] < FIRST_MINUTE)):
         return Together("end", fault, error)
-    intact = begun and guardians == attempt.guardians and fault["fault"] not in ("lost_host", "launcher_lost")
+    intact = begun and not attempt.in_run and guardians == attempt.guardians
+    intact = intact and fault["fault"] not in ("lost_host", "launcher_lost")
     may = intact and streak.restarts < max_restarts
     return Together("restart" if may else "over", fault, error)
 

@@ -406,7 +406,8 @@ class Supervisor:
             attempt.in_run = True
             self._guardians.order(order="know", **restarts.known(self._attempts))
         if message.get("kind") == "done":
-            guardian.done, guardian.leaves = True, bool(message["stops"])
+            guardian.done = message["round"] == attempt.rounds
+            guardian.leaves = bool(message["stops"])
             if message["exit"] == 0:
                 attempt.exits.append({**message, "at": f"{guardian.host}/{guardian.slot}"})
         elif message.get("kind") == "end":
@@ -423,7 +424,7 @@ class Supervisor:
             self._stall.places[int(message["rank"])] = message["place"]
         elif message.get("kind") == "fault":
             guardian.ended = bool(message.get("final"))
-            guardian.done = message.get("round") is not None
+            guardian.done = message.get("round") == attempt.rounds  # not if it is to start again already
             at, now = f"{guardian.host}/{guardian.slot}", self._clock.monotonic()
             attempt.faults.append({**message, "at": at, "time": now})
             of_host = message.get("fault") in ends.OF_HOSTS and message.get("end") != "apart"

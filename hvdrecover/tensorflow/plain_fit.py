@@ -46,7 +46,7 @@ from hvdrecover.tensorflow.fit_data import Resumable, resumable
 from hvdrecover.tensorflow.keras.callbacks import BroadcastGlobalVariablesCallback
 from hvdrecover.tensorflow.optimizer import is_distributed
 from hvdrecover.tensorflow.state import TensorFlowKerasState
-from hvdrecover.tensorflow.variables import is_seed, raw
+from hvdrecover.tensorflow.variables import build_optimizer, is_seed, raw
 from hvdrecover.tensorflow.world import TensorFlowWorld
 
 logger = logging.getLogger(__name__)
@@ -109,9 +109,15 @@ def _callbacks(options: dict[str, Any]) -> list[Any]:
 
 def _say(line: str, level: int = logging.WARNING) -> None:
     show_on_terminal(_settings)
-    if hvd.rank() == 0 and not _settings.rejoins and line not in _said:
+    if hvd.rank() == 0 and not _joins() and line not in _said:
         logger.log(level, "%s", line)
     _said.add(line)
+
+
+def _joins() -> bool:
+    """Return whether this process joins ranks that are in their training functions."""
+    now = config.read()  # a standby has read its settings before it took the place of a lost process
+    return now.rejoins and not now.untrained
 
 
 # -- one fit -------------------------------------------------------------------------------------------------
@@ -130,8 +136,9 @@ def _resume(model: keras.Model, options: dict[str, Any]) -> keras.callbacks.Hist
         rows = _meet(TensorFlowWorld(), number, reason) if reason else state.meet()
         reason = next((objection for _, objection in rows if objection), "")
     except Exception as error:
-        if reason or fault_of(error, TensorFlowWorld()) != "peers":
-            raise
+        is_repaired = heartbeat.read().in_run or _joins()
+        if reason or not is_repaired or fault_of(error, TensorFlowWorld()) != "peers":
+            raise  # before the first fit, all ranks start again together
         # The first collective of `run` fails as well. It has the ranks meet again.
     if reason and max(place for place, _ in rows) > number:
         raise EarlyCollectiveError("model.fit")
@@ -241,6 +248,9 @@ class _State(TensorFlowKerasState):
         epochs = options["epochs"] - options["initial_epoch"]
         self.data: Resumable = resumable(options["x"], options, epochs, self._seed_of_rank, self._seeded)
         _build(model, self.data)
+        others = _other_optimizers(model)
+        for optimizer in others.values():
+            build_optimizer(optimizer, model)
         root = config.read().checkpoint
         super().__init__(
             model,
@@ -252,6 +262,7 @@ class _State(TensorFlowKerasState):
             epochs=-1,
             history=None,
             own=PerRank(_Statistics(model), lambda states, rank, size: states[rank % len(states)]),
+            **others,
         )
         self.at_first = self.own.value.state_dict()
 
@@ -328,6 +339,17 @@ def _build(model: keras.Model, data: Resumable) -> None:
         inputs, *_ = data_adapter_utils.unpack_x_y_sample_weight(data.get_tf_dataset().element_spec)
         symbolic = tree.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), inputs)
         compute_output_spec(model, symbolic, training=False)
+
+
+def _other_optimizers(model: keras.Model) -> dict[str, Any]:
+    """Return the optimizers of a model's own training step, such as a GAN's, without ``model.optimizer``."""
+    models = [each for each in model._flatten_layers() if isinstance(each, keras.Model)]
+    values = [value for each in models for value in vars(each).values()]
+    values += [part for value in values if isinstance(value, (list, tuple)) for part in value]
+    values += [part for value in values if isinstance(value, dict) for part in value.values()]
+    main = getattr(model, "optimizer", None)
+    found = [each for each in values if isinstance(each, keras.optimizers.Optimizer) and each is not main]
+    return {f"optimizer_{number}": each for number, each in enumerate(dict.fromkeys(found), 2)}
 
 
 class _Statistics:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.conftest import LONG
 from tests.support.gates import GatedRun
-from tests.support.jobs import PATIENCE, PREEMPTED, kill
+from tests.support.jobs import PATIENCE, PREEMPTED, ROOT_MAY_USE_MPI, kill
 
 SCRIPT = Path(__file__).with_name("scripts") / "plain.py"
 
@@ -50,6 +50,25 @@ def test_it_ends_with_the_same_weights_after_a_kill_a_hang_and_a_kill_of_all(
     assert re.findall(r"begins 0 2 (\d)", log) == ["0", "1", "1", "2"]
     assert log.count("all ranks start again together") == 3
     assert "HorovodInternalError\n" not in log and "Traceback" not in log
+
+
+@LONG
+def test_with_mpi_the_job_starts_again_and_ends_with_the_same_weights(tmp_path: Path) -> None:
+    options = ("--mpi", "--mpi-args=--oversubscribe")
+    undisturbed = GatedRun(SCRIPT, tmp_path / "undisturbed", *options)
+    undisturbed.begin(0, 1, 2, 3, **ROOT_MAY_USE_MPI)
+    expected = undisturbed.printed("weights")
+    run = GatedRun(SCRIPT, tmp_path / "run", *options)
+    job = run.begin(0, **ROOT_MAY_USE_MPI)
+    try:
+        kill(run.at(1)[1])
+        run.open(1, 2, 3)
+        assert run.printed("weights") == expected
+    finally:
+        run.kill()
+    log = job.log.read_text()
+    assert re.findall(r"begins 0 2 (\d)", log) == ["0", "1"]
+    assert log.count("starting the job again in 1 s") == 1
 
 
 def test_an_error_at_the_start_ends_the_job_at_once_and_is_shown_last(gated: GatedRun) -> None:

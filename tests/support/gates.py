@@ -15,17 +15,18 @@ class GatedRun:
     Args:
         script: takes the folder of the gates as its only argument.
         folder: the gates, the logs, and what the script writes.
+        options: those of ``hvdrecover run``.
     """
 
-    def __init__(self, script: Path, folder: Path) -> None:
-        self._script, self.folder = script, folder
+    def __init__(self, script: Path, folder: Path, *options: str) -> None:
+        self._script, self.folder, self._options = script, folder, options
         self._jobs: list[Job] = []
         folder.mkdir(exist_ok=True)
 
     def begin(self, *gates: int, **environ: str) -> Job:
         """Start a job, with these gates open."""
         self.open(*gates)
-        words = [*supervised(), sys.executable, str(self._script), str(self.folder)]
+        words = [*supervised(*self._options), sys.executable, str(self._script), str(self.folder)]
         self._jobs.append(Job(words, self.folder / f"log-{len(self._jobs)}", environ))
         return self._jobs[-1]
 

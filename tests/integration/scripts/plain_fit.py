@@ -28,6 +28,7 @@ class Seen(keras.callbacks.Callback):
         super().__init__()
         self.fit, self.batches, self.rank = fit, 0, hvd.rank()
         (FOLDER / f"pid-{self.rank}").write_text(str(os.getpid()))
+        self.strike(f"{fit} 0")
 
     def on_train_batch_end(self, batch, logs=None):
         self.batches += 1

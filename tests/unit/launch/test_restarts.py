@@ -318,7 +318,8 @@ def action(*args: Any, **facts: Any) -> str | None:
 def test_ranks_outside_a_training_function_start_again_together() -> None:
     assert decided(plain()) is None
     assert action(plain(outside())) == "restart"
-    assert action(plain(outside(), in_run=True)) is None
+    assert action(plain(crash(), in_run=True)) is None  # its guardian repairs it
+    assert action(plain(outside(), in_run=True)) == "over"  # its guardian did not know of `run`, and waits
     assert action(plain(outside(), rounds=1)) is None  # of a fault before the last restart
 
 

@@ -189,6 +189,11 @@ def test_ranks_outside_a_training_function_start_again_together_and_end_together
         assert not supervisor._is_over()
         assert (supervisor._attempts[-1].rounds, supervisor._streak.restarts) == (1, 1)
 
+        # One of another rank's process, which had died with the first.
+        connection.sendall(json.dumps(died).encode() + b"\n")
+        until(lambda: serve(supervisor) or len(supervisor._attempts[-1].faults) == 2, "the second fault")
+        assert not supervisor._is_over()
+
         done = {**died, "kind": "done", "exit": 0, "round": 1, "stops": False}
         connection.sendall(json.dumps(done).encode() + b"\n")
         until(lambda: serve(supervisor) or supervisor._attempts[-1].exits, "the end")
