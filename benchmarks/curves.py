@@ -54,7 +54,7 @@ def write(curves: Sequence[Curve], facts: Sequence[Fact], page: Path) -> None:
         *_section("Measured", measured),
         *_section("Simulated", simulated),
         *projected(curves),
-        *(["\n## Limits of memory, and what was not measured\n"] if facts else []),
+        *(["\n## Limits of memory\n"] if facts else []),
         *report.listed(facts),
     ]
     report.fill(page, lines)

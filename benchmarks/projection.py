@@ -44,8 +44,8 @@ def _rows(at: At) -> list[tuple[str, str, str]]:
         (
             "a step",
             "not measured",
-            "ranks send each other nothing of ours between commits; of a job of two, a cost "
-            "[can't be seen](performance.md#recovery)",
+            "ranks send each other nothing of ours between commits; of a job of two, no cost "
+            "[is visible](performance.md#recovery)",
         ),
         ("a commit", f"{copy:.1f} s", f"one copy; all ranks' numbers take {consult:.1f} ms of it"),
         (

@@ -110,7 +110,7 @@ class WandB(Tracker):
     """
 
     def __init__(self, **options: Any) -> None:
-        _require("wandb", "WandB")
+        _require("wandb", "tracker=WandB()")
         self._options = options
 
     def open(self, run: str) -> int:
@@ -174,7 +174,7 @@ class MLflow(Tracker):
         params: Mapping[str, Any] | None = None,
         tracking_uri: str | None = None,
     ) -> None:
-        _require("mlflow", "MLflow")
+        _require("mlflow", "tracker=MLflow()")
         self._experiment, self._name, self._params = experiment, run_name, dict(params or {})
         self._uri = tracking_uri
 
@@ -214,12 +214,10 @@ class MLflow(Tracker):
             self._client.set_terminated(self._id)
 
 
-def _require(package: str, name: str) -> None:
+def _require(package: str, setting: str) -> None:
     if find_spec(package) is None:
-        raise ConfigError(
-            f"tracker={name}()",
-            f"the package {package} is not installed; pip install 'hvdrecover[{package}]'",
-        )
+        problem = f"the package {package} is not installed; pip install 'hvdrecover[{package}]'"
+        raise ConfigError(setting, problem)
 
 
 class TensorBoard(Tracker):
@@ -233,11 +231,7 @@ class TensorBoard(Tracker):
     """
 
     def __init__(self, folder: str) -> None:
-        if find_spec("tensorboard") is None:
-            raise ConfigError(
-                "tensorboard",
-                "the package tensorboard, which writes its logs, is not installed; pip install it",
-            )
+        _require("tensorboard", "tensorboard")
         from tensorboard.compat import tf
         from tensorboard.summary.writer import record_writer  # noqa: F401
 

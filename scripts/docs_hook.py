@@ -14,11 +14,13 @@ from pathlib import Path, PurePosixPath
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
+from pygments.formatters import HtmlFormatter
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 SHOWN = "files"  # the folder of the site with files of the repository
 LANGUAGES = {".json": "json", ".py": "python", ".yaml": "yaml", ".yml": "yaml", "Dockerfile": "docker"}
+COLOURS = {".highlight": "default", "[data-bs-theme=dark] .highlight": "github-dark"}  # Pygments' styles
 LINK = re.compile(r'(?:(?<=]\()|(?<=src=")|(?<=href="))(?!\w+:|#)([^)\s#"]+)(#[^)\s"]*)?(?=[)"])')
 NAME = re.compile(r"(?<=[ (\n])<code>(\w+)</code>")
 FENCE, ITEM = re.compile(r"\s*(`{3,})"), re.compile(r"([-*]|\d+\.) ")
@@ -33,7 +35,9 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages from outside of docs/, and those of files that any page links to."""
+    """Add the pages from outside of docs/, those of files that any page links to, and the colours of code."""
+    styles = (HtmlFormatter(style=style).get_style_defs(under) for under, style in COLOURS.items())
+    files.append(File.generated(config, "code.css", content="\n".join(styles)))
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
     for page in [*files.documentation_pages()]:

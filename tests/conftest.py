@@ -38,8 +38,6 @@ LONGEST = [
     "test_near",
     "test_late_worker",
     "test_keras_callbacks",
-    "test_plain_fit",
-    "test_chaos",
     "test_horovods_scripts",
     "test_guardians",
     "test_scalars",
@@ -58,9 +56,7 @@ LONGEST = [
     "test_crash_steps",
     "test_watch",
     "test_site",
-    "test_tensorflow",
     "test_virtual",
-    "test_replays",
 ]
 
 

@@ -20,7 +20,6 @@ def allocate(nbytes: int, *, in_children: bool = False) -> Bytes:
     """Page-aligned zeroed memory, a uint8 array of shape ``[nbytes]``.
 
     Args:
-        nbytes: how many bytes.
         in_children: whether child processes have it too. A data loader's forked workers would keep a copy of
             each page of an arena that the next commit changes.
     """
@@ -38,7 +37,6 @@ class Arena:
     """The bytes of one safetensors file in page-aligned memory.
 
     Attributes:
-        layout: where each tensor lies.
         buffer: the whole file, header included; a uint8 array of shape ``[layout.nbytes]``.
         shared: whether the memory is a file of the near tier.
     """

@@ -50,7 +50,6 @@ class Claim:
     """The claim of one generation. The earliest versions wrote only job, host, pid, time and acknowledged.
 
     Attributes:
-        generation: the generation.
         job: identity of the job; empty if the claim is damaged.
         acknowledged: whether a commit of this generation has become durable.
         first: the generation under which the job's start took the root.
@@ -100,9 +99,18 @@ def read(storage: Storage, generation: int) -> Claim:
 
     Raises:
         FormatVersionError: it is of a format that this version does not know.
+        StorageError: it is gone since the claims were listed, so the root was emptied or unmounted.
     """
+    path = _path(generation)
     try:
-        fields = json.loads(root.read_note(storage, _path(generation)))
+        text = root.read_note(storage, path)
+        if not text and storage.size(path) is None:
+            raise StorageError(
+                storage.url,
+                f"{path} is gone, so the root was deleted, emptied or unmounted. Bring it back, or start the "
+                "job again.",
+            )
+        fields = json.loads(text)
         version = fields.get("format", 1)
         if type(version) is int and version not in READERS:
             raise unknown_format(f"{storage.url}/{_path(generation)}", version)
@@ -119,12 +127,7 @@ def read(storage: Storage, generation: int) -> Claim:
 
 
 def deciding(storage: Storage, claimed: Sequence[int]) -> list[Claim]:
-    """Return the claims that can still decide which start owns the root, newest first.
-
-    Args:
-        storage: the root.
-        claimed: the claimed generations, newest first.
-    """
+    """Return the claims that can still decide which start owns the root, newest first."""
     found: list[Claim] = []
     decided = 0
     for generation in claimed:
@@ -136,11 +139,7 @@ def deciding(storage: Storage, claimed: Sequence[int]) -> list[Claim]:
 
 
 def owner(found: Iterable[Claim]) -> Claim | None:
-    """Return the newest claim of the start that took the root last; None without claims.
-
-    Args:
-        found: claims from `deciding`.
-    """
+    """Return the newest claim of the start that took the root last; None without claims."""
     return max(found, key=lambda claim: (claim.first, claim.generation), default=None)
 
 
@@ -148,11 +147,8 @@ class Claims:
     """The claims of one root, for a process that may make some.
 
     Args:
-        storage: the root.
         job: identity of this job and of its start, ``JOB/START``. The first part is the same for all starts
             of the job, the whole on all ranks and through all recoveries. Without a ``/``, a start is a job.
-        host: name of this host.
-        clock: where times come from.
     """
 
     def __init__(self, storage: Storage, *, job: str, host: str, clock: Clock) -> None:

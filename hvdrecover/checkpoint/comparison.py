@@ -1,12 +1,12 @@
 """The content of commits as text, and the differences between two commits.
 
-Plain objects are shown as Python would write them, without making them: nothing is imported, and a malformed
-value is shown as JSON, since another user may have written the commit. Control characters, which a terminal
-would execute, are escaped.
+Plain objects are shown as Python would write them. Another user may have written the commit, so nothing is
+imported, a malformed value is shown as JSON, and control characters are escaped.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +28,6 @@ from hvdrecover.redaction import printable
 CHUNK = 1 << 20  # elements that are compared at a time
 _TENSOR = "$tensor"
 _DEPTH = 120  # containers; `values.encode` goes no deeper than 100
-_FEW = 16  # elements of an array that are shown
-_CONTAINERS = ("$set", "$frozenset", "$deque", "$ordereddict", "$counter")
 
 
 @dataclass(frozen=True)
@@ -63,9 +61,6 @@ def compare(storage: Storage, a: CommitId, b: CommitId, advance: Callable[[int],
     """Compare two commits and verify every byte. One file of each is in memory at a time.
 
     Args:
-        storage: the root.
-        a: the commit to compare with.
-        b: the commit that is compared.
         advance: told how many more bytes have been compared, of both together.
 
     Raises:
@@ -196,62 +191,18 @@ def decode(data: Bytes, dtype: str) -> npt.NDArray[Any]:
 # -- plain objects -------------------------------------------------------------------------------------
 
 
-def text(value: Json, depth: int = 0) -> str:
+def text(value: Json) -> str:
     """Return an encoded value, or any JSON, as Python would write it, on one line.
 
-    Args:
-        value: `hvdrecover.checkpoint.values.encode` gave it.
-        depth: how many containers it lies in.
+    It is shown as JSON if it is malformed, or holds tensors or a class that this program has not imported.
     """
-    if depth == _DEPTH:
-        return "…"
-    if not isinstance(value, list | dict):
-        return repr(value)
-    if isinstance(value, dict) and list(value) == [_TENSOR]:
-        return f"<tensor {printable(str(value[_TENSOR]))}>"
     if count := _count_tensors(value, 0):
-        return f"<{count} tensors>"
-
-    def inner(item: Json) -> str:
-        return text(item, depth + 1)
-
-    if isinstance(value, list):
-        return f"[{', '.join(map(inner, value))}]"
-    tag = next(iter(value), "")
-    if tag.startswith("$") and len(value) == 1:
-        try:
-            return _tagged(tag, value[tag], inner)
-        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
-            pass  # malformed: show the JSON
-    return "{" + ", ".join(f"{key!r}: {inner(item)}" for key, item in value.items()) + "}"
-
-
-def _tagged(tag: str, payload: Any, inner: Callable[[Json], str]) -> str:
-    def joined(items: Any) -> str:
-        if not isinstance(items, list):
-            raise TypeError(f"{items!r} is not a list")
-        return ", ".join(map(inner, items))
-
-    def class_name(name: str) -> str:  # "module:Outer.Inner"
-        return printable(name.rpartition(":")[2].rpartition(".")[2])
-
-    if tag == "$tuple":
-        return f"({joined(payload)}{',' if len(payload) == 1 else ''})"
-    if tag == "$dict":
-        return "{" + ", ".join(f"{inner(key)}: {inner(item)}" for key, item in payload) + "}"
-    if tag in _CONTAINERS:
-        return f"{tag[1:]}({joined(payload)})"
-    if tag == "$enum":
-        return f"{class_name(payload[0])}.{printable(payload[1])}"
-    if tag == "$namedtuple":
-        return f"{class_name(payload[0])}({joined(payload[1])})"
-    if tag == "$dataclass":
-        fields = (f"{printable(key)}={inner(item)}" for part in payload[1:] for key, item in part.items())
-        return f"{class_name(payload[0])}({', '.join(fields)})"
-    made = values.decode({tag: payload})  # the other kinds need no class of the user's
-    if isinstance(made, np.ndarray) and made.size > _FEW:
-        return f"<array {made.dtype.str}{list(made.shape)}>"
-    return printable(" ".join(repr(made).split()))
+        return "<tensor>" if count == 1 else f"<{count} tensors>"
+    try:
+        made = values.decode(value)
+    except ValueError:
+        made = value
+    return printable(re.sub(r"\n\s*", " ", repr(made)))
 
 
 def shortened(value: Json, limit: int = 60) -> str:

@@ -107,7 +107,6 @@ def find(storage: Storage, wanted: str | None) -> CommitId:
     """Return the commit that a user names.
 
     Args:
-        storage: the root.
         wanted: a commit's name, such as ``g0003-c00000120``, or its number alone, such as ``120``; None for
             the newest complete commit.
 
@@ -275,7 +274,6 @@ def look_into(storage: Storage, commit: CommitId) -> Contents:
 
     Raises:
         CorruptCheckpointError: the manifest, a file's size or a header is wrong.
-        FormatVersionError: it is of a newer format.
     """
     manifest, facts = root.read_manifest(storage, commit), entry(storage, commit)
     if facts is None:

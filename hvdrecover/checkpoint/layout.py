@@ -110,11 +110,7 @@ def plan(specs: Sequence[TensorSpec]) -> Layout:
 
 
 def header_size(prefix: bytes, file_size: int) -> int:
-    """The number of bytes before the tensors, from a file's first 8 bytes.
-
-    Raises:
-        ValueError: the length can't be.
-    """
+    """The number of bytes before the tensors, from a file's first 8 bytes."""
     if len(prefix) < 8:
         raise ValueError("the file is shorter than a safetensors header")
     length = int.from_bytes(prefix[:8], "little")

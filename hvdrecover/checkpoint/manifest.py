@@ -58,17 +58,10 @@ class Manifest(HasState):
     """Everything about a commit but its tensors.
 
     Attributes:
-        generation: see `CommitId`.
-        commit: see `CommitId`.
         time: when it was written, in seconds since the Unix epoch.
         writer: host, pid and rank of the process that wrote it.
-        world_size: number of ranks when the commit was made.
-        versions: of the framework, Horovod and hvdrecover.
-        files: the data files.
         state: what a `hvdrecover.checkpoint.snapshot.Snapshot` has beside tensors: components' structure,
             plain objects, sample cursors, seed and generator states.
-        dataset: version of the training data, or None.
-        finished: whether the training function had returned.
     """
 
     generation: int
@@ -116,8 +109,6 @@ def loads(data: bytes, url: str, expected: CommitId | None = None) -> Manifest:
     """Read a manifest and check it.
 
     Args:
-        data: the file's bytes.
-        url: the file, for errors.
         expected: the commit whose folder holds the file; None for any commit.
 
     Raises:
@@ -148,8 +139,6 @@ def unknown_format(url: str, version: int, versions: Any = None) -> FormatVersio
     """Return the error for a file of a format that `READERS` lacks.
 
     Args:
-        url: the file.
-        version: its format.
         versions: the versions of the packages that wrote it, if known.
     """
     writer = versions.get("hvdrecover") if isinstance(versions, dict) else None

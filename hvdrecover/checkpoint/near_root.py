@@ -141,7 +141,6 @@ class NearRoot:
     Attributes:
         path: its folder.
         url: the checkpoint root that it belongs to; empty if that is not known.
-        nbytes: its size in bytes.
         used: when it was last written to, in seconds since the Unix epoch.
         in_use: whether a process keeps it.
     """
@@ -186,79 +185,61 @@ def remove(path: Path) -> bool:
 
 
 def _seen(path: Path) -> NearRoot:
-    statuses = [path.stat()]
-    for each in path.rglob("*"):
-        with suppress(OSError):
-            statuses.append(each.lstat())
     try:
         url = str(json.loads((path / _OWNER).read_text())["url"])
     except (OSError, ValueError, KeyError, TypeError):
         url = ""
-    nbytes = sum(status.st_blocks * 512 for status in statuses if stat.S_ISREG(status.st_mode))
     # A write through a mapping changes no file's time. A commit that is sealed changes its folder's.
-    used = max(status.st_mtime for status in statuses)
+    used = max(status.st_mtime for status in _statuses(path))
     keeper = Keeper.take(path)  # a job that comes in this very moment tries again at its next commit
     if keeper is not None:
         keeper.release()
-    return NearRoot(path, url, nbytes, used, in_use=keeper is None)
+    return NearRoot(path, url, usage(path), used, in_use=keeper is None)
+
+
+def usage(path: Path) -> int:
+    """Return how many bytes the files of a near root take."""
+    return sum(status.st_blocks * 512 for status in _statuses(path) if stat.S_ISREG(status.st_mode))
+
+
+def _statuses(path: Path) -> list[os.stat_result]:
+    statuses = [path.stat()]
+    for each in path.rglob("*"):
+        with suppress(OSError):
+            statuses.append(each.lstat())
+    return statuses
 
 
 # -- room ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Room:
-    """The room on a host.
-
-    Attributes:
-        total: size of the file system in bytes.
-        free: what is free there.
-        memory: what this process's cgroups and the host have left; None if the files are not in memory.
-    """
-
-    total: int
-    free: int
-    memory: int | None
-
-    @property
-    def reserve(self) -> int:
-        """How many bytes of a file system in memory are left to others; 0 if the files are on a disk."""
-        return 0 if self.memory is None else max(self.total // 4, _FLOOR)
-
-
-def look(path: Path) -> Room:
-    """Return the room in a folder's file system.
-
-    Raises:
-        OSError: the folder or ``/proc`` is unreadable.
-    """
+def reserve(path: Path) -> int:
+    """Return how many bytes of a file system in memory are left to others; 0 if a folder is on a disk."""
+    if "tmpfs" not in mount_of(path).kind:
+        return 0
     status = os.statvfs(path)
-    left = available_memory().nbytes if "tmpfs" in mount_of(path).kind else None
-    return Room(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize, left)
+    return max(status.f_blocks * status.f_frsize // 4, _FLOOR)
 
 
-def refusal(room: Room, nbytes: int, held: int = 0) -> str | None:
-    """Return why a near tier would not fit; None if it does.
+def refusal(path: Path, nbytes: int) -> str | None:
+    """Return why a near root has no room for `BUFFERS` commits of so many bytes; None if it has.
 
-    It fits if there is room for `BUFFERS` commits. In memory, they must leave the reserve of the file system,
-    and a quarter of the memory that is left: training needs some, and a cgroup kills beyond its limit.
-
-    Args:
-        room: of the host.
-        nbytes: size of a commit.
-        held: bytes of the near root that are there already.
+    In memory, they must leave the reserve of the file system, and a quarter of the memory that is left:
+    training needs some, and a cgroup kills beyond its limit.
     """
-    need = max(0, BUFFERS * nbytes - held)
+    status, spared = os.statvfs(path), reserve(path)
+    free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    need = max(0, BUFFERS * nbytes - usage(path))
     commits = f"{BUFFERS} commits of {size(nbytes)}"
-    if need > room.free:
-        return f"{commits} don't fit into the {size(room.free)} that are free"
-    if need > room.free - room.reserve:
+    if need > free:
+        return f"{commits} don't fit into the {size(free)} that are free"
+    if need > free - spared:
         return (
-            f"{commits} would leave less than {size(room.reserve)} to data loaders: {size(room.free)} of its "
-            f"{size(room.total)} are free"
+            f"{commits} would leave less than {size(spared)} to data loaders: {size(free)} of its "
+            f"{size(total)} are free"
         )
-    if room.memory is not None and need > room.memory * 3 // 4:
-        return f"{commits} are too much for the {size(room.memory)} of memory left"
+    if spared and need > (left := available_memory().nbytes) * 3 // 4:
+        return f"{commits} are too much for the {size(left)} of memory left"
     return None
 
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from hvdrecover.checkpoint import layout, root
-from hvdrecover.checkpoint.arena import Arena, allocate
+from hvdrecover.checkpoint.arena import Arena, Bytes, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FileEntry
 from hvdrecover.checkpoint.retrying import retrying
@@ -28,19 +28,27 @@ from hvdrecover.errors import (
 
 Skipped = Callable[[CommitId, str, CheckpointError | None], None]
 """Told of a commit that is passed over: which, why, and the error unless it was merely never completed."""
+Load = Callable[[Storage, str, int], tuple[Bytes, ReadBytes]]
 _FAILED = "the job has failed right after it was loaded, more than once in the same way"
 _LOST = "its commits are gone from the root"
 _NEVER_COMPLETED = "it has no manifest, so it was never completed, or is being deleted"
 
 
-def read_commit(storage: Storage, commit: CommitId, only: Collection[str] | None = None) -> Snapshot:
+def copied(storage: Storage, path: str, size: int) -> tuple[Bytes, ReadBytes]:
+    """Read a file into new memory."""
+    buffer = allocate(size)
+    return buffer, storage.read_into(path, buffer)
+
+
+def read_commit(
+    storage: Storage, commit: CommitId, only: Collection[str] | None = None, load: Load = copied
+) -> Snapshot:
     """Read one commit, and verify every byte that is read.
 
     Args:
-        storage: the root.
-        commit: which commit.
         only: the attributes of the state whose tensors to read, such as ``{"model"}``; names that hold none
             are passed over. None reads all. `Snapshot.state` is complete in any case.
+        load: loads a file of a size, and computes its digest.
 
     Raises:
         IncompleteCommitError: it has no manifest, or was deleted while it was being read.
@@ -51,7 +59,7 @@ def read_commit(storage: Storage, commit: CommitId, only: Collection[str] | None
     manifest = root.read_manifest(storage, commit)
     try:
         arenas = {
-            name: _read_file(storage, commit, entry)
+            name: _read_file(storage, commit, entry, load)
             for name, entry in manifest.by_attribute.items()
             if only is None or name in only
         }
@@ -69,20 +77,18 @@ def read_newest(
     only: Collection[str] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     order: Callable[[list[CommitId]], list[CommitId]] = lambda commits: commits,
+    load: Load = copied,
 ) -> Snapshot | None:
-    """Read the newest commit that verifies. Storage that fails is tried again for some seconds.
+    """Read the newest commit that verifies; None if none was ever completed.
+
+    Storage that fails is tried again for some seconds.
 
     A commit that can't be read while the root as a whole answers is passed over like a broken one.
 
     Args:
-        storage: the root.
         skipped: told of each commit that is passed over.
         only: see `read_commit`; only these tensors are verified.
-        clock: for pauses between attempts.
         order: takes the commits, newest first, and gives them in the order in which to try them.
-
-    Returns:
-        The commit, or None if the root holds none that was completed.
 
     Raises:
         NoUsableCommitError: the root holds commits, and none can be used.
@@ -94,7 +100,7 @@ def read_newest(
     unread: StorageError | None = None
     for commit in order(again(root.commits, storage)):
         try:
-            return again(read_commit, storage, commit, only)
+            return again(read_commit, storage, commit, only, load)
         except IncompleteCommitError:
             marked = again(root.is_quarantined, storage, commit)
             skipped(commit, root.MANIFEST_GONE if marked else _NEVER_COMPLETED, None)
@@ -113,20 +119,16 @@ def read_newest(
 
 
 def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Snapshot | None:
-    """Read the newest commit that verifies, for a job that resumes from it.
+    """Read the newest commit that verifies, for a job that resumes from it; None if the root never held one.
 
     Broken commits on the way are marked as quarantined, each with one line that says why. One that is marked
     is verified again: if it has been repaired, the mark is taken away. One that can't be read at present is
     not marked.
 
     Args:
-        store: the root.
         suspects: commits from which the job has failed, as the names of the first and the last of each
             range. They are passed over; but if there are no others, the oldest is better than to
             start afresh.
-
-    Returns:
-        The commit, or None if the root has never held a durable one.
 
     Raises:
         NoUsableCommitError: the root has held durable commits, and none can be used.
@@ -161,17 +163,19 @@ def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Sna
     return snapshot
 
 
-def _read_file(storage: Storage, commit: CommitId, entry: FileEntry) -> Arena:
+def _read_file(storage: Storage, commit: CommitId, entry: FileEntry, load: Load) -> Arena:
     path = f"{commit.name}/{entry.name}"
     url = f"{storage.url}/{path}"
     size = entry.size
     root.check_size(storage, commit, entry)
     try:
         try:
-            buffer = allocate(size)
+            buffer, found = load(storage, path, size)
+        except StorageError:
+            raise
         except (OSError, OverflowError, MemoryError) as error:
             raise StorageError(url, f"there is no memory for its {size} bytes ({error})") from error
-        if storage.read_into(path, buffer) != ReadBytes(size, entry.digest):
+        if found != ReadBytes(size, entry.digest):
             raise CorruptCheckpointError(url, "the file's content does not match the manifest's digest")
         header = buffer[: layout.header_size(buffer[:8].tobytes(), size)].tobytes()
         return Arena(layout.parse(header, size), buffer)

@@ -33,7 +33,6 @@ class Facts:
     """The facts about a commit that the choice depends on.
 
     Attributes:
-        commit: which commit.
         time: when it was written, in seconds since the Unix epoch.
         metric: what `Keep.best` goes by; None if the commit has none.
     """
@@ -52,8 +51,6 @@ def expired(commits: Iterable[Facts], keep: Keep, now: float) -> list[CommitId]:
 
     Args:
         commits: the good commits of a root, in any order: broken ones are neither deleted nor counted.
-        keep: what the user wants to keep.
-        now: seconds since the Unix epoch.
     """
     ordered = sorted(commits, key=lambda facts: facts.commit)
     good = [facts for facts in ordered if facts.commit.commit <= ordered[-1].commit.commit]
@@ -112,11 +109,6 @@ class Pruner:
     """Retention at one root.
 
     Each manifest is read once, as there may be hundreds. The job notes the commits that it makes.
-
-    Args:
-        storage: the root.
-        keep: what to keep.
-        clock: where times come from.
     """
 
     def __init__(self, storage: Storage, keep: Keep, clock: Clock) -> None:
@@ -163,7 +155,6 @@ class Pruner:
 
         Args:
             allowed: called before each deletion; may raise.
-            more: see `expired`.
             resumed: the commit that the job continues from, if it has made none since. It stays, and so do
                 later ones, which were passed over.
 
@@ -208,7 +199,6 @@ def incomplete(
     one has some. Where none has, a manifest was lost.
 
     Args:
-        storage: the root.
         before: the generation that is being written.
         complete: commits that are known to be complete.
 

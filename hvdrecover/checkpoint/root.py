@@ -108,11 +108,7 @@ def quarantine(storage: Storage, commit: CommitId, reason: str, clock: Clock) ->
 
 
 def read_note(storage: Storage, path: str) -> str:
-    """The text of a claim or a mark; empty if there is none, or something that can't be one.
-
-    Raises:
-        ValueError: it is not text.
-    """
+    """The text of a claim or a mark; empty if there is none, or something that is none."""
     size = storage.size(path)
     return "" if size is None or size > _MAX_NOTE else storage.read(path).decode()
 

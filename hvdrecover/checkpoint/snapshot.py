@@ -22,11 +22,9 @@ class Snapshot(HasState):
         arenas: a safetensors file for each attribute of the state that holds tensors, by attribute name.
         state: all else, as plain JSON values, and mappings that are read when it is written; see
             `hvdrecover.state.state`.
-        world_size: number of ranks when the commit was made.
-        versions: of the framework, Horovod and hvdrecover.
-        finished: whether the training function had returned.
         dataset: version of the training data as plain JSON values, or None.
         digests: of the files, by attribute name; None if they have not been computed.
+        job: identity of the start of the job that made it, as ``JOB/START``; of near commits only.
     """
 
     id: CommitId
@@ -37,6 +35,7 @@ class Snapshot(HasState):
     finished: bool = False
     dataset: dict[str, Any] | None = None
     digests: dict[str, str] | None = None
+    job: str = ""
 
     @classmethod
     def of(cls, manifest: Manifest, arenas: dict[str, Arena]) -> Snapshot:
@@ -51,6 +50,7 @@ class Snapshot(HasState):
             finished=manifest.finished,
             dataset=manifest.dataset,
             digests={name: digests[name] for name in arenas},
+            job=str(manifest.writer.get("job", "")),
         )
 
     def digested(self) -> Snapshot:
@@ -60,13 +60,7 @@ class Snapshot(HasState):
         return replace(self, digests={name: digest(arena.buffer) for name, arena in self.arenas.items()})
 
     def manifest(self, files: Sequence[FileEntry], writer: dict[str, Any], time: float) -> Manifest:
-        """Return the manifest of the commit.
-
-        Args:
-            files: its data files.
-            writer: who has written them.
-            time: when, in seconds since the Unix epoch.
-        """
+        """Return the manifest of the commit."""
         return Manifest(
             generation=self.id.generation,
             commit=self.id.commit,

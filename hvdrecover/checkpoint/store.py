@@ -28,15 +28,10 @@ class Store:
     """One checkpoint root, as the process that may write to it sees it.
 
     Args:
-        storage: the root.
-        keep: which complete commits to keep; a number stands for the newest so many.
         job: identity of this job and of its start; see `hvdrecover.checkpoint.claims.Claims`.
         host: name of this host, for the claim and the manifests.
-        events: where to report.
-        clock: where times come from.
 
     Attributes:
-        claims: the claims at the root.
         resumed: the commit that the job resumes from, if it was read here. It stays until a later one is
             durable.
     """
@@ -68,9 +63,6 @@ class Store:
         Args:
             again: whether an earlier start of this job has claimed the root.
 
-        Returns:
-            The claimed generation, at least 1.
-
         Raises:
             FencedError: another job has taken the root from this one, which must not start again.
             ForeignRootError: the root holds files of another kind; nothing was touched.
@@ -101,8 +93,6 @@ class Store:
         being written. On a full disk, all that is not needed is deleted, and the write is tried once more.
 
         Args:
-            snapshot: the commit.
-            rank: the writer's rank, for the manifest.
             durable: called as soon as the commit is durable; deleting may take as long as writing.
 
         Raises:

@@ -92,9 +92,9 @@ def _encode(value: Any, path: str, leaf: Leaf | None, outer: tuple[int, ...]) ->
         return [inner(item, f"[{index}]") for index, item in enumerate(value)]
     if kind is dict:
         return _encode_dict(value, inner)
-    for matches, tag, pack in _KINDS:
-        if matches(value):
-            return {tag: pack(value, path, inner)}
+    if (found := _pack_of(kind)) is not None:
+        tag, pack = found
+        return {tag: pack(value, path, inner)}
     raise UnsupportedValueError(
         path,
         f"a {kind.__module__}.{kind.__qualname__} can't be part of a commit: JSON can't hold it. {_REMEDY}",
@@ -202,43 +202,39 @@ def _datetime(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[
     return [value.replace(tzinfo=None).isoformat(), zone, value.fold]
 
 
-def _is_named_tuple(value: Any) -> bool:
-    return isinstance(value, tuple) and hasattr(type(value), "_fields")
+Pack = Callable[[Any, str, Callable[[Any, str], Json]], Json]
+# By the type itself; a subclass could hold more, and could not be made again.
+_PACK: dict[type, tuple[str, Pack]] = {
+    np.ndarray: ("$numpy", _numpy),
+    tuple: ("$tuple", _items),
+    set: ("$set", _members),
+    frozenset: ("$frozenset", _members),
+    collections.deque: ("$deque", lambda v, p, inner: [_items(v, p, inner), v.maxlen]),
+    collections.OrderedDict: ("$ordereddict", lambda v, _, inner: _pairs(v, inner)),
+    collections.Counter: ("$counter", lambda v, _, inner: _pairs(v, inner)),
+    bytes: ("$bytes", lambda v, *_: base64.b64encode(v).decode()),
+    complex: ("$complex", lambda v, *_: [repr(v.real), repr(v.imag)]),
+    type(pathlib.Path()): ("$path", lambda v, *_: str(v)),
+    pathlib.PurePosixPath: ("$purepath", lambda v, *_: str(v)),
+    datetime.datetime: ("$datetime", _datetime),
+    datetime.date: ("$date", lambda v, *_: v.isoformat()),
+    datetime.time: ("$time", _datetime),
+    datetime.timedelta: ("$timedelta", lambda v, *_: [v.days, v.seconds, v.microseconds]),
+}
 
 
-_KINDS: tuple[tuple[Callable[[Any], bool], str, Callable[..., Json]], ...] = (
-    # Before the types that they are subclasses of: np.float64 is a float, an IntEnum is an int.
-    (lambda v: isinstance(v, np.generic) or type(v) is np.ndarray, "$numpy", _numpy),
-    (lambda v: isinstance(v, enum.Enum), "$enum", _enum),
-    (_is_named_tuple, "$namedtuple", _named_tuple),
-    (
-        lambda v: dataclasses.is_dataclass(v) and not isinstance(v, type),
-        "$dataclass",
-        _dataclass,
-    ),
-    (lambda v: type(v) is tuple, "$tuple", _items),
-    (lambda v: type(v) is set, "$set", _members),
-    (lambda v: type(v) is frozenset, "$frozenset", _members),
-    (
-        lambda v: type(v) is collections.deque,
-        "$deque",
-        lambda v, p, inner: [_items(v, p, inner), v.maxlen],
-    ),
-    (lambda v: type(v) is collections.OrderedDict, "$ordereddict", lambda v, _, inner: _pairs(v, inner)),
-    (lambda v: type(v) is collections.Counter, "$counter", lambda v, _, inner: _pairs(v, inner)),
-    (lambda v: type(v) is bytes, "$bytes", lambda v, *_: base64.b64encode(v).decode()),
-    (lambda v: type(v) is complex, "$complex", lambda v, *_: [repr(v.real), repr(v.imag)]),
-    (lambda v: type(v) is type(pathlib.Path()), "$path", lambda v, *_: str(v)),
-    (lambda v: type(v) is pathlib.PurePosixPath, "$purepath", lambda v, *_: str(v)),
-    (lambda v: type(v) is datetime.datetime, "$datetime", _datetime),
-    (lambda v: type(v) is datetime.date, "$date", lambda v, *_: v.isoformat()),
-    (lambda v: type(v) is datetime.time, "$time", _datetime),
-    (
-        lambda v: type(v) is datetime.timedelta,
-        "$timedelta",
-        lambda v, *_: [v.days, v.seconds, v.microseconds],
-    ),
-)
+def _pack_of(kind: type) -> tuple[str, Pack] | None:
+    """Return the tag of a type, and the function that encodes its values; None if a commit can't hold it."""
+    if kind in _PACK:
+        return _PACK[kind]
+    # In this order: np.float64 is a float as well, an IntEnum an int.
+    if issubclass(kind, np.generic):
+        return "$numpy", _numpy
+    if issubclass(kind, enum.Enum):
+        return "$enum", _enum
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return "$namedtuple", _named_tuple
+    return ("$dataclass", _dataclass) if dataclasses.is_dataclass(kind) else None
 
 
 def _class_name(kind: type, path: str) -> str:

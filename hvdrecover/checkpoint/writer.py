@@ -40,11 +40,6 @@ class Progress:
 
     Times are monotonic seconds. Only the thread that has a snapshot in hand changes it; any may read it.
 
-    Args:
-        url: the checkpoint root, for messages.
-        events: where to report.
-        clock: where times come from.
-
     Attributes:
         last_durable: the newest commit that has become durable.
         seconds: how long its write took.
@@ -162,12 +157,9 @@ class BackgroundWriter:
     """Writes one snapshot at a time on a background thread. All methods are for the training thread.
 
     Args:
-        store: where to write.
-        rank: this process's rank, for the manifest.
         release: called with each snapshot just before it is no longer `in_flight`.
 
     Attributes:
-        store: where to write.
         progress: what has become durable, and what has not and why.
     """
 
@@ -240,9 +232,6 @@ class BackgroundWriter:
 
         Args:
             timeout: seconds to wait; None waits for as long as it takes.
-
-        Returns:
-            False if the time is over.
 
         Raises:
             StorageError: the last attempt has failed.

@@ -9,10 +9,9 @@ import argparse
 import dataclasses
 import shlex
 import sys
-import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config
 from hvdrecover.cli import options
@@ -81,16 +80,10 @@ def find(request: Sequence[str]) -> tuple[Entry, ...]:
 
 def parse(request: Sequence[str]) -> tuple[Source, argparse.Namespace]:
     """Return the source and the options of a request; wrong ones end the process with 2."""
-    given = source_parser(request[0]).parse_args(request[1:])
-    return _make(sources.find(request[0]), given), given
-
-
-def _make(kind: Any, given: argparse.Namespace) -> Any:
-    """Return a frozen dataclass whose fields are options of the same names."""
-    values = {field.name: getattr(given, field.name) for field in dataclasses.fields(kind)}
-    return kind(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    )
+    source = sources.find(request[0])
+    given = source_parser(request[0], source).parse_args(request[1:])
+    options = {name: getattr(given, name) for name in source.parameters}
+    return dataclasses.replace(source, options=options), given
 
 
 def _answer(name: str, source: Source, given: argparse.Namespace) -> Answer:
@@ -100,7 +93,7 @@ def _answer(name: str, source: Source, given: argparse.Namespace) -> Answer:
 
     settings = Settings(
         cache=given.cache or config.cache(config.environment()) / "hosts",
-        limits=_make(Limits, given),
+        limits=Limits(**{each.name: getattr(given, each.name) for each in dataclasses.fields(Limits)}),
         checks=Checks(None if given.no_ssh_check else given.ssh_port, given.identity, given.check),
         timeout=given.timeout,
         reports=config.read().host_reports,
@@ -114,30 +107,29 @@ def _answer(name: str, source: Source, given: argparse.Namespace) -> Answer:
 # -- options -------------------------------------------------------------------------------------------
 
 
-def source_parser(name: str, *, of_all: bool = True) -> argparse.ArgumentParser:
-    """Return a parser with an argument or option for each field of a source, and the common options."""
-    kind = cast(Any, sources.find(name))
+def source_parser(name: str, source: Source, *, of_all: bool = True) -> argparse.ArgumentParser:
+    """Return a parser with an argument or option for each parameter of a source, and the common options."""
     parser = argparse.ArgumentParser(
         f"hvdrecover discover {name}",
-        description=(kind.__doc__ or name).splitlines()[0],
+        description=(source.function.__doc__ or name).splitlines()[0],
         epilog=options.DURATIONS if of_all else None,
         allow_abbrev=False,
         add_help=of_all,
     )
-    types = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        settings: dict[str, Any] = dict(field.metadata)
-        if types[field.name] is bool:
+    for each, (parameter, kind) in source.parameters.items():
+        settings: dict[str, Any] = {"help": source.helps.get(each)}
+        if kind is bool:
             settings["action"] = "store_true"
-        elif types[field.name] in (int, str):
-            settings["type"] = types[field.name]
+        elif kind in (int, str):
+            settings["type"] = kind
         else:
             settings["nargs"] = argparse.REMAINDER
-        if field.default is dataclasses.MISSING:
-            parser.add_argument(field.name, **settings)
+        required = parameter.default is parameter.empty
+        if required and parameter.kind is not parameter.KEYWORD_ONLY:
+            parser.add_argument(each, **settings)
         else:
-            flag = f"--{field.name.replace('_', '-')}"
-            parser.add_argument(flag, default=field.default, **settings)
+            default = {"required": True} if required else {"default": parameter.default}
+            parser.add_argument(f"--{each.replace('_', '-')}", **default, **settings)
     if of_all:
         _add_options(parser)
     return parser

@@ -29,13 +29,14 @@ def document() -> str:
     for name in (name for names in cli.GROUPS.values() for name in names):
         parts += [f"## {name}", _text(commands[name])]
         if name == "discover":
-            parts += [f"### discover {_SOURCE}", _text(source_parser(_SOURCE))]
+            parts += [f"### discover {_SOURCE}", _text(source_parser(_SOURCE, sources.find(_SOURCE)))]
             parts.append(
                 "The options of `file` are those of all sources; with `command` they stand before the "
                 "program. This is what each other source has of its own."
             )
-            for source in [name for name in sources.OURS if name != _SOURCE]:
-                parts += [f"### discover {source}", _text(source_parser(source, of_all=False))]
+            for other in [name for name in sources.OURS if name != _SOURCE]:
+                parser = source_parser(other, sources.find(other), of_all=False)
+                parts += [f"### discover {other}", _text(parser)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -186,14 +186,17 @@ def _of_file(others: Sequence[str]) -> dict[str, str]:
         return {}
     yaml: Any = importlib.import_module("yaml")  # Horovod needs it as well
     try:
-        found = yaml.safe_load(Path(given[-1]).read_text())["hvdrecover"]
-        texts = {
-            str(name): str(int(value) if isinstance(value, bool) else value) for name, value in found.items()
-        }
+        document = yaml.safe_load(Path(given[-1]).read_text())
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError("--config-file", f"'{given[-1]}' cannot be read: {error}") from error
-    except (KeyError, TypeError, AttributeError):
-        return {}
+    found = document.get("hvdrecover") if isinstance(document, dict) else None
+    if not isinstance(found, dict | None):
+        problem = f"'hvdrecover:' in '{given[-1]}' must hold settings such as grace: 60s, got {found!r}"
+        raise ConfigError("--config-file", problem)
+    texts = {
+        str(name): str(int(value) if isinstance(value, bool) else value)
+        for name, value in (found or {}).items()
+    }
     known = {setting.flag.removeprefix("--"): setting.variable for setting in config.SETTINGS}
     if unknown := sorted(set(texts) - set(known)):
         problem = f"'{given[-1]}' has an unknown setting '{unknown[0]}'; the settings are {', '.join(known)}"
@@ -263,7 +266,7 @@ def _config(arguments: argparse.Namespace) -> int:
         for each in config.SETTINGS
     ]
     rows = [[each[name] or "" for name in ("variable", "option", "value", "help")] for each in settings]
-    table = printer.table(("variable", "option", "value", ""), rows)
+    table = printer.table(("variable", "option", "value", "meaning"), rows)
     printer.put({"settings": settings}, [table], as_json=arguments.json)
     return 0
 

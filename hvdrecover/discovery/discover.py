@@ -22,14 +22,13 @@ import select
 import signal
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hvdrecover.clock import SYSTEM_CLOCK, Clock
+from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
 from hvdrecover.discovery import checks, history, selection
 from hvdrecover.discovery.checks import Checks
 from hvdrecover.discovery.history import History
@@ -82,7 +81,7 @@ def discover(
     Raises:
         DiscoveryError: there is no good answer; the message says why.
     """
-    file = settings.cache / f"{_key(source, settings.checks, environ)}.json"
+    file = settings.cache / f"{_key(name, source, settings.checks, environ)}.json"
     asking = _Asking(source, settings, environ, file, clock)
     known, problem, late = history.read(file), "", False
     if patient or not asking.is_fresh(known):
@@ -101,17 +100,17 @@ def discover(
     return replace(found, warning=found.warning or problem)
 
 
-def _key(source: Source, checks_: Checks, environ: Mapping[str, str]) -> str:
+def _key(name: str, source: Source, checks_: Checks, environ: Mapping[str, str]) -> str:
     """Return the name of the history file.
 
     It depends on the working folder, to which paths are relative, and on the host: hosts may share a cache.
     """
     names = source.variables
     if "*" in names:
-        names = tuple(name for name in sorted(environ) if not _OF_A_START.match(name))
-    variables = {name: environ.get(name) for name in names}
+        names = tuple(each for each in sorted(environ) if not _OF_A_START.match(each))
+    variables = {each: environ.get(each) for each in names}
     place = socket.gethostname(), str(Path("/proc/self/cwd").readlink())  # exists for a deleted folder, too
-    text = f"{type(source).__module__}.{source!r} {checks_!r} {variables!r} {place!r}"
+    text = f"{name} {source.options!r} {checks_!r} {variables!r} {place!r}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -214,8 +213,8 @@ class _Asking:
         hosts, failure = self._call_source()
         now = self.clock.now()
         if failure or not hosts:
-            hint = getattr(self.source, "if_empty", "")
-            nothing = f"it names no host{hint and f'; {hint}'}"
+            hint = f"; {self.source.if_empty}" if self.source.if_empty else ""
+            nothing = f"it names no host{hint}"
             return replace(known, asked=now, failure=failure or nothing, empty=not failure)
         names = {host.name for host in hosts}
         return replace(
@@ -230,25 +229,16 @@ class _Asking:
         )
 
     def _call_source(self) -> tuple[list[Host], str]:
-        """Return the source's hosts, or its failure. The call is in a thread, as it may hang."""
+        """Return the source's hosts, or its failure. The source may hang."""
         timeout = self.settings.timeout
-        found: list[Host] = []
-        failure = [f"it has not answered in {timeout:g} s"]
-
-        def call() -> None:
-            try:
-                found.extend(self.source.hosts(self.environ, timeout))
-                failure[0] = ""
-            except DiscoveryError as error:
-                failure[0] = str(error)
-            except Exception as error:  # the source may be another package's
-                failure[0] = f"{type(error).__name__}: {error}"
-
-        thread = threading.Thread(target=call, daemon=True)
-        thread.start()
-        thread.join(timeout + _MARGIN)
-        if thread.is_alive() or failure[0]:
-            return [], failure[0]
+        try:
+            found = Bounded(timeout + _MARGIN)(self.source, self.environ, timeout)
+        except TimeoutError:
+            return [], f"it has not answered in {timeout:g} s"
+        except DiscoveryError as error:
+            return [], str(error)
+        except Exception as error:  # the source may be another package's
+            return [], f"{type(error).__name__}: {error}"
         return found, check_hosts(found)
 
     def _check(self, known: History) -> History:

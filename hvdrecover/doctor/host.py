@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from hvdrecover import config, machine
-from hvdrecover.checkpoint.storage import open_storage
-from hvdrecover.doctor import storage
-from hvdrecover.doctor.storage import root
+from hvdrecover.discovery import programs
+from hvdrecover.doctor.storage import clean, root, see
+from hvdrecover.errors import DiscoveryError
 from hvdrecover.install.edits import EDITS
-from hvdrecover.launch import processes
+from hvdrecover.install.environment import PROBE
 from hvdrecover.machine import address_of, source_towards, versions
 
 MARK = "hvdrecover-host:"
@@ -40,14 +39,6 @@ _AT_ONCE = 64  # connections
 _LOADING = 110.0  # seconds to import a framework; TensorFlow takes half a minute on a busy host
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
 _GPUS = Path("/proc/driver/nvidia/gpus")
-
-# Horovod only warns if it was built for another version of the framework; here that is an error.
-_LOAD = """
-import importlib, json, sys, warnings
-warnings.filterwarnings("error", "Framework .* installed with version")
-hvd = importlib.import_module(f"horovod.{sys.argv[1]}")
-print(json.dumps({name: bool(getattr(hvd, f"{name}_built")()) for name in ("gloo", "mpi", "nccl", "cuda")}))
-"""
 
 
 @dataclass(frozen=True)
@@ -123,31 +114,16 @@ def _connect(peer: tuple[str, int], deadline: float) -> float | str:
         time.sleep(0.1)
 
 
-def see(url: str, path: str) -> bool:
-    """Return whether this host sees a file of a root."""
-    return open_storage(url).size(path) is not None
-
-
-def clean(url: str, folder: str, made: list[str]) -> None:
-    """Remove the test files, and the folders that the trial has made."""
-    storage.Trial(url, folder).close(made)
-
-
 def _load(framework: str) -> dict[str, Any]:
     """Import Horovod for a framework; return ``built`` (feature to bool) and ``error``."""
-    environ, pipe = {**config.environment(), "TF_CPP_MIN_LOG_LEVEL": "3"}, subprocess.PIPE
-    command = [sys.executable, "-c", _LOAD, framework]
-    process = processes.start(command, environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+    environ = {**config.environment(), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-c", PROBE, f"horovod.{framework}"]
     try:
-        printed, complaints = process.communicate(timeout=_LOADING)
-    except subprocess.TimeoutExpired:
-        return {"built": {}, "error": f"the import has not ended in {_LOADING:.0f} s"}
-    finally:
-        process.kill_group()
-        code = process.wait()
-    lines = (complaints if code else printed).decode(errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), processes.describe(code))
-    return {"built": {}, "error": last} if code else {"built": json.loads(last), "error": ""}
+        built = json.loads(programs.output(command, environ, _LOADING).splitlines()[-1])
+    except DiscoveryError as error:
+        return {"built": {}, "error": error.problem}
+    del built["version"]
+    return {"built": built, "error": ""}
 
 
 def missing_edits() -> list[str]:

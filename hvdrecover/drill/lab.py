@@ -11,7 +11,6 @@ number, so no other lab takes the number before everything is gone.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import random
 import re
@@ -49,16 +48,14 @@ def lacks() -> str:
     """Return why there can be no lab here, with the remedy; '' if there can."""
     if os.geteuid() != 0:
         return "only root can make hosts; start it by sudo"
-    if absent := missing_packages():
+    if absent := sorted({package for name, package in PACKAGES.items() if find(name) is None}):
         return f"it needs missing programs; apt-get install {' '.join(absent)}"
-    if complaint := _trial():
-        return f"this machine does not let root make hosts: {complaint}; {_PRIVILEGED}"
+    # A trial in namespaces that end with the trial; the kernel complains if it does not allow them.
+    command = ["unshare", "--net", "--mount", "sh", "-c", _TRIAL.format(program("ip"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return f"this machine does not let root make hosts: {done.stderr.strip()}; {_PRIVILEGED}"
     return ""
-
-
-def missing_packages() -> list[str]:
-    """Return the packages of Debian and Ubuntu whose programs are missing."""
-    return sorted({package for name, package in PACKAGES.items() if find(name) is None})
 
 
 def find(name: str) -> str | None:
@@ -72,14 +69,6 @@ def program(name: str) -> str:
     if (path := find(name)) is None:
         raise LabError(name, f"the program is missing; apt-get install {PACKAGES.get(name, name)}")
     return path
-
-
-@functools.cache
-def _trial() -> str:
-    """Return the kernel's complaint about a trial in namespaces that end with the trial; '' if it works."""
-    command = ["unshare", "--net", "--mount", "sh", "-c", _TRIAL.format(program("ip"))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stderr.strip() if done.returncode != 0 else ""
 
 
 def _ip(*arguments: str) -> None:

@@ -59,6 +59,11 @@ class DrillFileSystem(LocalFileSystem):  # type: ignore[misc]
         self._behaviour = _behaviour_file(Path(root))
 
     @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        # fsspec before 2026.4 strips only `file:` and `local:`, and would take the URL for a relative path.
+        return super()._strip_protocol(path.removeprefix(f"{PROTOCOL}://") if isinstance(path, str) else path)
+
+    @classmethod
     def _get_kwargs_from_urls(cls, url: str) -> dict[str, Any]:
         return {"root": cls._strip_protocol(url)}
 

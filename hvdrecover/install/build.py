@@ -2,7 +2,7 @@
 
 1. Download Horovod's source, check its digest, and unpack it (`fetch`).
 2. Write the licences and the diff of our edits beside it, for the wheel, and apply the edits.
-3. Install the build tools into a folder of their own: the environment stays as it is.
+3. Install the build tools, by pinned hashes, into a folder of their own: the environment stays as it is.
 4. Compile, with the variables of `build_environment`.
 """
 
@@ -22,9 +22,10 @@ from pathlib import Path
 from hvdrecover.errors import InstallError
 from hvdrecover.install.edits import EDITS, apply, diff
 from hvdrecover.install.environment import Frameworks, Mpi, build_path, find_nccl
-from hvdrecover.install.pins import BUILD_REQUIREMENTS, HOROVOD_SHA256, HOROVOD_VERSION
+from hvdrecover.install.pins import HOROVOD_SHA256, HOROVOD_VERSION
 from hvdrecover.install.process import Runner
 
+TOOLS = Path(__file__).with_name("build-tools.txt")  # requirements of the build, with hashes
 _BYTES_PER_JOB = 2 << 30  # to compile one file with PyTorch's headers, at worst
 
 
@@ -154,7 +155,7 @@ def build_wheel(
     (source / "NOTICE-hvdrecover").write_text(notice())
     apply(EDITS, source)
     tools = work / "tools"
-    install = pip("install", "--target", str(tools), *BUILD_REQUIREMENTS)
+    install = pip("install", "--target", str(tools), "--require-hashes", "-r", str(TOOLS))
     runner.run("Fetching the build tools", install, environ=environ)
     if nccl := find_nccl(environ):
         environ = {**environ, **offer_nccl(nccl, folder)}

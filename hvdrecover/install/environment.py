@@ -30,6 +30,16 @@ _NCCL_PLACES = ("HOROVOD_NCCL_HOME", "HOROVOD_NCCL_INCLUDE", "HOROVOD_NCCL_LIB",
 _CPU_FEATURES = ("avx", "f16c", "fma")  # Horovod's CMake turns them on if the building machine has them
 _COMPILERS = ("c++", "g++", "clang++")
 
+# Imports Horovod for a framework, and prints its version and features. Horovod only warns if it was built for
+# another version of the framework; here that is an error.
+PROBE = """
+import importlib, importlib.metadata, json, sys, warnings
+warnings.filterwarnings("error", "Framework .* installed with version")
+module = importlib.import_module(sys.argv[1])
+built = {name: bool(getattr(module, f"{name}_built")()) for name in ("gloo", "mpi", "nccl", "cuda")}
+print("\\n" + json.dumps({"version": importlib.metadata.version("horovod"), **built}), flush=True)
+"""
+
 
 @dataclass(frozen=True)
 class Frameworks:

@@ -24,19 +24,17 @@ from hvdrecover.errors import InstallError
 from hvdrecover.install import wheel_cache
 from hvdrecover.install.build import build_wheel, fetch, pip, work_folder
 from hvdrecover.install.edits import EDITS, diff
-from hvdrecover.install.environment import choose_mpi, describe, find_frameworks, is_on, require_toolchain
+from hvdrecover.install.environment import (
+    PROBE,
+    choose_mpi,
+    describe,
+    find_frameworks,
+    is_on,
+    require_toolchain,
+)
 from hvdrecover.install.pins import HOROVOD_VERSION, MPI_REQUIREMENTS, RUNTIME_REQUIREMENTS
 from hvdrecover.install.process import Runner
 from hvdrecover.machine import version_of
-
-_PROBE_MARK = "hvdrecover-probe:"
-_PROBE = f"""
-import importlib, importlib.metadata, json, sys
-module = importlib.import_module(sys.argv[1])
-answer = {{name: bool(getattr(module, name + "_built")()) for name in ("gloo", "mpi", "nccl")}}
-answer["version"] = importlib.metadata.version("horovod")
-print("\\n{_PROBE_MARK}" + json.dumps(answer), flush=True)
-"""
 
 
 @dataclass(frozen=True)
@@ -116,20 +114,20 @@ class Installation:
             "mpi": self._mpi.identity != "none",
         }
         for module in self._frameworks.modules:
-            probe = [sys.executable, "-c", _PROBE, module]
+            probe = [sys.executable, "-c", PROBE, module]
             check_answer(
                 module, runner.run(f"Trying out {module}", probe, environ=environ, cwd=self.folder), expected
             )
 
 
 def check_answer(module: str, lines: list[str], expected: Mapping[str, object]) -> None:
-    """Check the answer of the installed Horovod in the output of `_PROBE`.
+    """Check the answer of the installed Horovod in the output of `PROBE`.
 
     Raises:
         InstallError: it is another Horovod, or it lacks a feature.
     """
-    marked = [line for line in lines if line.startswith(_PROBE_MARK)]
-    answer = json.loads(marked[-1].removeprefix(_PROBE_MARK)) if marked else {}
+    marked = [line for line in lines if line.startswith('{"version": ')]
+    answer = json.loads(marked[-1]) if marked else {}
     wrong = [
         f"{name} is {answer.get(name)!r} instead of {value!r}"
         for name, value in expected.items()

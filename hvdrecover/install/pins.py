@@ -16,7 +16,3 @@ RUNTIME_REQUIREMENTS = {
     "psutil": "psutil",
     "pyyaml": "pyyaml",
 }
-
-# The requirements of the build. CMake 4 refuses the gloo that Horovod bundles. Horovod's setup.py relies on
-# ``setup_requires``, which setuptools has announced to drop.
-BUILD_REQUIREMENTS = ("cmake>=3.25,<4", "setuptools>=77,<85", "wheel", *RUNTIME_REQUIREMENTS.values())

@@ -20,7 +20,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +28,6 @@ from pathlib import Path
 from hvdrecover import config
 from hvdrecover.errors import InstallError
 
-LOCK_TIMEOUT = 2 * 60 * 60.0  # seconds to wait for another process that builds the same wheel
 KEPT_BUILDS = 8  # of one user
 
 
@@ -95,41 +93,29 @@ def prune(current: Path, keep: int = KEPT_BUILDS) -> None:
     others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
     for folder in others[keep - 1 :]:
         try:
-            with locked(folder, lambda: None, timeout=0):
+            with locked(folder, _give_up):
                 shutil.rmtree(folder, ignore_errors=True)
-        except (InstallError, OSError):
+        except OSError:
             continue
 
 
 @contextmanager
-def locked(folder: Path, on_wait: Callable[[], object], timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
+def locked(folder: Path, on_wait: Callable[[], object]) -> Iterator[None]:
     """Hold the lock of a build's folder, so that two processes never build one wheel at the same time.
 
     Args:
         folder: the build's folder in the cache; it need not exist.
-        on_wait: called once, when another process holds the lock.
-        timeout: how long to wait for that process, in seconds.
-
-    Raises:
-        InstallError: the other process did not finish in time.
+        on_wait: called when another process holds the lock, before waiting for it; may raise instead.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = folder.parent / f"{folder.name}.lock"
-    deadline = time.monotonic() + timeout
-    waiting = False
-    with lock.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not waiting:
-                    on_wait()
-                waiting = True
-                if time.monotonic() >= deadline:
-                    raise InstallError(
-                        f"{lock}: another process has held this lock for {timeout:.0f} s. "
-                        "Look whether it still builds Horovod, end it if not, and run this again."
-                    ) from None
-                time.sleep(0.5)
+    with (folder.parent / f"{folder.name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield  # closing the file releases the lock
+
+
+def _give_up() -> None:
+    raise BlockingIOError

@@ -12,8 +12,7 @@ from pathlib import Path
 from hvdrecover import config
 from hvdrecover.discovery.checks import is_local
 from hvdrecover.discovery.hosts import Host, parse
-from hvdrecover.discovery.sources import Source
-from hvdrecover.discovery.sources.lists import File, Static
+from hvdrecover.discovery.sources import lists
 from hvdrecover.errors import ConfigError, DiscoveryError, LaunchError
 from hvdrecover.launch import hangs, processes, waits
 from hvdrecover.machine import source_towards
@@ -96,14 +95,13 @@ def hosts(options: Options) -> dict[str, int]:
 
     Raises `DiscoveryError` if the list cannot be read, `ConfigError` if it is empty.
     """
-    source: Source
     if options.hosts is not None:
-        source = Static(options.hosts)
+        found = lists.static({}, 0.0, hosts=options.hosts)
     elif options.hostfile is not None:
-        source = File(str(options.hostfile))
+        found = lists.file({}, 0.0, path=str(options.hostfile))
     else:
         return {"localhost": options.processes}
-    named = {host.name: host.slots or 1 for host in source.hosts({}, 0.0)}
+    named = {host.name: host.slots or 1 for host in found}
     if not named:
         raise ConfigError("-H" if options.hosts is not None else "--hostfile", "it names no host")
     return named

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from importlib import resources
 from pathlib import Path
 
 from hvdrecover.errors import ConfigError
-from hvdrecover.redaction import printable
 from hvdrecover.reporting import text, timeline
 from hvdrecover.reporting.summary import PHASES, Report, Run
+from hvdrecover.reporting.text import html as _e
 from hvdrecover.reporting.timeline import Lanes
 from hvdrecover.version import __version__
 
@@ -174,11 +173,6 @@ def _storage(report: Report) -> dict[str, str]:
 
 
 # -- HTML ----------------------------------------------------------------------------------------------
-
-
-def _e(value: str) -> str:
-    """Return a text without markup: names and errors may come from other users."""
-    return escape(printable(value))
 
 
 def _badge(state: str, tone: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
+from html import escape
 
+from hvdrecover.redaction import printable
 from hvdrecover.reporting.summary import Fault, Report, Tally
 
 CONTINUED = "training continued"  # in place of a time to recover, where ranks had no rendezvous
@@ -223,3 +225,8 @@ def one_line(text: str) -> str:
     """Return the line of an error's text that says most: of a traceback the last, else the first."""
     lines = text.strip().splitlines() or [""]
     return lines[-1] if lines[0].startswith("Traceback ") else lines[0]
+
+
+def html(text: str) -> str:
+    """Return a text without markup: names and errors may come from other users."""
+    return escape(printable(text))

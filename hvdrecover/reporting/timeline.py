@@ -10,12 +10,12 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Literal
 
 from hvdrecover.redaction import printable
 from hvdrecover.reporting import summary, text
 from hvdrecover.reporting.summary import Fault, Rendezvous, Report, Run, Stint
+from hvdrecover.reporting.text import html as _e
 
 LANES = 200  # ranks that are drawn at most
 NARROWEST = 560  # pixels that the time takes at least; narrower screens scroll
@@ -311,11 +311,6 @@ def _clock(time: float) -> str:
 
 
 # -- SVG -----------------------------------------------------------------------------------------------
-
-
-def _e(text: str) -> str:
-    """Return a text without markup: names and errors may come from other users."""
-    return escape(printable(text))
 
 
 def _title(text: str) -> str:

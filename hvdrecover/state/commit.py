@@ -53,7 +53,7 @@ def commit(session: Session, *, durable: bool) -> None:
         # the error.
         if memory.attempt == attempt:
             memory.pass_over()
-        verdict = None if hear is None else hear()
+        verdict = (hear or send_vote(session, Moment("commit")))()
         if verdict is not None and not _loses_nothing(session, verdict):
             raise verdict from error
         raise
@@ -218,6 +218,8 @@ def leave_if_told(session: Session) -> None:
         verdict = send_vote(session, Moment("check", returned=True))()
     if isinstance(verdict, Departure):
         session.call("restore", lambda: roll_back(session))
+        # The votes brought the other ranks' states from before that. The steps in these will be repeated.
+        session.own.gather(session.context.world, session.context.place.carried)
         leave(session, verdict)
 
 

@@ -165,8 +165,6 @@ class Contents:
         """Load a commit into the attributes.
 
         Args:
-            state: its JSON part; see `Present.state`.
-            arenas: its tensors.
             where: what to call the commit in an error.
             strict: True if all must fit, "components" if only models and optimizers must. Any other attribute
                 that does not fit stays as it is. At least a part of each model and optimizer must fit.

@@ -42,7 +42,6 @@ def is_due(settings: Checkpoint, commits_since: int, seconds_since: float, pacin
     """Return whether a commit should be made durable.
 
     Args:
-        settings: the user's settings.
         commits_since: commits since the last durable one, this one included.
         seconds_since: seconds since the last durable one was begun; ``inf`` when there is none.
         pacing: has the interval for ``interval="auto"``.
@@ -69,7 +68,6 @@ class DurableSide(Hook):
         wanted: whether there is a checkpoint root.
         strict: whether a durable commit must fit the state exactly.
         root: the checkpoint root without credentials; empty if there is none.
-        near: the near tier.
     """
 
     def __init__(self, settings: Checkpoint | None, context: Context, pacing: Pacing, memory: Memory) -> None:
@@ -147,11 +145,7 @@ class DurableSide(Hook):
         self._wait(writer, deadline, attempts)
 
     def make_durable(self, attempts: int) -> None:
-        """Make the newest commit durable, and return when all ranks know that it is.
-
-        Args:
-            attempts: how many may fail.
-        """
+        """Make the newest commit durable, and return when all ranks know that it is."""
         failure: HvdrecoverError | None = None
         with liveness.paused():
             try:

@@ -18,7 +18,6 @@ class Published:
     """The newest commit that one rank holds.
 
     Attributes:
-        commit: its identity; generation 0 stands for none.
         is_near: whether an earlier process has left it on the host.
         start: a number that stands for the start of the job that made it.
     """
@@ -55,7 +54,6 @@ def elect(
     the commit in its memory goes before one that does not.
 
     Args:
-        published: by rank.
         prefer: chooses among the ranks that hold the newest commit.
     """
     live = [each for each in published if each.commit.generation and not each.is_near]
@@ -102,7 +100,6 @@ def revive(left: Sequence[Left | None], standing: Standing) -> int | None:
 
     Args:
         left: by rank, the commit on its host.
-        standing: of the checkpoint root.
     """
     floor = (standing.since, standing.durable or CommitId(0, 0))
     ranked = [

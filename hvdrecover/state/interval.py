@@ -37,8 +37,6 @@ def best(stall: float, mtbf: float, *, least: float = 0.0, cap: float = CAP) -> 
     """Return the interval that loses least, within limits, and the reason for it.
 
     Args:
-        stall: of a commit.
-        mtbf: mean time between failures.
         least: the interval is never shorter.
         cap: share of the time that stalls may take.
     """
@@ -81,7 +79,6 @@ class Decision:
         seconds: the interval.
         reason: ``least`` means twice the time of a write, so that half of the time is without one.
         stall: how much longer training takes for one durable commit.
-        write: duration of a write.
         restore: duration of the last start from a durable commit; None if there was none.
         mtbf: mean time between losses of the whole job.
     """

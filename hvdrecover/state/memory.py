@@ -139,7 +139,7 @@ class Memory:
 
     def adopt(self, snapshot: Snapshot) -> None:
         """Take a commit that has been loaded; the memory of those before is let go."""
-        self.arenas.adopt(snapshot.arenas)
+        self.arenas.hold(snapshot.arenas, alone=True)
         self.newest = replace(snapshot, dataset=self._dataset)
         self.attempt, self.objection = snapshot.id, None
 
@@ -171,8 +171,6 @@ class Memory:
         """Load a commit into the attributes and hooks; return a line for each part that does not fit.
 
         Args:
-            snapshot: the commit.
-            where: what to call it in an error.
             strict: what of it must fit; see `Contents.load`.
 
         Raises:
@@ -181,7 +179,7 @@ class Memory:
         """
         if snapshot is not self.newest and self.last.generation == 0:
             # A new process needs as much memory for its optimizer now, and reuses that of its initial state.
-            self.arenas.adopt({})
+            self.arenas.hold({}, alone=True)
             self.newest = None
         differences = self._contents.load(snapshot.state, snapshot.arenas, where, strict=strict)
         for each in self.kept:
@@ -208,33 +206,28 @@ class Memory:
 
     def _acquire(self, layouts: Mapping[str, Layout]) -> Mapping[str, Arena]:
         """Return arenas for the next commit. If memory is short, wait for the write before it."""
-        arenas, shortage = self._usable(layouts)
-        if shortage and self.in_flight() is not None:
+        while True:
+            in_flight = self.in_flight()
+            arenas, need = self.arenas.choose(in_flight, layouts)
+            left = self.room() if need else None
+            if left is None or need <= left.nbytes:
+                return arenas
+            where = "in this process's cgroup" if left.limited else "on this host"
+            sizes = f"{need / 1e9:.3g} GB of memory, and {left.nbytes / 1e9:.3g} GB are left"
+            shortage = f"a commit takes another {sizes} {where}"
+            if in_flight is None:
+                remedy = "use a host or a limit with more, fewer processes on each host, or a smaller state"
+                raise StateError("state", f"{shortage}; {remedy}")
             if not self._has_waited:
                 self._has_waited = True
                 logger.warning("commits wait for the write before them: %s", shortage)
             self.vacate()
-            arenas, shortage = self._usable(layouts)
-        if shortage:
-            remedy = "use a host or a limit with more, fewer processes on each host, or a smaller state"
-            raise StateError("state", f"{shortage}; {remedy}")
-        return arenas
-
-    def _usable(self, layouts: Mapping[str, Layout]) -> tuple[Mapping[str, Arena], str]:
-        """Return arenas for the next commit; and a line if memory is too short for it, or ''."""
-        arenas, need = self.arenas.choose(self.in_flight(), layouts)
-        left = self.room() if need else None
-        if left is None or need <= left.nbytes:
-            return arenas, ""
-        where = "in this process's cgroup" if left.limited else "on this host"
-        sizes = f"{need / 1e9:.3g} GB of memory, and {left.nbytes / 1e9:.3g} GB are left"
-        return arenas, f"a commit takes another {sizes} {where}"
 
     def _is_unchanged(self, present: Present) -> bool:
         """Return whether the present state equals the newest commit, bit for bit."""
         return (
             self.newest is not None
-            and self.is_at_commit()
+            and self._contents.positions() == self._positions
             and self._contents.is_copy(present, self.newest.state, self.newest.arenas)
         )
 
@@ -264,8 +257,7 @@ class Arenas:
     """
 
     def __init__(self) -> None:
-        self._newest: Mapping[str, Arena] = {}
-        self._spare: Mapping[str, Arena] = {}
+        self._private: list[Mapping[str, Arena]] = []  # in memory of this process; the newest first
         self._abandoned: list[Callable[[], Snapshot | None]] = []
         self.near: NearTier | None = None
 
@@ -278,35 +270,31 @@ class Arenas:
             in_flight: the commit that is being written and must not change, if any.
             layouts: of the next commit's files, by attribute name.
         """
-        pinned = self._pinned(in_flight)
+        self._abandoned = [each for each in self._abandoned if each() is not None]
+        read = [in_flight, *(each() for each in self._abandoned)]
+        pinned = {arena for snapshot in read if snapshot is not None for arena in snapshot.arenas.values()}
         if self.near is not None and (near := self.near.acquire(layouts, pinned)) is not None:
             return near, 0
         found: Mapping[str, Arena] = {}
-        for arenas in (self._newest, self._spare):
-            if arenas and not _is_shared(arenas) and pinned.isdisjoint(arenas.values()):
+        for number, arenas in enumerate(self._private):
+            if pinned.isdisjoint(arenas.values()):
                 found = arenas
+                if number:  # its memory was offered back
+                    for arena in arenas.values():
+                        arena.take_back()
                 break
-        if found is self._spare:
-            for arena in found.values():
-                arena.take_back()
-        if self.near is not None and self.near.has_memory:
-            return found, 0  # it has looked for room for all that it will ever take
         new = (
             layout for name, layout in layouts.items() if name not in found or found[name].layout != layout
         )
         return found, sum(layout.nbytes for layout in new)
 
-    def hold(self, newest: Mapping[str, Arena]) -> None:
-        """Note the arenas of the newest commit."""
-        if _is_shared(newest) or _is_shared(self._newest):
-            self._spare = {}
-        elif set(newest.values()).isdisjoint(self._newest.values()):
-            self._spare = self._newest
-        self._newest = newest
-
-    def adopt(self, newest: Mapping[str, Arena]) -> None:
-        """Note the arenas of a commit that has been loaded; the memory of those before is let go."""
-        self._newest, self._spare = newest, {}
+    def hold(self, newest: Mapping[str, Arena], *, alone: bool = False) -> None:
+        """Note the arenas of the newest commit; ``alone``: the memory of those before is let go."""
+        if any(arena.shared for arena in newest.values()):  # a file, whose memory goes with the near tier
+            self._private = []
+        else:
+            others = [each for each in self._private if set(newest.values()).isdisjoint(each.values())]
+            self._private = [newest] if alone else [newest, *others[:1]]
 
     def release(self, written: Snapshot) -> None:
         """Offer the memory of a commit back to the system, unless the newest one needs it.
@@ -314,7 +302,8 @@ class Arenas:
         Called on the writer's thread, while the commit still counts as in flight, so the next commit does not
         use it yet.
         """
-        if not _is_shared(written.arenas) and set(written.arenas.values()).isdisjoint(self._newest.values()):
+        newest = self._private[0].values() if self._private else ()
+        if set(written.arenas.values()).isdisjoint(newest):
             for arena in written.arenas.values():
                 arena.offer_back()
 
@@ -325,13 +314,3 @@ class Arenas:
             in_flight: returns the snapshot that it writes, if any.
         """
         self._abandoned.append(in_flight)
-
-    def _pinned(self, in_flight: Snapshot | None) -> set[Arena]:
-        self._abandoned = [each for each in self._abandoned if each() is not None]
-        read = [in_flight, *(each() for each in self._abandoned)]
-        return {arena for snapshot in read if snapshot is not None for arena in snapshot.arenas.values()}
-
-
-def _is_shared(arenas: Mapping[str, Arena]) -> bool:
-    """Return whether commits lie in the near tier, or did until its memory was given back."""
-    return any(arena.shared for arena in arenas.values())

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-from hvdrecover.checkpoint import near_root, near_tier, root
+from hvdrecover.checkpoint import near_root, near_tier, reader, root
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.near_root import Keeper
-from hvdrecover.checkpoint.near_tier import Buffer, NearTier, Recalled
-from hvdrecover.checkpoint.reader import read_commit
+from hvdrecover.checkpoint.near_tier import NearTier
 from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.errors import CheckpointError, StorageError
+from hvdrecover.errors import CheckpointError, NoUsableCommitError, StorageError
 from hvdrecover.state.hooks import Context
 from hvdrecover.state.memory import Memory
 
@@ -37,13 +35,12 @@ class NearSide:
         self._url = near_root.named(settings.url) if settings is not None else ""
         self.folder = _folder(settings, context, self._url)
         self._keeper: Keeper | None = None
-        self._left: list[Buffer] = []  # what earlier processes left, until the ranks have agreed
-        self._recalled: Recalled | None = None
+        self._recalled: Snapshot | None = None
         self._said: str | None = None  # why the tier is off; empty if it is on
         self._is_first = False  # whether this is rank 0; as of the last rendezvous, for the tier's thread
         self._awaits_lock = False
 
-    def recall(self, newer_than: CommitId) -> Recalled | None:
+    def recall(self, newer_than: CommitId) -> Snapshot | None:
         """Return the newest commit that an earlier process left here, for the election.
 
         One process of a host does so. The others read it meanwhile, as all are likely to resume from it; see
@@ -54,42 +51,28 @@ class NearSide:
         """
         if self.folder is None:
             return None
-
-        def usable(commit: CommitId) -> bool:
-            return commit > newer_than and not commit.is_within(self._context.config.suspects)
-
+        suspects = self._context.config.suspects
         self._is_first = self._context.world.rank() == 0
         if self._tier is not None:  # an interrupted copy has cost this process its newest commit
             return self._tier.newest()
-        try:
-            if self._is_there(self.folder):
-                if self._keeper is not None:
-                    self._recalled = near_tier.newest_verified(self._left, usable, self._passed_over)
-                else:
-                    commits = filter(usable, root.commits(LocalStorage(self.folder)))
-                    self._recalled = next(filter(None, map(self._read, commits)), None)
-        except (OSError, StorageError) as error:
-            self._refuse(str(error))
+        self._recalled = self._read(lambda each: each > newer_than and not each.is_within(suspects))
         return self._recalled if self._keeps else None
 
     def held(self, commit: CommitId) -> Files:
         """Return the sealed files of a commit that this host has, and their digests; none if it has none."""
-        with suppress(OSError, StorageError):  # another rank sends it then
-            if self.folder is not None and self._tier is None and self._is_there(self.folder):
-                if self._recalled is None or self._recalled.snapshot.id != commit:
-                    if self._keeper is None:
-                        self._recalled = self._read(commit)
-                    else:
-                        self._recalled = near_tier.newest_verified(
-                            self._left, lambda each: each == commit, self._passed_over
-                        )
-                if self._recalled is not None:
-                    return self._recalled.snapshot.arenas, self._recalled.snapshot.digests or {}
-        return {}, {}
+        if self.folder is not None and self._tier is None:
+            if self._recalled is None or self._recalled.id != commit:
+                self._recalled = self._read(lambda each: each == commit)
+            if self._recalled is not None:
+                return self._recalled.arenas, self._recalled.digests or {}
+        return {}, {}  # another rank sends it then
 
     def pass_over(self, commit: CommitId, reason: str) -> None:
         """Report a commit that is not resumed from."""
-        self._passed_over(commit.name, reason)
+        message = f"near tier: passing over {commit.name}: {reason}"
+        shown = message if self._keeps else None  # one line for each host is enough
+        facts = {"commit": commit.name, "reason": reason}
+        self._context.events.emit("near_skipped", shown, level=logging.WARNING, **facts)
 
     def give_back(self) -> None:
         """Forget the commit that was recalled."""
@@ -97,20 +80,17 @@ class NearSide:
 
     def agreed(self) -> None:
         """The ranks have agreed on a commit: from now on, this process may keep the host's near tier."""
-        self.give_back()
         if self.folder is not None and self._keeps:
             self._is_first = self._context.world.rank() == 0
-            if self._tier is None:
-                self._begin(self.folder)
-            self._want()
+            self._begin(self.folder)
             self.offer()
+        self._recalled = None
 
     def offer(self) -> None:
         """Have the newest commit in memory sealed, if it lies in the near root."""
         newest = self._memory.newest
         if self._awaits_lock and self.folder is not None:
             self._begin(self.folder)  # a killed process may keep it for a while
-            self._want()
         if self._tier is not None and newest is not None and not newest.finished:
             self._tier.seal(newest)
 
@@ -126,7 +106,7 @@ class NearSide:
         elif self._keeper is not None:
             self._keeper.remove()
         self._memory.arenas.near = self._keeper = None
-        self._left, self._awaits_lock = [], False
+        self._awaits_lock = False
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -139,64 +119,67 @@ class NearSide:
         """Return whether this process is the one of its host that keeps the tier."""
         return self._context.config.is_first_of_host
 
-    def _is_there(self, path: Path) -> bool:
-        """Return whether there is a near root; take it over if this process can keep it."""
-        if not path.is_dir():
-            return False
-        near_root.check_private(path)
-        if self._keeps and self._keeper is None and (keeper := Keeper.take(path)) is not None:
-            self._keeper, self._left = keeper, near_tier.left(path, self._passed_over)
-        return True
+    def _read(self, usable: Callable[[CommitId], bool]) -> Snapshot | None:
+        """Return the newest usable commit that verifies. The keeper maps it.
 
-    def _read(self, commit: CommitId) -> Recalled | None:
-        """Read a sealed commit into memory of this process, as its keeper may overwrite it meanwhile.
-
-        Wrong digests show that it did.
+        Other processes copy it, as the keeper may overwrite it meanwhile. Wrong digests show that it did.
         """
-        storage = LocalStorage(self.folder or Path())
+        path = self.folder
+        if path is None or not path.is_dir():
+            return None
+        storage = LocalStorage(path)
+
+        def skipped(commit: CommitId, reason: str, error: CheckpointError | None) -> None:
+            if error is not None:  # else it is memory for a commit
+                self.pass_over(commit, reason)
+                if self._keeper is not None:
+                    storage.remove(root.manifest_path(commit))
+
         try:
-            if not root.is_complete(storage, commit):
-                return None
-            job = str(root.read_manifest(storage, commit).writer.get("job", ""))
-            return Recalled(read_commit(storage, commit), job)
-        except CheckpointError as error:
-            self._passed_over(commit.name, str(error))
+            self._take_over(path)
+            found = reader.read_newest(
+                storage,
+                skipped,
+                clock=self._context.clock,
+                order=lambda commits: list(filter(usable, commits)),
+                load=reader.copied if self._keeper is None else near_tier.mapped,
+            )
+            for arena in found.arenas.values() if found is not None else ():
+                arena.shared = self._keeper is not None  # then the files must not become private memory
+            return found
+        except NoUsableCommitError:
+            return None
+        except (OSError, CheckpointError) as error:
+            self._refuse(str(error))
             return None
 
+    def _take_over(self, path: Path) -> None:
+        """Become the keeper of a near root that exists, if this process can."""
+        near_root.check_private(path)
+        if self._keeps and self._keeper is None:
+            self._keeper = Keeper.take(path)
+
     def _begin(self, path: Path) -> None:
+        """Have the next commits go to the near root."""
         try:
             near_root.make(path, self._url)
-            self._is_there(path)
+            self._take_over(path)
+            self._awaits_lock = self._keeper is None
+            if self._keeper is None:
+                reason = f"{path} is in use by another process, or by another state of this one"
+                return self._refuse(reason)
+            place = self._context.place
+            writer = {"host": self._context.config.host, "rank": place.rank, "job": place.job}
+            tier = self._tier or NearTier(self._keeper, self._recalled, self._context.clock, self._decided)
+            tier.begin(writer)
+            self._memory.arenas.near = tier
         except (OSError, StorageError) as error:
-            return self._refuse(str(error))
-        self._awaits_lock = self._keeper is None
-        if self._keeper is None:
-            return self._refuse(f"{path} is in use by another process, or by another state of this one")
-        near = NearTier(self._keeper, self._left, self._writer, self._context.clock, self._decided)
-        if self._said and self._left:  # else memory is asked for, and then it is said
-            self._decided(None, self._left[-1].nbytes)
-        self._left = []
-        self._memory.arenas.near = near
-
-    def _want(self) -> None:
-        """Have memory made for the next commits."""
-        newest = self._memory.newest
-        if self._tier is not None and newest is not None:
-            self._tier.want(newest.layouts)
-
-    def _writer(self) -> dict[str, Any]:
-        mine = self._context.place
-        return {"host": self._context.config.host, "rank": mine.rank, "job": mine.job}
-
-    def _passed_over(self, name: str, reason: str) -> None:
-        message = f"near tier: passing over {name}: {reason}"
-        shown = message if self._keeps else None  # one line for each host is enough
-        self._context.events.emit("near_skipped", shown, level=logging.WARNING, commit=name, reason=reason)
+            self._refuse(str(error))
 
     def _decided(self, refusal: str | None, nbytes: int) -> None:
         if refusal is not None:
             self._refuse(refusal)
-        elif self.folder is not None and self._said != "":
+        elif self._said != "":
             self._said = ""
             message = (
                 f"near tier: on: commits of {near_root.size(nbytes)} outlive their processes in "

@@ -8,6 +8,7 @@ carries them out next finds them in the commit.
 
 from __future__ import annotations
 
+import base64
 import copy
 import functools
 import json
@@ -16,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdrecover.checkpoint import layout
 from hvdrecover.checkpoint.arena import Arena
@@ -37,11 +37,9 @@ from hvdrecover.state.trees import Copier, rebuild
 RANDOM = "_random"  # the key of random streams; no attribute has this name
 
 _LARGEST = 1 << 26  # bytes that a process sends with each commit
-_ALIGNMENT = 64  # bytes; of files in a message, so that tensors can be made over them
 _layout = functools.lru_cache(maxsize=16)(layout.parse)  # most ranks send a value of the same layout
 
 OnResize = Callable[[list[Any], int, int], Any]
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,6 @@ class Carried:
 
     Attributes:
         ranks: in order; a spare process carries out none.
-        size: the number of all ranks.
     """
 
     ranks: tuple[int, ...]
@@ -189,7 +186,6 @@ class PerRank:
             value with ``state_dict``, None leaves it as it is. It must return the same at each call.
 
     Attributes:
-        on_resize: as above.
         taken: how many items have been taken from it by iterating.
         on_iterate: called when an iteration begins, after the value has begun it.
 
@@ -382,8 +378,7 @@ class _Sent(Mapping[str, Any]):
 
     @functools.cached_property
     def _states(self) -> dict[str, Any]:
-        heads = (_unpacked(row)[0] for row in self._rows)
-        return {rank: state for head in heads for rank, state in head[RANDOM].items()}
+        return {rank: state for row in self._rows for rank, state in _unpacked(row)[RANDOM].items()}
 
     def __getitem__(self, rank: str) -> Any:
         return self._states[rank]
@@ -396,11 +391,7 @@ class _Sent(Mapping[str, Any]):
 
 
 class RankLocalState:
-    """The rank-local states of the ranks that one process carries out.
-
-    Attributes:
-        random: the random streams.
-    """
+    """The rank-local states of the ranks that one process carries out."""
 
     def __init__(self, framework: Framework, values: Mapping[str, Value], random: Generators) -> None:
         self._framework = framework
@@ -451,7 +442,7 @@ class RankLocalState:
         if not self.exists:
             return
         self._known = {}
-        mine = _pack(None, [])
+        mine = b"null"
         if newest is None:
             mine = self._packed(carried, self._present(carried))
         elif held is not None and held.id == newest:
@@ -473,20 +464,15 @@ class RankLocalState:
         self._known = {}
 
     def _packed(self, carried: Carried, present: Mapping[str, Any]) -> bytes:
-        """Return these states as JSON and, for each value that holds tensors, a safetensors file."""
+        """Return these states as JSON, with a safetensors file for each value that holds tensors."""
         parts = self._copier.take_apart({name: present[name] for name in self._values})
         arenas = self._copier.copy(parts, {})
-        values = {name: [part.structure, name in arenas] for name, part in parts.items()}
-        head = {
-            "ranks": carried.ranks,
-            "size": carried.size,
-            "values": values,
-            RANDOM: present.get(RANDOM, {}),
-        }
-        row = _pack(head, [arenas[name].buffer for name in values if name in arenas])
+        files = {name: base64.b64encode(arena.buffer.data).decode() for name, arena in arenas.items()}
+        values = {name: [part.structure, files.get(name)] for name, part in parts.items()}
+        message = {"size": carried.size, "values": values, RANDOM: present.get(RANDOM, {})}
+        row = json.dumps(message).encode()
         if len(row) > _LARGEST:
-            files = {name: len(arena.buffer) for name, arena in arenas.items()}
-            largest = max(values, key=lambda name: len(json.dumps(values[name])) + files.get(name, 0))
+            largest = max(values, key=lambda name: len(json.dumps(values[name])))
             raise UnsupportedValueError(
                 f"state.{largest}",
                 f"the ranks exchange their own states at each commit, and this rank's take {len(row)} "
@@ -503,20 +489,17 @@ class RankLocalState:
             if shares.ranks == ranks:  # else `PerRank.on_resize` has made them of these
                 shares.states.update(states)  # type: ignore[attr-defined]
 
-        for head, files in map(_unpacked, rows):
-            if head is None:  # of a process that has no states
-                continue
-            ranks, left = int(head["size"]), iter(files)
+        for message in filter(None, map(_unpacked, rows)):  # None of a process that has no states
             for name in self._values:
-                structure, has_file = head["values"][name]
-                add(name, ranks, self._rebuilt(structure, next(left) if has_file else None))
+                add(name, message["size"], self._rebuilt(*message["values"][name]))
             if self.random.stored:
-                add(RANDOM, ranks, head[RANDOM])
+                add(RANDOM, message["size"], message[RANDOM])
         self._known = known
 
-    def _rebuilt(self, structure: Any, file: Bytes | None) -> Any:
-        if file is None:
+    def _rebuilt(self, structure: Any, text: str | None) -> Any:
+        if text is None:
             return rebuild(self._framework, structure, None, own=False)
+        file = np.frombuffer(bytearray(base64.b64decode(text)), dtype=np.uint8)  # writable, as torch wants it
         header = file[: layout.header_size(file[:8].tobytes(), len(file))].tobytes()
         return rebuild(self._framework, structure, Arena(_layout(header, len(file)), file), own=True)
 
@@ -608,25 +591,5 @@ class RankLocalState:
         return found
 
 
-# A value and files in one message: the length of the JSON, the JSON, then each file, each piece aligned.
-
-
-def _pack(value: Any, files: Sequence[Bytes]) -> bytes:
-    head = json.dumps([value, [len(file) for file in files]]).encode()
-    pieces = [len(head).to_bytes(8, "little"), head, *(file.tobytes() for file in files)]
-    return b"".join(piece.ljust(_aligned(len(piece)), b"\0") for piece in pieces)
-
-
-def _unpacked(row: Buffer) -> tuple[Any, list[Bytes]]:
-    whole = np.frombuffer(bytearray(row), dtype=np.uint8)  # writable, as torch wants memory to be
-    size = int.from_bytes(whole[:8].tobytes(), "little")
-    value, lengths = json.loads(whole[_ALIGNMENT : _ALIGNMENT + size].tobytes())
-    files, start = [], _ALIGNMENT + _aligned(size)
-    for length in lengths:
-        files.append(whole[start : start + length])
-        start += _aligned(length)
-    return value, files
-
-
-def _aligned(length: int) -> int:
-    return -(-length // _ALIGNMENT) * _ALIGNMENT
+def _unpacked(row: Buffer) -> Any:
+    return json.loads(bytes(row))

@@ -34,7 +34,6 @@ from hvdrecover.checkpoint.arena import Arena, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest_numbers
 from hvdrecover.checkpoint.layout import parse
-from hvdrecover.checkpoint.near_tier import Recalled
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import RecoveryError, StoppedError
 from hvdrecover.state import liveness
@@ -52,29 +51,29 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 @dataclasses.dataclass(frozen=True)
 class Claimed:
-    """The decision of rank 0 for a job that has just started and found near commits.
+    """The decision of rank 0 for a job that has just started and found near commits; as JSON, it is sent.
 
     Attributes:
         generation: that the job may write.
-        job: identity of the job and of its start.
         root: the rank whose host has the near commit; None if the durable one is newer, or no near commit
             counts.
-        commit: the near commit, or None.
+        commit: the name of the near commit, or an empty string.
         line: where the near commit was, and how much newer than the durable one it is.
+        starts: the starts whose commits count, as no other job has replaced them.
     """
 
     generation: int
     job: str
     root: int | None
-    commit: CommitId | None
+    commit: str
     line: str
+    starts: list[str]
 
 
 def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
     """Leave the old ranks and rendezvous with the present ones, after a fault.
 
     Args:
-        reason: the fault, in words.
         steps: how many steps this rank has rolled back for it.
     """
     session.context.events.emit("reset", reason=reason, steps=steps)
@@ -130,7 +129,7 @@ def agree(session: Session, reached: tuple[int, int] = (0, 0), *, state_unchange
     return agreement.source
 
 
-def _recall(session: Session) -> Recalled | None:
+def _recall(session: Session) -> Snapshot | None:
     """Return the host's near commit if it is newer than all in memory, and this process has none."""
     mine = session.memory.last
     rows = session.context.world.allgather([mine.generation, mine.commit], "hvdrecover.memories")
@@ -139,12 +138,12 @@ def _recall(session: Session) -> Recalled | None:
     return session.durable.near.recall(max(CommitId(*row) for row in rows.tolist()))
 
 
-def _elect(session: Session, recalled: Recalled | None) -> Election:
+def _elect(session: Session, recalled: Snapshot | None) -> Election:
     context, hooks = session.context, session.hooks
     moment = Moment("rendezvous", session.memory.newest)
     own, job = session.memory.last, context.place.job
     if recalled is not None:
-        own, job = recalled.snapshot.id, recalled.job
+        own, job = recalled.id, recalled.job
     numbers = [digest_numbers(text.encode())[0] for text in (job, session.durable.root)]
     row = [own.generation, own.commit, recalled is not None, *numbers, context.world.past.functions]
     published, *tables = hooks.send(context.world, moment, row)()
@@ -176,43 +175,34 @@ def _refuse_other_states(session: Session) -> None:
 # -- a job that starts again on hosts that still have commits of its earlier start -------------------------
 
 
-def _revive(session: Session, recalled: Recalled | None) -> Claimed:
+def _revive(session: Session, recalled: Snapshot | None) -> Claimed:
     """Decide which commit the job resumes from; all ranks call this, and find the same."""
-    context = session.context
-    mine = None if recalled is None else [vars(recalled.snapshot.id), recalled.start]
-    rows = gather_json(context.world, [context.config.host, mine], "hvdrecover.near")
-    hosts = [host for host, _ in rows]
-    left = [None if each is None else Left(CommitId(**each[0]), each[1]) for _, each in rows]
+    world, start = session.context.world, "" if recalled is None else recalled.job.rpartition("/")[2]
+    mine = [session.context.config.host, "" if recalled is None else recalled.id.name, start]
+    rows = gather_json(world, mine, "hvdrecover.near")
     error: Exception | None = None
     decided: dict[str, Any] = {}
-    if context.world.rank() == 0:
+    if world.rank() == 0:
         try:
-            decided = _decide(session, hosts, left)
+            decided = vars(_decide(session, rows))
         except Exception as raised:
             error, decided = raised, failure(raised)
-    decided = gather_json(context.world, decided, "hvdrecover.near.decided")[0]
+    decided = gather_json(world, decided, "hvdrecover.near.decided")[0]
     if error is not None:
         raise error
     if "error" in decided:
         raise stopped(0, decided)
-    if recalled is not None and recalled.start not in decided["starts"]:
-        reason = "another job has taken the checkpoint root since"
-        session.durable.near.pass_over(recalled.snapshot.id, reason)
-    root = decided["root"]
-    chosen = None if root is None else left[root]
-    if chosen is None:
-        return Claimed(decided["generation"], decided["job"], root, None, "")
-    line = _newer(chosen.commit.commit, decided["durable"], hosts[root])
-    return Claimed(decided["generation"], decided["job"], root, chosen.commit, line)
+    claimed = Claimed(**decided)
+    if recalled is not None and start not in claimed.starts:
+        session.durable.near.pass_over(recalled.id, "another job has taken the checkpoint root since")
+    return claimed
 
 
-def _decide(session: Session, hosts: Sequence[str], left: Sequence[Left | None]) -> dict[str, Any]:
+def _decide(session: Session, rows: Sequence[tuple[str, str, str]]) -> Claimed:
     """Claim the checkpoint root, and choose between the near commits and the durable one; on rank 0."""
-    starts = {
-        each.start: f"{each.commit} in the memory of {host}"
-        for host, each in zip(hosts, left, strict=True)
-        if each is not None
-    }
+    parsed = [(CommitId.parse(name), start) for _, name, start in rows]
+    left = [None if commit is None else Left(commit, start) for commit, start in parsed]
+    starts = {start: f"{name} in the memory of {host}" for host, name, start in rows if name}
     generation = _claim(session, starts)
     standing = session.durable.standing(False)
     chosen = revive(left, standing)
@@ -220,13 +210,10 @@ def _decide(session: Session, hosts: Sequence[str], left: Sequence[Left | None])
         # A durable commit is newer. If it turns out to be damaged, the one before it may be older.
         standing = session.durable.standing(True)
         chosen = revive(left, standing)
-    return {
-        "generation": generation,
-        "job": session.context.place.job,
-        "root": chosen,
-        "durable": None if standing.durable is None else standing.durable.commit,
-        "starts": list(standing.starts),
-    }
+    near, line = "", ""
+    if chosen is not None and (found := left[chosen]) is not None:
+        near, line = found.commit.name, _newer(found.commit.commit, standing.durable, rows[chosen][0])
+    return Claimed(generation, session.context.place.job, chosen, near, line, list(standing.starts))
 
 
 def _claim(session: Session, left: Mapping[str, str]) -> int:
@@ -238,10 +225,10 @@ def _claim(session: Session, left: Mapping[str, str]) -> int:
         return session.durable.claim(left)
 
 
-def _newer(commit: int, durable: int | None, host: str) -> str:
+def _newer(commit: int, durable: CommitId | None, host: str) -> str:
     if durable is None:
         return f"in the memory of {host}, as no commit was durable"
-    newer = commit - durable
+    newer = commit - durable.commit
     if newer <= 0:
         return f"in the memory of {host}{', of a later start than the durable one' if newer else ''}"
     return f"in the memory of {host}, {newer} commit{'' if newer == 1 else 's'} newer than the durable one"
@@ -251,10 +238,10 @@ def _newer(commit: int, durable: int | None, host: str) -> str:
 
 
 def _follow(
-    session: Session, election: Election, recalled: Recalled | None, claimed: Claimed | None
+    session: Session, election: Election, recalled: Snapshot | None, claimed: Claimed | None
 ) -> Agreement:
     """Receive the source rank's commit, and load it."""
-    newest = election.newest if claimed is None else claimed.commit
+    newest = election.newest if claimed is None else CommitId.parse(claimed.commit)
     agreement = receive(session.context.world, session.root, *_held(session, newest, recalled))
     session.context.place.join(agreement.job)
     # If a rank fails next, its guardian knows from which commit the rank has resumed.
@@ -263,9 +250,9 @@ def _follow(
     return agreement
 
 
-def _held(session: Session, commit: CommitId | None, recalled: Recalled | None) -> Files:
+def _held(session: Session, commit: CommitId | None, recalled: Snapshot | None) -> Files:
     """Return the files that this rank, or its host, has of a commit, or of another of that number."""
-    for mine in (session.memory.newest, None if recalled is None else recalled.snapshot):
+    for mine in (session.memory.newest, recalled):
         if mine is not None and mine.id == commit:
             return mine.arenas, digests(mine)
     return ({}, {}) if commit is None else session.durable.near.held(commit)
@@ -274,7 +261,7 @@ def _held(session: Session, commit: CommitId | None, recalled: Recalled | None) 
 def _lead(
     session: Session,
     election: Election,
-    recalled: Recalled | None,
+    recalled: Snapshot | None,
     claimed: Claimed | None,
     state_unchanged: bool,
 ) -> Agreement:
@@ -295,24 +282,24 @@ def _lead(
 
 
 def _from_memory(
-    session: Session, elected: CommitId, recalled: Recalled | None, state_unchanged: bool
+    session: Session, elected: CommitId, recalled: Snapshot | None, state_unchanged: bool
 ) -> Agreement:
     newest = CommitId(elected.generation + 1, elected.commit)
     heartbeat.notify(loaded="")  # no durable commit can be the cause of later faults
     if recalled is not None:
-        load(session, recalled.snapshot, strict=among_ranks(session))
-        return Agreement(dataclasses.replace(recalled.snapshot, id=newest), "memory", recalled.job)
+        load(session, recalled, strict=among_ranks(session))
+        return Agreement(dataclasses.replace(recalled, id=newest), "memory", recalled.job)
     unchanged = state_unchanged and not session.context.contents.per_rank
     snapshot = session.memory.capture(newest, finished=session.memory.finished, unchanged=unchanged)
     return Agreement(snapshot, "memory", session.context.place.job)
 
 
-def _from_near(session: Session, recalled: Recalled, claimed: Claimed) -> Agreement:
+def _from_near(session: Session, recalled: Snapshot, claimed: Claimed) -> Agreement:
     session.context.place.join(claimed.job)
-    name = recalled.snapshot.id.name
+    name = recalled.id.name
     heartbeat.notify(loaded=name)
     with session.timings.of("load"):
-        snapshot = _resumed(session, recalled.snapshot, claimed.generation, f"near commit {name}")
+        snapshot = _resumed(session, recalled, claimed.generation, f"near commit {name}")
     return Agreement(snapshot, "near", claimed.job, name)
 
 
@@ -382,10 +369,6 @@ def report(
     """Return the line that names the commit, and the work that is repeated.
 
     Args:
-        agreement: their agreement.
-        size: number of ranks.
-        root: the checkpoint root, without credentials.
-        seconds: how long it took.
         reached: how far the job is known to have come: commits at which the state had changed, and steps
             since.
         near: of a near commit, where it was, and how much newer than the durable one it is.
@@ -465,7 +448,6 @@ def receive(
     """Receive the source rank's commit.
 
     Args:
-        root: the source rank.
         held: the files of a commit that may be the same, by attribute name. If their bytes are, their memory
             is used, and nothing is copied.
         mine: the digests of these files.

@@ -52,13 +52,9 @@ class Account:
     """One rank's knowledge of the faults since the ranks agreed last; all integers, as they are sent.
 
     Attributes:
-        changes: of its tally.
-        steps: of its tally.
-        returns: of its tally.
         faults: how many; 0 in a process that has just started.
         reached: changes when it was the farthest since.
         done: steps from there.
-        size: number of ranks.
         age: how long ago it learnt of the first fault, in ms, at the rendezvous.
         silent: for how long it had not shown any progress then, in ms; 0 where no progress is expected.
         limit: how long ranks were to wait for one that says nothing, in seconds; 0 if that isn't known.
@@ -150,8 +146,6 @@ class FaultNotice:
     """The moment at which this rank has learnt of a fault.
 
     Attributes:
-        time: by its clock.
-        reading: its page.
         limit: how long ranks were to wait, in seconds; 0 for ever.
         missing: the tensors that wait for each rank, if Horovod has reported that here.
     """

@@ -25,8 +25,6 @@ class Plan:
     """The tensors of a tree without their content; from one commit to the next it rarely changes.
 
     Attributes:
-        names: of the tensors, in the order in which they are found.
-        specs: dtypes and shapes, in the same order.
         layout: where the tensors lie in an arena; None if there are none.
         smallest_first: the tensors' places in the order, by size.
     """
@@ -180,10 +178,6 @@ def flatten(tree: Any, path: str, is_tensor: Callable[[Any], bool], found: dict[
         return values.encode(value, path + "".join(f"[{key!r}]" for key in keys), leaf)
 
     return visit(tree, (), "")
-
-
-def _has_plain_keys(value: dict[Any, Any]) -> bool:
-    return set(map(type, value)) <= {str} and "$" not in "".join(value)
 
 
 _DEEP = 8  # containers; beyond that, `values.encode` finds a container that contains itself

@@ -1,6 +1,6 @@
 /* Whether small tensors hold nothing but finite numbers.
 
-   For those the operations of a framework cost many times what the numbers do. DLPack says where numbers are,
+   For small tensors, calling a framework costs far more than looking at the numbers. DLPack says where they are,
    by a table of functions that a class of tensors offers: https://dmlc.github.io/dlpack/latest/c_api.html. */
 
 #define PY_SSIZE_T_CLEAN
@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Infinity and NaN are what has all bits of the exponent set. To add the lowest of them then carries into the
+/* Infinity and NaN are the numbers with all bits of the exponent set. To add the lowest of them then carries into the
    sign's place, and nowhere else does, so that a compiler can go through many numbers at once. */
 #define ARE_FINITE(type, first, count, exponent)                                                              \
     do {                                                                                                      \
@@ -59,7 +59,7 @@ typedef struct {
 typedef struct {
     uint32_t major, minor;
     void *older, *allocate, *share, *take;
-    int (*describe)(void *object, tensor *found); /* lends what it finds; not zero, and raises, if there is none */
+    int (*describe)(void *object, tensor *found); /* fills in borrowed pointers; non-zero, and raises, on an error */
     void *stream;
 } functions;
 

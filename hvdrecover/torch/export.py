@@ -41,7 +41,7 @@ def to_torch(
         The attributes that were exported.
 
     Raises:
-        ExportError: the file exists, there is no such attribute, or one holds an object of a kind that such a
+        ExportError: the file exists, an attribute is missing, or one holds an object of a kind that such a
             file can't hold without code, such as a dataclass.
         CorruptCheckpointError: the commit is damaged.
         FormatVersionError: it is of a newer format.

@@ -129,7 +129,7 @@ class TorchFramework:
             copying.pin(arena)
 
     def clone(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of its own memory."""
+        """Return a copy in new memory."""
         return tensor.detach().clone()
 
     def equal(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
@@ -184,7 +184,7 @@ class TorchFramework:
         return tree, []
 
     def copies_on_load(self, component: Any) -> bool:
-        """Modules and optimizers do, or `load` does it for them; all else may keep what it is given."""
+        """Return whether loading copies the tensors, as modules and optimizers do; others may keep them."""
         return isinstance(component, torch.nn.Module | torch.optim.Optimizer)
 
     def load(self, component: Any, tree: Tree, *, keep: bool = False) -> None:
@@ -200,7 +200,7 @@ class TorchFramework:
                 component._per_optimizer_states.clear()
 
     def unkept(self, component: Any) -> list[str]:
-        """Names of what a component holds and its ``state_dict`` leaves out."""
+        """Return the names of attributes that a component's ``state_dict`` leaves out."""
         return _unkept(component)
 
     def passes(self, component: Any) -> tuple[int, int]:
@@ -216,7 +216,7 @@ class TorchFramework:
         return guard.describe(component)
 
     def rank_local(self, component: Any) -> set[str]:
-        """All of a module but its parameters; each rank has running statistics of its own."""
+        """Return all names of a module but its parameters: running statistics differ between ranks."""
         if not isinstance(component, torch.nn.Module):
             return set()
         return component.state_dict().keys() - dict(component.named_parameters(remove_duplicate=False)).keys()
@@ -314,7 +314,7 @@ def _load_module(module: torch.nn.Module, tree: Tree) -> None:
     state = OrderedDict(
         (key, value if key in copied else copy.deepcopy(value)) for key, value in tree.items()
     )
-    # Without the layers' versions, some take the state for that of an old release, and convert it.
+    # Without the layers' versions, some take the state for an old release's, and convert it.
     state._metadata = getattr(module.state_dict(), "_metadata", None)  # type: ignore[attr-defined]
     if _takes_strict(module.load_state_dict):
         module.load_state_dict(state, strict=False)

@@ -1,4 +1,4 @@
-"""The state of torch optimizers in commits: parameters go by their names in the models, where they have one.
+"""The state of torch optimizers in commits: parameters are keyed by their names in the models, if any.
 
 1. `tree` puts names in the place of the numbers that ``state_dict`` gives to parameters. Parameters that are
    in no module of the state keep their numbers, as all parameters have in the commits of earlier releases.
@@ -64,7 +64,7 @@ def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -
     If the groups hold other parameters, nothing fits.
     """
     if "param_groups" not in tree or "state" not in tree:
-        # One with a state_dict of its own making, which only it can judge; else not an optimizer's at all.
+        # The class defines the format of its state_dict and must check it; else the tree does not fit.
         if "param_groups" not in optimizer.state_dict():
             return tree, []
         line = f"{name}: a dict in the commit, a {type(optimizer).__name__} in this state"
@@ -97,7 +97,7 @@ def load(optimizer: torch.optim.Optimizer, tree: Tree, named: Named, *, keep: bo
     Unless the optimizer may ``keep`` them, tensors are copied, and into those that it has where they fit:
     memory that is new to the process costs several times as much as the copy.
 
-    Gradients are forgotten: what an interrupted backward pass has left would be added to those of the next.
+    Gradients are forgotten: leftovers of an interrupted backward pass would be added to the next pass's.
     """
     if "param_groups" in tree and _is_numbered(optimizer.state_dict(), _keys(optimizer, named)):
         tree = _aligned(optimizer, tree, named)
@@ -120,7 +120,7 @@ def load(optimizer: torch.optim.Optimizer, tree: Tree, named: Named, *, keep: bo
 
 
 def _forget_unfinished_groups(optimizer: torch.optim.Optimizer) -> None:
-    # Horovod's wrapper counts the gradients of each group, and its load_state_dict does not begin anew.
+    # Horovod's wrapper counts the gradients of each group, and its load_state_dict does not reset the counts.
     counts = getattr(optimizer, "_group_counts", {})
     for group in counts:
         counts[group] = 0
@@ -140,7 +140,7 @@ def _as_stored(stored: Any, present: Any) -> Any:
 
 
 def _keep_objects(optimizer: torch.optim.Optimizer, groups: list[_Group], state: Any) -> None:
-    """Put what was loaded into the dicts and lists that the optimizer had before: others hold them, too."""
+    """Put the loaded values into the optimizer's previous dicts and lists, which schedulers also hold."""
     if optimizer.param_groups is not groups:
         for old, new in zip(groups, optimizer.param_groups, strict=True):
             _replace(old, new)
@@ -315,7 +315,7 @@ def _misfits(
 
 
 def _is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
-    # Horovod's wrapper is a class of its own, derived from the one that it wraps.
+    # Horovod's wrapper is a new class, derived from the one that it wraps.
     modules = [kind.__module__ for kind in type(optimizer).__mro__ if issubclass(kind, torch.optim.Optimizer)]
     return any(module.startswith("torch.optim.") and module != "torch.optim.optimizer" for module in modules)
 

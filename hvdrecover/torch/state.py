@@ -91,14 +91,14 @@ class TorchState(State):
             """A tracked attribute."""
 
     def steps(self, loader: Any) -> Iterator[Step]:
-        """Go through what is left of a pass over the data, step by step of all virtual ranks.
+        """Go through the rest of a pass over the data, step by step of all virtual ranks.
 
         ::
 
             for step in state.steps(loader):
                 for images, labels in step:       # one batch for each virtual rank of this process
                     loss(model(images), labels).backward()
-                optimizer.step()                  # the gradients are those of the whole job by now
+                optimizer.step()                  # by now, gradients of the whole job
                 state.commit()
 
         Samples are counted as done; don't call ``record_batch``. A sampler's ``set_epoch`` is the script's.

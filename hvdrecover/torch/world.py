@@ -19,7 +19,7 @@ from hvdrecover.state.horovod import HorovodWorld
 class TorchWorld(HorovodWorld):
     """The ranks, by ``horovod.torch``.
 
-    Every collective has a name of its own: a process that has just started would otherwise number its
+    Every collective has a unique name: a process that has just started would otherwise number its
     collectives from 0, and wait for ranks that are at another number.
     """
 

@@ -26,6 +26,8 @@ HOST = "127.0.0.1"
 _ACCOUNT = "123456789012"  # moto's
 _SET_PARENT_DEATH_SIGNAL = 1  # linux/prctl.h
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+# Of no server here.
+OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ9TPT0ElKyJZ9nC0bqCW0E1m3xWDLkQbcoNnHjyKSfV"
 Environ = dict[str, Any]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 
 from hvdrecover.checkpoint.storage import LocalStorage, Storage, open_filesystem, open_storage
@@ -60,6 +61,28 @@ class Backend:
 
     def open(self) -> Storage:
         return open_storage(self.url)
+
+
+def buffer(data: bytes) -> Any:
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def noise(nbytes: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
+
+
+def every_call(storage: Storage) -> dict[str, Callable[[], object]]:
+    return {
+        "names": lambda: storage.names(),
+        "size": lambda: storage.size("f"),
+        "read": lambda: storage.read("f"),
+        "read_into": lambda: storage.read_into("f", np.zeros(7, dtype=np.uint8)),
+        "write": lambda: storage.write("g", buffer(b"1")),
+        "publish": lambda: storage.publish("g", b"1"),
+        "create": lambda: storage.create("g", b"1"),
+        "remove": lambda: storage.remove("f"),
+        "delete": lambda: storage.delete("a"),
+    }
 
 
 def kill_when_it_says(word: str, script: str, backend: Backend) -> None:

@@ -12,8 +12,7 @@ from hvdrecover.data import version
 from hvdrecover.data.version import DataVersion, differences
 from hvdrecover.errors import ConfigError, StorageError
 from tests.contracts.servers import S3Server, SftpServer
-from tests.contracts.storages import SECRET, Backend
-from tests.contracts.test_storage import buffer, noise
+from tests.contracts.storages import SECRET, Backend, buffer, noise
 from tests.fakes.clock import FakeClock
 
 

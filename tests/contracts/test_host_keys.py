@@ -13,8 +13,7 @@ from horovod.runner.util.remote import get_remote_command
 
 from hvdrecover import config
 from hvdrecover.launch.ssh import MARK, kept_alive
-from tests.contracts.servers import HOST, SftpServer
-from tests.contracts.test_storage_sftp import OTHER
+from tests.contracts.servers import HOST, OTHER_KEY, SftpServer
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,11 @@ def test_only_a_host_whose_key_is_accepted_gets_the_environment(
     sftp_server: SftpServer, tmp_path: Path, checking: str, known: str, reaches: bool
 ) -> None:
     """By the command that horovodrun makes: it says StrictHostKeyChecking=no, after our options."""
-    lines = {"right": sftp_server.known_hosts(), "changed": f"[{HOST}]:{sftp_server.port} {OTHER}\n", "": ""}
+    lines = {
+        "right": sftp_server.known_hosts(),
+        "changed": f"[{HOST}]:{sftp_server.port} {OTHER_KEY}\n",
+        "": "",
+    }
     (tmp_path / "known").write_text(lines[known])
     options = f"-o UserKnownHostsFile={tmp_path}/known -o GlobalKnownHostsFile=/dev/null -o BatchMode=yes"
     if checking:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from typing import Any
@@ -19,33 +18,11 @@ from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.errors import FencedError, StorageError
 from tests.contracts.conftest import REAL, core
-from tests.contracts.storages import SECRET, Backend
+from tests.contracts.storages import SECRET, Backend, buffer, every_call, noise
 from tests.unit.checkpoint.roots import assert_is, make_snapshot, make_store
 
 # The clients of Azure and GCS try for minutes before they report that a server is away.
 RESTARTED = [each for each in REAL if each.values == ("seaweedfs",)]
-
-
-def buffer(data: bytes) -> Any:
-    return np.frombuffer(data, dtype=np.uint8)
-
-
-def noise(nbytes: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
-
-
-def every_call(storage: Storage) -> dict[str, Callable[[], object]]:
-    return {
-        "names": lambda: storage.names(),
-        "size": lambda: storage.size("f"),
-        "read": lambda: storage.read("f"),
-        "read_into": lambda: storage.read_into("f", np.zeros(7, dtype=np.uint8)),
-        "write": lambda: storage.write("g", buffer(b"1")),
-        "publish": lambda: storage.publish("g", b"1"),
-        "create": lambda: storage.create("g", b"1"),
-        "remove": lambda: storage.remove("f"),
-        "delete": lambda: storage.delete("a"),
-    }
 
 
 # -- files ---------------------------------------------------------------------------------------------

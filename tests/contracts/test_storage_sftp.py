@@ -16,9 +16,8 @@ from paramiko.sftp import CMD_OPEN
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.storage.sftp import _Session as Session
 from hvdrecover.errors import ConfigError, HostKeyError, StorageError
-from tests.contracts.servers import HOST, SftpServer, kill
-from tests.contracts.storages import SECRET, Backend, sftp_options
-from tests.contracts.test_storage import buffer, every_call, noise
+from tests.contracts.servers import HOST, OTHER_KEY, SftpServer, kill
+from tests.contracts.storages import SECRET, Backend, buffer, every_call, noise, sftp_options
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def test_a_server_that_is_away_is_connected_to_when_it_is_back(
     assert storage.read("f") == b"content"
 
 
-@pytest.mark.parametrize("call", ["names", "read", "read_into", "write", "publish", "create", "remove"])
+@pytest.mark.parametrize("call", ["names", "write"])
 def test_a_lost_connection_is_made_anew_by_the_attempt_after(
     sftp: Backend, sftp_server: SftpServer, call: str
 ) -> None:
@@ -64,7 +63,7 @@ def test_a_lost_connection_is_made_anew_by_the_attempt_after(
             break
         except StorageError:
             assert attempts == 1
-    assert (storage.names() == []) == (call == "remove")
+    assert storage.names() == (["f"] if call == "names" else ["f", "g"])
 
 
 def test_a_connection_lost_in_the_middle_of_a_write_fails_it_and_the_next_one_goes_through(
@@ -105,7 +104,7 @@ def test_a_server_that_does_not_answer_is_waited_for_as_long_as_fsspec_is_told(
     monkeypatch.setitem(fsspec.config.conf, "sftp", {**sftp_options(sftp_server), "timeout": 2.0})
     storage = sftp.open()
     storage.publish("f", b"content")
-    for name in ("names", "write", "create"):
+    for name in ("names", "write"):
         call = every_call(storage)[name]
         storage.names()
         sessions = sftp_server.sessions()
@@ -228,9 +227,6 @@ def test_a_refused_password_is_a_storage_error_without_it(
 # -- the server's key ----------------------------------------------------------------------------------
 
 
-OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ9TPT0ElKyJZ9nC0bqCW0E1m3xWDLkQbcoNnHjyKSfV"
-
-
 def with_known_hosts(
     server: SftpServer, folder: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> tuple[str, Path]:
@@ -245,7 +241,7 @@ def with_known_hosts(
 def test_a_server_whose_key_is_not_known_is_refused_with_the_remedy(
     sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, known = with_known_hosts(sftp_server, tmp_path, monkeypatch, f"elsewhere.example {OTHER}\n")
+    url, known = with_known_hosts(sftp_server, tmp_path, monkeypatch, f"elsewhere.example {OTHER_KEY}\n")
     with pytest.raises(HostKeyError, match="ssh-keyscan -p") as caught:
         open_storage(url).names()
     assert str(known) in str(caught.value) and caught.value.host == f"[{HOST}]:{sftp_server.port}"
@@ -265,7 +261,7 @@ def test_another_key_than_the_known_one_is_refused(
         "hashed": paramiko.HostKeys.hash_host(name),
         "of any port": f"{name},x.example",
     }
-    url, _ = with_known_hosts(sftp_server, tmp_path, monkeypatch, f"{shown[where]} {OTHER}\n")
+    url, _ = with_known_hosts(sftp_server, tmp_path, monkeypatch, f"{shown[where]} {OTHER_KEY}\n")
     with pytest.raises(HostKeyError, match="ssh-keygen -R"):
         open_storage(url).names()
     assert not (tmp_path / "root").exists()
@@ -321,8 +317,9 @@ def test_a_name_is_what_the_users_ssh_config_says(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setitem(fsspec.config.conf, "sftp", {})
     url = f"sftp://{name}{tmp_path}/root"
-    with pytest.raises(StorageError):  # of either server, the host key is not known yet
-        open_storage(url).names()
+    if not through:  # paramiko takes 28 s of a core to see that ssh has not reached the jump host
+        with pytest.raises(HostKeyError):
+            open_storage(url).names()
     (folder / "known_hosts").write_text(sftp_server.known_hosts())
     storage = open_storage(url)
     storage.publish("file", b"content")
@@ -354,7 +351,7 @@ def test_a_key_that_changes_while_a_job_writes_is_an_outage_of_the_storage(
     url, known = with_known_hosts(sftp_server, tmp_path, monkeypatch, sftp_server.known_hosts())
     storage = open_storage(url)
     storage.publish("f", b"content")
-    known.write_text(f"[{HOST}]:{sftp_server.port} {OTHER}\n")
+    known.write_text(f"[{HOST}]:{sftp_server.port} {OTHER_KEY}\n")
     kill(sftp_server.sessions())
     for _ in range(3):  # the first attempt may find out that the connection is lost
         with pytest.raises(StorageError) as caught:

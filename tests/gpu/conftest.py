@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.integration.conftest import start  # noqa: F401
+from tests.integration.conftest import jobs, start  # noqa: F401
 from tests.unit.torch.conftest import horovod_for_torch, no_settings, one_process, roots, seeded  # noqa: F401
 
 DEVICE = os.environ.get("DEVICE", "cuda")

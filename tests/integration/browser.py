@@ -1,9 +1,4 @@
-"""A headless Chromium that is told what to do over a pipe, with its DevTools protocol.
-
-::
-
-    python -m tests.integration.browser PAGE.html PICTURE.png [WIDTH [dark]]
-"""
+"""A headless Chromium that is told what to do over a pipe, with its DevTools protocol."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -107,11 +102,6 @@ class Browser:
         """The parameters of the events of some kinds since the page was opened."""
         return [event["params"] for event in self.events if event.get("method") in methods]
 
-    def picture(self) -> bytes:
-        """The whole page as a PNG."""
-        shot = self.do("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        return base64.b64decode(shot["data"])
-
     def printed(self) -> bytes:
         """The page as a PDF of A4."""
         paper = {"paperWidth": 8.27, "paperHeight": 11.69, "preferCSSPageSize": True}
@@ -165,16 +155,3 @@ def browser() -> Iterator[Browser]:
             process.wait()
             os.close(commands)
             os.close(answers)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Take a picture of a page."""
-    page, picture = arguments[:2]
-    width, scheme = [*arguments[2:], *("1100", "light")[len(arguments) - 2 :]]
-    with browser() as tab:
-        tab.open(Path(page), int(width), scheme=scheme)
-        Path(picture).write_bytes(tab.picture())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

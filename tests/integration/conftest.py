@@ -11,16 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.browser import CHROMIUM, Browser, browser
+from tests.support.faulty_run import EPOCHS
 from tests.support.jobs import DigitsRun, Job, near_folder, static
 
 # What takes minutes and differs little from what runs always.
 IS_LONG = os.environ.get("LONG") == "1"
 LONG = pytest.mark.skipif(not IS_LONG, reason="takes minutes; LONG=1 scripts/test runs it")
 TENSORFLOW_IF_LONG = ["torch", pytest.param("tensorflow", marks=LONG)]
-# Of `undisturbed`, where it makes no difference which.
-ONE_OPTIMIZER = pytest.mark.parametrize("undisturbed", ["adamw"], indirect=True)
-EPOCHS = 6  # of runs with many faults, and of the one that they are compared with
 
 # Ranks ask each other every so many milliseconds what there is to do: by Horovod's default of 1 that takes
 # 5 % of a core each, also of those that wait, and many jobs run at once.
@@ -74,9 +71,17 @@ def no_near_root_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def jobs() -> Iterator[list[Job]]:
+    """Collects the jobs that a test starts, and ends their processes after the test."""
+    started: list[Job] = []
+    yield started
+    for job in started:
+        job.kill()
+
+
+@pytest.fixture
+def start(jobs: list[Job]) -> Start:
     """Starts a `DigitsRun`, and ends what is left of it after the test."""
-    jobs: list[Job] = []
 
     def start_run(
         run: DigitsRun, launcher: Sequence[str] = (), environ: Mapping[str, str] | None = None
@@ -84,9 +89,7 @@ def start() -> Iterator[Start]:
         jobs.append(run.start(launcher, environ))
         return jobs[-1]
 
-    yield start_run
-    for job in jobs:
-        job.kill()
+    return start_run
 
 
 @pytest.fixture(scope="session")
@@ -108,12 +111,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return finish
 
 
-@pytest.fixture(scope="session", params=["adamw", pytest.param("sgd", marks=LONG)])
-def undisturbed(request: pytest.FixtureRequest, finished: Finished) -> tuple[str, DigitsRun]:
-    """The optimizer, and a finished run of two workers that nothing happened to."""
-    return request.param, finished(3, "torch", "--optimizer", request.param)
-
-
 @pytest.fixture(scope="session", params=["torch", "tensorflow"])
 def framework(request: pytest.FixtureRequest) -> str:
     name: str = request.param
@@ -122,7 +119,7 @@ def framework(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def undisturbed_run(framework: str, finished: Finished) -> DigitsRun:
-    """A finished run of two workers, as long as those of `faults.FaultyRun`, that nothing happened to."""
+    """A finished run of two workers, as long as a `FaultyRun`, that nothing happened to."""
     return finished(EPOCHS, framework)
 
 
@@ -132,12 +129,3 @@ def hosts(tmp_path: Path) -> Path:
     path = tmp_path / "hosts"
     path.write_text("localhost:1\n127.0.0.1:1\n")
     return path
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        message = "there is no browser to look with; on Debian and Ubuntu: apt-get install chromium"
-        pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
-    with browser() as started:
-        yield started

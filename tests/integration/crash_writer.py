@@ -1,4 +1,4 @@
-"""A process that writes one durable commit after the other, until it is killed.
+"""A process that writes durable commits, and may be killed.
 
 It is forked from a small server that has imported everything but a framework, so it starts in milliseconds.
 It is a process of its own all the same, with the real storage, the real background writer and a real SIGKILL.
@@ -69,19 +69,17 @@ def open_store(root: Path, events: Any, clock: Clock = SYSTEM_CLOCK, keep: int =
     return Store(LocalStorage(root), keep=keep, job=job, host="host", events=events, clock=clock)
 
 
-def write_commits(root: Path, nbytes: int, send: Callable[[Message], None], count: int | None = None) -> None:
-    """Start as a job does, and write ``count`` commits after the one that is found; None: for ever."""
+def write_commits(root: Path, nbytes: int, send: Callable[[Message], None], count: int) -> None:
+    """Start as a job does, and write ``count`` commits after the one that is found."""
     store = open_store(root, Reports(send))
     generation = store.claim_next()
     send(("claimed", generation))
     found = load_newest(store)
-    commit = 0 if found is None else found.id.commit
+    first = 1 if found is None else found.id.commit + 1
     writer = BackgroundWriter(store, rank=0)
-    while count is None or count > 0:
-        commit += 1
+    for commit in range(first, first + count):
         writer.submit(make_commit(CommitId(generation, commit), nbytes))
         writer.wait()
-        count = None if count is None else count - 1
     assert writer.wait_for_cleanup(TIMEOUT)
 
 
@@ -108,15 +106,6 @@ class Child:
         mouth.close()
         self.heard: list[Message] = []
 
-    def hear(self, timeout: float = TIMEOUT) -> bool:
-        """Wait for one more message; False if the time is over or the child has gone."""
-        if not wait([self._ear], timeout):
-            return False
-        with contextlib.suppress(EOFError):
-            self.heard.append(self._ear.recv())
-            return True
-        return False
-
     def told(self, kind: str) -> list[Any]:
         """The facts of the messages of one kind, in the order they were told."""
         return [facts for found, facts in self.heard if found == kind]
@@ -125,15 +114,11 @@ class Child:
         """The commits that the child has been told are durable."""
         return [CommitId(facts["generation"], facts["commit"]) for facts in self.told("durable")]
 
-    def kill(self) -> None:
-        """SIGKILL it wherever it is, and hear what it had said before."""
-        self._process.kill()
-        self.join()
-
     def join(self) -> int:
         """Wait until it has gone; its exit code, negative for a signal."""
-        while self.hear():
-            pass
+        with contextlib.suppress(EOFError):
+            while wait([self._ear], TIMEOUT):
+                self.heard.append(self._ear.recv())
         self._process.join(TIMEOUT)
         code = self._process.exitcode
         assert code is not None, f"the child hangs; it said {self.heard}"

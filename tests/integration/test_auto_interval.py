@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hvdrecover.state.interval import best
-from tests.integration.conftest import ONE_OPTIMIZER, Start
-from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once, assert_same_weights
-from tests.support.jobs import DigitsRun, durable, read_events, static
+from tests.integration.conftest import Finished, Start
+from tests.support.faulty_run import assert_each_sample_once, assert_same_weights
+from tests.support.jobs import DigitsRun, durable, static
 
-SCRIPT = Path(__file__).with_name("scripts") / "auto_interval.py"
+SCRIPT = """
+import hvdrecover.torch as recover
+from hvdrecover.examples import torch_digits
+fixed = torch_digits.options
+def options(*arguments):
+    chosen = fixed(*arguments)
+    chosen.checkpoint = recover.Checkpoint(chosen.checkpoint, interval="auto")
+    return chosen
+torch_digits.options = options
+torch_digits.main()
+"""
 DAY = 86400.0
-
-
-def events(run: DigitsRun, kind: str) -> list[dict[str, Any]]:
-    return read_events(run.folder / "events", kind)
 
 
 def decided_in(run: DigitsRun) -> bool:
@@ -25,22 +30,21 @@ def decided_in(run: DigitsRun) -> bool:
     return "commits become durable every" in run.log and durable(run.root) > 0
 
 
-@ONE_OPTIMIZER
 def test_it_decides_says_so_and_resumes_bitwise_equal(
-    undisturbed: tuple[str, DigitsRun], start: Start, tmp_path: Path
+    finished: Finished, start: Start, tmp_path: Path
 ) -> None:
-    optimizer, clean = undisturbed
-    run = DigitsRun(tmp_path, clean.epochs, "--optimizer", optimizer, *SLOW, program=[str(SCRIPT)])
+    clean = finished(3, "torch", "--optimizer", "adamw")
+    run = DigitsRun(tmp_path, 3, *clean.options, "--step-seconds", "0.04", program=["-c", SCRIPT])
     job = start(run, static(2))
     # In mid-epoch.
     run.wait_for(job, lambda batch: batch.epoch == 1 and batch.commit >= 12 and decided_in(run))
     job.kill()
-    before = len(events(run, "interval"))
+    before = len(run.events("interval"))
     run.finish(start(run, static(2)))
     assert_same_weights(run, clean)
     assert_each_sample_once(run, padding=1)
 
-    decisions = events(run, "interval")
+    decisions = run.events("interval")
     assert 0 < before < len(decisions)
     assert {event["rank"] for event in decisions} == {0}
     assert run.log.count("commits become durable every") == len(decisions)
@@ -53,4 +57,4 @@ def test_it_decides_says_so_and_resumes_bitwise_equal(
     assert DAY / 2 <= last["mtbf"] < DAY  # the job was lost once
     assert first["restore"] is None
     assert last["restore"] > 0.0
-    assert all(event["stall"] > 0.0 for event in events(run, "commit"))
+    assert all(event["stall"] > 0.0 for event in run.events("commit"))

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from tests.support.commands import call, call_json
-from tests.support.jobs import PATIENCE, Job
+from tests.support.jobs import run_job
 
 SCRIPT = Path(__file__).with_name("scripts") / "few_steps.py"
 MODEL = {"0.weight": [16, 8], "0.bias": [16], "2.weight": [1, 16], "2.bias": [1]}
@@ -23,11 +23,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root with the commits of a finished run."""
     folder = tmp_path_factory.mktemp("run")
     environ = {"HVDRECOVER_CHECKPOINT": str(folder / "root"), "OMP_NUM_THREADS": "1"}
-    job = Job([sys.executable, str(SCRIPT)], folder / "log", environ)
-    try:
-        assert job.wait(PATIENCE) == 0, job.tail()
-    finally:
-        job.kill()
+    run_job([sys.executable, str(SCRIPT)], folder / "log", environ)
     return folder / "root"
 
 

@@ -60,18 +60,6 @@ def refused(store: Store, number: int, cause: str | None, nbytes: int = NBYTES) 
 # -- full ------------------------------------------------------------------------------------------------
 
 
-def test_on_a_full_disk_the_last_commit_stands_and_writing_continues_when_there_is_space(disk: Disk) -> None:
-    root = disk.folder / "root"
-    store = store_with_a_commit(root)
-    for spare in (0, NBYTES // 2):
-        disk.fill(spare)
-        refused(store, 2, "No space left on device")
-        assert check_opens(root, CommitId(1, 1)) == CommitId(1, 1)
-    disk.free()
-    store.write(commit(2), rank=0)
-    assert check_opens(root, CommitId(1, 2)) == CommitId(1, 2)
-
-
 def test_wherever_the_space_runs_out_a_commit_is_acknowledged_or_refused(disk: Disk) -> None:
     root = disk.folder / "root"
     store = store_with_a_commit(root, nbytes=PAGE)
@@ -142,18 +130,6 @@ def test_a_root_that_is_unmounted_is_not_made_anew_below(disk: Disk, tmp_path: P
     assert list(disk.folder.iterdir()) == []
 
 
-def test_a_root_that_was_unmounted_is_written_when_it_is_back(tmp_path: Path) -> None:
-    image, folder = tmp_path / "image", tmp_path / "disk"
-    with mounted("ext4", folder, image, nbytes=24 << 20) as disk:
-        store = store_with_a_commit(folder / "root")
-        disk.detach()
-        refused(store, 2, cause=None)
-    with mounted("ext4", folder, image, nbytes=24 << 20):
-        assert check_opens(folder / "root", CommitId(1, 1)) == CommitId(1, 1)
-        store.write(commit(2), rank=0)
-        assert check_opens(folder / "root", CommitId(1, 2)) == CommitId(1, 2)
-
-
 def test_a_root_that_is_deleted_is_an_outage_and_not_a_fresh_root(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with background(store_with_a_commit(root)) as (writer, heard):
@@ -221,16 +197,6 @@ def test_a_disk_that_fails_to_read_is_no_broken_commit(tmp_path: Path, call: str
     assert caught.value.url.startswith(store.url)
     assert [path.name for path in tmp_path.rglob("QUARANTINE*")] == []
     assert check_opens(tmp_path, CommitId(1, 2)) == CommitId(1, 2)
-
-
-def test_the_writer_never_raises_while_the_disk_is_broken(tmp_path: Path) -> None:
-    with background(store_with_a_commit(tmp_path)) as (writer, heard):
-        while_failing("pwrite", lambda: writer.submit(commit(2)))  # its thread keeps the fault
-        assert "Input/output error" in heard("write_failed")["error"]
-        writer.submit(commit(3))
-        assert heard("write_failed")["generation"] == 1
-        assert writer.progress.last_durable is None
-    assert check_opens(tmp_path, CommitId(1, 1)) == CommitId(1, 1)
 
 
 # -- a writer that suffers them ---------------------------------------------------------------------------

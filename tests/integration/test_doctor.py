@@ -178,29 +178,6 @@ def test_a_bucket_that_is_there_and_one_that_is_not(doctor: Doctor, monkeypatch:
     assert SECRET not in json.dumps(found) and HOST not in found["checkpoint root"]["what"]
 
 
-def test_a_horovod_that_cannot_be_imported_is_a_failure(doctor: Doctor, tmp_path: Path) -> None:
-    for framework in FRAMEWORKS:
-        module = tmp_path / "broken" / framework / "__init__.py"
-        module.parent.mkdir(parents=True)
-        module.write_text("raise ImportError('libfabric.so is gone')")
-    code, found = doctor.run(environ={"PYTHONPATH": str(tmp_path / "broken")})
-    assert (code, found["horovod"]["outcome"]) == (1, "failure")
-    assert "ImportError: libfabric.so is gone" in found["horovod"]["what"]
-    assert found["versions"]["outcome"] == "ok"
-
-
-def test_a_horovod_with_mpi_only_is_a_warning_that_names_the_loss(doctor: Doctor, tmp_path: Path) -> None:
-    for framework in FRAMEWORKS:
-        module = tmp_path / "other" / "horovod" / framework / "__init__.py"
-        module.parent.mkdir(parents=True)
-        module.parent.with_name("__init__.py").touch()
-        module.write_text("mpi_built = lambda: True\ngloo_built = nccl_built = cuda_built = lambda: 0\n")
-    code, found = doctor.run(environ={"PYTHONPATH": str(tmp_path / "other")})
-    assert (code, found["horovod"]["outcome"]) == (0, "warning")
-    assert "without Gloo, so jobs cannot be elastic" in found["horovod"]["what"]
-    assert "hvdrecover run --mpi" in found["horovod"]["remedy"]
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)])
 def test_an_interrupted_doctor_leaves_nothing(
     doctor: Doctor, number: signal.Signals, code: int, tmp_path: Path

@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import LONG
-from tests.integration.drills import LONGEST, QUICK, Drilled, drill
+from tests.support.drills import PATIENCE, QUICK, Drilled, drill
 
 TORCH = ("-m", "hvdrecover.examples.torch_digits")
-# TensorFlow traces its functions again after each recovery, which takes seconds.
-TENSORFLOWS = "kill-all,preempt"
 NEEDS_MORE = {"host-cut-off", "resize"}
 FAULTS = {
     *("kill", "kill-all", "kill-supervisor", "stop", "loop", "out-of-memory", "script-error", "preempt"),
     *("storage-away", "disk-full", "corrupt-commit", *NEEDS_MORE),
 }
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(LONGEST + 60)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(PATIENCE + 60)]
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +44,6 @@ def test_the_text_has_the_verdict_each_fault_and_where_to_read_on(of_torch: Dril
         assert word in of_torch.words
     assert f"hvdrecover report {of_torch.folder / 'faults-1' / 'events'}" in of_torch.words
     assert (of_torch.folder / "verdict.txt").read_text() == of_torch.words
-
-
-@LONG
-def test_the_tensorflow_example_recovers(tmp_path: Path) -> None:
-    words = ["--seed", "1", "--faults", TENSORFLOWS, "--no-standby", "--", sys.executable]
-    drilled = drill(tmp_path / "drill", *words, "-m", "hvdrecover.examples.tensorflow_digits", *QUICK)
-    assert drilled.found["findings"] == [], drilled.words
-    assert (drilled.code, set(drilled.found["kinds"])) == (0, set(TENSORFLOWS.split(",")))
-    assert {run["comparison"]["samples_miscounted"] for run in drilled.found["runs"]} == {0}
 
 
 @LONG

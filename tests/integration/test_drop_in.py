@@ -6,7 +6,6 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,6 @@ from tests.support.jobs import PATIENCE, Job, elastic, kill, static, supervised
 SCRIPT = Path(__file__).with_name("scripts") / "horovod_elastic.py"
 
 pytestmark = pytest.mark.acceptance
-
-
-@pytest.fixture
-def jobs() -> Iterator[list[Job]]:
-    started: list[Job] = []
-    yield started
-    for job in started:
-        job.kill()
 
 
 def report(job: Job) -> dict[str, object]:

@@ -8,14 +8,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import LONG, TENSORFLOW_IF_LONG, Start
-from tests.integration.faults import HOLD, PATIENT, FaultyRun, a_run, assert_same_weights, wait_for_durable
-from tests.integration.test_kill_and_resume import assert_each_sample_once
+from tests.support.faulty_run import (
+    HOLD,
+    PATIENT,
+    FaultyRun,
+    a_run,
+    assert_each_sample_once,
+    assert_same_weights,
+    wait_for_durable,
+)
 from tests.support.jobs import (
     DRIVER,
     PATIENCE,
@@ -24,9 +30,8 @@ from tests.support.jobs import (
     failing_hosts,
     kill,
     running,
-    supervised,
 )
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 
@@ -69,7 +74,7 @@ def test_a_preempted_job_leaves_with_75_and_loses_no_step(
     resume(run, start)
     assert run.generations()[2] == leaving[0]["commit"]
     assert len(run.committed()) == len(run.batches())  # no batch was thrown away
-    assert_same_weights(framework, run, undisturbed_run)
+    assert_same_weights(run, undisturbed_run)
 
 
 def test_of_a_job_on_one_host_any_process_can_be_told(start: Start, tmp_path: Path) -> None:
@@ -82,21 +87,6 @@ def test_of_a_job_on_one_host_any_process_can_be_told(start: Start, tmp_path: Pa
     assert job.processes() == []
     assert len(run.events("start")) == 1
     assert run.events("leave")
-
-
-@LONG
-def test_a_job_of_which_all_processes_are_told_at_once_leaves_as_well(start: Start, tmp_path: Path) -> None:
-    run = a_run(tmp_path, HOLD)
-    job = run.begin(start, *PATIENT)
-    run.wait_for(job, lambda batch: batch.commit >= 4)
-    for process in job.processes():  # as a batch system does
-        with suppress(ProcessLookupError):  # who looks for hosts comes and goes
-            os.kill(process, signal.SIGTERM)
-    run.open()
-    assert job.wait(PATIENCE) == PREEMPTED
-    assert job.processes() == []
-    assert {event["scope"] for event in run.events("leave")} == {"job"}
-    assert len(run.committed()) == len(run.batches())
 
 
 def test_the_end_of_the_grace_ends_a_job_that_makes_no_commit(start: Start, tmp_path: Path) -> None:
@@ -159,21 +149,6 @@ def test_no_process_outlives_its_launcher_and_the_next_start_resumes(
     assert run.sources()[2] == "near"
 
 
-def test_the_same_error_at_the_same_place_ends_the_job_with_the_scripts_code(
-    start: Start, tmp_path: Path
-) -> None:
-    run = a_run(tmp_path, "fail-always step 1 4")
-    job = run.begin(start)
-    assert job.wait(400) == 1
-    assert len(run.events("start")) == 1
-    (end,) = run.events("end")
-    assert "failed in the same way at the same place again" in end["reason"]
-    _, _, last_words = run.log.rpartition(end["reason"])
-    assert last_words.lstrip().startswith("Traceback (most recent call last)")
-    assert last_words.rstrip().endswith("RuntimeError: the script is wrong")
-    assert job.processes() == []
-
-
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
     """A cgroup that allows little memory."""
@@ -208,14 +183,6 @@ def test_errors_that_do_not_come_back_cost_a_pause_and_are_told_from_each_other(
     assert_each_sample_once(run, padding=1)
 
 
-def test_a_script_that_can_not_start_is_not_tried_for_ever(start: Start, tmp_path: Path) -> None:
-    run = DigitsRun(tmp_path / "run", 1, program=("-c", "import no_such_module"))
-    job = start(run, supervised())
-    assert job.wait(400) == 1
-    assert "No module named 'no_such_module'" in run.log
-    assert job.processes() == []
-
-
 def test_two_starts_that_give_up_restart_the_job(start: Start, tmp_path: Path) -> None:
     """Three deaths without a commit give a slot up; the supervisor then starts the job again."""
     run = a_run(tmp_path, "kill step 1 4", "kill start -1 0", "kill start -1 0")
@@ -242,18 +209,4 @@ def test_a_launcher_that_does_not_answer_costs_a_start_and_no_commit(start: Star
     assert [event["fault"] for event in run.events("fault")][:2] == ["crash", "hang"]
     assert run.sources() == {1: "initial", 2: "near"}
     assert_each_sample_once(run, padding=1)
-    assert job.processes() == []
-
-
-@LONG
-def test_a_launcher_that_does_not_end_after_the_training_is_not_waited_for(
-    start: Start, tmp_path: Path
-) -> None:
-    run = a_run(tmp_path, HOLD)
-    job = run.begin(start)
-    run.wait_for(job, lambda batch: batch.commit >= 4)
-    os.kill(running(job, *DRIVER)[0], signal.SIGSTOP)
-    run.open()
-    assert job.wait(PATIENCE) == 0, job.tail()
-    assert "the training is finished" in run.log and len(run.events("start")) == 1
     assert job.processes() == []

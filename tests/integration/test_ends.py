@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.support.jobs import FENCED, PATIENCE, PREEMPTED, Job, read_events, supervised
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "stubborn.py"
 FOLDS = SCRIPT.with_name("folds.py")
@@ -39,9 +39,8 @@ pytestmark = pytest.mark.acceptance
 
 
 @pytest.fixture
-def begin(tmp_path: Path) -> Iterator[Begin]:
+def begin(jobs: list[Job], tmp_path: Path) -> Begin:
     """Begins a job of two workers that trains for so many steps, and says its starts in ``NAME.starts``."""
-    jobs: list[Job] = []
 
     def start(
         name: str,
@@ -60,9 +59,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
         jobs.append(Job([*launcher, *wrapper, *words], tmp_path / f"{name}.log", folders))
         return jobs[-1]
 
-    yield start
-    for job in jobs:
-        job.kill()
+    return start
 
 
 def starts(folder: Path, name: str) -> list[str]:

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import TENSORFLOW_IF_LONG
-from tests.integration.faults import (
+from tests.support.commands import call
+from tests.support.faulty_run import (
     FaultyRun,
+    assert_each_sample_once,
     assert_same_weights,
     wait_for_durable,
     wait_until_all_train,
 )
-from tests.integration.test_kill_and_resume import assert_each_sample_once
-from tests.support.commands import call
 from tests.support.jobs import DigitsRun, Job, kill, supervised
 
 HANG_TIMEOUTS = {"torch": "30", "tensorflow": "45"}  # tracing takes half of it where much else is done
@@ -78,7 +78,7 @@ def story(framework: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         del scripted["deadlock"]
     told = Story(FaultyRun(folder, framework, [*scripted.values()]))
     run = told.run
-    environ = {"OMP_NUM_THREADS": "1", "HVDRECOVER_NEAR": NEAR[framework], **run.faults}
+    environ = {"OMP_NUM_THREADS": "1", "HVDRECOVER_NEAR": NEAR[framework]}
     job = run.start(supervised("--hang-timeout", HANG_TIMEOUTS[framework]), environ)
     try:
         _strike(told, job, "rank 0", CALM, lambda: kill(run.process_of(0)))
@@ -117,10 +117,8 @@ def test_the_run_ends_well_under_its_first_start(story: Story) -> None:
     assert story.orphans == []
 
 
-def test_its_weights_are_those_of_an_undisturbed_run(
-    story: Story, undisturbed_run: DigitsRun, framework: str
-) -> None:
-    assert_same_weights(framework, story.run, undisturbed_run)
+def test_its_weights_are_those_of_an_undisturbed_run(story: Story, undisturbed_run: DigitsRun) -> None:
+    assert_same_weights(story.run, undisturbed_run)
 
 
 def test_each_sample_is_trained_on_once(story: Story) -> None:

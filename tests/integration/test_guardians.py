@@ -10,47 +10,29 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import LONG, WHOLE, Start
-from tests.integration.faults import HOLD, SLOW, a_run, wait_for_durable, wait_until_all_train
-from tests.integration.test_kill_and_resume import assert_each_sample_once
+from tests.support.faulty_run import (
+    HOLD,
+    SECRET,
+    SLOW,
+    a_run,
+    assert_each_sample_once,
+    assert_private,
+    wait_for_durable,
+    wait_until_all_train,
+)
 from tests.support.jobs import (
-    GUARDIAN,
     PATIENCE,
     STANDBY,
     DigitsRun,
-    Job,
     elastic,
     kill,
     parent,
     running,
     supervised,
 )
-from tests.waiting import wait_until
-
-SECRET = "a-key-that-nobody-else-may-see"
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
-
-
-def assert_private(job: Job, size: int = 2) -> None:
-    """The token and the user's secret have come to all guardians, and stand on no command line here."""
-    guardians = running(job, *GUARDIAN)
-    assert len(guardians) == size
-    for guardian in guardians:
-        variables = dict(word.split(b"=", 1) for word in words(guardian, "environ") if b"=" in word)
-        assert variables[b"AWS_SECRET_ACCESS_KEY"] == SECRET.encode()
-        token = variables[b"HVDRECOVER_SUPERVISOR"].rpartition(b":")[2]
-        assert len(token) == 32
-        for entry in Path("/proc").iterdir():
-            line = b" ".join(words(int(entry.name), "cmdline")) if entry.name.isdigit() else b""
-            assert token not in line and SECRET.encode() not in line, line
-
-
-def words(process: int, file: str) -> list[bytes]:
-    """Return what a process was started with; empty if it is gone."""
-    try:
-        return Path(f"/proc/{process}/{file}").read_bytes().split(b"\0")
-    except OSError:
-        return []
 
 
 def by_hand(folder: Path) -> list[str]:
@@ -64,7 +46,7 @@ def test_without_a_supervisor_guardians_restart_ranks_and_watch_horovods_driver(
     start: Start, tmp_path: Path
 ) -> None:
     run = a_run(tmp_path, HOLD)
-    job = start(run, by_hand(tmp_path), run.faults)
+    job = start(run, by_hand(tmp_path))
     run.wait_for(job, lambda batch: batch.commit >= 4)
     kill(run.process_of(1))
     wait_until_all_train(run, job, 1)
@@ -72,15 +54,14 @@ def test_without_a_supervisor_guardians_restart_ranks_and_watch_horovods_driver(
     kill(job.pid)
     wait_until(lambda: job.processes() == [])
     run.open()
-    run.finish(start(run, by_hand(tmp_path), run.faults))
+    run.finish(start(run, by_hand(tmp_path)))
     assert run.sources() == {1: "initial", 2: "memory", 3: "durable"}
     assert_each_sample_once(run, padding=1)
 
 
 def test_with_mpi_a_lost_rank_restarts_the_job(start: Start, tmp_path: Path) -> None:
     run = a_run(tmp_path, HOLD)
-    faults = {**run.faults, "AWS_SECRET_ACCESS_KEY": SECRET}
-    job = start(run, supervised("--mpi", "--mpi-args=--oversubscribe"), faults)
+    job = start(run, supervised("--mpi", "--mpi-args=--oversubscribe"), {"AWS_SECRET_ACCESS_KEY": SECRET})
     wait_for_durable(run, job, 4)
     assert_private(job)
     kill(run.process_of(1))

@@ -7,7 +7,6 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +61,6 @@ def weights(path: Path) -> dict[str, bytes]:
     with h5py.File(path) as file:
         file.visititems(see)
     return found
-
-
-@pytest.fixture
-def jobs() -> Iterator[list[Job]]:
-    found: list[Job] = []
-    yield found
-    for job in found:
-        job.kill()
 
 
 def test_a_job_that_is_killed_again_and_again_decides_and_writes_the_same(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import LONG
-from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, elastic, supervised
+from tests.support.jobs import ROOT_MAY_USE_MPI, elastic, run_job, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "late_worker.py"
 
@@ -26,13 +26,9 @@ def run(folder: Path, hosts: Path, launcher: Sequence[str], workers: int, lost: 
     hosts.write_text(f"localhost:{workers}\n")
     command = [*launcher, sys.executable, str(SCRIPT), str(folder)]
     settings = {"HOSTS": str(hosts), "LOST": str(int(lost)), "HOROVOD_GLOO_TIMEOUT_SECONDS": "10"}
-    job = Job(command, folder / "log", {**ROOT_MAY_USE_MPI, **settings})
-    try:
-        assert job.wait(PATIENCE) == 0, job.tail()
-    finally:
-        job.kill()
+    log = run_job(command, folder / "log", {**ROOT_MAY_USE_MPI, **settings})
     assert (folder / "came").exists()
-    assert (folder / "sizes").read_text().split() == [str(workers), str(workers + 1)], job.tail()
+    assert (folder / "sizes").read_text().split() == [str(workers), str(workers + 1)], log
     return [len((folder / str(rank)).read_text().split()) for rank in range(workers + 1)]
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import Start
-from tests.integration.gates import GatedRun
-from tests.integration.test_kill_and_resume import SLOW, assert_each_sample_once
-from tests.support.jobs import PATIENCE, DigitsRun, Job, durable, elastic, mpi, mpirun, static, supervised
-from tests.waiting import wait_until
+from tests.support.faulty_run import a_long_run, assert_each_sample_once
+from tests.support.jobs import PATIENCE, Job, durable, elastic, mpi, mpirun, static, supervised
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 
@@ -21,9 +20,9 @@ pytestmark = pytest.mark.acceptance
 def test_each_launcher_continues_from_where_the_one_before_was_killed(
     start: Start, hosts: Path, tmp_path: Path
 ) -> None:
-    run = GatedRun(tmp_path / "run", 4, *SLOW, gates=[6, 12, 18, 24])  # one for each start
+    run = a_long_run(tmp_path / "run", epochs=4, gates=[6, 12, 18, 24])  # one for each start
     launchers = [
-        ("plain", [], 1),
+        ("plain", [], 1),  # which needs no launcher and no variables
         ("mpirun", mpirun(2), 2),
         ("static", static(3), 3),
         ("elastic", elastic(hosts), 2),
@@ -44,12 +43,6 @@ def test_each_launcher_continues_from_where_the_one_before_was_killed(
     assert starts[0] == 0 and starts == sorted(set(starts))
     assert_each_sample_once(run, padding=2)
     assert run.accuracy() > 0.7
-
-
-def test_a_single_process_needs_no_launcher_and_no_variables(start: Start, tmp_path: Path) -> None:
-    run = DigitsRun(tmp_path / "run", 1)
-    run.finish(start(run))
-    assert_each_sample_once(run, padding=0)
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, supervised
+from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, run_job, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "lost_peer.py"
 SETS_AND_JOINS = SCRIPT.with_name("sets_and_joins.py")
@@ -19,36 +19,23 @@ pytestmark = pytest.mark.acceptance
 
 def test_survivors_are_neither_aborted_nor_left_waiting(tmp_path: Path) -> None:
     command = [*supervised("--no-standby", workers=3), sys.executable, str(SCRIPT), str(tmp_path)]
-    job = Job(command, tmp_path / "log", {**ROOT_MAY_USE_MPI, **SETTINGS})
-    try:
-        assert job.wait(PATIENCE) == 0, job.tail()
-    finally:
-        job.kill()
+    log = run_job(command, tmp_path / "log", {**ROOT_MAY_USE_MPI, **SETTINGS})
     starts = [(tmp_path / f"starts-{rank}").read_text().split() for rank in range(3)]
-    assert [len(each) for each in starts] == [3, 3, 3], job.tail()
-    assert [len(set(each)) for each in starts] == [1, 1, 2], job.tail()  # only rank 2's process was ever lost
+    assert [len(each) for each in starts] == [3, 3, 3], log
+    assert [len(set(each)) for each in starts] == [1, 1, 2], log  # only rank 2's process was ever lost
 
 
 def test_process_sets_and_joins_survive_a_lost_rank(tmp_path: Path) -> None:
     command = [*supervised("--no-standby"), sys.executable, str(SETS_AND_JOINS), str(tmp_path)]
-    job = Job(command, tmp_path / "log", ROOT_MAY_USE_MPI)
-    try:
-        assert job.wait(PATIENCE) == 0, job.tail()
-    finally:
-        job.kill()
+    log = run_job(command, tmp_path / "log", ROOT_MAY_USE_MPI)
     starts = [(tmp_path / f"starts-{rank}").read_text().split() for rank in range(2)]
-    assert [len(each) for each in starts] == [3, 3], job.tail()
-    assert [len(set(each)) for each in starts] == [1, 3], job.tail()  # rank 0 went on from its memory
+    assert [len(each) for each in starts] == [3, 3], log
+    assert [len(set(each)) for each in starts] == [1, 3], log  # rank 0 went on from its memory
     assert [(tmp_path / f"sums-{rank}").read_text() for rank in range(2)] == ["[2.0, 2.0, 2.0, 2.0]"] * 2
 
 
 def test_a_commit_while_a_rank_has_joined_is_an_error_in_words(tmp_path: Path) -> None:
     command = [*supervised("--no-standby"), sys.executable, str(SETS_AND_JOINS), str(tmp_path), "commit"]
     (tmp_path / "lost-in-a-set").touch()
-    job = Job(command, tmp_path / "log", ROOT_MAY_USE_MPI)
-    try:
-        assert job.wait(PATIENCE) == 1, job.tail()
-    finally:
-        job.kill()
-    log = job.log.read_text()
+    log = run_job(command, tmp_path / "log", ROOT_MAY_USE_MPI, code=1)
     assert "ConfigError: hvd.join" in log and "SIGSEGV" not in log

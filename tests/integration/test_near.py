@@ -9,13 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import LONG
 from tests.support.jobs import (
     PATIENCE,
     SHARED_MEMORY,
@@ -36,9 +35,6 @@ RESUMED = re.compile(
 EVERY = 15  # steps between durable commits
 STEPS = 300
 USER = 12345  # another one than who runs the tests
-AS_USER = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
-# The interpreter and the folder of the test may lie where only root can read.
-AS_USER += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
 
 pytestmark = pytest.mark.acceptance
 
@@ -60,20 +56,8 @@ class NearRun:
         """Its near root, if there is one."""
         return near_root(self.root, self.near_folder)
 
-    def start(
-        self, steps: int = STEPS, seconds: float = 0.05, near: str | None = None, launcher: Sequence[str] = ()
-    ) -> Job:
-        command = [
-            "env",
-            "-C",
-            str(self.folder),
-            *launcher,
-            *supervised()[:-1],
-            "--no-standby",
-            "--",
-            sys.executable,
-            str(SCRIPT),
-        ]
+    def start(self, steps: int = STEPS, seconds: float = 0.05, near: str | None = None) -> Job:
+        command = ["env", "-C", str(self.folder), *supervised("--no-standby"), sys.executable, str(SCRIPT)]
         command += [self.root.name, str(steps), str(seconds), str(self.digest), str(EVERY)]
         environ = self.environ if near is None else {"HVDRECOVER_NEAR": near}
         self.jobs.append(Job(command, self.folder / "log.txt", environ))
@@ -204,26 +188,6 @@ def test_a_folder_that_another_user_has_made_first_is_not_trusted(
     run.finish(run.start(steps=5))
     assert re.search(f"near tier: off.*{run.near_folder}: ", run.log())
     assert list(run.near_folder.iterdir()) == []
-
-
-@LONG
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root to run as another user first")
-def test_a_job_that_another_user_continues_goes_back_to_the_durable_commit(
-    runs: list[NearRun], tmp_path: Path
-) -> None:
-    run = a_run(runs, tmp_path / "run")
-    mine, run.near_folder = run.near_folder, near_folder(user=USER)
-    run.environ |= {"HOME": str(run.folder), "HVDRECOVER_EVENTS": str(run.folder / "events")}
-    os.chown(run.folder, USER, USER)
-    job = run.start(launcher=AS_USER)
-    run.wait_for(job, EVERY)
-    run.stop_between_durable_commits(job)
-    job.kill()
-    left, before = run.sealed(), durable(run.root)
-    assert run.near is not None and run.near.stat().st_uid == USER and left[-1].number > before > 0
-    run.finish(run.start(seconds=0.0))
-    assert f"resumed from commit {before} " in run.log() and RESUMED.findall(run.log()) == []
-    assert run.sealed() == left and near_root(run.root, mine) is None
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to mount a file system")

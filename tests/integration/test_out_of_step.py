@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import IS_LONG, LONG
-from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, failing_hosts, read_events, static
+from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, failing_hosts, read_events, run_job, static
 
 SCRIPTS = Path(__file__).with_name("scripts")
 STEPS = 24  # of two ranks, without a fault
@@ -45,11 +44,8 @@ def outcomes(
     """Run faults in one job; for each, what came of it on each rank."""
     script = SCRIPTS / f"{framework}_out_of_step.py"
     environ = {"OMP_NUM_THREADS": "1", "HVDRECOVER_EVENTS": str(folder / "events"), **ROOT_MAY_USE_MPI}
-    job = Job([*launcher, sys.executable, str(script), str(folder), *faults], folder / "log", environ)
-    try:
-        assert job.wait(3 * PATIENCE) == 0, job.tail()
-    finally:
-        job.kill()
+    command = [*launcher, sys.executable, str(script), str(folder), *faults]
+    run_job(command, folder / "log", environ, patience=3 * PATIENCE)
     return [
         [json.loads((folder / f"{number}-{rank}.json").read_text()) for rank in range(size)]
         for number in range(len(faults))
@@ -171,98 +167,42 @@ def test_a_host_that_diverges_twice_is_reported(tmp_path: Path) -> None:
     assert failing_hosts(tmp_path / "events") == {"127.0.0.1": 2}
 
 
-# -- TensorFlow --------------------------------------------------------------------------------------------
+# -- Keras; what differs from torch is how steps and gradients are watched -----------------------------------
 
 OF_KERAS = {
-    "none_fit": "none fit {}",
-    "none_loop": 'none loop {"numerics": null}',
-    "layer": "layer fit {}",
-    "rate": "rate loop {}",
-    "flip": f"flip fit {EVERY}}}",
-    "flip_heal": f'flip loop {EVERY}, "on_divergence": "heal"}}',
-    "nan_fit": "nan fit {}",
-    "nan_loop": "nan loop {}",
-    "nan_skip_fit": 'nan fit {"numerics": "skip"}',
-    "nan_skip_loop": 'nan loop {"numerics": "skip"}',
-    "nan_rollback_fit": 'nan fit {"numerics": "rollback"}',
-    "nan_rollback_loop": 'nan loop {"numerics": "rollback"}',
-    "missing_fit": "missing fit null",
-    "missing_eager": "missing eager {}",
-    "poison_rollback": 'poison fit {"numerics": "rollback"}',
+    "none": "none {}",
+    "nan": "nan {}",
+    "nan_skip": 'nan {"numerics": "skip"}',
+    "nan_rollback": 'nan {"numerics": "rollback"}',
+    "missing": "missing null",
 }
-FIT_IF_SHORT = ["fit", pytest.param("loop", marks=LONG)]
 
 
 @pytest.fixture(scope="module")
 def of_keras(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
-    quick = {"none_fit", "nan_fit", "nan_skip_fit", "nan_rollback_fit", "missing_fit"}
-    cases = {name: case for name, case in OF_KERAS.items() if IS_LONG or name in quick}
-    found = outcomes(static(2), 2, list(cases.values()), tmp_path_factory.mktemp("of_keras"), "tensorflow")
-    return dict(zip(cases, found, strict=True))
+    cases = list(OF_KERAS.values())
+    found = outcomes(static(2), 2, cases, tmp_path_factory.mktemp("of_keras"), "tensorflow")
+    return dict(zip(OF_KERAS, found, strict=True))
 
 
-@pytest.mark.parametrize("way", FIT_IF_SHORT)
-def test_keras_ranks_in_step_are_left_alone(of_keras: dict[str, list[Outcome]], way: str) -> None:
-    outcome = the_same(of_keras[f"none_{way}"])
+def test_keras_ranks_in_step_are_left_alone(of_keras: dict[str, list[Outcome]]) -> None:
+    outcome = the_same(of_keras["none"])
     assert (outcome["error"], outcome["steps"], outcome["updates"]) == (None, STEPS, STEPS)
 
 
-@LONG
-@pytest.mark.parametrize(
-    ("fault", "line"),
-    [
-        ("layer", "net/three/kernel: float32[16, 1], trained on rank 0; missing on rank 1"),
-        ("rate", "optimizer.learning_rate: 0.0"),
-    ],
-)
-def test_what_keras_ranks_were_started_with_is_compared(
-    of_keras: dict[str, list[Outcome]], fault: str, line: str
-) -> None:
-    for outcome in of_keras[fault]:
-        assert (outcome["error"], outcome["steps"]) == ("StructureError", 0)
-        assert line in outcome["text"]
-
-
-@LONG
-def test_one_flipped_bit_of_a_variable_is_named_and_healed(of_keras: dict[str, list[Outcome]]) -> None:
-    for outcome in of_keras["flip"]:
-        assert (outcome["error"], outcome["steps"]) == ("DivergedError", 6)
-        assert "model.net/three/kernel, F32[16, 1]: 1 of 16 numbers" in outcome["text"]
-    assert the_same(of_keras["flip_heal"])["error"] is None
-
-
-@pytest.mark.parametrize("way", FIT_IF_SHORT)
-def test_a_bad_sample_is_met_inside_a_graph(of_keras: dict[str, list[Outcome]], way: str) -> None:
-    raised = the_same(of_keras[f"nan_{way}"])
+def test_a_bad_sample_is_met_inside_a_graph(of_keras: dict[str, list[Outcome]]) -> None:
+    raised = the_same(of_keras["nan"])
     assert (raised["error"], raised["steps"]) == ("NumericsError", 0)
     where = "rank 1 on localhost, at samples 55, 89, 87, 37 of epoch 0: gradient of model.net/one/kernel"
     assert where in raised["text"]
-    skipped = the_same(of_keras[f"nan_skip_{way}"])
-    rolled_back = the_same(of_keras[f"nan_rollback_{way}"])
+    skipped, rolled_back = the_same(of_keras["nan_skip"]), the_same(of_keras["nan_rollback"])
     assert (skipped["updates"], skipped["steps"], skipped["left_out"]) == (STEPS - 2, STEPS, None)
     assert (rolled_back["updates"], rolled_back["left_out"]) == (STEPS - 2, [[64, 72]])
     assert rolled_back["weights"] == skipped["weights"]
 
 
-@LONG
-def test_variables_that_are_not_finite_are_gone_back_from(of_keras: dict[str, list[Outcome]]) -> None:
-    outcome, undisturbed = the_same(of_keras["poison_rollback"]), the_same(of_keras["none_fit"])
-    assert outcome["error"] is None
-    assert outcome["weights"] == undisturbed["weights"]
-
-
-@pytest.mark.parametrize("fault", ["missing_fit", pytest.param("missing_eager", marks=LONG)])
-def test_a_gradient_that_is_missing_on_one_rank_is_named(
-    of_keras: dict[str, list[Outcome]], fault: str
-) -> None:
-    for outcome in of_keras[fault]:
+def test_a_gradient_that_is_missing_on_one_rank_is_named(of_keras: dict[str, list[Outcome]]) -> None:
+    for outcome in of_keras["missing"]:
         assert (outcome["error"], outcome["steps"]) == ("MissingGradientError", 0)
         assert "\n  net/four/shift: missing on rank 1, there on rank 0\n" in outcome["text"]
         assert "net/three/kernel" not in outcome["text"]
-
-
-@LONG
-def test_of_three_ranks_the_one_without_a_gradient_is_named(tmp_path: Path) -> None:
-    found, _ = outcomes(static(3), 3, ["missing loop {}", "none loop {}"], tmp_path, "tensorflow")
-    assert [each["error"] for each in found] == ["MissingGradientError"] * 3
-    assert all("shift: missing on rank 1, there on ranks 0, 2\n" in each["text"] for each in found)

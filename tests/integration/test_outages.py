@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import LONG
 from tests.support.jobs import PATIENCE, Job, static, supervised
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "moody_storage.py"
 Launch = Callable[..., Job]
@@ -28,9 +28,7 @@ def mood(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def launch(tmp_path: Path, mood: Path) -> Iterator[Launch]:
-    jobs: list[Job] = []
-
+def launch(jobs: list[Job], tmp_path: Path, mood: Path) -> Launch:
     def start(launcher: list[str], **environ: str) -> Job:
         variables = {
             "MOOD": str(mood),
@@ -41,9 +39,7 @@ def launch(tmp_path: Path, mood: Path) -> Iterator[Launch]:
         jobs.append(Job([*launcher, sys.executable, str(SCRIPT)], tmp_path / "log", variables))
         return jobs[-1]
 
-    yield start
-    for job in jobs:
-        job.kill()
+    return start
 
 
 def wait_for(job: Job, what: str, after: int = 0) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import PATIENCE, Job, read_events, supervised
+from tests.support.jobs import read_events, run_job, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "chatty.py"
 
@@ -18,15 +18,10 @@ def test_a_reader_that_is_gone_and_bytes_that_are_no_text_stop_no_rank(tmp_path:
     options = ("--no-standby", "--hang-timeout", "60", "--output-filename", str(tmp_path / "ranks"))
     words = [*supervised(*options), sys.executable, str(SCRIPT)]
     gone = ["bash", "-o", "pipefail", "-c", '"$@" | head -n 1 > "$0"', str(tmp_path / "head"), *words]
-    job = Job(gone, tmp_path / "log", {"HVDRECOVER_EVENTS": str(tmp_path / "events")})
-    try:
-        assert job.wait(PATIENCE) == 0, job.tail()
-    finally:
-        job.kill()
+    log = run_job(gone, tmp_path / "log", {"HVDRECOVER_EVENTS": str(tmp_path / "events")})
     assert read_events(tmp_path / "events", "fault", "restart") == []
     (output,) = read_events(tmp_path / "events", "output")
     assert (output["stream"], output["problem"]) == ("stdout", "Broken pipe")
-    log = (tmp_path / "log").read_text()
     assert log.count("stdout can't be written") == 1
     assert log.count("caf\ufffd ") == 2 * 8
     for rank in (0, 1):

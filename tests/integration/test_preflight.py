@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import Start
-from tests.integration.faults import FaultyRun
+from tests.support.faulty_run import FaultyRun
 from tests.support.jobs import PATIENCE, supervised
 
 # The second one has no ssh server at that port; the first one takes none.
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.acceptance
 
 def test_the_job_starts_without_a_host_that_does_not_answer(start: Start, tmp_path: Path) -> None:
     run = FaultyRun(tmp_path / "run", "torch", (), 1, "--step-seconds", "0")
-    run.finish(start(run, supervised(*HOSTS, "--min-np", "1"), run.faults))
+    run.finish(start(run, supervised(*HOSTS, "--min-np", "1")))
     assert {batch.size for batch in run.batches()} == {1}
     (event,) = run.events("preflight")
     assert event["used"] == ["localhost"]
@@ -31,7 +31,7 @@ def test_the_job_starts_without_a_host_that_does_not_answer(start: Start, tmp_pa
 
 def test_the_job_does_not_start_where_too_few_hosts_are_left(start: Start, tmp_path: Path) -> None:
     run = FaultyRun(tmp_path / "run", "torch")
-    assert start(run, supervised(*HOSTS), run.faults).wait(PATIENCE) == 1
+    assert start(run, supervised(*HOSTS)).wait(PATIENCE) == 1
     assert re.search(r"--preflight: .* 1 of 2 .* 2\n", run.log)
     assert "127.0.0.2: ssh: 127.0.0.2: " in run.log
     assert not run.root.exists() and run.events("start") == []

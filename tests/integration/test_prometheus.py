@@ -20,9 +20,9 @@ import pytest
 import yaml
 
 from tests.support.jobs import PATIENCE
+from tests.support.waiting import wait_until
 from tests.unit.deploy.queries import RULES, of_alerts, of_dashboard
 from tests.unit.reporting.runs import REPLACED, TWO, Run
-from tests.waiting import wait_until
 
 PROMETHEUS = shutil.which("prometheus")
 pytestmark = pytest.mark.skipif(

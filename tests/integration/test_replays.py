@@ -10,40 +10,33 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import LONG
-from tests.support.jobs import PATIENCE, Job, read_events, static
+from tests.support.jobs import PATIENCE, read_events, run_job, static
 
 SCRIPT = Path(__file__).with_name("scripts") / "replays.py"
 OF_EPOCH = 51  # steps
+PROCESSES, FLIPS = 2, 40
 GUARDS: dict[str, dict[str, Any]] = {
     "none": {},
     "undisturbed": {"replay": 1.0},
-    "heal": {"replay": 1.0, "on_divergence": "heal"},
+    "heal": {"replay": 1.0, "on_divergence": "heal", "flips": FLIPS},
     "raise": {"replay": 1.0, "flips": 1},
 }
-FLIPS = [(2, 40), pytest.param((2, 200), marks=LONG), pytest.param((3, 200), marks=LONG)]
-"""Numbers of processes, and of flips."""
 
 Outcomes = dict[str, list[dict[str, Any]]]
 
 pytestmark = pytest.mark.timeout(1800)  # seconds; the first test waits for the whole job, which may be slow
 
 
-@pytest.fixture(scope="module", params=FLIPS)
-def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcomes, Path]:
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcomes, Path]:
     """The outcome of each guard, by process; and the folder of events."""
     folder = tmp_path_factory.mktemp("replays")
-    processes, flips = request.param
-    guards = {**GUARDS, "heal": {**GUARDS["heal"], "flips": flips}}
-    words = [str(folder), str(flips // OF_EPOCH + 1), *(json.dumps(each) for each in guards.values())]
+    words = [str(folder), "1", *(json.dumps(each) for each in GUARDS.values())]
     environ = {"OMP_NUM_THREADS": "1", "HVDRECOVER_EVENTS": str(folder / "events")}
-    job = Job([*static(processes), sys.executable, str(SCRIPT), *words], folder / "log", environ)
-    try:
-        assert job.wait(3 * PATIENCE) == 0, job.tail()
-    finally:
-        job.kill()
+    command = [*static(PROCESSES), sys.executable, str(SCRIPT), *words]
+    run_job(command, folder / "log", environ, patience=3 * PATIENCE)
     outcomes = {
-        name: [json.loads((folder / f"{number}-{rank}.json").read_text()) for rank in range(processes)]
+        name: [json.loads((folder / f"{number}-{rank}.json").read_text()) for rank in range(PROCESSES)]
         for number, name in enumerate(GUARDS)
     }
     return outcomes, folder / "events"
@@ -67,7 +60,7 @@ def test_each_flipped_bit_is_found_named_and_healed(job: tuple[Outcomes, Path]) 
     outcomes, events = job
     assert digest(outcomes["heal"]) == digest(outcomes["none"])
     made = sorted(flip for each in outcomes["heal"] for flip in each["made"])
-    assert [step for step, *_ in made] == list(range(40 if outcomes["none"][0]["steps"] == OF_EPOCH else 200))
+    assert [step for step, *_ in made] == list(range(FLIPS))
     assert len({process for _, process, *_ in made}) == len(outcomes["heal"])
     found = [event for event in read_events(events, "replay") if event["action"] == "heal"]
     assert [[each["step"], *each["ranks"]] for each in found] == [flip[:2] for flip in made]

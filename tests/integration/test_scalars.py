@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.integration import tensorboard_page
-from tests.integration.conftest import LONG
 from tests.integration.scalars import Run, read
 from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, static
 
 pytestmark = pytest.mark.acceptance
 
-SCRIPTS = Path(__file__).with_name("scripts")
-WAYS = {"torch": [], "loop": ["loop"], "fit": ["fit"]}
+SCRIPT = Path(__file__).with_name("scripts") / "torch_scalars.py"
 STEPS, COMMIT_EVERY = 36, 4
 STOP = 27  # the first start stops here, and the second one continues after the commit before
 SETTLED = range(
@@ -28,10 +23,9 @@ SETTLED = range(
 Runs = dict[int, Run]
 
 
-def run(way: str, folder: Path, *stop: str) -> int | None:
+def run(folder: Path, *stop: str) -> int | None:
     """Start the script once; its exit code."""
-    script = SCRIPTS / f"{'torch' if way == 'torch' else 'tensorflow'}_scalars.py"
-    command = [*static(2), sys.executable, str(script), *WAYS[way], str(folder), *stop]
+    command = [*static(2), sys.executable, str(SCRIPT), str(folder), *stop]
     job = Job(command, folder / "log", {"OMP_NUM_THREADS": "1", **ROOT_MAY_USE_MPI})
     try:
         code = job.wait(PATIENCE)
@@ -41,16 +35,14 @@ def run(way: str, folder: Path, *stop: str) -> int | None:
         job.kill()
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(way, marks=() if way == "torch" else LONG) for way in WAYS]
-)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a job that was stopped, and has continued to its end."""
-    made = tmp_path_factory.mktemp(request.param)
-    assert run(request.param, made, str(STOP)) != 0
+    made = tmp_path_factory.mktemp("scalars")
+    assert run(made, str(STOP)) != 0
     stopped = read(made / "logs" / "rank-0")
     assert list(stopped.scalars["loss"]) == list(range(1, STOP + 1))
-    run(request.param, made)
+    run(made)
     return made
 
 
@@ -106,24 +98,3 @@ def test_the_slowest_rank_is_named(runs: Runs) -> None:
                 share = worked[rank] / max(worked)
                 assert run.scalars["straggler/share"][commit] == pytest.approx(share, rel=1e-3)
     assert any(commit in SETTLED for commit in slowest)
-
-
-@LONG
-@pytest.mark.parametrize("folder", ["torch"], indirect=True)
-def test_tensorboard_shows_it(folder: Path, tmp_path: Path) -> None:
-    if tensorboard_page.CHROMIUM is None:
-        message = "there is no browser to look with; on Debian and Ubuntu: apt-get install chromium"
-        pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
-    picture = tmp_path / "tensorboard.png"
-    with tensorboard_page.tensorboard(folder / "logs", tmp_path) as address:
-        shown = tensorboard_page.screenshot(
-            tensorboard_page.page(address, tensorboard_page.TAGS), picture, tmp_path
-        )
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    for tag in tensorboard_page.TAGS:
-        assert f'title="{tag}"' in shown
-    for rank in (0, 1):
-        assert f"> rank-{rank} <" in shown
-    # Of each of the pinned scalars, a line for each rank that goes through some points.
-    lines = re.findall(r'<path[^>]* d="(M[-0-9.,]+L[-0-9.,L]+)"', shown)
-    assert len(lines) >= 2 * len(tensorboard_page.TAGS)

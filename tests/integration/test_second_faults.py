@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import LONG, Start
-from tests.integration.faults import FaultyRun, assert_same_weights
-from tests.integration.test_kill_and_resume import assert_each_sample_once
+from tests.support.faulty_run import FaultyRun, assert_each_sample_once, assert_same_weights
 from tests.support.jobs import DigitsRun
 
 # Pairs: the first fault, and what strikes while it is being repaired.
@@ -50,7 +49,7 @@ def test_it_recovers_as_from_one_fault(
     assert job.wait(1500) == 0, job.tail(60)
     assert len(list((tmp_path / "run" / "struck").iterdir())) == len(faults)
     assert len(run.events("start")) == 1  # the supervisor had nothing to do
-    assert_same_weights(framework, run, undisturbed_run)
+    assert_same_weights(run, undisturbed_run)
     assert_each_sample_once(run, padding=1)
     assert job.processes() == []
 

@@ -1,30 +1,26 @@
-"""The ways in which Horovod's elastic TensorFlow API fails (DESIGN section 6), and that ours does not.
-
-With LONG=1, Horovod's own classes are tried, too: when those of a later version work, we want to know.
-"""
+"""What fails in Horovod's elastic TensorFlow API works in ours."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.conftest import LONG
-from tests.support.jobs import PATIENCE, Job, elastic, static, supervised
+from tests.support.jobs import PATIENCE, Job, elastic, run_job, static, supervised
 
 SCRIPTS = Path(__file__).with_name("scripts")
 SCRIPT = SCRIPTS / "tensorflow_failures.py"
 Reports = list[dict[str, Any]]
 
 
-def run(side: str, launcher: list[str], folder: Path, *case: str) -> tuple[int, Reports, str]:
+def run(launcher: list[str], folder: Path, *case: str) -> tuple[int, Reports, str]:
     """Run a case to its end; give the exit code, the ranks' reports and the log."""
-    job = Job([*launcher, sys.executable, str(SCRIPT), *case], folder / "log.txt", {"SIDE": side})
+    job = Job([*launcher, sys.executable, str(SCRIPT), *case], folder / "log.txt")
     try:
         code = job.wait(PATIENCE)
     finally:
@@ -33,51 +29,19 @@ def run(side: str, launcher: list[str], folder: Path, *case: str) -> tuple[int, 
     return code, [json.loads(line) for line in re.findall(r"report (\{.*\})", log)], log
 
 
-@pytest.fixture(scope="module", params=["hvdrecover", pytest.param("horovod", marks=LONG)])
-def undisturbed(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[bool, Callable[[str], Reports]]:
-    """Return whether the classes are ours, and what they do without faults, by case."""
-    ours = request.param == "hvdrecover"
-    code, reports, log = run(request.param, static(2), tmp_path_factory.mktemp("log"), "without_faults")
+def test_ranks_have_the_same_variables_slots_and_gradients(tmp_path: Path) -> None:
+    code, reports, log = run(static(2), tmp_path, "without_faults")
     assert code == 0, log
-    return ours, lambda case: [report for report in reports if report["case"] == case]
 
+    def of(case: str) -> Reports:
+        return [report for report in reports if report["case"] == case]
 
-def test_a_sync_sends_the_variables(undisturbed: tuple[bool, Callable[[str], Reports]]) -> None:
-    ours, reports = undisturbed
-    values = sorted(report["value"] for report in reports("sync"))
-    assert values == ([[10.0], [10.0]] if ours else [[10.0], [11.0]])
-
-
-def test_what_is_not_committed_stays_together(undisturbed: tuple[bool, Callable[[str], Reports]]) -> None:
-    ours, reports = undisturbed
-    found = [(report["value"], report["batch"]) for report in reports("uncommitted")]
-    assert found == [([5.0], 5 if ours else 0)] * 2
-
-
-def test_the_slots_of_an_optimizer_that_was_not_used_are_in_step(
-    undisturbed: tuple[bool, Callable[[str], Reports]],
-) -> None:
-    ours, reports = undisturbed
-    if ours:
-        assert [report["slots"] for report in reports("slots")] == [
-            6,
-            6,
-        ]  # two scalars, two for each variable
-        assert len({report["content"] for report in reports("slots")}) == 1
-    else:
-        assert ["object is not callable" in report["error"] for report in reports("slots")] == [True, True]
-
-
-def test_gradients_of_keras_variables_are_averaged(
-    undisturbed: tuple[bool, Callable[[str], Reports]],
-) -> None:
-    ours, reports = undisturbed
-    if ours:
-        assert [report["gradients"] for report in reports("tape")] == [[[[1.5, 1.5]] * 3, [1.0, 1.0]]] * 2
-    else:
-        assert ["no attribute 'ref'" in report["error"] for report in reports("tape")] == [True, True]
+    assert [report["value"] for report in of("sync")] == [[10.0]] * 2
+    assert [(report["value"], report["batch"]) for report in of("uncommitted")] == [([5.0], 5)] * 2
+    # Two scalars, and two slots for each variable.
+    assert [report["slots"] for report in of("slots")] == [6, 6]
+    assert len({report["content"] for report in of("slots")}) == 1
+    assert [report["gradients"] for report in of("tape")] == [[[[1.5, 1.5]] * 3, [1.0, 1.0]]] * 2
 
 
 @pytest.mark.parametrize(
@@ -87,32 +51,10 @@ def test_gradients_of_keras_variables_are_averaged(
 def test_a_lost_peer_is_recognised_whichever_collective_it_breaks(
     collective: str, hosts: Path, tmp_path: Path
 ) -> None:
-    code, reports, log = run("hvdrecover", elastic(hosts), tmp_path, "lost", collective, str(tmp_path))
+    code, reports, log = run(elastic(hosts), tmp_path, "lost", collective, str(tmp_path))
     assert (tmp_path / "killed").exists()
     assert reports == [{"rank": 0, "result": "trained", "batch": 10, "traces": 1}], log
     assert code == 0
-
-
-@LONG
-def test_horovods_own_run_returns_none_when_a_grouped_allreduce_fails(hosts: Path, tmp_path: Path) -> None:
-    _, reports, _ = run("horovod", elastic(hosts), tmp_path, "lost", "grouped_allreduce", str(tmp_path))
-    assert (tmp_path / "killed").exists()
-    [report] = reports
-    assert report["result"] is None
-    assert report["batch"] < 10
-
-
-@LONG
-@pytest.mark.parametrize("where", ["everywhere", "on one rank"])
-def test_any_other_error_is_raised_with_its_traceback(
-    where: str, hosts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "5")  # for as long peers may turn out to be lost
-    code, reports, log = run("hvdrecover", elastic(hosts), tmp_path, "mistake", where)
-    failed = [report for report in reports if "kind" in report]
-    assert len(failed) >= (2 if where == "everywhere" else 1), log
-    assert all(report["mine"] and report["through"] for report in failed)
-    assert code != 0 or where != "everywhere"
 
 
 def test_a_rank_that_joins_late_has_all_that_the_others_have(
@@ -126,7 +68,7 @@ def test_a_rank_that_joins_late_has_all_that_the_others_have(
     # The second host is there as soon as the first has trained.
     script.write_text(f"#!/bin/sh\ncat '{hosts}'\n[ ! -e '{tmp_path}/trained' ] || echo 127.0.0.1:1\n")
     script.chmod(0o755)
-    code, reports, log = run("hvdrecover", launcher, tmp_path, "join", str(tmp_path))
+    code, reports, log = run(launcher, tmp_path, "join", str(tmp_path))
     assert code == 0, log
     joined = sorted((each for each in reports if "content" in each), key=lambda each: each["rank"])
     assert [each["rank"] for each in joined] == [0, 1], log
@@ -147,11 +89,7 @@ def test_collectives_of_constants_and_joins_recover(tmp_path: Path) -> None:
         str(SCRIPTS / "tensorflow_constants.py"),
         str(tmp_path),
     ]
-    job = Job(command, tmp_path / "log.txt", {"HVDRECOVER_EVENTS": str(tmp_path / "events")})
-    try:
-        assert job.wait(PATIENCE) == 0, job.tail(60)
-    finally:
-        job.kill()
+    run_job(command, tmp_path / "log.txt", {"HVDRECOVER_EVENTS": str(tmp_path / "events")})
     assert {path.name for path in tmp_path.glob("struck-*")} == {"struck-1", "struck-2"}
     table, weights = json.loads((tmp_path / "weights").read_text())
     assert table == [[-3.0, -3.0]] * 3  # four epochs, a rate of 0.5, gradients of 1 and 2

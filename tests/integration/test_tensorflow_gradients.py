@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import IS_LONG, LONG
-from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, mpirun, static
+from tests.integration.conftest import IS_LONG
+from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, run_job, static
 
 SCRIPT = Path(__file__).with_name("scripts") / "tensorflow_gradients.py"
 OPTIMIZERS = ["sgd", "adam", "clipped", "loss_scale"]
@@ -21,7 +21,7 @@ BOTH_WAYS = {
     "option_of_tape": OPTIONS,
     "option_of_optimizer": OPTIONS,
     "groups_of_variables": ["tape", "optimizer"],
-    "sync_batch_norm": ["float32", "float64"],
+    "sync_batch_norm": ["layers"],
     "broadcast_of_variables": ["copied", "in_place", "broadcast_"],
     "several_passes": OPTIMIZERS,
     "several_passes_of": ["sparse"],
@@ -39,27 +39,12 @@ GLOO = [
         for way in ("graph", "eager")
         if IS_LONG or (number == 0 and (way == "graph" or name == "tape_and_plain_optimizer"))
     ),
-    "an_unused_layer_in_an_optimizer",
     "traced_again",
-    "two_step_functions_that_apply_twice",
-    "strategies_are_refused",
     "fit_with_compilation_left_to_keras",
     "compilation_without_callbacks_is_refused",
     "fit_that_a_callback_of_one_rank_ends",
+    "fit_with_a_callback_that_one_rank_lacks",
     "fit_with_several_passes",
-]
-if IS_LONG:
-    GLOO += [
-        "fit_with_compilation_asked_for",
-        "fit_eagerly",
-        "fit_with_a_callback_that_one_rank_lacks",
-        "fit_with_a_learning_rate_for_two_ranks",
-        "fit_after_a_fit_of_one_step",
-    ]
-MPI = [
-    f"allreduce_as_mpi4py_does-{dtype}-{way}"
-    for dtype in ("float32", "float64")
-    for way in ("eager", "graph")
 ]
 ENVIRON = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **ROOT_MAY_USE_MPI}
 
@@ -68,12 +53,9 @@ Outcomes = dict[str, list[str]]
 
 def outcomes(launcher: list[str], checks: list[str], folder: Path) -> Outcomes:
     """Run checks in one job; return the problems that each check found, by name."""
-    job = Job([*launcher, sys.executable, str(SCRIPT), ",".join(checks)], folder / "log", ENVIRON)
-    try:
-        assert job.wait(3 * PATIENCE) == 0, job.tail()
-    finally:
-        job.kill()
-    found = [json.loads(line) for line in re.findall(r"outcome (\{.*\})", job.log.read_text())]
+    command = [*launcher, sys.executable, str(SCRIPT), ",".join(checks)]
+    log = run_job(command, folder / "log", ENVIRON, patience=3 * PATIENCE)
+    found = [json.loads(line) for line in re.findall(r"outcome (\{.*\})", log)]
     return {each["check"]: each["problems"] for each in found}
 
 
@@ -82,17 +64,6 @@ def gloo(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     return outcomes(static(2), GLOO, tmp_path_factory.mktemp("gloo"))
 
 
-@pytest.fixture(scope="module")
-def mpi(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return outcomes(mpirun(2), MPI, tmp_path_factory.mktemp("mpi"))
-
-
 @pytest.mark.parametrize("check", GLOO)
 def test_two_ranks_with_gloo(gloo: Outcomes, check: str) -> None:
     assert gloo[check] == []
-
-
-@LONG
-@pytest.mark.parametrize("check", MPI)
-def test_two_ranks_with_mpi(mpi: Outcomes, check: str) -> None:
-    assert mpi[check] == []

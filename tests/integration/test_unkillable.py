@@ -17,8 +17,8 @@ from hvdrecover.launch.signals import Waking
 from hvdrecover.launch.training import Training
 from tests.integration.mounts import mounted
 from tests.support.jobs import PREEMPTED, Job, read_events
-from tests.unit.launch.children import environment, gone, is_alive, state, until
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
+from tests.unit.launch.children import environment, is_alive, state, until
 
 WRITE = "import os, sys; print(os.getpid(), flush=True); open(sys.argv[1], 'w').write('x')"
 
@@ -119,19 +119,3 @@ def test_a_preemption_on_a_disk_that_hangs_ends_with_75(who: str, hung: Path, tm
         assert all(event["processes"] == [process] for event in found)
     finally:
         job.kill(patience=0.3)
-
-
-def test_one_that_could_not_be_killed_ends_when_the_disk_answers(tmp_path: Path) -> None:
-    """So it is safe to leave it: it never gets back to its own code."""
-    with mounted("ext4", tmp_path / "disk", tmp_path / "image", 20 << 20) as disk:
-        subprocess.run(["fsfreeze", "--freeze", disk.folder], check=True)
-        try:
-            words = [sys.executable, "-c", f"{WRITE}; open({str(tmp_path / 'continued')!r}, 'w')"]
-            other = subprocess.Popen([*words, str(disk.folder / "file")], stdout=subprocess.DEVNULL)
-            stuck(other.pid)
-            other.kill()
-        finally:
-            subprocess.run(["fsfreeze", "--unfreeze", disk.folder], check=True)
-        gone(other.pid)
-        assert other.wait() == -signal.SIGKILL
-        assert not (tmp_path / "continued").exists()

@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from tests.integration.conftest import LONG, Start
 from tests.support.jobs import PATIENCE, DigitsRun, Job, durable, elastic, read_events, static
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "virtual_digits.py"
 EPOCHS = 6  # of 6 steps

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import LONG
-from tests.support.jobs import PATIENCE, Job, elastic, static
+from tests.support.jobs import elastic, run_job, static
 
 SCRIPT = Path(__file__).with_name("scripts") / "virtual_tensorflow.py"
 OPTIMIZERS = ["adam", pytest.param("sgd", marks=LONG)]
@@ -36,11 +36,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def run(folder: Path, launcher: Sequence[str], **environ: str) -> Ending:
     """Run the script to its end."""
     command = [*launcher, sys.executable, str(SCRIPT)]
-    job = Job(command, folder / "log.txt", {"FOLDER": str(folder), **environ})
-    try:
-        assert job.wait(PATIENCE) == 0, job.tail()
-    finally:
-        job.kill()
+    run_job(command, folder / "log.txt", {"FOLDER": str(folder), **environ})
     reports: Any = [json.loads(path.read_text()) for path in sorted(folder.glob("report-*"))]
     return [digests for digests, _ in reports], {
         rank: found for _, losses in reports for rank, found in losses.items()

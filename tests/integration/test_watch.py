@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.integration.conftest import EPOCHS, Start
-from tests.integration.faults import FaultyRun, wait_until_all_train
+from tests.integration.conftest import Start
+from tests.support.faulty_run import EPOCHS, FaultyRun, wait_until_all_train
 from tests.support.jobs import PATIENCE, kill
 
 pytestmark = pytest.mark.acceptance

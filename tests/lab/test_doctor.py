@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hvdrecover.drill.lab import INTERFACE, Lab
-from tests.integration.conftest import LONG, Start
-from tests.integration.faults import FaultyRun
-from tests.lab.conftest import SLOW_HOSTS
-from tests.waiting import wait_until
+from tests.support.lab import SLOW_HOSTS
+from tests.support.waiting import wait_until
 
 PATIENCE = 400.0  # seconds
 
@@ -83,22 +81,3 @@ def test_one_host_cut_off_and_one_with_a_wrong_clock_and_no_horovod(lab: Lab, tm
     (shared,) = found["root: shared"]
     assert shared["outcome"] == "warning"
     assert shared["what"] == f"{second.name} cannot see the file that {first.name} wrote"
-
-
-@LONG  # half a minute
-def test_a_job_starts_without_a_host_that_cannot_import_horovod(
-    lab: Lab, start: Start, tmp_path: Path
-) -> None:
-    first, second, third = lab.hosts
-    (tmp_path / "sitecustomize.py").write_text(FAULTS.format(address=second.address))
-    run = FaultyRun(tmp_path / "run", "torch", (), 1, "--step-seconds", "0")
-    command = [sys.executable, "-m", "hvdrecover", "run", "--preflight", "-np", "3", "--min-np", "2"]
-    command += ["-H", ",".join(f"{name}:1" for name in names(lab)), "--network-interface", INTERFACE]
-    command += ["-i", os.fspath(lab.key), "--no-standby", "--"]
-    environ = {**run.faults, **SLOW_HOSTS, "PYTHONPATH": str(tmp_path)}
-    job = start(run, first.command(command), environ)
-    run.finish(job)
-    assert {batch.size for batch in run.batches()} == {2}
-    (event,) = run.events("preflight")
-    assert event["used"] == [first.name, third.name]
-    assert "cannot be imported" in event["excluded"][second.name]

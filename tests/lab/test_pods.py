@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -17,13 +16,11 @@ import pytest
 
 from tests.fakes.kubernetes_api import TOKEN, KubernetesApi, pod
 from tests.integration.conftest import LONG, Start
-from tests.integration.faults import assert_no_step_is_lost
-from tests.lab.conftest import SLOW_HOSTS
-from tests.lab.test_jobs import JobInLab
-from tests.support.jobs import PATIENCE, Job
-from tests.support.lab import INTERFACE, Host, Lab, program
+from tests.support.faulty_run import assert_no_step_is_lost
+from tests.support.jobs import PATIENCE
+from tests.support.lab import Host, JobInLab, Lab, program
+from tests.support.waiting import wait_until
 from tests.unit.deploy.manifests import FOLDER
-from tests.waiting import wait_until
 
 _NETWORK = 0x40000000  # CLONE_NEWNET
 
@@ -95,29 +92,16 @@ def serving_in(host: Host, api: KubernetesApi) -> Iterator[None]:
         yield
 
 
-class JobOnPods(JobInLab):
-    """A digits job under ``hvdrecover run --discover kubernetes``."""
-
-    def __init__(self, lab: Lab, folder: Path, start: Start, api: KubernetesApi) -> None:
-        self.config = folder / "config"
-        context = {"name": "here", "context": {"cluster": "c", "user": "u"}}
-        user = {"name": "u", "user": {"token": TOKEN}}
-        cluster = {"name": "c", "cluster": {"server": api.url}}
-        self.config.write_text(
-            json.dumps(
-                {"current-context": "here", "contexts": [context], "users": [user], "clusters": [cluster]}
-            )
-        )
-        super().__init__(lab, folder, "torch", start)
-
-    def begin(self) -> Job:
-        command = [sys.executable, "-m", "hvdrecover", "run", "-np", "3", "--min-np", "1", "--no-standby"]
-        command += ["--discover", "kubernetes --selector app=train", "--network-interface", INTERFACE]
-        command += ["-i", os.fspath(self.lab.key), "--blacklist-cooldown-range", "1", "60", "--"]
-        environ = {**SLOW_HOSTS, "OMP_NUM_THREADS": "1", "KUBECONFIG": os.fspath(self.config)}
-        environ |= self.run.faults
-        self.job = self._start(self.run, self.lab.hosts[0].command(command), environ)
-        return self.job
+def configured(folder: Path, url: str) -> dict[str, str]:
+    """Return the variable that names a configuration of ``kubectl`` for an API server."""
+    config = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {"token": TOKEN}}],
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+    }
+    (folder / "config").write_text(json.dumps(config))
+    return {"KUBECONFIG": str(folder / "config")}
 
 
 @LONG
@@ -126,7 +110,8 @@ def test_a_pod_leaves_before_it_is_killed(lab: Lab, start: Start, tmp_path: Path
     with serving_in(lab.hosts[0], api):
         pods = [Pod(host, api) for host in lab.hosts[1:]]
         api.add(pod(lab.hosts[0].name, ip=lab.hosts[0].address))
-        job = JobOnPods(lab, tmp_path, start, api)
+        environ = configured(tmp_path, api.url)
+        job = JobInLab(lab, tmp_path, "torch", start, "kubernetes --selector app=train", environ)
         job.wait_for(3)
 
         # Deleted: no step is lost, and nothing of the job is left when its first process is stopped.

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import LONG
-from tests.integration.faults import assert_no_step_is_lost
 from tests.lab import slurm
-from tests.lab.conftest import SLOW_HOSTS
 from tests.lab.slurm import Slurm
+from tests.support.faulty_run import assert_no_step_is_lost
 from tests.support.jobs import PATIENCE, Batch, DigitsRun, command, durable, kill
-from tests.support.lab import Lab
-from tests.waiting import wait_until
+from tests.support.lab import SLOW_HOSTS, Lab
+from tests.support.waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "slurm" / "train.sbatch"
 SRUN = {"HVDRECOVER_REMOTE_SHELL": os.fspath(EXAMPLE.with_name("srun-shell"))}

@@ -43,14 +43,14 @@ class DigitsRun(Run):
     ) -> None:
         super().__init__(folder)
         self.epochs = epochs
-        self._options = options
-        self._framework = framework
+        self.options = options
+        self.framework = framework
         self._program = list(program) or ["-m", f"hvdrecover.examples.{framework}_digits"]
 
     @property
     def weights(self) -> Path:
         """The file of final weights, optimizer state and accuracy."""
-        return self.folder / ("final.pt" if self._framework == "torch" else "final.npz")
+        return self.folder / ("final.pt" if self.framework == "torch" else "final.npz")
 
     @property
     def log(self) -> str:
@@ -61,7 +61,7 @@ class DigitsRun(Run):
         """Start it, or start it again; without a launcher, as one process."""
         command = [*launcher, sys.executable, *self._program]
         command += ["--epochs", str(self.epochs), "--checkpoint", str(self.root), "--save", str(self.weights)]
-        command += ["--ledger", str(self.folder / "ledger"), *self._options]
+        command += ["--ledger", str(self.folder / "ledger"), *self.options]
         return self.launch(command, environ)
 
     def finish(self, job: Job) -> None:

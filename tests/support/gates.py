@@ -39,10 +39,10 @@ class GatedRun:
         """Wait until both ranks are at a gate, in other processes than these; return theirs, by rank."""
         job, others = self._jobs[-1], set((other_than or {}).values())
 
-        def look() -> dict[int, int] | None:
+        def look() -> dict[int, int]:
             lines = re.findall(rf"gate {gate} (\d+) (\d)", job.log.read_text())
             found = {int(rank): int(process) for process, rank in lines}
-            return found if len(found) == 2 and not others & set(found.values()) else None
+            return found if len(found) == 2 and not others & set(found.values()) else {}
 
         return wait_until(job, look, f"rank at gate {gate}")
 
@@ -50,7 +50,8 @@ class GatedRun:
         """Wait until the job has ended well; return the rest of its line that begins with a name."""
         job = self._jobs[-1]
         assert job.wait(PATIENCE) == 0, job.tail()
-        return re.findall(rf"{name} (.*)", job.log.read_text())[-1]
+        lines: list[str] = re.findall(rf"{name} (.*)", job.log.read_text())
+        return lines[-1]
 
     def kill(self) -> None:
         """SIGKILL all processes that are left."""

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +51,7 @@ __all__ = [
     "near_root",
     "parent",
     "read_events",
+    "run_job",
     "running",
     "static",
     "supervised",
@@ -81,6 +83,23 @@ class Commit(NamedTuple):
     def name(self) -> str:
         """The name of its folder."""
         return f"g{self.generation:04}-c{self.number:08}"
+
+
+def run_job(
+    command: Sequence[str],
+    log: Path,
+    environ: Mapping[str, str] | None = None,
+    *,
+    code: int = 0,
+    patience: float = PATIENCE,
+) -> str:
+    """Run a job to its end, which must have an exit code; return its log."""
+    job = Job(command, log, environ)
+    try:
+        assert job.wait(patience) == code, job.tail()
+    finally:
+        job.kill()
+    return log.read_text(errors="replace")
 
 
 def static(workers: int) -> list[str]:

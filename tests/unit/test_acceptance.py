@@ -119,7 +119,7 @@ def test_what_is_private_is_found() -> None:
     assert not is_public("hvdrecover.torch", "framework")
     assert not is_public("hvdrecover.launch.job", "Job")
     of_repairs = {path.name for path in files("integration/test_second_faults.py")}
-    assert {"repair_faults.py", "faulty_digits.py", "faults.py", "jobs.py"} <= of_repairs
+    assert {"repair_faults.py", "faulty_digits.py", "faulty_run.py", "jobs.py"} <= of_repairs
 
 
 def test_each_capability_has_a_marked_test() -> None:

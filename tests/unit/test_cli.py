@@ -19,8 +19,8 @@ from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.cli import help_texts
+from tests.support.terminal import on_a_terminal, plain_lines
 from tests.unit.checkpoint.roots import content, make_snapshot, make_store
-from tests.unit.terminal import on_a_terminal, plain_lines
 
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
 HELP = DOCS.with_name("help.md")
@@ -103,13 +103,6 @@ def test_a_terminal_obeys_nothing_that_stands_in_a_root(words, root, capsys, mon
     assert [each for each in shown if not each.isprintable() and each != "\n"] == []
 
 
-def test_a_terminal_obeys_nothing_but_styles(root):
-    write_evil(root)
-    shown = plain_lines(on_a_terminal(200, "show", root)[1])
-    assert r"\x1b]0;pwn\x07\x1b[31m[/]x\u202e" in "\n".join(shown)
-    assert [each for each in "".join(shown) if not each.isprintable()] == []
-
-
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -159,40 +152,6 @@ def test_ls_verifies_if_asked_to_and_says_below_what_is_wrong(run, document, roo
     assert [commit["intact"] for commit in found["commits"]] == [True, False, None]
 
 
-def test_ls_as_json(document, root):
-    code, found = document("ls", root)
-    assert (code, found["schema"], found["root"]) == (0, 1, f"file://{root}")
-    assert len(found["commits"]) == 3
-    newest = found["commits"][0]
-    assert newest.pop("bytes") > 8000
-    assert newest.pop("time") < 10**9
-    assert newest == {
-        "commit": "g0001-c00000003",
-        "generation": 1,
-        "number": 3,
-        "state": "finished",
-        "reason": None,
-        "world_size": 2,
-        "versions": {"torch": "2.13.0"},
-        "intact": None,
-        "problems": None,
-    }
-
-
-# -- show ----------------------------------------------------------------------------------------------
-
-
-def test_show_as_json(document, root):
-    code, found = document("show", root, "2")
-    assert (code, found["commit"], found["attributes"]["val_loss"]) == (0, "g0001-c00000002", 0.5)
-    assert found["samplers"] == {"sampler": {"epoch": 2}}
-    assert [file["name"] for file in found["files"]] == ["model.safetensors", "optimizer.safetensors"]
-    assert found["files"][1]["tensors"] == [
-        {"name": "weight", "dtype": "F32", "shape": [7], "bytes": 28},
-        {"name": "empty", "dtype": "U8", "shape": [0], "bytes": 0},
-    ]
-
-
 # -- verify --------------------------------------------------------------------------------------------
 
 
@@ -208,23 +167,6 @@ def test_verify_exits_with_1_and_names_what_is_broken(run, document, root):
     assert [list(commit["problems"]) for commit in found["commits"]] == [[], ["model.safetensors"], []]
     assert run("verify", root, "3", "1")[0] == 0
     assert content(LocalStorage(root)) == before
-
-
-# -- diff ----------------------------------------------------------------------------------------------
-
-
-def test_diff_shows_the_change_and_the_largest_difference(run, document, root):
-    code, output, _ = run("diff", root, "1", "3")
-    assert code == 0
-    lines = [columns(line) for line in output.splitlines()]
-    assert ["model.weight", "1000 of 1000 elements", "2"] in lines
-    assert ["val_loss", "1.0 → 0.3333333333333333"] in lines
-    assert lines[-1] == ["2 tensors unchanged"]
-    code, found = document("diff", root, "1", "3")
-    assert (code, found["a"], found["b"]) == (0, "g0001-c00000001", "g0001-c00000003")
-    assert {"name": "model.weight", "change": "1000 of 1000 elements", "largest": 2.0} in found["differences"]
-    assert {"name": "sampler.epoch", "change": "1 → 3", "largest": None} in found["differences"]
-    assert found["unchanged"] == 2
 
 
 # -- prune ---------------------------------------------------------------------------------------------
@@ -336,22 +278,6 @@ def writer(root):
         writing.communicate()
 
 
-def test_what_is_being_written_is_shown_and_left_alone_by_prune(run, document, root, writer):
-    (root / "g0002-c00000005" / ".hvdrecover-12ab").write_bytes(b"parts")
-    before = content(LocalStorage(root))
-    output = run("ls", root)[1]
-    assert columns(output.splitlines()[1])[0] == "g0002-c00000005"
-    assert output.splitlines()[-1] == "being written: 1 file, 5 B"
-    _, found = document("ls", root)
-    assert found["leftovers"] == []
-    assert found["aside"] == [{"path": "g0002-c00000005/.hvdrecover-12ab", "bytes": 5, "left_over": False}]
-    assert "left g0002-c00000005, which is incomplete" in run("prune", root, "--keep-last", "9", "--yes")[1]
-    assert content(LocalStorage(root)) == before
-    writer.communicate()  # the end of its input lets it continue
-    assert writer.returncode == 0
-    assert re.search("g0002-c00000005 .* ok\n", run("verify", root, "5")[1])
-
-
 def test_what_a_killed_process_has_left_is_shown_and_pruned(run, document, root, writer):
     (root / ".hvdrecover-g0002-c00000004-12ab").write_bytes(b"spare")
     writer.kill()
@@ -370,36 +296,6 @@ def test_what_a_killed_process_has_left_is_shown_and_pruned(run, document, root,
     assert list(root.glob(".hvdrecover*")) == []
     left = [name for name in LocalStorage(root).names() if name.startswith("g")]
     assert left == [*(f"g0001-c0000000{number}" for number in (1, 2, 3)), "g0002-c00000004"]
-
-
-def test_of_a_host_that_cannot_be_asked_prune_knows_what_claims_say(run, root):
-    """A writer on another host may live or not; a later claim says that it can't continue."""
-    claim = json.loads((root / "claims" / "g0001.json").read_text())
-    elsewhere = json.dumps({**claim, "process": "host-b 0-0-0 pid:[1] 1 1"})
-    (root / "claims" / "g0001.json").write_text(elsewhere)
-    (root / "g0001-c00000004").mkdir()
-    (root / "g0001-c00000004" / "model.safetensors").write_bytes(b"half")
-    assert "left g0001-c00000004, which is incomplete" in run("prune", root, "--keep-last", "9", "--yes")[1]
-    (root / "claims" / "g0002.json").write_text(elsewhere.replace('"job": "', '"job": "next'))
-    assert (
-        "deleted g0001-c00000004, 4 B, which was never completed"
-        in run("prune", root, "--keep-last", "9", "--yes")[1]
-    )
-
-
-# -- export --------------------------------------------------------------------------------------------
-
-
-def test_export_writes_a_file_and_says_which(run, document, root, tmp_path):
-    file = tmp_path / "model.safetensors"
-    code, output, _ = run("export", root, "1", "-o", file, "--only", "model")
-    assert (code, output) == (0, f"model of g0001-c00000001: {file}, 8.1 kB\n")
-    code, output, errors = run("export", root, "-o", file, "--only", "model")
-    assert (code, output) == (1, "")
-    assert re.search(f"{file}: .*--force", errors)
-    code, found = document("export", root, "-o", file, "--only", "model", "--only", "optimizer", "--force")
-    assert (code, found["commit"], found["attributes"]) == (0, "g0001-c00000003", ["model", "optimizer"])
-    assert found["bytes"] == file.stat().st_size
 
 
 # -- errors --------------------------------------------------------------------------------------------
@@ -505,12 +401,6 @@ def test_a_shell_gets_completions(tmp_path):
     }
     hvdrecover(env=environ)
     assert (tmp_path / "completions").read_text().strip() == "--keep-period"
-
-
-def test_output_that_nobody_reads_on_is_no_error(root):
-    command = f"'{sys.executable}' -m hvdrecover show '{root}' --json | head -c 1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
-    assert done.stderr == ""
 
 
 def test_a_terminal_of_80_columns_is_enough_and_shows_progress(root):

@@ -45,20 +45,6 @@ def test_all_options(asked: list[Settings], monkeypatch: pytest.MonkeyPatch) -> 
     assert asked[1].checkpoint == "file:///elsewhere"
 
 
-def test_hosts_of_a_file(asked: list[Settings]) -> None:
-    Path("hosts").write_text("h1 slots=2\nh2:1\n")
-    cli.main(["doctor", "--hostfile", "hosts"])
-    assert (asked[0].hosts, asked[0].processes) == ({"h1": 2, "h2": 1}, 3)
-
-
-def test_hosts_that_a_source_finds(asked: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
-    cli.main(
-        ["doctor", "--discover", "static nobody.invalid:2,localhost:1"]
-    )  # whether they answer is for it to say
-    assert (asked[0].hosts, asked[0].processes) == ({"nobody.invalid": 2, "localhost": 1}, 3)
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

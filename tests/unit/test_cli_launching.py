@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from horovod.runner import launch
 
 from hvdrecover import cli
 from hvdrecover.config import Config
 from hvdrecover.launch import guardian, horovodrun, supervisor
 from hvdrecover.launch.hangs import Limits
-from tests.unit.processes import LAUNCHER_VARIABLES
+from tests.support.processes import LAUNCHER_VARIABLES
 
 KEY = __file__  # a file that is there
 TRAIN = ["--", "python", "train.py", "--epochs", "3"]
@@ -120,20 +119,6 @@ def test_all_options_of_a_job(jobs: Noted) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "facts"),
-    [
-        (["--hostfile", "hosts"], {"hostfile": Path("hosts")}),
-        (["--host-discovery-script", "./hosts.sh"], {"discovery": "./hosts.sh"}),
-        (["--mpi"], {"mpi": True}),
-    ],
-)
-def test_other_ways_to_name_hosts(words: list[str], facts: dict[str, Any], jobs: Noted) -> None:
-    Path("hosts").write_text("h1 slots=2\n")
-    _, settings, _ = job(jobs, "-np", "2", *words, *TRAIN)
-    assert settings.options == horovodrun.Options(2, **facts)
-
-
-@pytest.mark.parametrize(
     ("words", "problem"),
     [
         (["--max-np", "1"], "--max-np 1 is less than -np 2"),
@@ -168,12 +153,6 @@ def test_hosts_that_are_discovered(jobs: Noted) -> None:
         *("--ssh-port", "2222", "--identity", KEY, "localhost:2", "--slots", "4"),
     ]
     assert subprocess.check_output(script, shell=True, text=True) == "localhost:2\n"
-
-
-@pytest.mark.usefixtures("no_memory")
-def test_a_job_of_mpi_takes_the_hosts_that_are_discovered_now(jobs: Noted) -> None:
-    _, settings, _ = job(jobs, "-np", "2", "--mpi", "--discover", "static localhost", *TRAIN)
-    assert settings.options == horovodrun.Options(2, hosts="localhost:1", mpi=True)
 
 
 @pytest.mark.usefixtures("no_memory")
@@ -233,10 +212,19 @@ def test_an_option_takes_precedence_over_the_environment_and_that_over_the_file(
     assert "HOROVOD_GLOO_TIMEOUT_SECONDS" not in settings.environ
 
 
-def test_an_unknown_setting_in_a_file_is_an_error(jobs: Noted, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("c.yaml").write_text("hvdrecover: {gracee: 9s}")
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("hvdrecover: {gracee: 9s}", "unknown setting 'gracee'"),
+        ("hvdrecover: [grace, 9s]", "got ['grace', '9s']"),
+    ],
+)
+def test_a_wrong_setting_in_a_file_is_an_error(
+    text: str, problem: str, jobs: Noted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("c.yaml").write_text(text)
     assert cli.main(["run", "-np", "2", "--config-file", "c.yaml", *TRAIN]) == 1
-    assert "unknown setting 'gracee'" in capsys.readouterr().err
+    assert problem in capsys.readouterr().err
 
 
 def test_all_settings_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,14 +249,6 @@ def test_a_command_needs_no_dashes_and_its_options_are_its_own(words: list[str],
     assert bare[0] == own == with_dashes[0]
     assert bare[1].options == with_dashes[1].options
     assert bare[1].worker == with_dashes[1].worker
-
-
-def test_how_horovod_was_built_is_told_without_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["hvdrecover"])
-    monkeypatch.setattr(launch, "check_build", lambda verbose: sys.exit(42))  # it imports all frameworks
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["run", "--check-build"])
-    assert caught.value.code == 42
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,8 @@ from hvdrecover.doctor.checks import Finding, failure, ok, warning
 from hvdrecover.doctor.examination import Report, Settings
 from hvdrecover.launch import horovodrun, supervisor
 from hvdrecover.launch.horovodrun import Options
-from tests.unit.processes import LAUNCHER_VARIABLES
+from tests.support.processes import LAUNCHER_VARIABLES
 
-KEY = __file__  # a file that is there
 TRAIN = ["--", "python", "train.py"]
 WRONG = failure("ssh", "h2: Connection refused", "Start a server.", ["h2"])
 SLOW = warning("clocks", "h1 +3.0 s", "Set the clock.")
@@ -73,13 +72,6 @@ def named_by(script: str | None) -> list[str]:
     """The hosts that a discovery script names."""
     assert script is not None
     return subprocess.check_output(script, shell=True, text=True).split()
-
-
-def test_where_all_is_well_the_job_is_as_it_was(job: Job) -> None:
-    job.findings = [ok("ssh", "logged in"), SLOW]
-    words = ["-np", "3", "-H", "h1:2,h2:2", "-p", "22", "-i", KEY, "--network-interface", "eth0"]
-    assert run(job, *words) == Options(3, hosts="h1:2,h2:2", ssh_port=22, identity=KEY, interfaces=("eth0",))
-    assert job.looked_at == [Settings({"h1": 2, "h2": 2}, 4, ("eth0",), 22, KEY)]
 
 
 def test_a_host_that_is_left_out_and_the_processes_that_are_left(

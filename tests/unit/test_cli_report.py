@@ -74,18 +74,6 @@ def test_the_documentation_names_every_key(document):
     assert [key for key in sorted(keys(document("events")) - {"schema"}) if f"`{key}`" not in row] == []
 
 
-def test_a_report_as_json(document):
-    example(Path("events"))
-    found = document("events")
-    assert (found["folder"], found["outcome"], found["code"]) == ("events", "finished", 0)
-    assert (found["begin"], found["end"]) == (BEGIN, BEGIN + 104)
-    assert (found["starts"], found["restarts"], found["warm_restarts"]) == (1, 2, 1)
-    assert (found["steps_repeated"], found["commits_repeated"], found["storage"]["commits"]) == (6, 0, 0)
-    crash = found["faults"][0]
-    assert found["kinds"]["crash"]["median"] == crash["recovery"]["seconds"] == pytest.approx(0.31)
-    assert (crash["kind"], crash["rank"], crash["recovery"]["phases"]["reset"]) == ("crash", 1, 0.02)
-
-
 def test_a_run_that_is_under_way_says_so(run, document):
     made = Run(Path("events"))
     made.report(time.time() - BEGIN, "start", attempt=1, command=[])
@@ -115,16 +103,6 @@ def test_what_a_terminal_would_obey_is_escaped(run):
     assert "\x1b" not in output
     assert r"b [/red]c\x1b]0;title\x07" in output and "and more" not in output
     assert "ValueError: no" in output and "Traceback" not in output
-
-
-def test_the_environment_names_a_folder_unless_an_argument_does(document, monkeypatch):
-    for name in ("one", "two", "hvdrecover-runs/three"):
-        example(Path(name))
-    monkeypatch.setenv("HVDRECOVER_EVENTS", "two")
-    monkeypatch.setattr("hvdrecover.config._STARTED_IN", str(Path.cwd()))
-    assert (document("one")["folder"], document()["folder"]) == ("one", str(Path("two").absolute()))
-    monkeypatch.delenv("HVDRECOVER_EVENTS")
-    assert document()["folder"] == "hvdrecover-runs/three"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,8 +15,8 @@ from hvdrecover.record import Follower, read
 from hvdrecover.reporting import summary
 from hvdrecover.reporting.prometheus import Exporter
 from tests.fakes.clock import FakeClock
+from tests.support.terminal import on_a_terminal, plain_lines
 from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run, example
-from tests.unit.terminal import on_a_terminal, plain_lines
 
 DOCS = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
 PLACES = {"generation": 1, "commit": 2, "pid": 10}
@@ -91,17 +89,6 @@ def follow(view, *parts):
 )
 def test_where_metrics_go(text, expected):
     assert runs.target(text) == expected
-
-
-@pytest.mark.parametrize(("outcome", "code"), [("finished", 0), ("ended", 1)])
-def test_a_run_that_is_over_is_shown_and_left(report, outcome, code):
-    ended(Path("events"), outcome)
-    found, output, errors = report("--watch")
-    assert (found, errors) == (code, "")
-    assert f" state: {outcome}" in output
-    assert re.search(
-        r" faults: (2 \(1 crash, 1 hang\); 2 recovered from|1 \(1 script_error\); 0 rec)", output
-    )
 
 
 def test_a_run_is_followed_from_before_its_first_event_until_its_end():
@@ -182,14 +169,6 @@ def test_a_terminal_shows_the_numbers_and_the_last_faults():
     assert output.endswith("\x1b[?25h")  # the cursor is back
 
 
-def test_metrics_are_written_beside_the_report(report):
-    example(Path("events"))
-    code, output, errors = report("--prometheus", "run.prom")
-    assert (code, errors) == (0, "")
-    assert output == report()[1]
-    assert "hvdrecover_commits_total 7.0\n" in Path("run.prom").read_text()
-
-
 def test_a_file_of_metrics_that_can_be_written_no_more_is_told_once_and_tried_again(capsys):
     Run(Path("events")).rendezvous(1, TWO, 1, 0)
     folder, report = Path("metrics"), summary.Run(read(Path("events"))).report()
@@ -223,16 +202,6 @@ def test_what_can_t_be_done_is_an_error_of_one_line(report, arguments, facts):
     code, output, errors = report(*arguments)
     assert (code, output, errors.count("\n")) == (1, "", 1)
     assert re.match(f"hvdrecover: {facts}", errors)
-
-
-@pytest.mark.parametrize(("arguments", "code"), [(["--watch"], 0), (["--prometheus", "run.prom"], 1)])
-def test_only_metrics_take_their_client(arguments, code):
-    example(Path("events"))
-    program = "import sys; sys.modules['prometheus_client'] = None; from hvdrecover.cli import main; "
-    command = [sys.executable, "-c", program + "sys.exit(main(sys.argv[1:]))", "report", "events", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == code
-    assert ("pip install 'hvdrecover[prometheus]'" in done.stderr) == bool(code)
 
 
 def documented():

@@ -13,7 +13,7 @@ import pytest
 from hvdrecover import heartbeat
 from hvdrecover.heartbeat import Page, Phase, Reading, Stop
 from tests.fakes.page import new_page
-from tests.unit.processes import answer
+from tests.support.processes import answer
 
 STEPS = [heartbeat.stepped, heartbeat.recorded]
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import importlib
 import socket
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-from hvdrecover.discovery import Host
+from hvdrecover.discovery import Host, source
 from hvdrecover.errors import DiscoveryError
 
 _MODULES = ("_private.services", "_private.state", "_raylet")
@@ -24,48 +23,41 @@ Node = Mapping[str, Any]  # an item of ray.nodes()
 Group = Mapping[str, Any]  # a value of ray.util.placement_group_table()
 
 
-@dataclass(frozen=True)
-class RayNodes:
+@source(
+    every=5.0,  # importing Ray takes a third of a second of a core for each look
+    variables=(_ADDRESS,),
+    address=f"address of the cluster's head (default: {_ADDRESS}, or this node's cluster)",
+    resource="resource that makes a slot, such as GPU, CPU or a custom one",
+    placement_group="count only this placement group: its name or its id",
+)
+def ray_nodes(
+    environ: Mapping[str, str],
+    timeout: float,
+    address: str = "",
+    resource: str = "",
+    placement_group: str = "",
+) -> list[Host]:
     """The nodes of a Ray cluster that are alive, with a slot for each GPU, or CPU if no node has a GPU."""
-
-    every: ClassVar[float] = 5.0  # importing Ray takes a third of a second of a core for each look
-    variables: ClassVar[tuple[str, ...]] = (_ADDRESS,)
-
-    address: str = field(
-        default="",
-        metadata={"help": f"address of the cluster's head (default: {_ADDRESS}, or this node's cluster)"},
+    try:
+        services, state, raylet = (importlib.import_module(f"ray.{name}") for name in _MODULES)
+    except ImportError as error:
+        problem = f"its tables cannot be read with the installed version ({error})"
+        raise DiscoveryError("Ray", problem) from error
+    address = address or environ.get(_ADDRESS) or "auto"
+    address = _own_cluster(services) if address == "auto" else address
+    check_reachable(address, timeout)
+    tables = state.GlobalState()
+    # Nothing below is public. If another version lacks it, that is an AttributeError or a TypeError.
+    options = raylet.GcsClientOptions.create(
+        address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
     )
-    resource: str = field(
-        default="",
-        metadata={"help": "resource that makes a slot, such as GPU, CPU or a custom one"},
-    )
-    placement_group: str = field(
-        default="",
-        metadata={"help": "count only this placement group: its name or its id", "metavar": "GROUP"},
-    )
-
-    def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
-        """Return the nodes that are alive, are not draining, and have the resource."""
-        try:
-            services, state, raylet = (importlib.import_module(f"ray.{name}") for name in _MODULES)
-        except ImportError as error:
-            problem = f"its tables cannot be read with the installed version ({error})"
-            raise DiscoveryError("Ray", problem) from error
-        address = self.address or environ.get(_ADDRESS) or "auto"
-        address = _own_cluster(services) if address == "auto" else address
-        check_reachable(address, timeout)
-        tables = state.GlobalState()
-        # Nothing below is public. If another version lacks it, that is an AttributeError or a TypeError.
-        options = raylet.GcsClientOptions.create(
-            address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
-        )
-        tables._initialize_global_state(options)
-        draining = tables.get_draining_nodes()
-        usable = [node for node in tables.node_table() if node["Alive"] and node["NodeID"] not in draining]
-        if not self.placement_group:
-            return hosts_of(usable, self.resource)
-        group = find_group(tables.placement_group_table(), self.placement_group)
-        return hosts_of([reserved(node, group) for node in usable], self.resource, bundles=True)
+    tables._initialize_global_state(options)
+    draining = tables.get_draining_nodes()
+    usable = [node for node in tables.node_table() if node["Alive"] and node["NodeID"] not in draining]
+    if not placement_group:
+        return hosts_of(usable, resource)
+    group = find_group(tables.placement_group_table(), placement_group)
+    return hosts_of([reserved(node, group) for node in usable], resource, bundles=True)
 
 
 def hosts_of(nodes: Iterable[Node], resource: str = "", *, bundles: bool = False) -> list[Host]:

@@ -74,7 +74,6 @@ def storage_in(filesystem: Any, path: str, shown: str) -> Storage:
     """Return the storage of a folder in an fsspec file system.
 
     Args:
-        filesystem: the file system, from `open_filesystem`.
         path: the folder's path in it.
         shown: the folder's URL as messages show it, without credentials.
     """

@@ -37,7 +37,6 @@ class Temporary(NamedTuple):
     Attributes:
         path: the file, for messages.
         folder: the folder below the root that the file belongs to; empty if unknown.
-        nbytes: its size in bytes.
         handle: the storage's own identity of an unfinished upload.
     """
 
@@ -209,7 +208,6 @@ def transferred(
     """Transfer a buffer in pieces; yield each piece, in order, when it is done.
 
     Args:
-        buffer: the bytes.
         size: bytes of a piece; the last one may have fewer.
         at_once: the number of pieces that are under way, each in its own thread, while the caller has one.
         transfer: transfers one piece, given its offset in the buffer.

@@ -31,7 +31,6 @@ class RemoteStorage(Storage):
     """A folder of an fsspec file system. A file that has been closed is assumed to be durable.
 
     Args:
-        filesystem: the file system.
         root: the folder's path in it.
         url: the root as messages show it, without credentials.
         piece: bytes of a large file that are transferred at a time.

@@ -1,92 +1,103 @@
 """Host sources by name.
 
-A new source of this package is a class in a module beside this one and a line in `OURS`. Other packages
-attach a source by an entry point in the group ``hvdrecover.host_sources``: its name is what users type, its
-object is the class. It is loaded only when a user names it.
+A source is a function that returns hosts. A new source of this package is a function in a module beside this
+one and a line in `OURS`. Other packages attach a source by an entry point in the group
+``hvdrecover.host_sources``: its name is what users type, its object is the function. It is loaded only when a
+user names it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
-from collections.abc import Mapping
-from typing import ClassVar, Protocol
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from hvdrecover.discovery.hosts import Host
 from hvdrecover.errors import ConfigError
 
 GROUP = "hvdrecover.host_sources"
 OURS = {
-    "static": "hvdrecover.discovery.sources.lists:Static",
-    "file": "hvdrecover.discovery.sources.lists:File",
-    "command": "hvdrecover.discovery.sources.lists:Command",
-    "slurm": "hvdrecover.discovery.sources.slurm:Slurm",
-    "kubernetes": "hvdrecover.discovery.sources.kubernetes:Kubernetes",
-    "lsf": "hvdrecover.discovery.sources.batch:Lsf",
-    "pbs": "hvdrecover.discovery.sources.batch:Pbs",
-    "sge": "hvdrecover.discovery.sources.batch:GridEngine",
-    "cobalt": "hvdrecover.discovery.sources.batch:Cobalt",
-    "mpi": "hvdrecover.discovery.sources.mpi:Mpi",
-    "tf-config": "hvdrecover.discovery.sources.lists:TfConfig",
+    "static": "hvdrecover.discovery.sources.lists:static",
+    "file": "hvdrecover.discovery.sources.lists:file",
+    "command": "hvdrecover.discovery.sources.lists:command",
+    "slurm": "hvdrecover.discovery.sources.slurm:slurm",
+    "kubernetes": "hvdrecover.discovery.sources.kubernetes:kubernetes",
+    "lsf": "hvdrecover.discovery.sources.batch:lsf",
+    "pbs": "hvdrecover.discovery.sources.batch:pbs",
+    "sge": "hvdrecover.discovery.sources.batch:sge",
+    "cobalt": "hvdrecover.discovery.sources.batch:cobalt",
+    "mpi": "hvdrecover.discovery.sources.mpi:mpi",
+    "tf-config": "hvdrecover.discovery.sources.lists:tf_config",
 }
-"""Name: module and class."""
+"""Name: module and function."""
 
 
-class Source(Protocol):
-    """A place where hosts are named: a frozen dataclass, whose fields are its options.
+@dataclass(frozen=True)
+class Source:
+    """A function that returns hosts, and the values of its options; see `source`."""
 
-    A field without a default is an argument of ``hvdrecover discover SOURCE``, one with a default is an
-    option. A field is a ``str``, an ``int``, a ``bool``, or, as the last argument, a ``tuple[str, ...]`` that
-    takes all remaining words; its metadata has a ``help`` and may have a ``metavar``. The first line of
-    the class's docstring describes the source to users.
+    function: Callable[..., list[Host]]
+    every: float = 5.0
+    variables: tuple[str, ...] = ("*",)
+    if_empty: str = ""
+    helps: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
-    Attributes:
-        every: least seconds between two calls of `hosts`.
+    def __call__(self, environ: Mapping[str, str], timeout: float, **options: Any) -> list[Host]:
+        """Call the function."""
+        return self.function(environ, timeout, **self.options, **options)
+
+    @property
+    def parameters(self) -> dict[str, tuple[inspect.Parameter, Any]]:
+        """The options: name to parameter and type."""
+        types = typing.get_type_hints(self.function)
+        found = list(inspect.signature(self.function).parameters.items())[2:]
+        return {name: (parameter, types.get(name, str)) for name, parameter in found}
+
+
+def source(
+    *, every: float = 5.0, variables: tuple[str, ...] = ("*",), if_empty: str = "", **helps: str
+) -> Callable[[Callable[..., list[Host]]], Source]:
+    """Make a function a source of hosts.
+
+    The function gets the environment and the seconds that it may take. It returns the hosts that are named
+    now, in any order, or raises a `DiscoveryError`. It is called in a separate process, which is killed if it
+    hangs. Its further parameters are arguments and options of ``hvdrecover discover SOURCE``: a parameter
+    without a default is an argument, one with a default is an option, and one behind ``*`` without a default
+    is an option that must be given. A parameter is a ``str``, an ``int``, a ``bool``, or, as the last
+    argument, a ``tuple[str, ...]`` that takes all remaining words. The first line of the docstring
+    describes the source to users.
+
+    Args:
+        every: least seconds between two calls.
         variables: environment variables on which the hosts depend; ``*`` for all.
+        if_empty: a hint for users if the function returns no host.
+        helps: the help text of each argument and option.
 
     Examples:
-        >>> from dataclasses import dataclass, field
-        >>> from hvdrecover.discovery import Host, Source
-        >>> @dataclass(frozen=True)
-        ... class Rack(Source):
+        >>> from hvdrecover.discovery import Host, source
+        >>> @source(every=5.0, variables=(), number="number of the rack", gpus="GPUs of each machine")
+        ... def rack(environ, timeout, number: int, gpus: int = 8):
         ...     'The machines of a rack, with a slot for each GPU.'
-        ...     every = 5.0
-        ...     variables = ()
-        ...     number: int = field(metadata={"help": "of the rack"})
-        ...     gpus: int = field(default=8, metadata={"help": "of each machine", "metavar": "N"})
-        ...     def hosts(self, environ, timeout):
-        ...         return [Host(f"rack{self.number}-{machine}", self.gpus) for machine in ("a", "b")]
-        >>> Rack(7).hosts({}, timeout=5.0)
+        ...     return [Host(f"rack{number}-{machine}", gpus) for machine in ("a", "b")]
+        >>> rack({}, timeout=5.0, number=7)
         [Host(name='rack7-a', slots=8), Host(name='rack7-b', slots=8)]
     """
-
-    every: ClassVar[float]
-    variables: ClassVar[tuple[str, ...]]
-
-    def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
-        """The hosts that are named now, in any order.
-
-        Called in a separate process, which is killed if it hangs.
-
-        Args:
-            environ: the environment.
-            timeout: seconds that it may take.
-
-        Raises:
-            DiscoveryError: the hosts cannot be found, and why.
-        """
-        ...
+    return lambda function: Source(function, every, variables, if_empty, helps)
 
 
-def find(name: str) -> type[Source]:
-    """Return the class of a source. This package's own names take precedence over entry points.
+def find(name: str) -> Source:
+    """Return a source. This package's own names take precedence over entry points.
 
     Raises:
         ConfigError: the name is unknown, or its entry point is broken.
     """
     if name in OURS:
         module, _, item = OURS[name].partition(":")
-        found: type[Source] = getattr(importlib.import_module(module), item)
+        found: Source = getattr(importlib.import_module(module), item)
         return found
     from importlib import metadata  # here, because it takes longer to import than the rest of a call
 
@@ -98,11 +109,10 @@ def find(name: str) -> type[Source]:
     package = f" of package {point.dist.name}" if point.dist else ""
     broken = f"entry point '{name} = {point.value}'{package}"
     try:
-        found = point.load()
+        loaded = point.load()
+        made = loaded if isinstance(loaded, Source) else Source(loaded)
+        inspect.signature(made.function)
     except Exception as error:  # the module may raise anything on import
         problem = f"{broken} cannot be loaded: {type(error).__name__}: {error}"
         raise ConfigError(f"host source '{name}'", problem) from error
-    if not dataclasses.is_dataclass(found) or not hasattr(found, "hosts"):
-        problem = f"{broken} must be a dataclass with a method 'hosts'"
-        raise ConfigError(f"host source '{name}'", problem)
-    return found
+    return made

@@ -3,71 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from itertools import zip_longest
 
 from hvdrecover.discovery.hosts import Host, check_count, check_name
-from hvdrecover.discovery.sources import lists
+from hvdrecover.discovery.sources import lists, source
 from hvdrecover.errors import DiscoveryError
 
 
-@dataclass(frozen=True)
-class Lsf:
+@source(every=10.0, variables=("LSB_JOBID",))
+def lsf(environ: Mapping[str, str], timeout: float) -> list[Host]:
     """The hosts of an LSF job (bsub), with their slots."""
-
-    every: ClassVar[float] = 10.0
-    variables: ClassVar[tuple[str, ...]] = ("LSB_JOBID",)
-
-    def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
-        """The hosts in ``LSB_DJOB_HOSTFILE``, ``LSB_MCPU_HOSTS`` or ``LSB_HOSTS``."""
-        if environ.get("LSB_DJOB_HOSTFILE"):
-            hosts = _once_per_slot("LSB_DJOB_HOSTFILE", _file("LSB_DJOB_HOSTFILE", environ))
-        elif words := environ.get("LSB_MCPU_HOSTS", "").split():
-            pairs = (words[place : place + 2] for place in range(0, len(words), 2))
-            hosts = _with_slots("LSB_MCPU_HOSTS", pairs)
-        else:
-            hosts = _once_per_slot("LSB_HOSTS", _required("LSB_HOSTS", environ, "bsub"))
-        # IBM's CSM clusters (Summit, Sierra) name first a launch node with one slot; it cannot train.
-        launch_node = "CSM_ALLOCATION_ID" in environ and len(hosts) > 1 and hosts[0].slots == 1
-        return hosts[1:] if launch_node else hosts
+    if environ.get("LSB_DJOB_HOSTFILE"):
+        hosts = _in_file("LSB_DJOB_HOSTFILE", environ)
+    elif words := environ.get("LSB_MCPU_HOSTS", "").split():
+        hosts = _with_slots("LSB_MCPU_HOSTS", zip_longest(words[::2], words[1::2], fillvalue=""))
+    else:
+        named = _required("LSB_HOSTS", environ, "bsub").split()
+        hosts = _with_slots("LSB_HOSTS", ((name, "1") for name in named))
+    # IBM's CSM clusters (Summit, Sierra) name first a launch node with one slot; it cannot train.
+    launch_node = "CSM_ALLOCATION_ID" in environ and len(hosts) > 1 and hosts[0].slots == 1
+    return hosts[1:] if launch_node else hosts
 
 
-@dataclass(frozen=True)
-class Pbs:
+@source(every=10.0, variables=("PBS_JOBID",))
+def pbs(environ: Mapping[str, str], timeout: float) -> list[Host]:
     """The hosts of a PBS or Torque job (qsub), with a slot for each of their lines in PBS_NODEFILE."""
-
-    every: ClassVar[float] = 10.0
-    variables: ClassVar[tuple[str, ...]] = ("PBS_JOBID",)
-
-    def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
-        """The hosts in ``PBS_NODEFILE``."""
-        return _once_per_slot("PBS_NODEFILE", _file("PBS_NODEFILE", environ))
+    return _in_file("PBS_NODEFILE", environ)
 
 
-@dataclass(frozen=True)
-class GridEngine:
+@source(every=10.0, variables=("JOB_ID",))
+def sge(environ: Mapping[str, str], timeout: float) -> list[Host]:
     """The hosts of a Grid Engine job (qsub -pe), with the slots of all their queues."""
-
-    every: ClassVar[float] = 10.0
-    variables: ClassVar[tuple[str, ...]] = ("JOB_ID",)
-
-    def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
-        """The hosts in ``PE_HOSTFILE``; a line is like ``node1 4 all.q@node1 UNDEFINED``."""
-        lines = map(str.split, _file("PE_HOSTFILE", environ).splitlines())
-        return _with_slots("PE_HOSTFILE", (line[:2] for line in lines if line))
+    lines = map(str.split, _file("PE_HOSTFILE", environ).splitlines())  # node1 4 all.q@node1 UNDEFINED
+    return _with_slots("PE_HOSTFILE", ((*line, "")[:2] for line in lines if line))
 
 
-@dataclass(frozen=True)
-class Cobalt:
+@source(every=10.0, variables=("COBALT_JOBID",))
+def cobalt(environ: Mapping[str, str], timeout: float) -> list[Host]:
     """The hosts of a Cobalt job; its file tells no slots, so give --slots."""
+    return [Host(host.name) for host in _in_file("COBALT_NODEFILE", environ)]
 
-    every: ClassVar[float] = 10.0
-    variables: ClassVar[tuple[str, ...]] = ("COBALT_JOBID",)
 
-    def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
-        """The hosts in ``COBALT_NODEFILE``."""
-        hosts = _once_per_slot("COBALT_NODEFILE", _file("COBALT_NODEFILE", environ))
-        return [Host(host.name) for host in hosts]
+def _in_file(variable: str, environ: Mapping[str, str]) -> list[Host]:
+    """Return the hosts of a file that names each host once per slot."""
+    return _with_slots(variable, ((name, "1") for name in _file(variable, environ).split()))
 
 
 def _file(variable: str, environ: Mapping[str, str]) -> str:
@@ -85,17 +64,12 @@ def _required(variable: str, environ: Mapping[str, str], starter: str) -> str:
     raise DiscoveryError(variable, f"is not set; start the job by {starter}")
 
 
-def _once_per_slot(variable: str, text: str) -> list[Host]:
-    """Return the hosts of a text that names each host once per slot."""
-    return _with_slots(variable, ([name, "1"] for name in text.split()))
-
-
-def _with_slots(variable: str, pairs: Iterable[list[str]]) -> list[Host]:
+def _with_slots(variable: str, pairs: Iterable[tuple[str, ...]]) -> list[Host]:
     """Return the hosts of pairs of a host and a number of slots; the slots of a repeated host are added."""
     slots: dict[str, int] = {}
-    for name, *count in pairs:
+    for name, count in pairs:
         problem = check_name(name) or ("" if count else f"'{name}' is not followed by a number of slots")
-        if problem := problem or check_count(count[0]):
+        if problem := problem or check_count(count):
             raise DiscoveryError(variable, problem)
-        slots[name] = slots.get(name, 0) + int(count[0])
+        slots[name] = slots.get(name, 0) + int(count)
     return [Host(name, count) for name, count in slots.items()]

@@ -7,12 +7,12 @@ import re
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from hvdrecover.discovery.hosts import Host, check_slots
-from hvdrecover.errors import ConfigError, DiscoveryError
+from hvdrecover.discovery.hosts import Host, check_count
+from hvdrecover.discovery.sources import source
+from hvdrecover.errors import DiscoveryError
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where pods find their service account
 _CLUSTER, _KUBECONFIG = "KUBERNETES_SERVICE_HOST", "KUBECONFIG"
@@ -21,62 +21,50 @@ _AGENT, _KUBECTL_AGENT = "OMPI_MCA_plm_rsh_agent", "/etc/mpi/kubexec.sh"
 _PAGE = 500  # pods in one answer of the API server
 _SHARE = 0.9  # of the time that requests may take, so that there is some left to say which one has hung
 _QUANTITY = re.compile(r"([0-9]{1,18})(m?)")
-_ANNOTATED = re.compile(r"[+-]?[0-9]{1,18}")
 
 Pod = Mapping[str, Any]  # as the API has it
 
 
-@dataclass(frozen=True)
-class Kubernetes:
+@source(
+    every=10.0,  # the official client takes a second or two of a core to import, each time
+    variables=(_CLUSTER, "KUBERNETES_SERVICE_PORT", _KUBECONFIG, _AGENT),
+    if_empty="check --selector and --namespace: a missing namespace looks empty, too",
+    selector="labels of the workers' pods, such as app=train",
+    namespace="namespace of the pods; else that of the credentials, or 'default'",
+    resource="a slot for each of these that a pod has, such as nvidia.com/gpu",
+    annotation="annotation of pods that says their slots",
+    context="context of the kubeconfig; else this pod's cluster, or the current",
+)
+def kubernetes(
+    environ: Mapping[str, str],
+    timeout: float,
+    *,
+    selector: str,
+    namespace: str = "",
+    resource: str = "",
+    annotation: str = "",
+    context: str = "",
+) -> list[Host]:
     """Pods of a Kubernetes cluster: those with certain labels that are ready and are to stay."""
-
-    # The official client takes a second or two of a core to import, each time.
-    every: ClassVar[float] = 10.0
-    if_empty: ClassVar[str] = "check --selector and --namespace: a missing namespace looks empty, too"
-    variables: ClassVar[tuple[str, ...]] = (_CLUSTER, "KUBERNETES_SERVICE_PORT", _KUBECONFIG, _AGENT)
-
-    selector: str = field(
-        default="", metadata={"help": "labels of the workers' pods, such as app=train", "metavar": "LABELS"}
-    )
-    namespace: str = field(
-        default="", metadata={"help": "namespace of the pods; else that of the credentials, or 'default'"}
-    )
-    resource: str = field(
-        default="", metadata={"help": "a slot for each of these that a pod has, such as nvidia.com/gpu"}
-    )
-    annotation: str = field(
-        default="", metadata={"help": "annotation of pods that says their slots", "metavar": "NAME"}
-    )
-    context: str = field(
-        default="",
-        metadata={"help": "context of the kubeconfig; else this pod's cluster, or the current"},
-    )
-
-    def __post_init__(self) -> None:
-        if not self.selector.strip():
-            problem = "is missing; name labels that only the job's workers have, such as app=train"
-            raise ConfigError("--selector", problem)
-        if self.resource and self.annotation:
-            raise ConfigError("--annotation", "slots can't come from --resource, too; leave out one of them")
-
-    def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
-        """The pods that are ready, oldest first."""
-        try:
-            import kubernetes.client
-        except ImportError as error:
-            problem = f"its client can't be imported ({error}); pip install 'hvdrecover[kubernetes]'"
-            raise DiscoveryError("Kubernetes", problem) from error
-        deadline = time.monotonic() + timeout * _SHARE
-        # The client writes keys to files, and this process may end without its cleaning up.
-        with tempfile.TemporaryDirectory(prefix="hvdrecover-") as folder:
-            configuration = kubernetes.client.Configuration()
-            configuration.retries = False  # it is asked again soon anyway
-            namespace = _log_in(configuration, self.context, environ, folder)
-            with kubernetes.client.ApiClient(configuration) as client:
-                pods = _pods(client, self.namespace or namespace, self.selector, deadline)
-        return hosts_of(
-            pods, self.resource, self.annotation, by_pod_name=environ.get(_AGENT) == _KUBECTL_AGENT
-        )
+    if not selector.strip():
+        problem = "is empty; name labels that only the job's workers have, such as app=train"
+        raise DiscoveryError("--selector", problem)
+    if resource and annotation:
+        raise DiscoveryError("--annotation", "slots cannot come from --resource, too; leave out one of them")
+    try:
+        from kubernetes import client
+    except ImportError as error:
+        problem = f"its client cannot be imported ({error}); pip install 'hvdrecover[kubernetes]'"
+        raise DiscoveryError("Kubernetes", problem) from error
+    deadline = time.monotonic() + timeout * _SHARE
+    # The client writes keys to files, and this process may end without its cleaning up.
+    with tempfile.TemporaryDirectory(prefix="hvdrecover-") as folder:
+        configuration = client.Configuration()
+        configuration.retries = False  # it is asked again soon anyway
+        default = _log_in(configuration, context, environ, folder)
+        with client.ApiClient(configuration) as api:
+            pods = _pods(api, namespace or default, selector, deadline)
+    return hosts_of(pods, resource, annotation, by_pod_name=environ.get(_AGENT) == _KUBECTL_AGENT)
 
 
 def hosts_of(
@@ -129,11 +117,10 @@ def _address(pod: Pod) -> str:
     if spec.get("hostname") and spec.get("subdomain"):
         return f"{spec['hostname']}.{spec['subdomain']}.{pod['metadata']['namespace']}.svc"
     addresses = [each["ip"] for each in status.get("podIPs") or []] or [status.get("podIP", "")]
-    for address in addresses:
-        if "." in address:
-            return str(address)
+    if found := next((address for address in addresses if "." in address), ""):
+        return str(found)
     problem = (
-        "has no IPv4 address, and Horovod can't take others; give it a hostname and a headless "
+        "has no IPv4 address, and Horovod cannot use others; give it a hostname and a headless "
         "service's name as subdomain"
     )
     raise DiscoveryError(f"pod {_name(pod)}", problem)
@@ -141,38 +128,28 @@ def _address(pod: Pod) -> str:
 
 def _devices(pod: Pod, resource: str) -> int | None:
     """Return how much of a resource all containers of a pod have; None if none asks for it."""
-    total, asked = 0, False
+    total = 0  # thousandths
     for container in pod["spec"]["containers"]:
         resources = container.get("resources") or {}
         amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-        if resource not in amounts:
-            continue
-        match = _QUANTITY.fullmatch(amounts[resource])
+        match = _QUANTITY.fullmatch(amounts.get(resource, "0"))
         if match is None:
-            problem = f"has {amounts[resource]} of '{resource}', which can't be counted in slots"
+            problem = f"has {amounts[resource]} of '{resource}', which cannot be counted in slots"
             raise DiscoveryError(f"pod {_name(pod)}", problem)
-        asked = True
         total += int(match[1]) * (1 if match[2] else 1000)
-    if not asked or total < 1000:
-        return None
-    return _checked(pod, total // 1000)
+    return _count(pod, str(total // 1000), f"resource '{resource}'") if total >= 1000 else None
 
 
 def _annotated(pod: Pod, annotation: str) -> int | None:
-    """Return what an annotation of a pod says; None if it has none."""
+    """Return the slots that an annotation of a pod says; None if it has none."""
     text = (pod["metadata"].get("annotations") or {}).get(annotation)
-    if text is None:
-        return None
-    if not _ANNOTATED.fullmatch(text.strip()):
-        problem = f"its annotation '{annotation}' is '{text}', which is not a number of slots"
-        raise DiscoveryError(f"pod {_name(pod)}", problem)
-    return _checked(pod, int(text))
+    return None if text is None else _count(pod, text.strip(), f"annotation '{annotation}'")
 
 
-def _checked(pod: Pod, slots: int) -> int:
-    if problem := check_slots(slots):
-        raise DiscoveryError(f"pod {_name(pod)}", problem)
-    return slots
+def _count(pod: Pod, text: str, place: str) -> int:
+    if problem := check_count(text):
+        raise DiscoveryError(f"pod {_name(pod)}", f"{place}: {problem}")
+    return int(text)
 
 
 def _log_in(configuration: Any, context: str, environ: Mapping[str, str], folder: str) -> str:
@@ -193,11 +170,9 @@ def _log_in(configuration: Any, context: str, environ: Mapping[str, str], folder
         return used["context"].get("namespace") or "default"
     except Exception as error:  # whatever a malformed file leads the client to
         text = str(error) if isinstance(error, config.ConfigException) else f"{type(error).__name__}: {error}"
-        remedy = (
-            "let the pod have its service account's token, or name a --context of a kubeconfig"
-            if in_cluster
-            else f"name a working kubeconfig in {_KUBECONFIG}; kubectl get pods tells"
-        )
+        remedy = f"name a working kubeconfig in {_KUBECONFIG}; kubectl get pods tells"
+        if in_cluster:
+            remedy = "let the pod have its service account's token, or name a --context of a kubeconfig"
         raise DiscoveryError(path, f"there are no usable credentials ({text}); {remedy}") from error
 
 

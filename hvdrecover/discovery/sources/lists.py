@@ -4,62 +4,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from hvdrecover.discovery import programs
 from hvdrecover.discovery.hosts import Host, check_name, count_slots, parse
+from hvdrecover.discovery.sources import source
 from hvdrecover.errors import DiscoveryError, HostListError
 
 _TRAINING = ("chief", "master", "worker")  # parameter servers and evaluators have no part in a Horovod job
 
 
-@dataclass(frozen=True)
-class Static:
+@source(every=1.0, variables=(), hosts="host:slots,host:slots")
+def static(environ: Mapping[str, str], timeout: float, hosts: str) -> list[Host]:
     """Hosts that don't change; those that fail their checks are left out."""
-
-    every: ClassVar[float] = 1.0
-    variables: ClassVar[tuple[str, ...]] = ()
-
-    named: str = field(metadata={"help": "host:slots,host:slots", "metavar": "HOSTS"})
-
-    def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
-        """The hosts that were named."""
-        try:
-            return parse(self.named.replace(",", "\n"), self.named)
-        except HostListError as error:
-            before = self.named.split(",")[: error.line - 1]
-            column = sum(len(each) + 1 for each in before) + error.column
-            raise HostListError(self.named, 1, column, error.problem) from None
+    try:
+        return parse(hosts.replace(",", "\n"), hosts)
+    except HostListError as error:
+        before = hosts.split(",")[: error.line - 1]
+        column = sum(len(each) + 1 for each in before) + error.column
+        raise HostListError(hosts, 1, column, error.problem) from None
 
 
-@dataclass(frozen=True)
-class File:
+@source(every=1.0, variables=(), path="the file")
+def file(environ: Mapping[str, str], timeout: float, path: str) -> list[Host]:
     """A hostfile: a line host:4, or host slots=4, for each host; it is read again when it changes."""
-
-    every: ClassVar[float] = 1.0
-    variables: ClassVar[tuple[str, ...]] = ()
-
-    path: str = field(metadata={"help": "the file"})
-
-    def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
-        """The hosts in the file."""
-        return parse(read(self.path, self.path), self.path)
+    return parse(read(path, path), path)
 
 
-@dataclass(frozen=True)
-class Command:
+@source(every=1.0, command="the program and its arguments")
+def command(environ: Mapping[str, str], timeout: float, command: tuple[str, ...]) -> list[Host]:
     """A program that prints a line host:slots for each host, as for horovodrun."""
-
-    every: ClassVar[float] = 1.0
-    variables: ClassVar[tuple[str, ...]] = ("*",)
-
-    command: tuple[str, ...] = field(metadata={"help": "the program and its arguments"})
-
-    def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
-        """The hosts that it prints."""
-        return parse(programs.output(self.command, environ, timeout), self.command[0])
+    return parse(programs.output(command, environ, timeout), command[0])
 
 
 def read(path: str, source: str) -> bytes:
@@ -75,24 +51,18 @@ def read(path: str, source: str) -> bytes:
         raise DiscoveryError(source, f"{where}cannot be read: {error.strerror}") from error
 
 
-@dataclass(frozen=True)
-class TfConfig:
+@source(
+    every=1.0,
+    variables=("TF_CONFIG",),
+    path="a file with TF_CONFIG's JSON, or that of a ClusterSpec alone",
+)
+def tf_config(environ: Mapping[str, str], timeout: float, path: str = "") -> list[Host]:
     """The chief and the workers of a TF_CONFIG, a slot for each; from the environment, or a file."""
-
-    every: ClassVar[float] = 1.0
-    variables: ClassVar[tuple[str, ...]] = ("TF_CONFIG",)
-
-    path: str = field(
-        default="", metadata={"help": "a file with TF_CONFIG's JSON, or that of a ClusterSpec alone"}
-    )
-
-    def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
-        """The hosts in the file; without one, those in ``TF_CONFIG``."""
-        if self.path:
-            return cluster_hosts(read(self.path, self.path), self.path)
-        if "TF_CONFIG" not in environ:
-            raise DiscoveryError("TF_CONFIG", "is not set; set it, or name a file: --path FILE")
-        return cluster_hosts(environ["TF_CONFIG"], "TF_CONFIG")
+    if path:
+        return cluster_hosts(read(path, path), path)
+    if "TF_CONFIG" not in environ:
+        raise DiscoveryError("TF_CONFIG", "is not set; set it, or name a file: --path FILE")
+    return cluster_hosts(environ["TF_CONFIG"], "TF_CONFIG")
 
 
 def cluster_hosts(data: bytes | str, source: str) -> list[Host]:

@@ -12,12 +12,10 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
 
 from hvdrecover.discovery import programs
 from hvdrecover.discovery.hosts import Host, check_name, count_slots, parse
-from hvdrecover.discovery.sources import lists
+from hvdrecover.discovery.sources import lists, source
 from hvdrecover.errors import DiscoveryError
 
 MARK = "hvdrecover: ranks are on "
@@ -32,35 +30,25 @@ _OF_A_RANK = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Mpi:
+# `every`: it may start processes on every host.
+@source(every=10.0, variables=_HOSTFILES, mpirun="command that starts a rank for each slot, with its options")
+def mpi(environ: Mapping[str, str], timeout: float, mpirun: str = "mpirun") -> list[Host]:
     """The hosts of Open MPI's default hostfile; without one, those that mpirun uses."""
-
-    every: ClassVar[float] = 10.0  # it may start processes on every host
-    variables: ClassVar[tuple[str, ...]] = _HOSTFILES
-
-    mpirun: str = field(
-        default="mpirun",
-        metadata={"help": "command that starts a rank for each slot, with its options", "metavar": "COMMAND"},
-    )
-
-    def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
-        """The hosts of the hostfile; without one, of the ranks that ``mpirun`` starts."""
-        for variable in _HOSTFILES:
-            path = environ.get(variable)
-            if path and path != "none":  # Open MPI's word for no hostfile
-                if hosts := parse(lists.read(path, variable), path):
-                    return hosts
-                raise DiscoveryError(variable, f"names no host: {path} is empty")
-        command = shlex.split(self.mpirun)
-        if not command or shutil.which(command[0], path=environ.get("PATH")) is None:
-            problem = "is not on PATH; load your MPI's module, or give its path: --mpirun /path/to/mpirun"
-            raise DiscoveryError(f"'{self.mpirun}'", problem)
-        if importlib.util.find_spec("mpi4py") is None:
-            problem = "is not installed, and the ranks of mpirun need it; pip install mpi4py"
-            raise DiscoveryError("mpi4py", problem)
-        command += [sys.executable, "-m", "hvdrecover.discovery.sources.mpi"]
-        return count_slots(ranks(programs.output(command, outside(environ), timeout)))
+    for variable in _HOSTFILES:
+        path = environ.get(variable)
+        if path and path != "none":  # Open MPI's word for no hostfile
+            if hosts := parse(lists.read(path, variable), path):
+                return hosts
+            raise DiscoveryError(variable, f"names no host: {path} is empty")
+    command = shlex.split(mpirun)
+    if not command or shutil.which(command[0], path=environ.get("PATH")) is None:
+        problem = "is not on PATH; load your MPI's module, or give its path: --mpirun /path/to/mpirun"
+        raise DiscoveryError(f"'{mpirun}'", problem)
+    if importlib.util.find_spec("mpi4py") is None:
+        problem = "is not installed, and the ranks of mpirun need it; pip install mpi4py"
+        raise DiscoveryError("mpi4py", problem)
+    command += [sys.executable, "-m", "hvdrecover.discovery.sources.mpi"]
+    return count_slots(ranks(programs.output(command, outside(environ), timeout)))
 
 
 def outside(environ: Mapping[str, str]) -> dict[str, str]:
@@ -76,13 +64,11 @@ def ranks(printed: bytes) -> list[str]:
     Raises:
         DiscoveryError: the output has no such line.
     """
-    match = _MARKED.search(printed.decode(errors="replace"))
-    if match is None:
+    if (match := _MARKED.search(printed.decode(errors="replace"))) is None:
         raise DiscoveryError("mpirun", "has ended with exit code 0, but its ranks have not named their hosts")
     names: list[str] = json.loads(match[1])
-    for name in names:
-        if problem := check_name(name):
-            raise DiscoveryError("mpirun", problem)
+    if problem := next(filter(None, map(check_name, names)), ""):
+        raise DiscoveryError("mpirun", problem)
     return names
 
 

@@ -9,47 +9,30 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 from hvdrecover.discovery import programs
 from hvdrecover.discovery.hosts import Host, check_name
+from hvdrecover.discovery.sources import source
 from hvdrecover.errors import DiscoveryError
 
-# As `scontrol show node` joins them by +. Words that are not here, known or not, are not a reason to leave a
-# node out: a node that is to be rebooted (REBOOT_REQUESTED) is so when its jobs have ended, unless it drains.
-_UNUSABLE_WORDS = {
-    "DOWN": "is down",
-    "ERROR": "is in an error state",
-    "DRAIN": "is draining",
-    "DRAINED": "is draining",
-    "DRAINING": "is draining",
-    "FAIL": "is failing",
-    "FAILING": "is failing",
-    "FUTURE": "is not there yet",
-    "INVALID_REG": "has not registered as configured",
-    "MAINT": "is in maintenance",
-    "MAINTENANCE": "is in maintenance",
-    "NOT_RESPONDING": "does not respond",
-    "POWER": "is powered down",  # Slurm before 20.11
-    "POWER_DOWN": "is being powered down",
-    "POWER_DRAIN": "is being powered down",
-    "POWERED_DOWN": "is powered down",
-    "POWERING_DOWN": "is being powered down",
-    "POWERING_UP": "is being powered up",
-    "REBOOT": "is being rebooted",  # Slurm before 21.08
-    "REBOOT_ISSUED": "is being rebooted",
+# As `scontrol show node` joins them by +; marks follow a word, as in DOWN*. Words that are not here, known or
+# not, are not a reason to leave a node out: a node that is to be rebooted (REBOOT_REQUESTED) is so when its
+# jobs have ended, unless it drains. POWER is of Slurm before 20.11, REBOOT of Slurm before 21.08.
+_REASONS = {
+    "is down": "DOWN",
+    "is in an error state": "ERROR",
+    "is draining": "DRAIN DRAINED DRAINING",
+    "is failing": "FAIL FAILING",
+    "is not there yet": "FUTURE",
+    "has not registered as configured": "INVALID_REG",
+    "is in maintenance": "MAINT MAINTENANCE $",
+    "does not respond": "NOT_RESPONDING *",
+    "is powered down": "POWER POWERED_DOWN ~",
+    "is being powered down": "POWER_DOWN POWER_DRAIN POWERING_DOWN ! %",
+    "is being powered up": "POWERING_UP #",
+    "is being rebooted": "REBOOT REBOOT_ISSUED ^",
 }
-# They follow a word, as in DOWN*.
-_UNUSABLE_MARKS = {
-    "*": "does not respond",
-    "~": "is powered down",
-    "#": "is being powered up",
-    "!": "is being powered down",
-    "%": "is being powered down",
-    "$": "is in maintenance",
-    "^": "is being rebooted",
-}
+_UNUSABLE = {word: reason for reason, words in _REASONS.items() for word in words.split()}
 _MARKS = "*~#!%$^@-"  # @: to be rebooted; -: planned for another job
 
 # A suspended job has its nodes still; one that is resized or signalled continues.
@@ -64,43 +47,32 @@ _GPUS = re.compile(r"(?:^|,)gpu((?::[^:,()]+)*)(?:\((?:IDX:(?P<indices>[0-9,-]*)
 _HET_GROUP = re.compile(r"SLURM_JOB_NODELIST((?:_HET_GROUP_\d+)?)")
 
 
-@dataclass(frozen=True)
-class Slurm:
+# `every`: slurmctld answers the whole cluster. Variables: a requeued job keeps its id, but not its nodes.
+@source(every=5.0, variables=("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_RESTART_COUNT"))
+def slurm(environ: Mapping[str, str], timeout: float) -> list[Host]:
     """The nodes of this Slurm job, with a slot for each of its GPUs, or for each task if it has no GPU."""
+    job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
+    if not job:
+        problem = "is not set, so this is not a Slurm job; start the driver by sbatch or in salloc"
+        raise DiscoveryError("SLURM_JOB_ID", problem)
+    end = time.monotonic() + timeout
 
-    every: ClassVar[float] = 5.0  # slurmctld answers the whole cluster
-    # A requeued job keeps its id, but not its nodes.
-    variables: ClassVar[tuple[str, ...]] = (
-        "SLURM_CLUSTER_NAME",
-        "SLURM_JOB_ID",
-        "SLURM_JOBID",
-        "SLURM_RESTART_COUNT",
-    )
+    def output(*command: str) -> str:
+        left = max(end - time.monotonic(), 0.0)
+        return programs.output(command, environ, left).decode(errors="replace")
 
-    def hosts(self, environ: Mapping[str, str], timeout: float) -> list[Host]:
-        """The job's nodes that can be used, in Slurm's order."""
-        job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
-        if not job:
-            problem = "is not set, so this is not a Slurm job; start the driver by sbatch or in salloc"
-            raise DiscoveryError("SLURM_JOB_ID", problem)
-        end = time.monotonic() + timeout
-
-        def output(*command: str) -> str:
-            left = max(end - time.monotonic(), 0.0)
-            return programs.output(command, environ, left).decode(errors="replace")
-
-        listed = output("squeue", "--noheader", "--jobs", job, "--format", "%A|%i|%T|%N")
-        nodes = job_nodes(listed, job)
-        reasons = unusable(output("scontrol", "show", "node", "--oneliner", ",".join(nodes)))
-        usable = [node for node in nodes if node not in reasons]
-        if not usable:
-            why = "; ".join(f"{node} {reasons[node]}" for node in nodes[:3])
-            raise DiscoveryError(f"Slurm job {job}", f"none of its {len(nodes)} nodes can be used: {why}")
-        gpus = gpus_per_node(output("scontrol", "show", "job", "--details", "--oneliner", job), job)
-        if gpus:  # parts of a heterogeneous job that have none are not for training
-            return [Host(node, gpus[node]) for node in usable if node in gpus]
-        tasks = tasks_per_node(environ)
-        return [Host(node, tasks.get(node)) for node in usable]
+    listed = output("squeue", "--noheader", "--jobs", job, "--format", "%A|%i|%T|%N")
+    nodes = job_nodes(listed, job)
+    reasons = unusable(output("scontrol", "show", "node", "--oneliner", ",".join(nodes)))
+    usable = [node for node in nodes if node not in reasons]
+    if not usable:
+        why = "; ".join(f"{node} {reasons[node]}" for node in nodes[:3])
+        raise DiscoveryError(f"Slurm job {job}", f"none of its {len(nodes)} nodes can be used: {why}")
+    gpus = gpus_per_node(output("scontrol", "show", "job", "--details", "--oneliner", job), job)
+    if gpus:  # parts of a heterogeneous job that have none are not for training
+        return [Host(node, gpus[node]) for node in usable if node in gpus]
+    tasks = tasks_per_node(environ)
+    return [Host(node, tasks.get(node)) for node in usable]
 
 
 def job_nodes(listed: str, job: str) -> list[str]:
@@ -149,19 +121,19 @@ def _expanded_part(part: str) -> Iterator[str]:
 
 
 def unusable(shown: str) -> dict[str, str]:
-    """Return why nodes can't be used, of those that can't, as ``scontrol show node --oneliner`` has them."""
+    """Return the unusable nodes of ``scontrol show node --oneliner``, each with the reason."""
     reasons = ((name, why_unusable(state)) for name, state in _NODE_STATE.findall(shown))
     return {name: reason for name, reason in reasons if reason}
 
 
 def why_unusable(state: str) -> str:
-    """Return why a node in a state such as ``MIXED+DRAIN`` or ``DOWN*`` can't be used; empty if it can."""
+    """Return why a node in a state such as ``MIXED+DRAIN`` or ``DOWN*`` is unusable; '' if it is usable."""
     for word in state.split("+"):
         name = word.rstrip(_MARKS)
         marks = word[len(name) :]
-        reason = _UNUSABLE_WORDS.get(name) or next(filter(None, map(_UNUSABLE_MARKS.get, marks)), None)
-        if reason:
-            return f"{reason} ({state})"
+        for each in (name, *marks):
+            if each in _UNUSABLE:
+                return f"{_UNUSABLE[each]} ({state})"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""``horovod.torch.elastic``, with our state, sampler and loop in the place of Horovod's."""
+"""``horovod.torch.elastic``, with our state, sampler and loop instead of Horovod's."""
 
 import horovod.torch.elastic as _hvd
 

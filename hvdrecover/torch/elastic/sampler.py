@@ -19,10 +19,10 @@ __getattr__, __dir__ = standing_in(_hvd, globals())
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Deals the samples of an epoch out to the ranks, and deals the rest out anew when ranks come or go.
+    """Deals the samples of an epoch out to the ranks, and deals the rest out again when ranks come or go.
 
-    Track it by a `TorchState`, call `record_batch` after each batch and `set_epoch` for each epoch. What is
-    left of an epoch after a commit is then gone through exactly once, whatever happens in between. An
+    Track it by a `TorchState`, call `record_batch` after each batch and `set_epoch` for each epoch. The
+    rest of an epoch after a commit is then used exactly once, whatever happens in between. An
     iteration resumes from the cursor, so a data loader may prefetch at will.
 
     Args:

@@ -2,8 +2,10 @@
 
 A line is ``WHAT PLACE RANK COMMIT``: what happens, where, to which rank (-1 is any), at which commit or after
 it. The places are ``start`` (of the process) and ``step``; ``repair_faults.py`` adds more. The folder
-FAULTS_STRUCK remembers which have struck. A rank that is to hold waits for a file ``open`` beside it.
-Under the folder FAULTS_NEAR, if there is one, each host has a near tier of its own.
+FAULTS_STRUCK remembers which have struck. A rank that is to hold waits for a file beside it: ``open-0`` for
+the first line of FAULTS, and so on. Under the folder FAULTS_NEAR, if there is one, each host has a near tier
+of its own. By a word ``EPOCH:SIZE`` of SIZES, from that epoch on the ranks make one commit after the other
+until they have been so many: hosts come and go at commits.
 """
 
 import importlib
@@ -18,6 +20,7 @@ from hvdrecover.examples.ledger import Ledger
 
 FAULTS = [line.split() for line in os.environ["FAULTS"].splitlines()]
 STRUCK = Path(os.environ["FAULTS_STRUCK"])
+SIZES = [tuple(map(int, word.split(":"))) for word in os.environ.get("SIZES", "").split()]
 if "FAULTS_NEAR" in os.environ:  # the hosts of a lab share their files
     os.environ["HVDRECOVER_NEAR"] = os.environ["FAULTS_NEAR"] + "/" + os.environ["HOROVOD_HOSTNAME"]
 
@@ -53,8 +56,8 @@ def leave_early():
     os._exit(0)
 
 
-def hold():
-    while not STRUCK.with_name("open").exists():
+def hold(number):
+    while not STRUCK.with_name(f"open-{number}").exists():
         time.sleep(0.02)
 
 
@@ -71,10 +74,8 @@ WHAT = {
     "kill-late": be_killed_late,
     "abort": os.abort,  # as an exception does that nobody catches in C++
     "fail": fail,
-    "fail-always": fail,
     "leave": leave_early,
     "hunger": be_hungry,
-    "hold": hold,  # for a test that does something else before the run ends
 }
 
 
@@ -86,12 +87,14 @@ def strike(place, rank, commit):
     what, where, whom, when = FAULTS[struck]
     if where != place or int(whom) not in (rank, -1) or commit < int(when):
         return
-    if what != "fail-always":
-        try:
-            (STRUCK / str(struck)).touch(exist_ok=False)
-        except FileExistsError:
-            return
-    WHAT[what]()
+    try:
+        (STRUCK / str(struck)).touch(exist_ok=False)
+    except FileExistsError:
+        return
+    if what == "hold":  # for a test that does something else before the run ends
+        hold(struck)
+    else:
+        WHAT[what]()
 
 
 def batch(ledger, rank, size, indices):
@@ -102,12 +105,31 @@ def batch(ledger, rank, size, indices):
 record = Ledger.batch
 
 
+def await_sizes(example, state_class):
+    """Have commits be repeated until the ranks have been as many as SIZES says."""
+    commit = state_class.commit
+    seen = set()  # sizes: all ranks know the same of those that are waited for, as they have met
+
+    def commit_until_all_were_seen(state, durable=False):
+        seen.add(example.hvd.size())  # before the commit: at it, other hosts may have joined already
+        commit(state, durable)
+        while any(epoch <= state.epoch and size not in seen for epoch, size in SIZES):
+            time.sleep(0.05)
+            commit(state)
+
+    state_class.commit = commit_until_all_were_seen
+
+
 def main():
     STRUCK.mkdir(exist_ok=True)
     Ledger.batch = batch
     framework = sys.argv.pop(1)
     strike("start", -1, 0)
-    importlib.import_module(f"hvdrecover.examples.{framework}_digits").main()
+    example = importlib.import_module(f"hvdrecover.examples.{framework}_digits")
+    if SIZES:
+        name = "TorchState" if framework == "torch" else "TensorFlowKerasState"
+        await_sizes(example, getattr(example.recover, name))
+    example.main()
 
 
 if __name__ == "__main__":

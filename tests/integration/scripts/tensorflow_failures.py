@@ -1,4 +1,4 @@
-"""The failures of Horovod's elastic TensorFlow API; ``SIDE`` says whose: ``horovod`` or ``hvdrecover``.
+"""The cases in which Horovod's elastic TensorFlow API fails.
 
 ``python tensorflow_failures.py CASE [OPTION]`` prints a line ``report {…}`` per rank.
 """
@@ -18,11 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-if os.environ["SIDE"] == "horovod":
-    from horovod.tensorflow import DistributedGradientTape
-    from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState, run
-else:
-    from hvdrecover.tensorflow import DistributedGradientTape, TensorFlowKerasState, TensorFlowState, run
+from hvdrecover.tensorflow import DistributedGradientTape, TensorFlowKerasState, TensorFlowState, run
 
 STEPS, FATAL = 10, 4
 
@@ -79,12 +75,9 @@ def tape():
 
 
 def without_faults():
-    """All of the above, each reported by its name, and an error as what it says."""
+    """All of the above."""
     for case in (sync, uncommitted, slots, tape):
-        try:
-            case()
-        except Exception as error:
-            report(case=case.__name__, error=str(error))
+        case()
 
 
 def lost(collective, folder):
@@ -115,36 +108,6 @@ def lost(collective, folder):
     state = TensorFlowState(variables=[tf.Variable(1.0)], batch=0)
     result = run(train)(state)
     report(result=result, batch=state.batch, traces=len(traces))
-
-
-def mistake(where):
-    """User code inside a graph fails, on all ranks or only on one; TensorFlow calls that an unknown error."""
-
-    def fail(value):
-        if where == "everywhere" or hvd.rank() == 1:
-            raise OSError("my own mistake with HorovodAllreduce in its text")
-        return value
-
-    @tf.function
-    def step(value):
-        return hvd.allreduce(tf.py_function(fail, [value], tf.float32), op=hvd.Sum)
-
-    def train(state):
-        step(tf.constant(1.0))
-        return "trained"
-
-    state = TensorFlowState(variables=[tf.Variable(1.0)], batch=0)
-    try:
-        result = run(train)(state)
-    except tf.errors.OpError as error:
-        functions = []
-        trace = error.__traceback__
-        while trace is not None:
-            functions.append(trace.tb_frame.f_code.co_name)
-            trace = trace.tb_next
-        report(kind=type(error).__name__, mine="my own mistake" in str(error), through="train" in functions)
-        raise
-    report(result=result)
 
 
 def join(folder):

@@ -242,75 +242,41 @@ def groups_of_variables(found: Findings, what: str, graph: bool) -> None:
         found.same_everywhere("weight", variables)
 
 
-def normalized(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A batch after batch normalization, before it is scaled; the batch's mean; its variance."""
-    mean, variance = z.mean(axis=0), z.var(axis=0)
-    return (z - mean) / np.sqrt(variance + EPSILON), mean, variance
-
-
-def before_normalization(gradient: np.ndarray, unit: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """The gradient of what was normalized, from that of what came of it (Ioffe, Szegedy 2015, section 3)."""
-    common = gradient.mean(axis=0) + unit * (gradient * unit).mean(axis=0)
-    return (gradient - common) / np.sqrt(variance + EPSILON)
-
-
-EPSILON, MOMENTUM, RATE = 0.01, 0.9, 0.25  # Keras keeps a rate in float32
-
-
-def two_normalizations_by_hand(kernel: np.ndarray, steps: int) -> list[np.ndarray]:
-    """The reference of `sync_batch_norm`, in float64 and without a framework.
-
-    Returns:
-        Kernel, then gamma, beta, moving mean and moving variance of each layer.
-    """
-    kernel = kernel.astype(np.float64)
-    layers = [[np.ones(4), np.zeros(4), np.zeros(4), np.ones(4)] for _ in range(2)]
-    for _ in range(steps):
-        first, *of_first = normalized(X @ kernel)
-        second, *of_second = normalized(layers[0][0] * first + layers[0][1])
-        out = layers[1][0] * second + layers[1][1]
-        gradient = 2 * (out - TARGET) / out.size
-        for (gamma, beta, *moving), unit, moments in reversed(
-            list(zip(layers, (first, second), (of_first, of_second), strict=True))
-        ):
-            below = before_normalization(gradient * gamma, unit, moments[1])
-            gamma -= RATE * (gradient * unit).sum(axis=0)
-            beta -= RATE * gradient.sum(axis=0)
-            for average, moment in zip(moving, moments, strict=True):
-                average += (1 - MOMENTUM) * (moment - average)
-            gradient = below
-        kernel = kernel - RATE * X.T.astype(np.float64) @ gradient
-    return [kernel, *layers[0], *layers[1]]
-
-
 TARGET = GENERATOR.normal(size=(16, 4))
 
 
-@check_each(dtype=["float32", "float64"])
-def sync_batch_norm(found: Findings, dtype: str, graph: bool) -> None:
-    """Two layers of one model, without names; as by hand with the whole batch."""
-    kernel = np.linspace(-1, 2, 12).reshape(3, 4)
-    dense = keras.layers.Dense(4, use_bias=False, dtype=dtype)
-    layers = [
-        recover.SyncBatchNormalization(epsilon=EPSILON, momentum=MOMENTUM, dtype=dtype) for _ in range(2)
-    ]
+def normalized_steps(kind: Any, x: Any, target: Any, *, graph: bool, tape_of: Any = plain) -> list[Any]:
+    """Train two layers of batch normalization without names; return all variables."""
+    dense = keras.layers.Dense(4, use_bias=False, dtype="float64")
+    layers = [kind(epsilon=0.01, momentum=0.9, dtype="float64") for _ in range(2)]
     model = keras.Sequential([dense, *layers])
     model.build((None, 3))
-    dense.kernel.assign(kernel)
-    optimizer = keras.optimizers.SGD(RATE)
-    x, target = tf.constant(half(X), dtype), tf.constant(half(TARGET), dtype)
+    dense.kernel.assign(np.linspace(-1, 2, 12).reshape(3, 4))
+    optimizer = keras.optimizers.SGD(0.25)
+    inputs, outputs = tf.constant(x, "float64"), tf.constant(target)
 
     def step() -> None:
-        with recover.DistributedGradientTape(tf.GradientTape()) as tape:
-            loss = tf.reduce_mean(tf.square(model(x, training=True) - target))
+        with tape_of(tf.GradientTape()) as tape:
+            loss = tf.reduce_mean(tf.square(model(inputs, training=True) - outputs))
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
     run = tf.function(step) if graph else step
     for _ in range(3):
         run()
-    expected = two_normalizations_by_hand(kernel, 3)
-    found.close("variable", model.variables, expected, CLOSE if dtype == "float32" else 1e-12)
-    found.same_everywhere("variable", model.variables)
+    variables: list[Any] = model.variables
+    return variables
+
+
+@check_each(what=["layers"])
+def sync_batch_norm(found: Findings, what: str, graph: bool) -> None:
+    """As Keras's own layers with the whole batch."""
+    tape_of = recover.DistributedGradientTape
+    kind = recover.SyncBatchNormalization
+    got = normalized_steps(kind, half(X), half(TARGET), graph=graph, tape_of=tape_of)
+    found.close(
+        "variable", got, normalized_steps(keras.layers.BatchNormalization, X, TARGET, graph=graph), 1e-12
+    )
+    found.same_everywhere("variable", got)
 
 
 @check_each(how=["copied", "in_place", "broadcast_"])
@@ -401,14 +367,6 @@ def variables_of_all_kinds(found: Findings, what: str, graph: bool) -> None:
     found.close("gradient", given, [[3.0, 6.0], [3.0, 6.0], [9.0, 12.0], [9.0, 12.0]])
 
 
-@check
-def an_unused_layer_in_an_optimizer(found: Findings) -> None:
-    optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(1.0))
-    unused, used = keras.Variable([1.0, 1.0]), keras.Variable([2.0])
-    optimizer.apply([None, tf.constant([hvd.rank() + 1.0])], [unused, used])
-    found.close("weight", [unused, used], [[1.0, 1.0], [0.5]])
-
-
 @check_each(how=["in_a_row", "in_scopes", "in_functions", "in_a_loop"])
 def the_same_variables_twice_at_once(found: Findings, how: str, graph: bool) -> None:
     """Nothing in the data orders the two; neither may be taken for the other."""
@@ -483,53 +441,6 @@ def traced_again(found: Findings) -> None:
                         step(tf.constant(x[part]), tf.constant(y[part]))
             found.expect(traces == [False, True, True], f"{way}: traced {traces}")
             compare(found, (model.trainable_variables, optimizer.variables), expected)
-
-
-@check
-def two_step_functions_that_apply_twice(found: Findings) -> None:
-    """Each of a model of its own, by turns; and both for two shapes."""
-    x, y = half(X), half(Y)
-    models = [a_model(), a_model(embedding=True)]
-    given, whole = [x, half(WORDS)], [X, WORDS]
-    optimizers = [recover.DistributedOptimizer(OPTIMIZERS["sgd"]()) for _ in models]
-
-    def twice_of(model: keras.Model, optimizer: Any) -> Callable[[Any, Any], None]:
-        step = step_of(model, optimizer)
-
-        def twice(x: Any, y: Any) -> None:
-            step(x, y)
-            step(x, y)
-
-        return tf.function(twice)
-
-    steps = [twice_of(*pair) for pair in zip(models, optimizers, strict=True)]
-    for size in (8, 4):
-        for step, data in zip(steps, given, strict=True):
-            step(tf.constant(data[:size]), tf.constant(y[:size]))
-    for model, optimizer, data in zip(models, optimizers, whole, strict=True):
-        batches = [(data, Y)] * 2 + [(data[FIRST], Y[FIRST])] * 2
-        alone = a_model(embedding=data is WORDS)
-        expected = train(alone, OPTIMIZERS["sgd"](), batches, graph=True)
-        compare(found, (model.trainable_variables, optimizer.variables), expected)
-
-
-@check
-def strategies_are_refused(found: Findings) -> None:
-    variable = tf.Variable([1.0])
-
-    def gradient() -> Any:
-        return Reduction()([tf.constant([1.0])], [variable])
-
-    for strategy in (tf.distribute.MirroredStrategy(["CPU:0"]), tf.distribute.OneDeviceStrategy("CPU:0")):
-        for function in (gradient, tf.function(gradient)):
-            try:
-                strategy.run(function)
-            except Exception as error:  # AutoGraph makes its own of it where it has converted the function
-                found.expect("ConfigError" in f"{type(error)} {error}", traceback.format_exc())
-                found.expect(type(strategy).__name__ in str(error), str(error))
-                found.expect("horovodrun" in str(error), str(error))
-            else:
-                found.expect(False, "nothing was said")
 
 
 def a_history() -> None:
@@ -648,12 +559,6 @@ def fit_with_compilation_left_to_keras(found: Findings) -> None:
 
 
 @check
-def fit_with_compilation_asked_for(found: Findings) -> None:
-    optimizer = recover.DistributedOptimizer(OPTIMIZERS["sgd"]())
-    fit(found, optimizer, OPTIMIZERS["sgd"](), jit_compile=True)
-
-
-@check
 def compilation_without_callbacks_is_refused(found: Findings) -> None:
     """Before XLA gets to see it."""
     variable = tf.Variable([1.0])
@@ -673,12 +578,6 @@ def compilation_without_callbacks_is_refused(found: Findings) -> None:
             found.expect("pass jit_compile=False" in str(error), str(error))
         else:
             found.expect(False, "nothing was said")
-
-
-@check
-def fit_eagerly(found: Findings) -> None:
-    optimizer = recover.DistributedOptimizer(OPTIMIZERS["sgd"]())
-    fit(found, optimizer, OPTIMIZERS["sgd"](), run_eagerly=True)
 
 
 @check
@@ -712,59 +611,6 @@ def fit_with_a_callback_that_one_rank_lacks(found: Findings) -> None:
 
 
 @check
-def fit_with_a_learning_rate_for_two_ranks(found: Findings) -> None:
-    for warmup, epoch, expected in ((0.0, 0, 0.2), (4.0, 2, 0.15)):
-        model = a_model()
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(recover.DistributedOptimizer(keras.optimizers.SGD(0.9)), loss, jit_compile=False)
-        state = recover.TensorFlowKerasState(model, epoch=epoch, batch=0, learning_rate=0.1)
-        model.fit(
-            half(X),
-            half(Y),
-            initial_epoch=epoch,
-            epochs=epoch + 1,
-            verbose=0,
-            callbacks=recover.fit_callbacks(state, warmup_epochs=warmup),
-        )
-        rate = float(model.optimizer.learning_rate)
-        found.expect(np.isclose(rate, expected), f"the rate is {rate}, and not {expected}")
-
-
-@check
-def fit_after_a_fit_of_one_step(found: Findings) -> None:
-    """It makes the optimizer's variables, as Horovod's example has it; the next one need not trace again."""
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer, reference = recover.DistributedOptimizer(OPTIMIZERS["sgd"]()), OPTIMIZERS["sgd"]()
-    model, alone, traces = a_model(), a_model(), []
-    model.compile(optimizer, loss, jit_compile=False)
-    alone.compile(reference, loss, jit_compile=False)
-    train_step = model.train_step
-
-    def counted(data: Any) -> Any:
-        traces.append(data)
-        return train_step(data)
-
-    model.train_step = counted
-    order = np.r_[FIRST, 4:8, 12:16]
-    for epochs in (1, 2):
-        options = {"epochs": epochs, "steps_per_epoch": 3 - epochs, "shuffle": False, "verbose": 0}
-        state = recover.TensorFlowKerasState(model, epoch=0, batch=0)
-        more = recover.fit_callbacks(state) if epochs > 1 else []
-        for each, x, y, size, given in (
-            (model, half(X), half(Y), 4, more),
-            (alone, X[order], Y[order], 8, []),
-        ):
-            data = tf.data.Dataset.from_tensor_slices((x, y)).batch(size, drop_remainder=True).repeat()
-            each.fit(data, callbacks=given, **options)
-    found.expect(len(traces) == 1, f"traced {len(traces)} times")
-    compare(
-        found,
-        (model.trainable_variables, optimizer.variables),
-        (alone.trainable_variables, reference.variables),
-    )
-
-
-@check
 def fit_with_several_passes(found: Findings) -> None:
     optimizer = recover.DistributedOptimizer(
         keras.optimizers.SGD(0.1), backward_passes_per_step=2, average_aggregated_gradients=True
@@ -777,33 +623,6 @@ def fit_with_several_passes(found: Findings) -> None:
     alone.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0)
     found.close("weight", model.trainable_variables, alone.trainable_variables)
     found.same_everywhere("weight", model.trainable_variables)
-
-
-@check_each(dtype=["float32", "float64"])
-def allreduce_as_mpi4py_does(found: Findings, dtype: str, graph: bool) -> None:
-    """The sum of random tensors, to the last bit: of two numbers there is only one."""
-    from mpi4py import MPI
-
-    found.expect(hvd.mpi_enabled() and not hvd.gloo_enabled(), "Horovod does not use MPI")
-    found.expect((MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()) == (hvd.rank(), 2), "other ranks")
-    mine = np.random.default_rng(hvd.rank() + 1)
-    arrays_ = [mine.normal(scale=10.0**scale, size=shape).astype(dtype) for scale, shape in SIZES]
-    variables = [tf.Variable(tf.zeros(array.shape, array.dtype)) for array in arrays_]
-    reduction = Reduction(op=hvd.Sum)
-
-    def reduce() -> Any:
-        return reduction([tf.constant(array) for array in arrays_], variables)
-
-    got = (tf.function(reduce) if graph else reduce)()
-    for array, reduced in zip(arrays_, arrays(got), strict=True):
-        expected = np.empty_like(array)
-        MPI.COMM_WORLD.Allreduce(array, expected, op=MPI.SUM)
-        found.expect(reduced.dtype == array.dtype, f"{reduced.dtype} of {array.dtype}")
-        found.expect(not np.array_equal(array, expected), "nothing was added")
-        found.expect(np.array_equal(reduced, expected), f"{reduced} instead of {expected}")
-
-
-SIZES = [(0, (3,)), (-20, (7, 5)), (5, (1,)), (0, (100_003,)), (15, (2, 3, 4))]
 
 
 def run(name: str) -> None:

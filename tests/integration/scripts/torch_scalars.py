@@ -9,6 +9,7 @@ Writes TensorBoard's runs to ``FOLDER/logs``, and each rank's losses by step to 
 
 from __future__ import annotations
 
+import atexit
 import json
 import sys
 import time
@@ -16,7 +17,6 @@ from pathlib import Path
 
 import horovod.torch as hvd
 import torch
-from joint_end import end_when_all_have_written
 from torch.utils.data import DataLoader, Dataset
 
 import hvdrecover.torch as recover
@@ -38,12 +38,26 @@ class Data(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self.inputs[number], self.inputs[number].sum(0, keepdim=True)
 
 
+def end_when_all_have_written(folder: Path) -> None:
+    """Have this rank end only after all ranks have written their scalars: horovodrun ends the others at once.
+
+    `atexit` calls the first registered function last, so call this before anything else registers one.
+    """
+
+    def wait() -> None:
+        (folder / f"ends-{hvd.rank()}").touch()
+        while len(list(folder.glob("ends-*"))) < hvd.size():
+            time.sleep(0.05)
+
+    atexit.register(wait)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     hvd.init()
     folder, stop = Path(sys.argv[1]), int((*sys.argv[2:], "0")[0])
     if stop:
-        end_when_all_have_written(folder, hvd.rank(), hvd.size())
+        end_when_all_have_written(folder)
     losses = folder / f"losses-{hvd.rank()}.json"
     told = json.loads(losses.read_text()) if losses.exists() else {}
     torch.manual_seed(1)

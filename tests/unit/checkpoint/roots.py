@@ -138,7 +138,7 @@ def make_snapshot(generation: int, commit: int, *, finished: bool = False) -> Sn
     arenas = {}
     for name, count in (("model", 1000), ("optimizer", 7)):
         arena = Arena(plan([TensorSpec("weight", "F32", (count,)), TensorSpec("empty", "U8", (0,))]))
-        values = np.arange(count, dtype="f4") + commit + 1000 * generation
+        values = np.arange(count, dtype="f4") + np.float32(commit + 1000 * generation)
         arena.bytes_of("weight")[:] = values.view(np.uint8)
         arenas[name] = arena
     return Snapshot(

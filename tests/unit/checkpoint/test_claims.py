@@ -429,3 +429,9 @@ def test_a_later_start_does_not_make_a_vanished_root_anew_either(root):
         claims_at(root, "job/3").take_after(0, again=True)
     assert content(root) == {}
     assert claims_at(root, "another").take_after(0) == 1
+
+
+def test_a_claim_that_is_gone_since_the_claims_were_listed_replaces_no_job(root):
+    """The root was unmounted just then. A `FencedError` would end the job, and no restart would follow."""
+    with pytest.raises(StorageError, match=r"claims/g0001\.json is gone"):
+        claims_at(root, "job").read(1)

@@ -17,7 +17,6 @@ from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.values import encode
 from hvdrecover.redaction import printable
-from tests.unit.checkpoint import golden
 from tests.unit.checkpoint.roots import content, make_store
 
 CODES = {
@@ -154,32 +153,11 @@ def test_the_difference_of_two_commits(storage):
 # -- plain objects as text -----------------------------------------------------------------------------
 
 
-TEXTS = {
-    "z first": "1",
-    "a later": "[None, True, 1180591620717411303424, 0.1, -0.0, 'ü']",
-    "infinite": "inf",
-    "complex": "(1-2j)",
-    "bytes": r"b'\x00\xff'",
-    "tuple": "(1, (2,))",
-    "frozenset": "frozenset(2)",
-    "deque": "deque([1, 2], 2)",
-    "keys": "{1: 'one', (2, 3): 'pair', '$tag': 'text'}",
-    "ordered": "ordereddict(['b', 1], ['a', 2])",
-    "counter": "counter(['a', 2], ['b', 1])",
-    "array": "array([[0, 1], [2, 3]], dtype='>i2')",
-    "scalar": "np.float32(0.5)",
-    "path": "PosixPath('/data/run')",
-    "date": "datetime.date(2024, 2, 29)",
-    "enum": "Phase.TRAIN",
-    "flags": "Access.READ|WRITE",
-    "named": "Point(1, 2)",
-    "dataclass": "Schedule(rate=0.1, steps=[1, 2])",
-}
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_a_value_reads_as_in_python(name):
-    assert comparison.text(encode(golden.OBJECTS[name], "")) == TEXTS[name]
+def test_a_value_reads_as_in_python():
+    value = {"rate": 0.1, "tuple": (1, (2,)), "keys": {1: "ü"}, "bytes": b"\xff", "array": np.arange(2)}
+    assert comparison.text(encode(value, "")) == repr(value)
+    unknown = {"$enum": ["train:Phase", "TRAIN"]}
+    assert comparison.text(unknown) == repr(unknown)
 
 
 def test_nothing_that_a_terminal_obeys_gets_through():

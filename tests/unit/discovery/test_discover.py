@@ -8,13 +8,12 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.unit.discovery.listener import Listener
 from tests.unit.launch.children import until
 
 Discover = Callable[..., subprocess.CompletedProcess[str]]
@@ -41,42 +40,12 @@ def discover(tmp_path: Path) -> Discover:
     return discover
 
 
-@pytest.fixture
-def listeners() -> Iterator[Callable[[str, int], Listener]]:
-    """Listen on loopback addresses, as hosts do on their ssh port."""
-    made: list[Listener] = []
-
-    def listen(address: str, port: int = 0) -> Listener:
-        made.append(Listener(address, port))
-        return made[-1]
-
-    yield listen
-    for each in made:
-        each.close()
-
-
 def until_it_says(discover: Discover, words: tuple[str, ...], answer: str) -> None:
     def says() -> bool:
         time.sleep(0.3)  # each look is a process
         return discover(*words).stdout == answer
 
     until(says, f"the answer {answer!r}")
-
-
-def cached(tmp_path: Path) -> list[Path]:
-    return list((tmp_path / "cache" / "hvdrecover" / "hosts").glob("*.json"))
-
-
-# -- answers -----------------------------------------------------------------------------------------------
-
-
-def test_a_file_is_read_again_when_it_changes(discover: Discover, tmp_path: Path) -> None:
-    file = tmp_path / "hosts"
-    file.write_text("a:4\nb slots=2\n")
-    assert discover("file", file, NO_CHECKS).stdout == "a:4\nb:2\n"
-    file.write_text("c\nb slots=2\na:3\n")
-    until(lambda: "c" in discover("file", file, NO_CHECKS).stdout, "the new host")
-    assert discover("file", file, NO_CHECKS, "--slots", "8").stdout == "b:2\na:3\nc:8\n"  # the oldest first
 
 
 # -- failures ----------------------------------------------------------------------------------------------
@@ -141,13 +110,6 @@ def test_many_calls_at_once_ask_once(discover: Discover, tmp_path: Path) -> None
     assert len((tmp_path / "calls").read_text()) < 8
 
 
-def test_what_is_remembered_may_be_lost_or_broken(discover: Discover, tmp_path: Path) -> None:
-    assert discover("static", "a:1", NO_CHECKS).stdout == "a:1\n"
-    (history,) = cached(tmp_path)
-    history.write_text("{nonsense")
-    assert discover("static", "a:1", NO_CHECKS).stdout == "a:1\n"
-
-
 def test_where_nothing_can_be_remembered_there_is_an_answer_all_the_same(
     discover: Discover, tmp_path: Path
 ) -> None:
@@ -158,27 +120,6 @@ def test_where_nothing_can_be_remembered_there_is_an_answer_all_the_same(
 
 
 # -- checks ------------------------------------------------------------------------------------------------
-
-
-def test_a_host_whose_ssh_port_is_shut_is_left_out_and_taken_back(
-    discover: Discover, listeners: Callable[..., Listener]
-) -> None:
-    first = listeners("127.9.0.1")
-    port = first.port
-    second = listeners("127.9.0.2", port)
-    words = ("static", "127.9.0.1:1,127.9.0.2:1,127.9.0.3:1", "--ssh-port", str(port))
-    assert discover(*words).stdout == "127.9.0.1:1\n127.9.0.2:1\n"
-    second.close()
-    until_it_says(discover, words, "127.9.0.1:1\n")
-    table = discover(*words, "--explain").stdout.splitlines()
-    assert [line.split()[:3] for line in table[1:]] == [
-        ["127.9.0.1", "1", "used"],
-        ["127.9.0.3", "1", "unhealthy"],
-        ["127.9.0.2", "1", "unhealthy"],
-    ]
-    assert "Connection refused" in table[2]
-    listeners("127.9.0.2", port)
-    until_it_says(discover, words, "127.9.0.1:1\n127.9.0.2:1\n")
 
 
 def test_a_check_that_hangs_leaves_no_process(discover: Discover, tmp_path: Path) -> None:
@@ -203,18 +144,6 @@ def test_a_users_command_checks_hosts(discover: Discover, tmp_path: Path) -> Non
     until_it_says(discover, words, "localhost:1\n")
 
 
-def test_a_host_that_guardians_have_reported_rests(discover: Discover, tmp_path: Path) -> None:
-    from hvdrecover.clock import SYSTEM_CLOCK
-    from hvdrecover.discovery import selection
-
-    reports = tmp_path / "failing-hosts"
-    for _ in range(2):
-        selection.report_failure(reports, "a", SYSTEM_CLOCK.now())
-    words = ("static", "a:1,b:1", NO_CHECKS)
-    assert discover(*words, HVDRECOVER_HOST_REPORTS=str(reports)).stdout == "b:1\n"
-    assert discover(*words).stdout == "a:1\nb:1\n"
-
-
 # -- sources of others -------------------------------------------------------------------------------------
 
 
@@ -224,33 +153,29 @@ def test_others_add_sources_by_entry_point(discover: Discover, tmp_path: Path) -
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rack\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[hvdrecover.host_sources]\nrack = rack:Rack\nbad = rack:Missing\nfunction = rack:field\n"
+        "[hvdrecover.host_sources]\nrack = rack:rack\nbad = rack:missing\n"
+        "plain = rack:plain\nnumber = rack:NUMBER\n"
     )
     (site / "rack.py").write_text(
-        "from dataclasses import dataclass, field\n"
-        "from hvdrecover.discovery.hosts import Host\n"
-        "@dataclass(frozen=True)\n"
-        "class Rack:\n"
+        "from hvdrecover.discovery import Host, source\n"
+        "NUMBER = 7\n"
+        "def plain(environ, timeout):\n"
+        "    return [Host('plain', 1)]\n"
+        "@source(every=1.0, number='its number', odd_ones='too', size='hosts in it')\n"
+        "def rack(environ, timeout, number: int, odd_ones: bool = False, size: int = 2):\n"
         '    """Hosts of one rack."""\n'
-        "    every = 1.0\n"
-        "    variables = ()\n"
-        "    number: int = field(metadata={'help': 'its number'})\n"
-        "    odd_ones: bool = field(default=False, metadata={'help': 'too'})\n"
-        "    size: int = field(default=2, metadata={'help': 'hosts in it'})\n"
-        "    def hosts(self, environ, timeout):\n"
-        "        if self.odd_ones:\n"
-        "            raise RuntimeError('odd')\n"
-        "        return [Host(f'rack{self.number}-{n}', 4) for n in range(self.size)]\n"
+        "    if odd_ones:\n"
+        "        raise RuntimeError('odd')\n"
+        "    return [Host(f'rack{number}-{n}', 4) for n in range(size)]\n"
     )
     path = {"PYTHONPATH": f"{site}:{os.environ.get('PYTHONPATH', '')}"}
     assert discover("rack", "7", NO_CHECKS, **path).stdout == "rack7-0:4\nrack7-1:4\n"
     assert discover("rack", "7", "--size", "1", NO_CHECKS, **path).stdout == "rack7-0:4\n"
     assert "rack: RuntimeError: odd" in discover("rack", "7", "--odd-ones", NO_CHECKS, **path).stderr
     assert "Hosts of one rack." in discover("rack", "--help", **path).stdout
-    assert re.search("host source 'bad': .* rack:Missing' of package rack ", discover("bad", **path).stderr)
-    assert re.search(
-        "'function = rack:field' of package rack .*dataclass", discover("function", **path).stderr
-    )
+    assert discover("plain", NO_CHECKS, **path).stdout == "plain:1\n"
+    assert re.search("host source 'bad': .* rack:missing' of package rack ", discover("bad", **path).stderr)
+    assert re.search("'number = rack:NUMBER' of package rack .*TypeError", discover("number", **path).stderr)
     done = discover("shelf", **path)
     assert done.returncode == 1
-    assert re.search("host source 'shelf': .* static, file, command, .* bad, function, ", done.stderr)
+    assert re.search("host source 'shelf': .* static, file, command, .* bad, number, plain, ", done.stderr)

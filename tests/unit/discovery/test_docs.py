@@ -31,7 +31,7 @@ def test_the_example_of_a_source_works(tmp_path: Path, monkeypatch: pytest.Monke
     (module,) = re.findall(r"^```python\n(# my_cluster\.py\n.*?)^```", DOCS, re.MULTILINE | re.DOTALL)
     (tmp_path / "my_cluster.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sources.OURS, OWN, "my_cluster:Rack")
+    monkeypatch.setitem(sources.OURS, OWN, "my_cluster:rack")
     (words,) = [request for request in REQUESTS if request.startswith(OWN)]
     source, _ = discovering.parse(discovering.request(words, []))
-    assert source.hosts({}, 5.0) == [Host("rack7-a", 4), Host("rack7-b", 4)]
+    assert source({}, 5.0) == [Host("rack7-a", 4), Host("rack7-b", 4)]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrecover.discovery.hosts import MOST_SLOTS, Host, check_hosts, check_name, parse
+from hvdrecover.discovery.hosts import MOST_SLOTS, Host, check_name, parse
 from hvdrecover.errors import HostListError
 from hvdrecover.redaction import printable
 
@@ -88,17 +86,3 @@ def test_whatever_is_read_are_hosts_or_an_error_with_its_place(data: bytes) -> N
 def test_what_can_not_be_meant(text: str | bytes, fact: str) -> None:
     with pytest.raises(HostListError, match=f"^hosts: {fact}"):
         parse(text, "hosts")
-
-
-@pytest.mark.parametrize(
-    ("hosts", "fact"),
-    [
-        ([], ""),
-        ([Host("a"), Host("b", 2)], ""),
-        ([Host("a"), Host("b"), Host("a", 2)], "'a' .*twice"),
-        ([Host("a", 0)], ".* got 0;.*"),
-        ([Host("b"), Host("::1")], "'::1' .*IPv6.*"),
-    ],
-)
-def test_what_somebody_elses_source_names_is_checked(hosts: list[Host], fact: str) -> None:
-    assert re.fullmatch(fact, check_hosts(hosts))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdrecover.discovery import checks
 from hvdrecover.discovery.checks import Health
 from hvdrecover.discovery.history import History
 from hvdrecover.discovery.hosts import Host
@@ -75,13 +76,6 @@ def test_limits(limits: Limits, names: list[str]) -> None:
     assert named(found(limits=limits)) == names
 
 
-def test_spare_hosts_are_named_too_and_shown_as_such() -> None:
-    for most, spare in ((4, "bc"), (5, "c"), (6, "c"), (7, "")):
-        answer = found(limits=Limits(max_np=most))
-        assert named(answer) == ["a:4", "b:2", "c:1"]
-        assert "".join(name for name, state in states(answer).items() if state == "spare") == spare
-
-
 def test_hosts_that_are_ill_or_were_not_checked_yet_are_left_out_and_it_is_said_why() -> None:
     health = healthy("c")
     del health["b"]
@@ -126,6 +120,15 @@ def test_no_host_is_an_answer_only_if_that_is_allowed_and_there_was_none_before(
         found(replace(gone, listed=NOW - 61), allowed)
 
 
+def test_two_failed_checks_in_a_row_exclude_a_host_and_three_good_ones_bring_it_back() -> None:
+    health, states = None, ""
+    for now, passed in enumerate("+-+--++-+++"):
+        health = checks.update(health, "" if passed == "+" else "refused", float(now))
+        states += "+" if health.healthy else "-"
+    assert states == "++++------+"
+    assert not checks.update(None, "refused", 0.0).healthy
+
+
 # -- cooldown -------------------------------------------------------------------------------------------
 
 
@@ -147,20 +150,3 @@ def test_reports_are_read_back_also_after_a_writer_was_killed(tmp_path: Path) ->
 def test_rest_grows_up_to_a_limit(count: int, seconds: float) -> None:
     until = cooldown_ends_at([1000.0] * count, 1000.0)
     assert until == (1000.0 + seconds if seconds else 0.0)
-
-
-def test_a_clock_that_was_set_back_excludes_no_host() -> None:
-    times = [1e6 - 20, 1e6 - 10]
-    assert cooldown_ends_at(times, 1e6 - 15) == 1e6 - 10 + FIRST  # by seconds: as if nothing had happened
-    back = 1e6 - 86400
-    assert cooldown_ends_at(times, back) == 0.0
-    assert cooldown_ends_at([*times, back - 5], back) == 0.0
-    assert cooldown_ends_at([*times, back - 5, back - 1], back) == back - 1 + FIRST
-
-
-def test_a_rest_ends_and_is_forgotten() -> None:
-    times = [1000.0, 1010.0]
-    assert cooldown_ends_at(times, 1010.0 + FIRST - 1) == 1010.0 + FIRST
-    assert cooldown_ends_at(times, 1010.0 + FIRST) == 0.0
-    later = 1000.0 + 7 * 3600
-    assert cooldown_ends_at([*times, later], later) == 0.0

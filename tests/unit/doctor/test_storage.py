@@ -8,52 +8,10 @@ from typing import Any
 import pytest
 
 from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.doctor import checks, host, storage
-from hvdrecover.doctor.storage import Trial
-from hvdrecover.errors import ForeignRootError, LaunchError
-from tests.unit.checkpoint.roots import make_snapshot, make_store
+from hvdrecover.doctor import checks, storage
+from hvdrecover.errors import LaunchError
 
-GB = 10**9
-NBYTES = 100_000
 NEWEST = {"commit": "g0001-c00000007", "time": 0.0, "host": "h1", "bytes": 5}
-
-
-def everything(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
-
-
-def test_a_trial_removes_the_root_that_it_created(tmp_path: Path) -> None:
-    trial = Trial(str(tmp_path / "a" / "b"))
-    found = trial.look()
-    assert (found["commits"], found["newest"], found["claim"]) == ({}, None, 0)
-    assert found["free"] > 0
-    assert trial.write(NBYTES)["same"]
-    assert host.see(str(tmp_path / "a" / "b"), trial.path)
-    assert trial.create() == {"writers": 4, "winners": 1, "kept": True}
-    host.clean(str(tmp_path / "a" / "b"), trial.folder, found["made"])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_trial_leaves_commits_alone_and_jobs_do_not_see_it(tmp_path: Path) -> None:
-    store = make_store(LocalStorage(tmp_path), keep=9)
-    store.claim_next()
-    store.write(make_snapshot(1, 7), rank=0)
-    before = everything(tmp_path)
-    trial = Trial(str(tmp_path))
-    found = trial.look()
-    assert (found["commits"], found["claim"]) == ({"complete": 1}, 1)
-    assert (found["newest"]["commit"], found["broken"]) == ("g0001-c00000007", 0)
-    trial.write(NBYTES)
-    trial.create()
-    assert LocalStorage(tmp_path).names() == ["claims", "g0001-c00000007"]
-    trial.close()
-    assert everything(tmp_path) == before
-
-
-def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").touch()
-    with pytest.raises(ForeignRootError, match=r"thesis\.txt"):
-        Trial(str(tmp_path))
 
 
 def test_a_storage_that_changes_bytes_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from hvdrecover.drill.records import Records
 from hvdrecover.drill.run import Command, ScriptRun
 from tests.unit.checkpoint.roots import make_snapshot, make_store
 from tests.unit.drill.lines import Story
-from tests.unit.launch.children import child, line
+from tests.unit.launch.children import child
 
 
 def train(story: Story, start: int, end: int) -> Story:
@@ -88,13 +88,6 @@ def test_a_script_that_records_no_batches_is_told_that_samples_are_not_checked()
     assert compare(clean().records, clean().records).notes == []
 
 
-def test_a_run_that_was_stopped_later_has_more_of_its_last_epoch_and_nothing_twice() -> None:
-    more = train(disturbed(), 2, 6).step(samples=(24, 25), at=24).commit()
-    assert checks(clean().records, more.records) == []
-    found = the(check.SAMPLES_ONCE, more.step(samples=(4, 26), at=26).commit())
-    assert "0 samples were lost (none), 1 were trained on again (4)" in found.message
-
-
 # -- commits -----------------------------------------------------------------------------------------------
 
 
@@ -107,16 +100,6 @@ def test_a_commit_that_differs_is_named_with_its_values_and_tensors_and_the_last
 def test_a_difference_before_the_first_fault_is_no_matter_of_recovery() -> None:
     mine = Story().rendezvous(2, 0).step().step().commit("other").records
     assert checks(clean().records, mine) == [check.REPRODUCIBLE]
-
-
-def test_one_more_commit_when_hosts_come_or_go_shifts_nothing() -> None:
-    story = disturbed().commit("2").rendezvous(4, 3)
-    for number in range(2, 6):
-        story.step((4 * number, 4 * number + 1), at=4 * number)
-        story.step((4 * number + 2, 4 * number + 3), at=4 * number + 2).commit(str(number + 1))
-    expected, mine = clean().records, story.records
-    assert checks(expected, mine) == []
-    assert compare(expected, mine).compared == 6
 
 
 def test_runs_are_compared_up_to_another_number_of_ranks_and_the_rest_is_told() -> None:
@@ -194,13 +177,6 @@ def test_a_bug_beside_rank_local_state_is_still_found(bug: dict[str, Any], words
     assert "mean" not in found.message and "noise" not in found.message
 
 
-def test_a_difference_that_may_follow_from_rank_local_state_says_so() -> None:
-    mine = local(3, ranks=(1, 1)).step().commit("other", own=own(4, (1, 1))).records
-    (found,) = compare(LOCAL, mine).findings
-    assert "commit 4 differs" in found.message
-    assert "rank-local state was another rank's from commit 3 on" in found.message
-
-
 def test_weights_that_differ_between_ranks_are_not_rank_local() -> None:
     expected = Story().rendezvous(1, 0).step().commit().step().commit()
     for place, each in enumerate(expected.lines):
@@ -243,18 +219,6 @@ def test_a_file_left_in_shared_memory_is_named(ended: ScriptRun) -> None:
         memory.close()
         memory.unlink()
     assert machine(ended, mapped=mapped) == []
-
-
-def test_a_process_that_is_left_is_named(ended: ScriptRun) -> None:
-    with child("import signal; print(flush=True); signal.pause()") as left:
-        line(left)
-        (found,) = machine(ended, left.pid)
-        assert f"process {left.pid} (python" in found.message
-
-
-def test_another_exit_code_is_found(ended: ScriptRun) -> None:
-    (found,) = machine(ended, code=75)
-    assert "ended with 0 instead of 75" in found.message
 
 
 def test_a_broken_commit_is_found_unless_the_drill_broke_it(ended: ScriptRun) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,15 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.checkpoint import inspection
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.reader import load_newest
-from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.drill import faults
 from hvdrecover.drill.faults import FAULTS
 from hvdrecover.drill.run import Command, ScriptRun
 from hvdrecover.errors import ConfigError
-from tests.unit.checkpoint.roots import assert_is, make_snapshot, make_store
 from tests.unit.launch.children import environment
 
 COMMAND = Command(("train",), 4, resizes=True)
@@ -36,28 +30,6 @@ def hosts(run: ScriptRun) -> list[str]:
     source, *rest = shlex.split(words[words.index("--discover") + 1])
     command = [sys.executable, "-m", "hvdrecover", "discover", source, "--no-ssh-check", *rest]
     return subprocess.check_output(command, text=True, env=environment()).split()
-
-
-def test_a_spoilt_commit_is_quarantined_and_the_one_before_is_loaded(run: ScriptRun) -> None:
-    storage = open_storage(str(run.root))
-    store = make_store(storage)
-    store.claim_next()
-    for number in (1, 2, 3):
-        store.write(make_snapshot(1, number), rank=0)
-    storage.publish("g0001-c00000004/model.safetensors", b"half of it")
-    newest = faults.complete(run)[0]
-    assert newest == CommitId(1, 3)
-    faults.spoil(run.root / newest.name)
-    assert_is(load_newest(store), make_snapshot(1, 2))
-    (entry,) = (each for each in inspection.entries(storage) if each.id == newest)
-    assert (entry.state, "digest" in (entry.reason or "")) == ("quarantined", True)
-    assert faults.complete(run)[0] == CommitId(1, 2)
-
-
-def test_a_resized_run_begins_with_one_host_per_rank_and_all_are_this_one(run: ScriptRun) -> None:
-    found = [each.rpartition(":") for each in hosts(run)]
-    assert len({name for name, _, _ in found}) == 4
-    assert {(socket.gethostbyname(name), slots) for name, _, slots in found} == {("127.0.0.1", "1")}
 
 
 def test_hosts_leave_and_come_and_one_stays(run: ScriptRun) -> None:

@@ -1,42 +1,8 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from hvdrecover.drill.records import Reader, Records
 from tests.unit.drill.lines import Story
-
-
-def line(what: str, **facts: object) -> str:
-    common = {"time": 1.0, "rank": 0, "size": 1, "generation": 1, "commit": 0}
-    return json.dumps({"what": what, **common, **facts}) + "\n"
-
-
-def test_what_is_appended_is_read_once_and_half_a_line_when_it_is_whole(tmp_path: Path) -> None:
-    reader = Reader(tmp_path / "witness")
-    assert reader.look() == Records()
-    (tmp_path / "witness").mkdir()
-    file = tmp_path / "witness" / "host-1-42.jsonl"
-    text = line("agreed", source="initial") + line("step", number=1)
-    file.write_text(text[:-20])
-    assert [each.what for each in reader.look().lines] == ["agreed"]
-    with file.open("a") as appended:
-        appended.write(text[-20:])
-    assert [len(reader.look().of("step")), len(reader.look().of("step"))] == [1, 1]
-    assert [each.pid for each in reader.look().lines] == [42, 42]
-
-
-def test_lines_of_all_processes_are_in_order_of_time(tmp_path: Path) -> None:
-    for pid, time in ((1, 5.0), (2, 3.0)):
-        (tmp_path / f"host-{pid}.jsonl").write_text(line("agreed", time=time, source="memory"))
-    assert [each.pid for each in Reader(tmp_path).look().lines] == [2, 1]
-
-
-def test_a_job_that_counts_from_the_same_generation_again_had_a_rendezvous_again() -> None:
-    records = Story().rendezvous(2, 5).step().rendezvous(2, 5, 0, 1).records
-    assert len(records.rendezvouses) == 2
 
 
 @pytest.mark.parametrize(("again", "kept"), [(3, [1, 2, 3, 4]), (1, [1, 2, 3]), (0, [1, 2])])
@@ -50,11 +16,6 @@ def test_what_was_done_after_the_commit_that_a_later_rendezvous_continued_from_i
     steps = records.of("step")
     lost = [each for each in steps if each not in records.kept(steps)]
     assert {each.commit for each in lost} == set(range(again, 4))
-
-
-def test_a_later_generation_of_the_same_number_loses_what_the_earlier_one_did() -> None:
-    records = Story().rendezvous(2, 5).step().rendezvous(2, 5, 0, 1).step().step().records
-    assert [each.number for each in records.kept(records.of("step"))] == [1, 1, 2, 2]
 
 
 def test_ranks_have_stepped_since_when_the_last_of_the_next_rendezvous_has() -> None:
@@ -73,15 +34,6 @@ def test_ranks_have_stepped_since_when_the_last_of_the_next_rendezvous_has() -> 
     assert records.stepped_since(3.0) == 6.01  # their rendezvous was at 5, and rank 0 stepped at 6
     assert records.stepped_since(8.5) == 10.01
     assert records.stepped_since(10.0) is None
-
-
-def test_a_rendezvous_at_which_a_rank_was_lost_or_missing_did_not_step() -> None:
-    broken_off = Story().rendezvous(1, 0).step().rendezvous(2, 0, 0).rendezvous(3, 0, 0).step().records
-    assert [broken_off.stepped(each) for each in broken_off.rendezvouses] == [2.01, None, 6.01]
-    assert broken_off.stepped_since(3.5) == 6.01
-    story = Story().rendezvous(1, 0).step()
-    without = Records(tuple(each for each in story.lines if each.rank == 0))
-    assert without.stepped(without.rendezvouses[0]) is None
 
 
 def test_steps_that_were_done_again_are_counted_once_for_all_ranks() -> None:

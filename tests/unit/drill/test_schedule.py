@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import itertools
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrecover.drill import drill
-from hvdrecover.drill.drill import SPACE
 
 NAMES = [f"fault-{number}" for number in range(20)]
 FACTS = {"seed": 7, "processes": 4, "commits": 50}
@@ -24,14 +21,6 @@ def test_each_fault_strikes_as_often_as_asked_for(
     for run in plan.runs:
         assert run
         assert [strike.commit for strike in run] == sorted(strike.commit for strike in run)
-
-
-@given(st.integers(0, 2**32), st.integers(2 * SPACE, 500))
-def test_there_is_room_for_a_recovery_between_faults(seed: int, commits: int) -> None:
-    plan = drill.schedule(NAMES, seed=seed, processes=2, commits=commits)
-    for run in plan.runs:
-        gaps = [later.commit - earlier.commit for earlier, later in itertools.pairwise(run)]
-        assert all(gap >= SPACE // 2 for gap in gaps)
 
 
 def test_a_seed_decides_it_all() -> None:

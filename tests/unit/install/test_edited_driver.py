@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,8 +16,6 @@ from horovod.runner.elastic.discovery import FixedHosts
 from horovod.runner.elastic.driver import ElasticDriver
 from horovod.runner.elastic.rendezvous import create_rendezvous_handler
 from horovod.runner.http.http_server import RendezvousServer
-
-from tests.waiting import wait_until
 
 SLOTS = 2
 REMOVED = -1  # the rank of who has no place
@@ -194,23 +190,6 @@ def test_who_has_no_place_is_told_so_at_once_and_does_not_count(driver: ElasticD
     assert Request(driver, 1).answered() and first.answered()
 
 
-def test_nobody_waits_for_a_place_when_the_job_has_ended(driver: ElasticDriver) -> None:
-    waiting = Request(driver, 0)
-    assert not waiting.answered(0.05)
-    driver.stop()
-    assert waiting.answered()
-
-
-def test_the_job_ends_when_all_workers_have(driver: ElasticDriver, workers: Workers) -> None:
-    workers.end(0, 0)
-    time.sleep(0.05)
-    assert not driver.finished()
-    workers.end(1, 0)
-    results = driver.get_results().worker_results
-    assert driver.finished()
-    assert {name: code for name, (code, _) in results.items()} == {"localhost[0]": 0, "localhost[1]": 0}
-
-
 # -- addresses --------------------------------------------------------------------------------------------
 
 
@@ -228,11 +207,6 @@ def test_no_address_is_given_before_all_have_told_theirs(
     ]
 
 
-def test_for_what_only_clients_know_nobody_waits(driver: ElasticDriver, server: str) -> None:
-    for key in ("global/rank_1", "global_process_set/0", "unknown/0"):
-        assert Asking(f"{server}/{key}").answer() == NOT_FOUND
-
-
 def test_who_waits_is_told_that_another_was_lost(
     driver: ElasticDriver, server: str, workers: Workers
 ) -> None:
@@ -241,16 +215,6 @@ def test_who_waits_is_told_that_another_was_lost(
     workers.end(1, 1)
     assert asking.answer() == GONE
     assert Asking(f"{server}/global/1").answer() == GONE
-
-
-def test_who_comes_after_another_was_lost_is_not_given_the_address_of_the_lost(
-    driver: ElasticDriver, server: str, workers: Workers
-) -> None:
-    send(f"{server}/global/0")
-    workers.end(0, 1)
-    assert Asking(f"{server}/global/0").answer() == GONE
-    send(f"{server}/global/1")
-    assert Asking(f"{server}/global/0").answer() == GONE
 
 
 def test_who_waits_is_told_that_another_has_come_anew_and_all_are_in_the_next_round(
@@ -274,78 +238,3 @@ def test_nobody_waits_any_longer_when_the_job_ends(driver: ElasticDriver, server
     assert asking.answer(0.1) is None
     driver.stop()
     assert asking.answer() == GONE
-
-
-def test_who_waits_in_vain_may_ask_again_after_horovods_elastic_timeout(
-    monkeypatch: pytest.MonkeyPatch, driver: ElasticDriver, server: str
-) -> None:
-    monkeypatch.setattr(driver, "_timeout", 0.2)
-    assert Asking(f"{server}/global/1").answer() == NOT_FOUND
-
-
-# -- processes --------------------------------------------------------------------------------------------
-
-CONNECT = "import horovod.torch as hvd; hvd.init(); print(hvd.rank(), hvd.size()); hvd.shutdown()"
-
-
-class Worker:
-    """A process that has just come, and rendezvouses with the other ranks through Horovod."""
-
-    def __init__(self, driver: ElasticDriver, rank: int) -> None:
-        settings = {
-            "ELASTIC": 1,
-            "HOSTNAME": "localhost",
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "SIZE": SLOTS,
-            "LOCAL_SIZE": SLOTS,
-            "GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-            "GLOO_RENDEZVOUS_PORT": driver._rendezvous._httpd.server_port,
-            "GLOO_IFACE": "lo",
-            "GLOO_TIMEOUT_SECONDS": 2,
-            "CONTROLLER": "gloo",
-            "CPU_OPERATIONS": "gloo",
-        }
-        environ = {**os.environ, **{f"HOROVOD_{name}": str(value) for name, value in settings.items()}}
-        self.process = subprocess.Popen([sys.executable, "-c", CONNECT], env=environ, stdout=subprocess.PIPE)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def printed(self) -> bytes:
-        """Return what it printed; it must have ended well."""
-        printed, _ = self.process.communicate(timeout=10 * HANGS)
-        assert self.process.returncode == 0
-        return bytes(printed)
-
-
-Begin = Callable[[int], Worker]
-
-
-@pytest.fixture
-def begin(driver: ElasticDriver) -> Iterator[Begin]:
-    pytest.importorskip("torch", reason="the processes use Horovod's binding for torch")
-    begun: list[Worker] = []
-
-    def begin_one(rank: int) -> Worker:
-        begun.append(Worker(driver, rank))
-        return begun[-1]
-
-    yield begin_one
-    for each in begun:
-        each.kill()
-
-
-def test_who_came_in_vain_as_another_was_lost_while_they_connected_asks_for_a_place_again(
-    driver: ElasticDriver, begin: Begin
-) -> None:
-    lost = begin(1)
-    wait_until(lambda: "1" in driver._rendezvous._httpd.cache.get("global", {}))
-    lost.kill()
-    newcomer = begin(0)  # is given the address of the lost one
-    wait_until(lambda: ("localhost", 0) in driver._worker_registry.get_recorded_slots())
-    assert Request(driver, 1).answered()
-    restarted = begin(1)
-    assert newcomer.printed() == b"0 2\n"
-    assert restarted.printed() == b"1 2\n"

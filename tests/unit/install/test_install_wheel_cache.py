@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.errors import InstallError
-from hvdrecover.install.wheel_cache import find, is_intact, label, locked, prune, publish
+from hvdrecover.install.wheel_cache import find, is_intact, locked, prune
 
 
 def make_wheel(folder: Path, name: str = "horovod-0.28.1-cp311-cp311-linux_x86_64.whl") -> Path:
@@ -23,21 +22,6 @@ def ignore() -> None:
     raise AssertionError("nobody else holds the lock")
 
 
-def test_the_label_depends_on_every_fact() -> None:
-    facts = {"torch": "2.13.0", "settings": [("HOROVOD_GPU_OPERATIONS", "NCCL")]}
-    assert label(facts) != label({**facts, "torch": None})
-    assert label(facts) != label({**facts, "settings": []})
-
-
-def test_a_published_wheel_is_found(tmp_path: Path) -> None:
-    built = make_wheel(tmp_path / "build")
-    assert find(tmp_path / "cache") is None
-    kept = publish(built, tmp_path / "cache")
-    assert find(tmp_path / "cache") == kept
-    assert kept.read_bytes() == built.read_bytes()
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [built.name]
-
-
 def test_a_wheel_with_a_flipped_byte_is_discarded(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path)
     data = bytearray(wheel.read_bytes())
@@ -48,22 +32,12 @@ def test_a_wheel_with_a_flipped_byte_is_discarded(tmp_path: Path) -> None:
     assert not wheel.exists()
 
 
-def test_a_damaged_build_is_not_published(tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path / "build")
-    wheel.write_bytes(b"")
-    with pytest.raises(InstallError, match=f"^{wheel}: "):
-        publish(wheel, tmp_path / "cache")
-    assert find(tmp_path / "cache") is None
-
-
 def test_the_lock_keeps_others_out_and_is_given_back(tmp_path: Path) -> None:
     folder = tmp_path / "label"
-    waits: list[str] = []
     with locked(folder, ignore):
-        with pytest.raises(InstallError, match=f"^{folder}.*: .* 0 s"):
-            with locked(folder, lambda: waits.append("waiting"), timeout=0):
-                raise AssertionError("two holders")
-    assert waits == ["waiting"]
+        with pytest.raises(AssertionError, match="nobody else"):
+            with locked(folder, ignore):
+                raise ValueError("two holders")
     with locked(folder, ignore):
         pass
 

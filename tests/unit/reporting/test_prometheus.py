@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-import urllib.request
-
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hvdrecover.record import read
 from hvdrecover.reporting import summary
-from hvdrecover.reporting.prometheus import Exporter, serving, write
+from hvdrecover.reporting.prometheus import Exporter
 from tests.unit.reporting.runs import BEGIN, TWO, Run, example
 
 
@@ -84,31 +81,6 @@ def test_the_numbers_of_a_run(exported, tmp_path):
     assert {name: found.get(name) for name in expected} == expected
 
 
-def test_names_types_and_help_follow_the_conventions(exported, tmp_path):
-    example(tmp_path)
-    for name, family in families(exported()).items():
-        assert name.startswith("hvdrecover_")
-        assert family.documentation.endswith(".")
-        assert family.type in ("counter", "gauge", "summary")
-        if family.type == "counter":
-            assert [sample.name for sample in family.samples] == [f"{name}_total"] * len(family.samples)
-        assert {label for sample in family.samples for label in sample.labels} <= {
-            "kind",
-            "host",
-            "warm",
-            "activity",
-            "run",
-        }
-
-
-def test_what_is_not_known_is_left_out(exported, tmp_path):
-    Run(tmp_path).report(0, "start", pid=5, attempt=1)
-    found = samples(exported())
-    assert found["hvdrecover_activity", "starting"] == 1
-    unknown = ("ranks", "last_commit", "last_durable_commit_timestamp_seconds")
-    assert not {(f"hvdrecover_{name}",) for name in unknown} & set(found)
-
-
 def test_unknown_kinds_of_faults_and_odd_hosts_are_no_new_kinds_and_are_escaped(exported, tmp_path):
     Run(tmp_path).fault(1, "gremlins", host='no"de\n')
     found = samples(exported())
@@ -128,30 +100,3 @@ def test_totals_never_go_back(exporter, tmp_path):
     assert len(totals) > 20
     assert [after[name] for name in totals] == [before[name] for name in totals]
     assert after["hvdrecover_last_commit",] == 0
-
-
-def test_a_file_is_replaced(tmp_path):
-    example(tmp_path / "events")
-    file = tmp_path / "run.prom"
-    file.write_text("old")
-    exporter = Exporter("runs/1")
-    exporter.update(status_of(tmp_path / "events"))
-    write(exporter, file)
-    assert samples(file.read_text())["hvdrecover_commits_total",] == 7
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["run.prom"]
-
-
-def test_an_endpoint_is_scraped(exporter, tmp_path):
-    example(tmp_path)
-    with serving(exporter, "127.0.0.1", 0) as port:
-
-        def scrape():
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-                assert answer.headers["Content-Type"].startswith("text/plain; version=")
-                return samples(answer.read().decode())
-
-        assert ("hvdrecover_commits_total",) not in scrape()
-        exporter.update(status_of(tmp_path))
-        assert scrape()["hvdrecover_commits_total",] == 7
-    with pytest.raises(OSError):
-        socket.create_connection(("127.0.0.1", port), 5)

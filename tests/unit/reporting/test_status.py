@@ -9,7 +9,7 @@ import pytest
 from hvdrecover import record
 from hvdrecover.record import Follower
 from hvdrecover.reporting import summary
-from hvdrecover.reporting.summary import RECENT, Outage
+from hvdrecover.reporting.summary import Outage
 from tests.unit.reporting.runs import BEGIN, TWO, example
 from tests.unit.reporting.runs import Run as Written
 
@@ -32,13 +32,6 @@ def status(tmp_path):
     return look
 
 
-def test_without_a_supervisor_a_finished_run_is_over(run, status):
-    run.rendezvous(4, TWO, 1, 0, "initial")
-    assert not status().over
-    run.finish(9, TWO, 1, 3)
-    assert status().over
-
-
 def test_a_start_that_ended_and_the_next(run, status):
     run.report(0, "start", pid=5, attempt=1, command=[])
     run.rendezvous(1, TWO, 1, 0)
@@ -55,16 +48,6 @@ def test_a_start_that_ended_and_the_next(run, status):
     run.commit(again, 1, {1: 12})
     found = status()
     assert (found.activity, found.commit.number, found.commits) == ("training", 1, 3)
-
-
-def test_durable_commits(run, status):
-    run.rendezvous(1, TWO, 1, 0)
-    assert (status().storage.durable, status().storage.commits) == (None, 0)
-    run.report(8, "durable", pid=10, generation=1, commit=5, bytes=100, seconds=2.5)
-    run.report(9, "durable", pid=10, generation=1, commit=6, bytes=50, seconds=0.5)
-    found = status().storage
-    assert (found.durable.number, found.durable.time) == (6, BEGIN + 8.5)
-    assert (found.commits, found.bytes, found.seconds) == (2, 150, 3.0)
 
 
 def test_outages(run, status):
@@ -85,14 +68,6 @@ def test_outages(run, status):
         9, "write_failed", commit=4, error="fenced", attempt=1, **told
     )  # permanently, without an outage
     assert status().storage.outage == Outage(BEGIN + 9, "fenced")
-
-
-def test_a_status_holds_the_times_of_recent_commits_only(run, status):
-    run.rendezvous(1, TWO, 1, 0)
-    run.commit(TWO, 1, {commit: commit for commit in range(1, 2000)})
-    found = status()
-    assert (found.commits, found.commit.number) == (1999, 1999)
-    assert found.recent == tuple(BEGIN + commit for commit in range(2000 - RECENT, 2000))
 
 
 @pytest.mark.parametrize("seed", range(5))

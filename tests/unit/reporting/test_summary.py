@@ -52,13 +52,6 @@ def test_a_fault_is_recovered_from_when_the_last_rank_steps_again(run):
     assert sum(recovery.phases.values()) == pytest.approx(recovery.seconds)
 
 
-def test_a_first_step_after_an_earlier_rendezvous_is_none_after_this_one(run):
-    run.fault(40)
-    run.rendezvous(42, REPLACED, 2, 3)
-    run.step(43, REPLACED, 1, 0)
-    assert recoveries(report_of(run)) == [None]
-
-
 def test_a_hang_began_when_the_process_fell_silent(run):
     run.fault(64, "hang", silent=20.0)
     run.fault(64, "crash", silent=20.0)
@@ -97,22 +90,6 @@ def test_where_all_trained_on_there_was_nothing_to_recover_from(run):
     assert text.to_recover(report.faults[0]) == text.median(report.overall) == "training continued"
 
 
-def test_a_fault_before_the_first_rendezvous(tmp_path):
-    run = Run(tmp_path)
-    run.fault(1)
-    run.rendezvous(3, TWO, 1, 0, "initial")
-    run.commit(TWO, 1, {1: 5, 2: 6})
-    assert recoveries(report_of(run)) == [(1, 5.0)]
-
-
-def test_a_run_that_ends_without_another_step_was_recovered(run):
-    run.fault(40)
-    run.rendezvous(42, REPLACED, 2, 3)
-    run.finish(44, REPLACED, 2, 4)
-    (fault,) = report_of(run).faults
-    assert (fault.recovery.seconds, fault.recovery.rank, fault.recovery.phases) == (4.0, None, {})
-
-
 def test_the_lost_process_s_commit_tells_what_a_fault_broke(run):
     # Noticed only when the others were already stepping again without it.
     run.fault(50, "lost_host", commit=[1, 3])
@@ -145,24 +122,6 @@ def test_a_process_may_have_the_name_of_an_earlier_one(run):
     assert recoveries(report) == [(1, 5.01)]
     assert report.commits_repeated == 3
     assert report.goodput == pytest.approx(11 / 55)
-
-
-def test_a_start_that_follows_at_once_is_a_rendezvous_of_its_own(tmp_path):
-    run = Run(tmp_path)
-    run.rendezvous(4, TWO, 1, 0, "initial")
-    run.fault(4.1)
-    anew = {0: ("node-1", 11), 1: ("node-2", 21)}
-    run.rendezvous(4.5, anew, 1, 0, "initial")
-    run.step(4.6, anew, 1, 0)
-    assert recoveries(report_of(run)) == [(1, 0.51)]
-
-
-def test_a_file_whose_end_is_missing_does_not_hide_a_recovery(run):
-    run.fault(40, commit=[1, 3])
-    run.rendezvous(42, REPLACED, 2, 3)
-    run.step(43, {0: REPLACED[0]}, 2, 3)
-    run.commit({0: REPLACED[0]}, 2, {4: 50, 5: 60})
-    assert recoveries(report_of(run)) == [(2, 3.0)]
 
 
 # -- what was done twice, and goodput ------------------------------------------------------------------
@@ -217,13 +176,6 @@ def test_what_an_earlier_run_has_finished_is_not_lost(run):
     assert (report.commits_repeated, report.starts, report.outcome) == (0, 2, "open")
 
 
-@pytest.mark.parametrize(("code", "outcome"), [(0, "finished"), (1, "ended")])
-def test_a_job_that_fails_after_its_training_function_has_returned_is_not_finished(run, code, outcome):
-    run.finish(35, TWO, 1, 3)
-    run.report(36, "end", pid=5, code=code, reason="the command has ended")
-    assert report_of(run).outcome == outcome
-
-
 def test_a_script_with_horovods_own_state_is_finished_by_exit_code_0(tmp_path):
     run = Run(tmp_path)
     run.report(0, "start", pid=5, attempt=1, command=["python"])
@@ -241,23 +193,3 @@ def test_the_example_as_a_whole(tmp_path):
     assert (report.steps_repeated, report.restarts, report.warm_restarts) == (5 + 1, 2, 1)
     assert report.goodput == pytest.approx((30 + 19.75 + 19.4) / 104)
     assert (report.outcome, report.code) == ("finished", 0)
-
-
-def test_what_was_given_up_is_told(run):
-    run.report(40, "gave_up", "node-2", 9, 1, scope="slot", reason="3 deaths without a commit")
-    run.report(40, "gave_up", "node-3", 9, -1, scope="slot", reason="it does not start")
-    run.report(41, "gave_up", pid=5, scope="job", reason="no restarts left")
-    assert report_of(run).given_up == (
-        "rank 1 on node-2: 3 deaths without a commit",
-        "a process without a rank on node-3: it does not start",
-        "the job: no restarts left",
-    )
-
-
-def test_where_and_with_what_the_job_was_last_started_is_told(run):
-    assert (report_of(run).machine, report_of(run).versions) == ("node-1", {})  # by an earlier version
-    facts = {"machine": "Linux x86_64, 8 processors", "versions": {"torch": "2.13.0", "keras": None, "x": 1}}
-    run.report(40, "start", "node-2", 6, attempt=2, command=["python"], **facts)
-    report = report_of(run)
-    assert report.machine == "node-2, Linux x86_64, 8 processors"
-    assert report.versions == {"torch": "2.13.0"}

@@ -53,14 +53,6 @@ def test_the_run_of_the_documentation(tmp_path):
     assert recovery.phases == PHASES
 
 
-def test_ranks_that_set_out_for_a_rendezvous_without_a_fault_stop_training(run):
-    run.reset(40, TWO, 0)
-    run.rendezvous(41, REPLACED, 2, 4)
-    run.step(42, REPLACED, 2, 4)
-    run.commit(REPLACED, 2, {5: 50})
-    assert lane(run) == [("starting", 0, 4), ("training", 4, 40), ("recovery", 40, 42), ("training", 42, 50)]
-
-
 def test_a_rank_that_is_gone_has_an_empty_lane_until_it_comes_back(run):
     alone = {0: TWO[0]}
     run.fault(40, rank=1, host="node-2", commit=[1, 3])
@@ -77,18 +69,6 @@ def test_a_rank_that_is_gone_has_an_empty_lane_until_it_comes_back(run):
         ("recovery", 60, 62.01),
         ("training", 62.01, 70),
     ]
-
-
-def test_a_rendezvous_that_broke_before_all_had_stepped_is_part_of_the_recovery(run):
-    again = {0: ("node-1", 10), 1: ("node-2", 22)}
-    run.fault(40, rank=1, host="node-2", commit=[1, 3])
-    run.rendezvous(42, REPLACED, 2, 3)
-    run.step(43, {0: REPLACED[0]}, 2, 3)
-    run.fault(43.5, rank=1, host="node-2", commit=[2, 3])
-    run.rendezvous(45, again, 3, 3)
-    run.step(46, again, 3, 3)
-    run.finish(50, again, 3, 4)
-    assert lane(run) == [("starting", 0, 4), ("training", 4, 40), ("recovery", 40, 46), ("training", 46, 50)]
 
 
 def test_a_job_that_was_ended_and_started_again_was_down_between(run):
@@ -113,39 +93,3 @@ def test_a_job_that_was_killed_as_a_whole_was_down_from_its_last_sign_on(run):
     run.step(105, REPLACED, 2, 3)
     run.finish(110, REPLACED, 2, 4)
     assert lane(run)[1:4] == [("training", 4, 34), ("down", 34, 100), ("starting", 100, 105)]
-
-
-def test_a_restart_by_the_supervisor_is_part_of_the_recovery(run):
-    run.fault(40, "launcher_lost", slot=None)
-    run.report(41, "start", pid=5, attempt=2, command=["python"])
-    run.rendezvous(50, REPLACED, 2, 3, "durable")
-    run.step(51, REPLACED, 2, 3)
-    run.finish(60, REPLACED, 2, 4)
-    assert lane(run)[1:] == [("training", 4, 40), ("recovery", 40, 51), ("training", 51, 60)]
-
-
-def test_what_is_not_recovered_from_continues_to_the_last_event(run):
-    run.fault(40, rank=1, host="node-2", commit=[1, 3])
-    run.report(47, "gave_up", pid=5, scope="job", reason="no restarts left")
-    run.report(48, "end", pid=5, code=3, reason="gave up")
-    assert lane(run)[1:] == [("training", 4, 40), ("recovery", 40, 48)]
-
-
-def test_a_run_that_is_under_way_trains_up_to_its_last_commit(run):
-    assert lane(run) == [("starting", 0, 4), ("training", 4, 34)]
-
-
-def test_a_rank_that_only_had_a_fault_has_a_lane(run):
-    run.fault(2, rank=3)
-    run.fault(3, rank=-1)
-    run.fault(3, slot=None, rank=7)
-    found = trace(run)
-    assert list(found) == [0, 1, 3]
-    assert found[3] == []
-
-
-@pytest.mark.parametrize("kind", ["fault", "start", "commit", "end", "note"])
-def test_a_run_of_one_event(tmp_path, kind):
-    run = Run(tmp_path)
-    run.report(0, kind)
-    assert all(lane == [] for lane in trace(run).values())

@@ -174,6 +174,25 @@ def test_a_process_that_is_restarted_takes_the_commit_from_its_hosts_memory(near
     assert on_ranks(2, body) == [((4, CommitId(2, 4), [4.0, -4.0]), [])] * 2
 
 
+def test_without_more_memory_a_resumed_commit_stays_what_it_is(near: Path) -> None:
+    job(near, 2)
+
+    def body(process: Process) -> Any:
+        state = made(process, near)
+        state.sync()
+        memory = state._session.memory
+        if memory.arenas.near is not None:
+            memory.arenas.near.acquire = lambda layouts, pinned: None  # type: ignore[method-assign]
+        assert memory.newest is not None
+        resumed = memory.newest.arenas["model"]
+        before = resumed.buffer.tobytes()
+        train(state, 1)
+        dies(state)
+        return state.step, resumed.buffer.tobytes() == before
+
+    assert on_ranks(1, body) == [(3, True)]
+
+
 def test_a_commit_that_was_not_sealed_is_sent(near: Path) -> None:
     def body(process: Process) -> Any:
         state = made(process, near)

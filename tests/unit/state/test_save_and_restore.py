@@ -110,8 +110,9 @@ def test_a_value_that_can_not_be_committed_does_not_spoil_the_last_commit(proces
     assert (state.model.weights["w"].tolist(), state.box) == ([1.0], None)
 
 
+@pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("failing", [{0}, {1}, {0, 1}])
-def test_ranks_whose_commit_failed_stay_in_step_with_the_others(failing: set[int]) -> None:
+def test_ranks_whose_commit_failed_stay_in_step_with_the_others(failing: set[int], durable: bool) -> None:
 
     def body(process: Process) -> int:
         state = process.state(box=None)
@@ -119,10 +120,10 @@ def test_ranks_whose_commit_failed_stay_in_step_with_the_others(failing: set[int
         if process.world.rank() in failing:
             state.box = object()
             with pytest.raises(UnsupportedValueError):
-                state.commit()
+                state.commit(durable=durable)
             state.box = None
         else:
-            state.commit()
+            state.commit(durable=durable)
         process.world.allreduce(np.ones(1))
         state.commit()
         return state.last_commit.commit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from hvdrecover.config import PREEMPTED
 from hvdrecover.errors import StorageError
 from hvdrecover.heartbeat import Page, Phase, Stop
 from hvdrecover.state.leaving import Preempted, decide, signals
+from hvdrecover.state.rank_local import PerRank
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
@@ -70,6 +71,7 @@ def test_who_leaves(
 TRAIN = """
 import signal, time
 from hvdrecover import config, heartbeat
+from hvdrecover.state.rank_local import PerRank
 from hvdrecover.state.leaving import signals
 {before}
 with signals(config.read()):
@@ -154,7 +156,10 @@ class Job:
         resumed: the step, rank and size whenever a rank's training function was called.
         left: the places that have left, and at which step.
         root: the checkpoint root, if any.
+        counts: the ``on_resize`` of a `PerRank` that counts each rank's steps; None if there is none.
     """
+
+    counts: Callable[[Sequence[int], int, int], int] | None = None
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, hosts: list[str], asked: dict[int, tuple[int, Stop]]
@@ -180,7 +185,8 @@ class Job:
         world.init()
         process = Process(world)
         config = dataclasses.replace(STATIC if self.static else CONFIG, host=self.hosts[int(world.place)])
-        state = process.state(self.root, config=config, model=FakeModel(w=0.0), step=0)
+        counted = {} if self.counts is None else {"counted": PerRank(0, self.counts)}
+        state = process.state(self.root, config=config, model=FakeModel(w=0.0), step=0, **counted)
         try:
             run(lambda state: self._train(world, state))(state)
         except Preempted:
@@ -193,6 +199,8 @@ class Job:
         while state.step < 6:
             state.model.weights["w"] += (world.allreduce(np.ones(1)) / world.size())[0]
             state.step += 1
+            if self.counts is not None:
+                state.counted.value += 1
             place, stop = self.asked.get(state.step, (-1, Stop.NO))
             if place == world.place:
                 self._stops[place] = stop
@@ -288,12 +296,20 @@ def test_a_training_function_that_ends_because_the_job_is_stopped_has_not_finish
 def test_a_training_function_that_ends_because_a_host_leaves_is_called_again_on_the_others(
     monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
 ) -> None:
+    totals: list[int] = []
+
+    def total(states: Sequence[int], rank: int, size: int) -> int:
+        totals.append(sum(states))
+        return totals[-1]
+
     job = Job(monkeypatch, ["h1", "h2"], {5: (0, HOST)})
     job.has_handler = True
+    job.counts = total
     outcomes = job.run()
     assert [(outcome.status, outcome.world.place) for outcome in outcomes] == [("returned", 1), ("left", 0)]
     assert outcomes[0].result[:2] == (6, 6.0)
     assert sorted(job.resumed) == [(0, 0, 2), (0, 1, 2), (4, 0, 1)]
+    assert set(totals) == {8}  # of two ranks at commit 4; step 5 is repeated
 
 
 def test_who_was_asked_during_a_recovery_leaves_at_the_first_commit_after_it(

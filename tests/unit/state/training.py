@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeLoader, FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import FakeWorld
-from tests.support.ledger import Batch
 from tests.unit.state.jobs import Process, initialised
 
 
@@ -25,28 +23,16 @@ class Training:
     Attributes:
         checkpoint: the checkpoint root, or None.
         commit_every: steps from one commit to the next.
-        check_every: steps from one look at the hosts to the next.
         flush: wait for each commit to be durable, so that a kill finds it so.
-        batches: all batches that were trained on, by all ranks.
-        starts: generation to the commit that it resumed from.
-        job: how many jobs came before this one. A generation that was agreed on but never written is used
-            again by the next job, so ``batches`` and ``starts`` count 1000 generations to each job.
-        calls: how often the training function was called, on all ranks together.
     """
 
     checkpoint: Checkpoint | str | None = None
     rng: Randomness = "reseed"
     commit_every: int = 2
-    check_every: int = 10**9
     flush: bool = False
     samples: int = 10
     epochs: int = 2
     batch_size: int = 2
-    callbacks: Callable[[State, FakeWorld], list[Callable[[], None]]] | None = None
-    batches: list[Batch] = field(default_factory=list)
-    starts: dict[int, int] = field(default_factory=dict)
-    calls: int = 0
-    job: int = 0
 
     def __call__(self, world: FakeWorld) -> Any:
         return initialised(self._script)(world)
@@ -64,15 +50,11 @@ class Training:
             step=0,
             history=[],
         )
-        if self.callbacks is not None:
-            state.register_reset_callbacks(self.callbacks(state, process.world))
         train = run(lambda state: self._train(process, state))
         train(state)
         return final(process, state)
 
     def _train(self, process: Process, state: State) -> None:
-        self.calls += 1
-        self.starts[self._generation(state)] = state.last_commit.commit
         loader = FakeLoader(state.sampler, self.batch_size, process.generator)
         while state.epoch < self.epochs:
             state.sampler.order.set_epoch(state.epoch)
@@ -81,26 +63,16 @@ class Training:
             state.epoch += 1
 
     def _step(self, process: Process, state: State, batch: list[int]) -> None:
-        self._note(process.world, state, batch)
         gradients = _gradients(process, state.model, batch)
         summed = process.world.allreduce(gradients)
         state.optimizer.step({"w": summed[:3] / process.world.size(), "b": summed[3] / process.world.size()})
         state.sampler.order.record(len(batch))
         state.step += 1
         state.history.append(float(summed[3]))
-        if state.step % self.check_every == 0:
-            state.check_host_updates()
         if state.step % self.commit_every == 0:
             state.commit()
             if self.flush:
                 state.flush()
-
-    def _note(self, world: FakeWorld, state: State, batch: list[int]) -> None:
-        after = self._generation(state), state.last_commit.commit
-        self.batches.append(Batch(0.0, 0, world.rank(), world.size(), *after, state.epoch, tuple(batch)))
-
-    def _generation(self, state: State) -> int:
-        return 1000 * self.job + state.last_commit.generation
 
 
 def _gradients(process: Process, model: FakeModel, batch: list[int]) -> np.ndarray[Any, Any]:

@@ -13,7 +13,7 @@ import pytest  # noqa: E402
 
 # This also chooses a controller for a process that no launcher started.
 import hvdrecover.tensorflow  # noqa: E402, F401
-from tests.unit import alone  # noqa: E402
+from tests.support import alone  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -22,22 +22,6 @@ def variable(request: pytest.FixtureRequest) -> Any:
     return tf.Variable([1.0, 2.0, 3.0], name="w")
 
 
-def test_a_tape_is_wrapped_when_it_has_recorded(variable: Any) -> None:
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(tf.convert_to_tensor(variable) ** 2)
-    gradients = recover.DistributedGradientTape(tape).gradient(loss, {"it": [variable]})
-    assert gradients["it"][0].numpy().tolist() == [2.0, 4.0, 6.0]
-
-
-def test_what_does_not_depend_on_a_variable_has_no_gradient(variable: Any) -> None:
-    other = tf.Variable([1.0])
-    with recover.DistributedGradientTape(tf.GradientTape()) as tape:
-        loss = tf.reduce_sum(tf.convert_to_tensor(variable) ** 2)
-    gradients = tape.gradient(loss, [other, variable])
-    assert gradients[0] is None
-    assert gradients[1].numpy().tolist() == [2.0, 4.0, 6.0]
-
-
 def test_a_persistent_tape_gives_gradients_twice_and_other_methods_are_its_own(variable: Any) -> None:
     constant = tf.constant(2.0)
     with recover.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:

@@ -85,16 +85,6 @@ def test_what_is_left_is_dealt_out_anew_and_prefetched_batches_do_not_count(
     assert not set(first) & set(then[: LENGTH - len(first)]) or len(then) + len(first) - LENGTH < after
 
 
-def test_epochs_are_shuffled_differently_and_the_same_everywhere() -> None:
-    orders = []
-    for epoch in (0, 1, 0):
-        data = of_arrays(seed=3)
-        data.set_epoch(epoch)
-        orders.append(seen(data))
-    assert orders[0] != orders[1]
-    assert orders[0] == orders[2] != sorted(orders[0])
-
-
 def test_one_data_set_is_gone_through_again_and_again() -> None:
     data = of_arrays()
     for epoch in range(3):

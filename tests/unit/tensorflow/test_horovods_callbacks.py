@@ -163,13 +163,6 @@ def test_a_loaded_model_has_a_distributed_optimizer_with_its_slots(
         hvd_keras.load_model(tmp_path / "model.keras", legacy_opts=True)
 
 
-def test_a_model_may_have_several_synchronized_batch_norms_without_names() -> None:
-    import hvdrecover.tensorflow as recover
-
-    model = keras.Sequential([keras.Input((2,)), *(recover.SyncBatchNormalization() for _ in range(2))])
-    assert len({layer.name for layer in model.layers}) == 2
-
-
 def test_what_tensorflow_1_had_is_refused_in_words() -> None:
     import hvdrecover.tensorflow as recover
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 
 import hvdrecover.tensorflow as recover
-from tests.unit.processes import answer
+from tests.support.processes import answer
 
 
 def test_the_public_names() -> None:

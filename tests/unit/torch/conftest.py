@@ -10,7 +10,7 @@ import torch
 
 import hvdrecover.torch  # noqa: F401  (chooses Horovod's controller, before it is initialised)
 from tests.fakes.root import FakeRoots
-from tests.unit import alone
+from tests.support import alone
 
 
 @pytest.fixture(scope="session", autouse=True)

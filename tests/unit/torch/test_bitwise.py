@@ -13,7 +13,7 @@ import torch
 
 import hvdrecover.torch as recover
 from hvdrecover.state.random import Randomness
-from tests.unit import alone
+from tests.support import alone
 from tests.unit.torch.jobs import Loading, Samples, bits, make_loader
 
 pytestmark = pytest.mark.usefixtures("roots")

@@ -11,7 +11,7 @@ import torch
 
 import hvdrecover.torch as hvd
 from hvdrecover.torch import TorchState
-from tests.unit.processes import answer
+from tests.support.processes import answer
 
 URL = "fake://root"
 
@@ -30,17 +30,6 @@ def test_it_is_a_torch_state_that_leaves_random_generators_alone() -> None:
     state.commit()
     assert random.getstate() == streams[0]
     assert torch.equal(torch.get_rng_state(), streams[1])
-
-
-def test_a_state_of_objects_takes_horovods_arguments_and_tensors() -> None:
-    state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, seen=[1], mean=torch.zeros(2))
-    state.sync()
-    state.seen.append(2)
-    state.mean += 1
-    state.save()
-    state.seen, state.mean = [], torch.ones(2)
-    state.restore()
-    assert (state.seen, state.mean.tolist()) == ([1, 2], [1.0, 1.0])
 
 
 def test_the_sampler_has_what_horovods_has() -> None:

@@ -108,17 +108,14 @@ def test_training_is_the_same_to_the_bit(options: dict[str, Any]) -> None:
 @pytest.mark.usefixtures("_elastic")
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("where", ["0.weight", "0.bias", "1.weight", "1.bias"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_the_parameter_with_a_bad_gradient_is_named(
-    options: dict[str, Any], where: str, value: float
-) -> None:
+def test_the_parameter_with_a_bad_gradient_is_named(options: dict[str, Any], where: str) -> None:
     model, judge = network(), Judge()
     optimizer = wrapped(model, **options)
     guard.report_gradients({"model": model, "optimizer": optimizer}, cast(Any, judge))
 
     def spoil(parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
-        parameter.grad.view(-1)[-1] = value
+        parameter.grad.view(-1)[-1] = math.nan
 
     parameter = dict(model.named_parameters())[where]
     spoilt = parameter.register_post_accumulate_grad_hook(spoil)  # type: ignore[no-untyped-call]
@@ -147,14 +144,6 @@ def test_a_bad_step_is_applied_by_no_optimizer_and_counted_once(kind: Any, by_ha
     assert not all(map(torch.equal, before, values(model)))
     with pytest.raises(NumericsError, match=r"\n1 of .* 1000 "):
         a_step(model, optimizer, math.nan, by_hand=by_hand)
-
-
-def test_large_gradients_are_applied() -> None:
-    model = torch.nn.Linear(WIDTH, 1, bias=False)
-    optimizer = wrapped(model)
-    guarded(model, optimizer)
-    a_step(model, optimizer, 1e30)
-    assert float(model.weight.detach().abs().max()) > 1e28
 
 
 def test_an_overflow_of_loss_scaling_is_no_fault() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 
 import hvdrecover.torch as recover
-from tests.unit.processes import answer
+from tests.support.processes import answer
 
 VARIANTS = [
     ({}, "gloo gloo"),

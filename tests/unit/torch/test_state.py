@@ -122,17 +122,6 @@ def test_settings_of_the_script_that_a_commit_overrules_are_named(
 # -- attributes ----------------------------------------------------------------------------------------
 
 
-def test_several_modules_and_optimizers_continue_alike(roots: Any) -> None:
-    def components() -> tuple[Any, ...]:
-        return (*pair(1), *pair(2))
-
-    def step(model: Any, optimizer: Any, other: Any, others: Any) -> None:
-        train_one_step(model, optimizer)
-        train_one_step(other, others)
-
-    continues_alike(components, step)
-
-
 def test_tensors_among_plain_values_go_back() -> None:
     state = joined(
         best=torch.tensor([1.5, float("nan")], dtype=torch.bfloat16),

@@ -14,10 +14,10 @@ from hvdrecover.state.rank_local import PerRank
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from hvdrecover.virtual.exchange import RunningSum
-from hvdrecover.virtual.ranks import VirtualRanks, virtual_of, virtual_rank, virtual_size
+from hvdrecover.virtual.ranks import VirtualRanks, virtual_rank, virtual_size
 from hvdrecover.virtual.shares import Counts, Policy
 from hvdrecover.virtual.steps import Feed, Step, deal, steps
-from tests.fakes.framework import FakeModel, FakeSampler, FakeSchedule
+from tests.fakes.framework import FakeModel, FakeSampler
 from tests.fakes.world import Action, FakeJob, FakeWorld, Fault, Replacement, change_at, fail_at
 from tests.unit.state.jobs import Process, initialised, on_ranks
 
@@ -187,34 +187,6 @@ def test_a_whole_job_killed_and_started_with_other_processes(
     assert results(then, checkpoint=url) == expected
 
 
-def test_a_survivor_makes_no_values_for_ranks_that_it_never_carries_out() -> None:
-    """It rolls back in its old place, though the rendezvous has given it another rank by then."""
-    made: dict[int, list[int]] = {}
-
-    def body(process: Process) -> None:
-        before = process.world.rank()
-
-        def make(rank: int, size: int) -> FakeSchedule:
-            made.setdefault(before, []).append(rank)
-            return FakeSchedule()
-
-        ranks = virtual(Carrier(process.world))
-        state = process.state(virtual=ranks, schedule=PerRank(make), step=0)
-
-        def train(state: State) -> None:
-            if state.step == 0:
-                made[before] = []  # each had all of them before the ranks agreed
-            while state.step < 4:
-                process.world.allreduce(np.zeros(1))
-                state.step += 1
-                state.commit()
-
-        run(train)(state)
-
-    FakeJob(initialised(body), SIZE, [fail_at(0, "gradient", 3)]).results()
-    assert made == {0: [], 1: [0], 2: [], 3: []}
-
-
 # -- what is refused ----------------------------------------------------------------------------------------
 
 
@@ -296,17 +268,6 @@ def test_a_commit_of_buffers_that_processes_have_changed_to_others_is_refused(co
         on_ranks(2, body)
 
 
-def test_a_step_that_is_left_before_it_has_begun_is_none() -> None:
-    def body(state: State, steps: Iterator[Step]) -> None:
-        list(next(steps))
-        for _ in steps:
-            break
-        steps.close()  # type: ignore[attr-defined]
-        state.commit()
-
-    on_ranks(1, lambda process: loop(process, body))
-
-
 def test_samples_of_a_step_that_ends_in_an_error_are_not_done() -> None:
     """A guard then leaves them out, from where the cursor is."""
 
@@ -321,30 +282,6 @@ def test_samples_of_a_step_that_ends_in_an_error_are_not_done() -> None:
             raise ValueError("bad")
 
     on_ranks(1, lambda process: loop(process, body))
-
-
-def test_a_loop_that_is_left_counts_its_last_step_before_the_next_begins() -> None:
-    def body(state: State, steps_once: Iterator[Step]) -> None:
-        list(next(steps_once))
-        context = state._session.context
-        again = steps(virtual_of(context.ranks), feed(state.sampler), context.clock, Step)
-        first = next(iter(next(again)))
-        order = state.sampler.order
-        assert order.done == SIZE * BATCH
-        assert first.tolist() == order.share_of(0)[:BATCH].tolist()
-
-    on_ranks(1, lambda process: loop(process, body))
-
-
-@pytest.mark.parametrize("size", [0, -1, True, 1.5, "4"])
-def test_impossible_numbers(size: Any) -> None:
-    with pytest.raises(ConfigError, match="virtual_ranks"):
-        virtual(None, "equal", size)
-
-
-def test_an_unknown_policy() -> None:
-    with pytest.raises(ConfigError, match="shares"):
-        virtual(None, "fast")  # type: ignore[arg-type]
 
 
 def test_streams_of_a_script_are_refused() -> None:

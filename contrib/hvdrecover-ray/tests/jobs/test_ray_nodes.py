@@ -13,7 +13,7 @@ import pytest
 
 from hvdrecover.discovery import Host
 from hvdrecover.errors import DiscoveryError
-from hvdrecover_ray.nodes import RayNodes
+from hvdrecover_ray.nodes import ray_nodes
 from raylets import Raylets, environment, raylets
 
 PATIENCE = 60.0  # seconds
@@ -34,7 +34,7 @@ def cluster() -> Iterator[Raylets]:
 
 
 def hosts(cluster: Raylets, **options: str) -> list[Host]:
-    return sorted(RayNodes(**options).hosts(cluster.environ, PATIENCE), key=lambda host: host.name)
+    return sorted(ray_nodes(cluster.environ, PATIENCE, **options), key=lambda host: host.name)
 
 
 def test_living_nodes_are_hosts(cluster: Raylets, tmp_path: Path) -> None:

@@ -3,16 +3,16 @@
 import pytest
 
 from hvdrecover.discovery.hosts import Host
-from hvdrecover.discovery.sources.batch import Cobalt, GridEngine, Lsf, Pbs
+from hvdrecover.discovery.sources.batch import cobalt, lsf, pbs, sge
 from hvdrecover.errors import DiscoveryError
 
 SOURCES = {
-    "LSB_DJOB_HOSTFILE": Lsf,
-    "LSB_MCPU_HOSTS": Lsf,
-    "LSB_HOSTS": Lsf,
-    "PBS_NODEFILE": Pbs,
-    "PE_HOSTFILE": GridEngine,
-    "COBALT_NODEFILE": Cobalt,
+    "LSB_DJOB_HOSTFILE": lsf,
+    "LSB_MCPU_HOSTS": lsf,
+    "LSB_HOSTS": lsf,
+    "PBS_NODEFILE": pbs,
+    "PE_HOSTFILE": sge,
+    "COBALT_NODEFILE": cobalt,
 }
 IN_FILES = ("LSB_DJOB_HOSTFILE", "PBS_NODEFILE", "PE_HOSTFILE", "COBALT_NODEFILE")
 
@@ -25,17 +25,9 @@ def discovered(tmp_path):
         path = tmp_path / variable
         path.write_text(contents, newline="")
         environ = {variable: str(path) if variable in IN_FILES else contents, **more}
-        return SOURCES[variable]().hosts(environ, 1.0)
+        return SOURCES[variable](environ, 1.0)
 
     return discover
-
-
-def test_lsf_hosts_and_slots_by_turns(discovered):
-    assert discovered("LSB_MCPU_HOSTS", "grid03 1 grid05 1 grid01 2") == [
-        Host("grid03", 1),
-        Host("grid05", 1),
-        Host("grid01", 2),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -61,10 +53,10 @@ def test_a_file_names_a_host_once_per_slot(discovered, variable):
     assert discovered(variable, "a\r\nb\na\n") == [Host("a", 2), Host("b", 1)]
 
 
-@pytest.mark.parametrize("source", [Lsf, Pbs, GridEngine, Cobalt])
+@pytest.mark.parametrize("source", [lsf, pbs, sge, cobalt])
 def test_outside_of_a_job_the_error_names_the_variable(source):
     with pytest.raises(DiscoveryError, match=r"^(LSB_HOSTS|\w+_NODEFILE|PE_HOSTFILE): is not set"):
-        source().hosts({}, 1.0)
+        source({}, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -88,4 +80,4 @@ def test_a_file_that_is_empty_or_not_there_is_an_error(discovered, variable, tmp
     with pytest.raises(DiscoveryError, match=f"^{variable}: .*{tmp_path}"):
         discovered(variable, "\n")
     with pytest.raises(DiscoveryError, match=f"^{variable}: {tmp_path}/away .*No such file"):
-        SOURCES[variable]().hosts({variable: str(tmp_path / "away")}, 1.0)
+        SOURCES[variable]({variable: str(tmp_path / "away")}, 1.0)

@@ -73,18 +73,6 @@ def test_a_commit_has_what_changes_and_its_model_virtual_rank_0s() -> None:
     assert_equal(module, alone([1.0]))
 
 
-def test_what_one_has_changed_is_in_the_states_of_all() -> None:
-    module = Masked()
-    buffers = Buffers({"model": module})
-    buffers.swap_in(0)
-    module.table.add_(1.0)
-    buffers.swap_out(0)
-    states = buffers.states(ALL)
-    assert set(states[1]) == set()
-    buffers.gathered(states)
-    assert torch.equal(states[1]["model.table"], torch.arange(12.0).view(4, 3))
-
-
 def test_virtual_ranks_that_come_from_another_process_share_no_memory() -> None:
     module = Masked()
     buffers = Buffers({"model": module})

@@ -50,7 +50,7 @@ class Averaging(torch.autograd.Function):
     ("use", "call"),
     [
         (lambda: hvd.allreduce(ONE), "allreduce"),
-        (lambda: hvd.allreduce_async_(ONE, name="mine"), "allreduce"),
+        (lambda: hvd.synchronize(hvd.allreduce_async_(ONE, name="mine")), "allreduce"),
         (lambda: hvd.grouped_allreduce([ONE, ONE], name="mine"), "grouped_allreduce"),
         (lambda: horovods.allgather(ONE, name="mine"), "allgather"),
         (lambda: hvd.broadcast_object(1, name="mine"), "broadcast"),

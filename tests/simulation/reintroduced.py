@@ -1,0 +1,109 @@
+"""Faults of the product that were mended, put back by changing the text of one function each.
+
+`Mistake.made` has the function as it was, for the time of a ``with`` block. If the text to change is not
+there, the product has changed: put the mistake into the present code, or choose another one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hvdrecover.checkpoint.claims import Claims
+from hvdrecover.checkpoint.writer import BackgroundWriter
+from hvdrecover.state import commit as commits
+from hvdrecover.state.memory import Arenas
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A mistake.
+
+    Attributes:
+        name: what the changelog says about it.
+        owner: the class or module with the function.
+        function: its name.
+        right: the text that is changed.
+        wrong: what it is changed to.
+    """
+
+    name: str
+    owner: Any
+    function: str
+    right: str
+    wrong: str
+
+    @contextmanager
+    def made(self) -> Iterator[None]:
+        """Make the mistake for a while."""
+        original: Callable[..., Any] = getattr(self.owner, self.function)
+        text = textwrap.dedent(inspect.getsource(original))
+        assert self.right in text, f"{self.function} has changed: '{self.right}' is not in it"
+        module = sys.modules[original.__module__]
+        space: dict[str, Any] = {}
+        code = compile(text.replace(self.right, self.wrong), f"<{self.function}, with a mistake>", "exec")
+        exec(code, vars(module), space)
+        setattr(self.owner, self.function, space[self.function])
+        try:
+            yield
+        finally:
+            setattr(self.owner, self.function, original)
+
+
+MISTAKES = [
+    Mistake(
+        "After a commit that failed on one rank, that rank no longer keeps the others waiting",
+        commits,
+        "commit",
+        'verdict = (hear or send_vote(session, Moment("commit")))()',
+        "verdict = None if hear is None else hear()",
+    ),
+    Mistake(
+        "A script's SIGTERM handler that ends its loop no longer marks the run as finished",
+        commits,
+        "leave_if_told",
+        "if isinstance(verdict, Departure):",
+        "if False:",
+    ),
+    Mistake(
+        "A guard that heals changes no commit that is being written: its memory is not used again before",
+        Arenas,
+        "choose",
+        "read = [in_flight, *(each() for each in self._abandoned)]",
+        "read = [None]",
+    ),
+    Mistake(
+        "Claims are read back, so answers that are lost no longer confuse two jobs or one",
+        Claims,
+        "_place",
+        "write(_path(generation), claim.text(acknowledged=False))\n"
+        "    is_placed = self.read(generation).maker == self._maker",
+        "is_placed = write(_path(generation), claim.text(acknowledged=False)) is not False",
+    ),
+    Mistake(
+        "Only the root in use must hold the job's claim: a root that vanished is not made anew",
+        Claims,
+        "take_after",
+        "if again and not self._has_claimed(claimed):",
+        "if False:",
+    ),
+    Mistake(
+        "Fencing: a process of an earlier start of the same job stays behind",
+        Claims,
+        "_judge",
+        "if newest is not None and newest.start != self._start:",
+        "if newest is not None and newest.job != self._job:",
+    ),
+    Mistake(
+        "A handler of log lines that raises an error no longer ends the writing of commits without a word",
+        BackgroundWriter,
+        "_failed",
+        "except Exception as unhandled:",
+        "except ZeroDivisionError as unhandled:",
+    ),
+]
