@@ -110,7 +110,9 @@ def test_an_epoch_of_unknown_length_has_no_places_inside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "steps"), [((each for each in [1]), None), (pipeline(), 4), (Batches(), 3)], ids=str
+    ("x", "steps"),
+    [((each for each in [1]), None), (pipeline(), 4), (Batches(), 3)],
+    ids=["generator", "pipeline with steps", "PyDataset with steps"],
 )
 def test_data_without_a_place_are_refused(x: Any, steps: int | None) -> None:
     with pytest.raises(ConfigError):
