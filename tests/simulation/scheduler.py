@@ -333,7 +333,8 @@ def _process_globals() -> list[tuple[dict[str, Any], str, Callable[[], Any]]]:
     """
     if not _found_globals:
         for name, module in sorted(sys.modules.items()):
-            if name.startswith((f"{_PACKAGE}state.", f"{_PACKAGE}checkpoint.", f"{_PACKAGE}heartbeat")):
+            is_ours = name.startswith((f"{_PACKAGE}state.", f"{_PACKAGE}checkpoint.", f"{_PACKAGE}heartbeat"))
+            if is_ours and str(module.__file__).endswith(".py"):  # not the compiled ones
                 _found_globals.extend(_of_process(module))
     return _found_globals
 
