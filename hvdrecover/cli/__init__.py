@@ -33,7 +33,7 @@ GROUPS = {
     },
     "checkpoint roots": {
         "ls": ("commits", "list the commits of a checkpoint root, newest first"),
-        "show": ("commits", "show what a commit holds: tensors, objects, sample cursors"),
+        "show": ("commits", "list a commit's tensors, objects and sample cursors"),
         "verify": ("commits", "read commits through, and compare their digests"),
         "diff": ("commits", "show what differs between two commits of a root"),
         "prune": ("commits", "delete the commits that no rule keeps"),
@@ -62,7 +62,7 @@ def build(
         prog="hvdrecover",
         usage="hvdrecover [--help] [--version] COMMAND ...",
         description="Recovery for Horovod: durable commits, and jobs that are hard to kill.",
-        epilog="\n".join([*lines, "`hvdrecover COMMAND --help` says what a command takes."]),
+        epilog="\n".join([*lines, "`hvdrecover COMMAND --help` lists a command's options."]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )

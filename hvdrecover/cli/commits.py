@@ -258,8 +258,8 @@ def _diff(arguments: argparse.Namespace) -> int:
 
 def add_prune(parser: argparse.ArgumentParser) -> None:
     """A commit that any of the rules asks for is kept. Files of killed processes are deleted, too, if no
-    process can be writing them. Broken commits are left alone. No commit is deleted unless one that is kept
-    is intact. The command shows what it would delete, and asks. With --near, it deletes the memory that
+    process can be writing them. Broken commits are left alone. No commit is deleted unless an intact commit
+    remains. The command lists the commits to delete, and asks. With --near, it deletes the memory that
     crashed jobs have left on this host instead: of URL, or of all roots.
     """
     parser.set_defaults(run=_prune)

@@ -45,7 +45,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     job.add_argument("-np", "--num-proc", **options.PROCESSES, help=ranks)
     options.add_hosts(job)
     job.add_argument("--checkpoint", metavar="URL", help="checkpoint root (default: HVDRECOVER_CHECKPOINT)")
-    size = "size of what is committed, such as 500M or 2.5G, to judge memory and space by"
+    size = "size of a commit, such as 500M or 2.5G; checks whether memory and disk space suffice"
     parser.add_argument("--state-size", type=options.nbytes, metavar="SIZE", help=size)
 
 
@@ -88,7 +88,7 @@ def _text(findings: Sequence[Finding]) -> Iterator[RenderableType]:
         rows.append((finding.check, Text(finding.outcome, _STYLES[finding.outcome]), finding.what))
         if finding.remedy:
             rows.append(("", "", printer.plain(("→ ", "bold"), finding.remedy)))
-    yield printer.table(("check", "outcome", "what was found"), rows)
+    yield printer.table(("check", "outcome", "finding"), rows)
     counts = Counter[str](finding.outcome for finding in findings)
     named = {
         outcome: _PLURALS.get(outcome, outcome) if counts[outcome] != 1 else outcome for outcome in _STYLES

@@ -33,7 +33,7 @@ def add_discover(parser: argparse.ArgumentParser) -> None:
     parser.usage = "hvdrecover discover SOURCE [options]"
     parser.set_defaults(run=_run)
     parser.add_argument("source", metavar="SOURCE", help=f"{', '.join(sources.OURS)}, or an installed one")
-    words = "what the source takes, and options"
+    words = "arguments and options of the source"
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help=words)
 
 

@@ -22,7 +22,7 @@ def document() -> str:
     """Return the page."""
     parser, commands = cli.build()
     parts = [
-        "# The commands, and what they take",
+        "# The commands and their options",
         "`--help` of each command, written by `python -m hvdrecover.cli.help_texts > docs/help.md`.",
         _text(parser),
     ]
@@ -31,8 +31,8 @@ def document() -> str:
         if name == "discover":
             parts += [f"### discover {_SOURCE}", _text(source_parser(_SOURCE, sources.find(_SOURCE)))]
             parts.append(
-                "The options of `file` are those of all sources; with `command` they stand before the "
-                "program. This is what each other source has of its own."
+                "All sources have the options of `file`; with `command` these options stand before the "
+                "program. The sections below list only the additional options of each other source."
             )
             for other in [name for name in sources.OURS if name != _SOURCE]:
                 parser = source_parser(other, sources.find(other), of_all=False)
