@@ -176,7 +176,7 @@ class SampleOrder:
             ConfigError: a negative epoch.
         """
         if not _is_count(epoch):
-            raise ConfigError("epoch", f"{epoch!r} is not a number from 0 on")
+            raise ConfigError("epoch", f"must be an integer ≥ 0, got {epoch!r}")
         if not self._named:
             self._before = {name: vars(self)[name] for name in _PLACE}
         self._named.append(int(epoch))
@@ -340,7 +340,7 @@ class SampleOrder:
         return {"epoch": self.epoch, "padding": self.padding, "dropped": self.dropped}
 
     def runs(self) -> list[tuple[int, int]]:
-        """Return what all ranks are dealt in this pass, as runs of positions: from where, and how many."""
+        """Return the positions that this pass deals out to all ranks, as runs: (first position, count)."""
         count = self.rounds * self.size
         runs: list[tuple[int, int]] = []
         start = self._start

@@ -104,7 +104,7 @@ def check_shards(world: World, batches: int, samples: Samples | None, length: in
         lines = _uncovered(dealt, length)
     if lines:
         raise ShardsError(
-            "the ranks' shares of the training data don't fit together",
+            "the ranks' shares of the training data do not fit together",
             lines,
             "Deal the samples out by rank and number of ranks, in one order for all, as ElasticSampler and "
             "elastic_dataset do.",

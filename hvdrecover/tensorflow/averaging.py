@@ -89,11 +89,11 @@ class Reduction:
             object.__setattr__(self, "groups", num_groups)
         if isinstance(self.groups, int):
             if self.groups < 1:
-                raise ConfigError("groups", f"{self.groups} is not a number of groups from 1 on")
+                raise ConfigError("groups", f"must be an integer ≥ 1, got {self.groups}")
         elif self.groups is not None and not all(
             is_variable(each) for group in self.groups for each in group
         ):
-            raise ConfigError("groups", "it is neither a number nor a list of lists of variables")
+            raise ConfigError("groups", "must be a number of groups, or a list of lists of variables")
         if self.gradient_predivide_factor != 1.0 and self.op != hvd.Average:
             raise ConfigError(
                 "gradient_predivide_factor",
