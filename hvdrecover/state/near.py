@@ -154,13 +154,13 @@ class NearSide:
             return None
 
     def _take_over(self, path: Path) -> None:
-        """Become the keeper of a near root that exists, if this process can."""
+        """Lock an existing near root for this process, unless another process has locked it."""
         near_root.check_private(path)
         if self._keeps and self._keeper is None:
             self._keeper = Keeper.take(path)
 
     def _begin(self, path: Path) -> None:
-        """Have the next commits go to the near root."""
+        """Write the next commits to the near root."""
         try:
             near_root.make(path, self._url)
             self._take_over(path)
@@ -202,7 +202,7 @@ class NearSide:
 
 
 def _folder(settings: Checkpoint | None, context: Context, url: str) -> Path | None:
-    """Return the near root's folder; None where the tier is off."""
+    """Return the folder of the near root; None if the tier is off."""
     if settings is None or settings.near is None:
         return None
     near = context.config.near if settings.near == "auto" else settings.near
