@@ -239,7 +239,7 @@ class NearTier:
         self.keeper.remove()
 
     def _refusal(self, buffer: Buffer, layouts: Layouts) -> str | None:
-        """Make a buffer fit these layouts; return the reason if there is no memory for it."""
+        """Make a buffer fit these layouts; return the reason if memory is too short."""
         try:
             if buffer.lacks(layouts):
                 self._reserve = near_root.reserve(self.keeper.path)
@@ -326,7 +326,7 @@ class NearTier:
                     each.open()
             buffer.seal(snapshot.id, manifest)
             # Keep the commit before this one, in case this one is damaged. A commit with a later id belongs
-            # to an earlier start of the job, whose generations may be higher than those of the next start.
+            # to an earlier start of the job, whose generations may be higher than the next start's.
             numbers = sorted(each.commit for each in self._buffers if each.commit is not None)
             kept = numbers[: numbers.index(snapshot.id) + 1][-2:]
             for each in self._buffers:

@@ -52,7 +52,7 @@ def _beginning(reading: Reading, limits: Limits) -> float:
 def _plain(reading: Reading, limits: Limits) -> float:
     """Limit a plain script, which may evaluate for an hour without a call to `heartbeat` or `paused`.
 
-    Before its first known step there is no limit, as it cannot show progress.
+    It has no limit before its first known step, because it cannot show progress.
     """
     if not reading.steps:
         return math.inf
