@@ -50,7 +50,7 @@ _LAUNCHER_VARIABLES = (
 def _present_folder() -> Path:
     try:
         return Path.cwd()
-    except OSError:  # it was deleted
+    except OSError:  # the working directory was deleted
         return Path()
 
 
@@ -305,7 +305,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
                 found[setting.name] = setting.parse(text)
             except ValueError as error:
                 raise ConfigError(setting.variable, str(error)) from None
-    if "HVDRECOVER_SSH_OPTIONS" in env:  # it may be empty
+    if "HVDRECOVER_SSH_OPTIONS" in env:  # an empty value is valid: no options
         found["ssh_options"] = env["HVDRECOVER_SSH_OPTIONS"]
     chooser = env.get(_CHOOSER) if env.get("HOROVOD_CONTROLLER") == _CHOICE["HOROVOD_CONTROLLER"] else None
     reports, drill = env.get("HVDRECOVER_HOST_REPORTS"), env.get("HVDRECOVER_DRILL")

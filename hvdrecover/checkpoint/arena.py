@@ -68,7 +68,7 @@ class Arena:
         self._write_header()
 
     def show_to_children(self) -> None:
-        """Let child processes that are forked from now on have the memory, too."""
+        """Share the memory with child processes that are forked from now on."""
         if (mapping := _mapping(self.buffer)) is not None:
             mapping.madvise(mmap.MADV_DOFORK)
 

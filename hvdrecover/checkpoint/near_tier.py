@@ -44,7 +44,7 @@ from hvdrecover.checkpoint.writer import step_back
 from hvdrecover.clock import Clock
 
 BUFFER = f"{TEMPORARY}buffer-"
-_NICENESS = 5  # of the tier's thread: behind training, but not by so much that steps overtake it
+_NICENESS = 5  # niceness of the tier's thread: training comes first, but sealing keeps up with commits
 _HEAD_START = 0.005  # seconds for the ranks to end the commit before sealing takes CPU time
 _PIECE = 1 << 22  # bytes to digest before checking whether the next commit has taken the buffer
 
@@ -155,7 +155,7 @@ class NearTier:
         self._clock = clock
         self._decided = decided
         self._writer: dict[str, object] = {}
-        self._limit = BUFFERS  # of buffers; fewer if memory was refused
+        self._limit = BUFFERS  # maximum number of buffers; smaller if memory was refused
         self._changed = threading.Condition()  # over the fields below
         found = {} if recalled is None else {recalled.id.name: recalled.arenas}
         folders = [each for each in keeper.path.iterdir() if each.is_dir() and not each.is_symlink()]

@@ -147,7 +147,7 @@ class SampleOrder:
         self._start = 0  # the cursor when the iteration, or its place, was last begun
         self._iterated = self._handed_out = False
         self._largest = 0  # number of samples that were recorded at once
-        self._left_out: list[Stretch] = []  # of this pass, and of later ones
+        self._left_out: list[Stretch] = []  # samples left out of this pass and later ones
         self._named: list[int] = []  # epochs that `set_epoch` was given since the last iteration began
         self._before: dict[str, Any] = {}  # the place before it was given the first of them
         self._warned: set[str] = set()
@@ -198,7 +198,7 @@ class SampleOrder:
         before = self._before if self._named else {"epoch": 0, "done": 0}
         if self.epoch < before["epoch"] and 0 < before["done"] < self.length:
             facts = self.epoch, before["epoch"], before["done"], self.length
-            self._say("back", _BACK.format(*facts), everywhere=True)  # it may happen to one rank alone
+            self._say("back", _BACK.format(*facts), everywhere=True)  # may happen on one rank only
         if self._iterated and self.left < least:
             if self.done:
                 self._say("again", _AGAIN.format(self.epoch))

@@ -56,7 +56,7 @@ class Guard:
     on_divergence: Divergence = "raise"
     numerics: Numerics | None = "raise"
     numerics_budget: int = 10
-    data: DataVersion | None = field(default=None, repr=False)  # it may be long
+    data: DataVersion | None = field(default=None, repr=False)  # left out, as it may be long
     data_changed: DataChanged = "raise"
     replay: float = 0.0
 

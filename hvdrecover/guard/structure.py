@@ -86,7 +86,7 @@ def _script() -> str:
 
 
 def check_shards(world: World, batches: int, samples: Samples | None, length: int = -1) -> None:
-    """Have all ranks compare their shares of a data set; a ShardsError on all if they do not fit together.
+    """Compare the shares of a data set on all ranks; all raise ShardsError if they do not fit together.
 
     Args:
         world: the ranks, all of which must call this.

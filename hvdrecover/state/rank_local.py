@@ -251,7 +251,7 @@ class PerRank:
     # -- called by the state -----------------------------------------------------------------------------
 
     def become_virtual(self, size: int, current: Callable[[], int]) -> None:
-        """Have a value for each virtual rank; ``current`` returns the one that is carried out."""
+        """Make a value for each virtual rank; ``current`` returns the rank that is being processed."""
         if self._one.stateful is not None:
             raise ConfigError(
                 "PerRank",
@@ -401,7 +401,7 @@ class RankLocalState:
         self._values = values
         self.random = random
         self._known: dict[str, Shares] = {}
-        self._carried = Carried((0,), 1)  # of which the present states are
+        self._carried = Carried((0,), 1)  # the ranks to which the present states belong
 
     @property
     def exists(self) -> bool:
@@ -488,7 +488,7 @@ class RankLocalState:
 
         def add(name: str, ranks: int, states: Mapping[Any, Any]) -> None:
             shares = known.setdefault(name, Shares(ranks, {}))
-            if shares.ranks == ranks:  # else `PerRank.on_resize` has made them of these
+            if shares.ranks == ranks:  # otherwise `PerRank.on_resize` has made other states from these
                 shares.states.update(states)  # type: ignore[attr-defined]
 
         for message in filter(None, map(_unpacked, rows)):  # None of a process that has no states

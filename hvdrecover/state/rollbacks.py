@@ -119,7 +119,7 @@ def waits_apart(missing: Mapping[int, Sequence[str]], size: int) -> str:
     for rank in range(size):
         called = tuple(sorted(tensors.difference(missing.get(rank, ()))))
         if not called or len(called) == len(tensors):
-            return ""  # it may be busy, or it has called all
+            return ""  # the rank may be busy, or has called all collectives
         waits.setdefault(called, []).append(rank)
     return "; ".join(
         f"rank{'s' * (len(ranks) > 1)} {_few(ranks)} in {_few(names)}" for names, ranks in waits.items()

@@ -314,7 +314,7 @@ def _takes_seed(transform: Callable[..., Any]) -> bool:
     """Return whether a function has a keyword-only parameter ``seed``."""
     try:
         parameter = inspect.signature(transform).parameters.get("seed")
-    except (TypeError, ValueError):  # of built-in functions, Python may not know
+    except (TypeError, ValueError):  # Python may not know the signature of a built-in function
         return False
     return parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY
 
@@ -347,7 +347,7 @@ class PerRank(rank_local.PerRank):
     """
 
     def stateful(self, value: Any) -> Any:
-        """Return what gives and takes the state of a value."""
+        """Return the object with the state of a value."""
         if isinstance(value, tf.data.Dataset):
             raise ConfigError("PerRank", "a data set has no place of its own; pass iter(dataset)")
         return _State(value) if isinstance(value, tf.data.Iterator) else super().stateful(value)
