@@ -50,7 +50,7 @@ _LAUNCHER_VARIABLES = (
 def _present_folder() -> Path:
     try:
         return Path.cwd()
-    except OSError:  # it was deleted
+    except OSError:  # the working directory was deleted
         return Path()
 
 
@@ -76,9 +76,9 @@ def absolute(path: str) -> str:
 
 
 def number(text: str, least: int = 0) -> int:
-    """Return a whole number from ``least`` on."""
+    """Return a text as an integer ≥ ``least``."""
     if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise ValueError(f"'{text}' is not a number from {least} on")
+        raise ValueError(f"must be an integer ≥ {least}, got '{text}'")
     return int(text)
 
 
@@ -92,7 +92,7 @@ def duration(text: str) -> float:
             return seconds
     except ValueError:
         pass
-    raise ValueError(f"'{text}' is not a duration above 0 such as {DURATIONS}")
+    raise ValueError(f"must be a duration > 0 such as {DURATIONS}, got '{text}'")
 
 
 def _hang_timeout(text: str) -> float:
@@ -103,7 +103,7 @@ def _hang_timeout(text: str) -> float:
 
 def _flag(text: str) -> bool:
     if text not in ("0", "1"):
-        raise ValueError(f"'{text}' is neither 1 nor 0")
+        raise ValueError(f"must be 1 or 0, got '{text}'")
     return text == "1"
 
 
@@ -115,7 +115,7 @@ def _level(text: str) -> str:
 
 def _near(text: str) -> str:
     if text not in ("auto", "off") and not Path(text).is_absolute():
-        raise ValueError(f"'{text}' is neither auto, nor off, nor the path of a folder from / on")
+        raise ValueError(f"must be auto, off or the absolute path of a folder, got '{text}'")
     return text
 
 
@@ -305,7 +305,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
                 found[setting.name] = setting.parse(text)
             except ValueError as error:
                 raise ConfigError(setting.variable, str(error)) from None
-    if "HVDRECOVER_SSH_OPTIONS" in env:  # it may be empty
+    if "HVDRECOVER_SSH_OPTIONS" in env:  # an empty value is valid: no options
         found["ssh_options"] = env["HVDRECOVER_SSH_OPTIONS"]
     chooser = env.get(_CHOOSER) if env.get("HOROVOD_CONTROLLER") == _CHOICE["HOROVOD_CONTROLLER"] else None
     reports, drill = env.get("HVDRECOVER_HOST_REPORTS"), env.get("HVDRECOVER_DRILL")
@@ -438,7 +438,7 @@ def bypass_proxy() -> None:
 
 
 def keep_to_this_process(*descriptors: int) -> None:
-    """Do not hand what a guardian gave to this process on to programs that it starts."""
+    """Keep the guardian's variables and file descriptors from programs that this process starts."""
     os.environ.pop("HVDRECOVER_SLOT", None)
     os.environ.pop("HVDRECOVER_REJOIN", None)
     for descriptor in descriptors:

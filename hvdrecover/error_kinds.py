@@ -1,4 +1,4 @@
-"""The classes of errors, as other processes are told of them: by name or by number."""
+"""Names and numbers for the classes of errors, by which one process reports its error to others."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from hvdrecover.errors import HvdrecoverError, StoppedError, StorageError
 
 
 def kinds(error: BaseException) -> list[str]:
-    """Return what an error is to a process that only knows its name: names of its classes, the closest first.
+    """Return the names of an error's class and its base classes, the most specific first.
 
-    A `StoppedError` is first of all what stopped the other rank. After those of a `StorageError` follow those
-    of what the storage has raised.
+    For a `StoppedError`, the class of the other rank's error comes first. For a `StorageError`, the classes
+    of the storage's own exception follow.
     """
     own = type(error)
     classes = [

@@ -1,6 +1,6 @@
-"""Every exception that hvdrecover raises.
+"""All exceptions of hvdrecover.
 
-An error's message says what happened, to what, and what to do. The facts are attributes as well.
+A message names the place, the problem and the remedy. The facts are attributes of the exception, too.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ class HvdrecoverError(Exception):
     """Base class of all errors of hvdrecover."""
 
     def __str__(self) -> str:
-        return printable(super().__str__(), "\n")  # names in it may be those of another's files
+        # File names in the message may come from other users, so control characters are escaped.
+        return printable(super().__str__(), "\n")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By default an error is remade from its message alone; these take other arguments, and have facts.
+        # By default, pickle makes an exception from its message alone. Ours take other arguments.
         return copyreg.__newobj__, (type(self),), {**vars(self), "args": self.args}  # type: ignore[attr-defined]
 
 
@@ -40,10 +41,10 @@ class ConfigError(HvdrecoverError, ValueError):
 
 
 class StateError(HvdrecoverError):
-    """Something handed to a State cannot be part of a commit.
+    """A value or component of a State cannot be part of a commit.
 
     Attributes:
-        path: where it is, such as ``state.history[3]`` or ``model.encoder.weight``.
+        path: the place in the state, such as ``state.history[3]`` or ``model.encoder.weight``.
     """
 
     def __init__(self, path: str, problem: str) -> None:
@@ -52,19 +53,19 @@ class StateError(HvdrecoverError):
 
 
 class UnsupportedValueError(StateError, TypeError):
-    """A plain object that JSON can't hold."""
+    """JSON cannot hold a plain object of the state."""
 
 
 class UnsupportedTensorError(StateError, TypeError):
-    """A tensor whose kind or dtype safetensors can't hold."""
+    """safetensors cannot hold a tensor of this kind or dtype."""
 
 
 class StepError(StateError):
-    """A loop over the steps of virtual ranks is not gone through as it must be."""
+    """A loop over the steps of virtual ranks is used in the wrong way."""
 
 
 class CheckpointError(HvdrecoverError):
-    """Base class of everything that can go wrong with durable commits.
+    """Base class of all errors of durable commits.
 
     Attributes:
         url: the checkpoint root, or the path below it, that the error is about.
@@ -76,15 +77,15 @@ class CheckpointError(HvdrecoverError):
 
 
 class StorageError(CheckpointError, OSError):
-    """The storage refused, failed or is away; the cause is chained."""
+    """The storage refused, failed or cannot be reached. The storage's own exception is ``__cause__``."""
 
 
 class DurableAgeError(StorageError):
-    """Commits could not be made durable for longer than ``HVDRECOVER_MAX_DURABLE_AGE``."""
+    """No commit has become durable for longer than ``HVDRECOVER_MAX_DURABLE_AGE``."""
 
 
 class HostKeyError(StorageError):
-    """An SFTP server does not prove to be the one that is known: its host key is unknown, or another one.
+    """The host key of an SFTP server is unknown, or differs from the known one.
 
     Attributes:
         host: the server.
@@ -96,15 +97,15 @@ class HostKeyError(StorageError):
 
 
 class ForeignRootError(CheckpointError):
-    """The checkpoint root holds files that are not ours; nothing was touched."""
+    """The checkpoint root holds files that hvdrecover did not write. Nothing was changed."""
 
 
 class EmptiedRootError(CheckpointError):
-    """The checkpoint root was emptied or is not mounted, and near commits of its job are left."""
+    """The checkpoint root was emptied or is not mounted, while near commits of its job still exist."""
 
 
 class CorruptCheckpointError(CheckpointError):
-    """One commit is damaged: truncated, altered, incomplete or nonsense."""
+    """A commit is damaged: truncated, altered, incomplete or malformed."""
 
 
 class IncompleteCommitError(CorruptCheckpointError):
@@ -112,31 +113,31 @@ class IncompleteCommitError(CorruptCheckpointError):
 
 
 class FormatVersionError(CheckpointError):
-    """A commit was written in a format newer than this hvdrecover reads."""
+    """A newer hvdrecover wrote a commit, in a format that this one cannot read."""
 
 
 class NoUsableCommitError(CheckpointError):
-    """The root has commits, and not one of them verifies.
+    """The root has commits, and none of them verifies.
 
     Attributes:
-        reasons: commit name to the reason why it can't be used.
+        reasons: commit name to the reason why the commit cannot be used.
     """
 
     def __init__(self, url: str, reasons: Mapping[str, str]) -> None:
         listing = _listed(f"{name}: {reason}" for name, reason in reasons.items())
         super().__init__(
             url,
-            f"none of its {len(reasons)} commits can be used, and training will not silently start afresh."
-            f"{listing}\nRepair or copy back one of them, or name another checkpoint root to start anew.",
+            f"none of its {len(reasons)} commits can be used, and training does not start over by itself."
+            f"{listing}\nRepair or copy back one of them, or name another checkpoint root to start over.",
         )
         self.reasons = dict(reasons)
 
 
 class MismatchError(CheckpointError):
-    """A commit's tensors or objects don't fit the model, optimizer or state.
+    """A commit's tensors or objects do not fit the model, optimizer or state.
 
     Attributes:
-        differences: one line each: the tensor's or attribute's name and what differs.
+        differences: one line for each difference, with the name of the tensor or attribute.
     """
 
     def __init__(self, url: str, differences: list[str]) -> None:
@@ -155,7 +156,7 @@ class UnknownCommitError(CheckpointError):
     """The root holds no such commit, or is not a checkpoint root at all.
 
     Attributes:
-        candidates: names of commits that could be meant.
+        candidates: names of commits that the user may have meant.
     """
 
     def __init__(self, url: str, problem: str, candidates: list[str]) -> None:
@@ -164,14 +165,14 @@ class UnknownCommitError(CheckpointError):
 
 
 class ExportError(CheckpointError):
-    """A commit can't be turned into the file that was asked for."""
+    """A commit cannot be exported: the file exists, or an attribute is unknown or holds more than tensors."""
 
 
 class FencedError(CheckpointError):
     """Another job has claimed the root; this process must stop writing to it.
 
     Attributes:
-        by: that job, its host, its process and since when it has the root, in words.
+        by: the other job, its host and process, and since when it has the root, in words.
     """
 
     def __init__(self, url: str, problem: str, by: str = "") -> None:
@@ -192,11 +193,11 @@ class RecoveryError(HvdrecoverError):
 
 
 class NoProgressError(RecoveryError):
-    """The ranks have come back to one commit again and again, and nobody was lost: it would never end.
+    """The ranks rolled back to the same commit again and again, although no rank was lost.
 
     Attributes:
         commit: its number.
-        rank: the rank that the others waited for, or None if none is known.
+        rank: the rank that the others waited for, or None if it is unknown.
     """
 
     def __init__(self, problem: str, commit: int, rank: int | None = None) -> None:
@@ -226,15 +227,15 @@ class EarlyCollectiveError(RecoveryError):
 
 
 class PerRankError(RecoveryError, StateError):
-    """A commit's states of the ranks' own don't fit the ranks that there are."""
+    """A commit's rank-local states do not fit the present ranks."""
 
 
 class RemovedError(RecoveryError):
-    """This host is no longer part of the job."""
+    """The job has removed this host, and continues without it."""
 
 
 class StoppedError(RecoveryError):
-    """Another rank has had an error that stops this one, too.
+    """Another rank had an error that stops this rank, too.
 
     Attributes:
         kind: the name of that error's class.
@@ -246,10 +247,10 @@ class StoppedError(RecoveryError):
 
 
 class OutOfStepError(HvdrecoverError):
-    """The ranks don't do the same any more.
+    """The ranks are out of step: they differ where they must be equal.
 
     Attributes:
-        differences: one line each: what differs, and on which ranks.
+        differences: one line for each difference, with the ranks.
     """
 
     def __init__(self, problem: str, differences: list[str], remedy: str) -> None:
@@ -262,22 +263,22 @@ class StructureError(OutOfStepError):
 
 
 class DivergedError(OutOfStepError):
-    """The ranks' parameters differ, or gradients that they have computed from the same inputs."""
+    """The ranks' parameters differ, or their gradients from the same inputs do."""
 
 
 class MissingGradientError(OutOfStepError):
-    """A parameter has a gradient on some of the ranks only."""
+    """A parameter has a gradient on some ranks only."""
 
 
 class ShardsError(OutOfStepError):
-    """The ranks' shares of the training data don't fit together."""
+    """The ranks' shares of the training data differ in size, overlap, or leave samples out."""
 
 
 class NumericsError(HvdrecoverError):
     """NaN or infinity in the loss, in a gradient or in a parameter.
 
     Attributes:
-        findings: one line each: the tensor, the rank, and the batch and samples that it was at.
+        findings: one line for each tensor, with the rank, the batch and its samples.
     """
 
     def __init__(self, findings: list[str], remedy: str) -> None:
@@ -286,28 +287,28 @@ class NumericsError(HvdrecoverError):
 
 
 class DataChangedError(HvdrecoverError):
-    """The training data are not those that the commit was trained on.
+    """The training data have changed since the commit was made.
 
     Attributes:
         where: the commit.
-        differences: one line each: what was added, removed, resized or altered.
+        differences: one line for each file that was added, removed, resized or altered.
     """
 
     def __init__(self, where: str, differences: list[str]) -> None:
         super().__init__(
             f"{where}: the training data have changed since this commit:{_listed(differences)}\n"
             "Put the old data back; or pass data_changed='warn' to use the new data from the same position "
-            "on, or data_changed='restart_epoch' to begin the epoch anew."
+            "on, or data_changed='restart_epoch' to begin the epoch again."
         )
         self.where = where
         self.differences = differences
 
 
 class DiscoveryError(HvdrecoverError):
-    """The hosts can't be found out.
+    """Host discovery failed.
 
     Attributes:
-        source: the file, program or service that was asked.
+        source: the file, program or service that lists the hosts.
         problem: what went wrong.
     """
 
@@ -318,10 +319,10 @@ class DiscoveryError(HvdrecoverError):
 
 
 class HostListError(DiscoveryError):
-    """A list of hosts has something in it that can't be meant.
+    """A list of hosts has an invalid entry.
 
     Attributes:
-        line: its line, from 1.
+        line: the line of the entry, from 1.
         column: its column, from 1, in characters.
     """
 
@@ -333,10 +334,10 @@ class HostListError(DiscoveryError):
 
 
 class LaunchError(HvdrecoverError):
-    """A process of the job can't be started, or can't be reached.
+    """A process of the job cannot be started, or cannot be reached.
 
     Attributes:
-        program: the program, or the host on which it should be.
+        program: the program, or the host on which it should run.
         problem: what went wrong.
     """
 
@@ -347,7 +348,7 @@ class LaunchError(HvdrecoverError):
 
 
 class DrillError(HvdrecoverError):
-    """A drill can't tell whether a script recovers, as it does not get as far as that.
+    """A drill cannot test whether a script recovers: the script or the lab does not work as it must.
 
     Attributes:
         where: the folder of the run, or the part of the lab.
@@ -359,7 +360,7 @@ class DrillError(HvdrecoverError):
 
 
 class LabError(DrillError):
-    """Hosts of a drill's own, on this machine, can't be made, changed or removed."""
+    """The simulated hosts of a drill, on this machine, cannot be made, changed or removed."""
 
 
 class InstallError(HvdrecoverError):

@@ -26,7 +26,7 @@ from hvdrecover.redaction import printable
 
 logger = logging.getLogger("hvdrecover")
 
-_MOST_PENDING = 1 << 20  # bytes of events that wait for room in the pipe
+_MOST_PENDING = 1 << 20  # maximum bytes of events that wait for room in the pipe
 
 
 class Events:

@@ -1,7 +1,7 @@
-"""Signs of life: a page of memory that a training process writes and its guardian reads.
+"""Heartbeats: a page of memory that a training process writes and its guardian reads.
 
-The page holds 64-bit numbers, written one at a time by one process, so that no lock is needed. A process
-without a guardian has a page, too, that nobody reads.
+The page holds 64-bit numbers, written one at a time by one process, so no lock is needed. Without a guardian,
+the process writes to private memory instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enum import IntEnum
 from typing import Any
 
 SIZE = mmap.PAGESIZE
-_PATIENCE = 2.0  # seconds for a guardian to learn something
+_PATIENCE = 2.0  # seconds for the guardian to read the page
 
 
 class Phase(IntEnum):
@@ -29,10 +29,10 @@ class Phase(IntEnum):
     STARTING = 2  # until the ranks have agreed on a state
     BEGINNING = 3  # from there to the next commit: on some ranks, functions are compiled now
     TRAINING = 4
-    RECOVERING = 5  # leaving the other ranks, the rendezvous with those that are there, agreeing on a state
+    RECOVERING = 5  # leaves the old ranks, meets the present ones, and agrees on a state
     FINISHED = 6  # its training function has returned, and the finished mark is durable
-    LEFT = 7  # it leaves after a preemption, with its last commit in safety
-    REMOVED = 8  # its host is no longer part of the job
+    LEFT = 7  # it leaves after a preemption, and has nothing left to save
+    REMOVED = 8  # the job has removed its host
     PLAIN = 9  # after `hvd.init()`, in code of the script that has called neither `run` nor `resume`
 
 
@@ -52,21 +52,21 @@ class Reading:
     """The contents of a page.
 
     Attributes:
-        phase: what the process is at.
+        phase: the phase of the process.
         silent: seconds since its last progress.
         longest: the longest time without progress in training, in seconds, of any rank.
-        longest_beginning: the same of beginnings that are over; 0 if none is.
-        paused: whether it is in a phase that it has said to be long.
-        waiting: whether it has left such a phase, without progress since: others may still be in theirs.
+        longest_beginning: the same for beginnings that are over; 0 if none is.
+        paused: whether it is inside `paused`.
+        waiting: whether it has left `paused`, without progress since: other ranks may still be inside.
         commits: how many commits this process has made.
         generation: of its last commit; 0 before the first.
         commit: number of its last commit.
         steps: steps since then.
         rank: its rank, or -1.
-        stop: what it has been asked for, by its guardian or a signal.
+        stop: the request to stop, by its guardian or a signal.
         diverged: how often its parameters were not those of most ranks.
         changed: commits of the whole run, up to its last one, at which the state had changed.
-        agreed: the same of the commit that it resumed from.
+        agreed: `changed` at the commit that it resumed from.
         in_run: whether it has called a function decorated by `run`, so it survives the loss of other ranks.
     """
 
@@ -124,7 +124,7 @@ class Page(ctypes.Structure):
     ]
 
     def read(self) -> Reading:
-        """Return what it says now."""
+        """Return the present contents."""
         return Reading(
             phase=Phase(self.phase),
             silent=max(0.0, time.monotonic() - self.stamp),
@@ -167,7 +167,7 @@ class Page(ctypes.Structure):
         self.stall, self.stall_beginning = training, beginning
 
     def judged_by(self, reading: Reading) -> None:
-        """Say that the guardian has judged by these longest times."""
+        """Note that the guardian has read these longest times, and judges by them."""
         self.judged, self.judged_beginning = reading.longest, reading.longest_beginning
 
     @property
@@ -179,7 +179,7 @@ class Page(ctypes.Structure):
 _page = Page.from_buffer(bytearray(SIZE))
 _notes: int | None = None
 _events: int | None = None
-_seen = 0  # bytes of the notes in which reports of stalls were looked for
+_seen = 0  # bytes of the notes that `stalled` has read
 _beginning = 0.0  # longest time without progress in the present beginning
 _at_progress: list[Callable[[], None]] = []
 _at_commit: list[Callable[[], None]] = []
@@ -194,7 +194,7 @@ def attach(page: int, notes: int, events: int | None = None) -> None:
         events: file descriptor of the pipe that takes events for the guardian.
 
     Raises:
-        OSError: they are none.
+        OSError: they are not open.
     """
     global _page, _notes, _events
     _page = Page.from_buffer(mmap.mmap(page, SIZE))
@@ -214,10 +214,10 @@ def event_pipe() -> int | None:
 
 
 def heartbeat() -> None:
-    """Report progress; called by training scripts wherever a long phase gets on.
+    """Report progress. Call it in long phases without steps, so that the process does not count as hanging.
 
     Examples:
-        >>> for chunk in range(3):  # of something long
+        >>> for chunk in range(3):  # of a long evaluation
         ...     recover.heartbeat()
     """
     _progressed()
@@ -283,18 +283,18 @@ def commits() -> int:
 
 
 def steps() -> int:
-    """Return how many steps this process has done since the commit that it was at last."""
+    """Return how many steps this process has done since its last commit."""
     return max(_page.stepped, _page.recorded)
 
 
 def enter(phase: Phase) -> None:
-    """Note what the process is at now."""
+    """Set the phase of this process."""
     _page.phase = phase
     _page.touch()
 
 
 def initialised(rank: int) -> None:
-    """Note that ``hvd.init()`` has returned: the code that follows is the script's."""
+    """Note that ``hvd.init()`` has returned, so the script's own code runs now."""
     if _page.phase == Phase.STARTING and not _page.in_run:
         _page.rank = rank
         enter(Phase.PLAIN)
@@ -308,7 +308,7 @@ def training_begins(*, in_run: bool) -> None:
 
 
 def lost_ranks(error: str) -> None:
-    """Note an error of Horovod, as lost ranks cause it; the script may catch it and exit in any way.
+    """Note an error that Horovod raises when ranks are lost: the script may catch it and exit in any way.
 
     `run` handles such errors by itself.
     """
@@ -340,12 +340,12 @@ def has_seen(longest: float, longest_beginning: float) -> None:
 
 
 def read() -> Reading:
-    """Return what this process's page says."""
+    """Return the contents of this process's page."""
     return _page.read()
 
 
 def await_guardian() -> None:
-    """Wait until the guardian has learnt the longest times; it looks several times a second."""
+    """Wait until the guardian has read the longest times; it reads the page several times a second."""
     deadline = time.monotonic() + _PATIENCE
     while watched() and not _page.is_judged and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -357,7 +357,7 @@ def diverged() -> None:
 
 
 def stop_asked() -> Stop:
-    """Return what has been asked of this process."""
+    """Return the request to stop that this process has got; `Stop.NO` without one."""
     return Stop(_page.stop)
 
 
@@ -367,7 +367,7 @@ def ask_to_stop(stop: Stop) -> None:
 
 
 def stall_seconds() -> int:
-    """Return how long this rank may wait for one that says nothing; 0 for ever, as in a known long phase."""
+    """Return for how many seconds this rank waits for a silent one; 0: no limit, as inside `paused`."""
     phase = _page.phase
     if _page.pauses or _page.paused or phase not in (_TRAINING, _BEGINNING):
         return 0
@@ -376,9 +376,9 @@ def stall_seconds() -> int:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Let what is inside take as long as it likes without progress, on all ranks.
+    """Allow the code inside to take any time without progress, on all ranks.
 
-    All ranks must enter it, also those that have nothing to do in it: they wait for the others afterwards.
+    All ranks must enter it, even ranks without work there: they wait for the others afterwards.
     """
     _page.pauses += 1
     _page.touch()
@@ -391,12 +391,12 @@ def paused() -> Iterator[None]:
 
 
 def at_progress(callback: Callable[[], None]) -> None:
-    """Have a function called once, at the next step or heartbeat."""
+    """Register a function to be called once, at the next step or heartbeat."""
     _at_progress.append(callback)
 
 
 def at_commit(callback: Callable[[], None]) -> None:
-    """Have a function called once, at the next commit."""
+    """Register a function to be called once, at the next commit."""
     _at_commit.append(callback)
 
 
@@ -414,13 +414,13 @@ def notify(**facts: Any) -> None:
 
 
 def notes_since(descriptor: int, start: int) -> dict[str, Any]:
-    """Return the notes of a training process from this byte on: of each fact the last one."""
+    """Return the notes of a training process from byte ``start`` on; of each fact, the last value."""
     notes: dict[str, Any] = {}
     size = os.fstat(descriptor).st_size
     for line in os.pread(descriptor, size - start, start).splitlines():
         try:
             notes.update(json.loads(line))
-        except ValueError:  # it was killed as it wrote
+        except ValueError:  # the process was killed while it wrote the line
             continue
     return notes
 

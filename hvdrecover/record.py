@@ -32,7 +32,7 @@ RUNS = Path("hvdrecover-runs")  # holds the folders of runs for which the user n
 SCHEMA = 1
 _LARGEST = 1 << 62  # larger numbers are not counts of ours, and do not fit into arrays
 _END_OF_TIME = 250_000_000_000  # the year 9892; calendars end soon after
-_PIECE = 1 << 22  # bytes that are read at once; a longer line is not an event
+_PIECE = 1 << 22  # bytes to read at once; a longer line is not an event
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Record:
         self.flush()
 
     def put(self, event: Mapping[str, Any]) -> None:
-        """Have an event appended at the next `flush`, with others: each bounded write takes a thread."""
+        """Append an event at the next `flush`, together with others: each bounded write takes a thread."""
         if (line := encode(event)) is not None:
             with self._lock:
                 self._lines.append(line)
@@ -162,7 +162,7 @@ class Record:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - 1, 0))
-            self._torn = file.read() != b"\n"  # its last writer was killed
+            self._torn = file.read() != b"\n"  # the last writer was killed in the middle of a line
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
 

@@ -94,7 +94,7 @@ class Scalars(Hook):
     # -- an observer -----------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Have the framework report steps, if there is somewhere to write them."""
+        """Ask the framework to report steps, if a folder or tracker takes them."""
         if self._feeds:
             self._context.framework.report_times(self._context.contents, self)
 
@@ -136,7 +136,7 @@ class Scalars(Hook):
                 feed.close()
 
     def leaving(self) -> None:
-        """Let another process continue the tracker's run. The exit closes everything else."""
+        """Release the tracker's run, so that another process can continue it. The exit closes the rest."""
         if self._tracked is not None:
             self._tracked.close()
 

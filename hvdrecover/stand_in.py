@@ -62,7 +62,7 @@ def standing_in(
 
 
 def install(settings: Config) -> None:
-    """Have this process import our modules under Horovod's names, unless the user wants Horovod's.
+    """Make this process import our modules under Horovod's names, unless the user wants Horovod's own.
 
     A script that imports ``hvdrecover.torch`` itself means Horovod's when it says ``horovod.torch``; it gets
     Horovod's.

@@ -1,4 +1,4 @@
-"""The error that ends a process: reported to its guardian, which has it shown once, and last."""
+"""Report the error that ends a process to its guardian, which prints it once, after all other output."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _BELOW = tuple({path + os.sep for each in _FOLDERS for path in (each, os.path.re
 _PATIENCE = 5.0  # seconds for the process to end; then it shows its error itself
 
 _notes: int | None = None
-_hook: object = None  # the last that was set here
+_hook: object = None  # the last hook that was set here
 
 
 def report_to(notes: int) -> None:
     """Report the error that ends this process to a guardian, and let the guardian print it.
 
-    If the script, or a library, has a hook of its own for such errors, that is called, and does the printing.
+    If the script or a library has set ``sys.excepthook``, that hook is called, and prints the error.
 
     Args:
-        notes: the file descriptor of what the guardian reads.
+        notes: the file descriptor of the notes, which the guardian reads.
     """
     global _notes, _hook
     _notes = notes
@@ -45,7 +45,7 @@ def report_to(notes: int) -> None:
         if forked or issubclass(kind, KeyboardInterrupt) or not _reported(error, printed=prints) or prints:
             previous(kind, error, trace)
             return
-        # The exit may have to wait for other threads, for ever perhaps. The error must not wait for it.
+        # The exit may wait for other threads, perhaps forever. The error must be shown anyway.
         late = threading.Timer(_PATIENCE, _show, (previous, kind, error, trace))
         late.daemon = True
         late.start()
@@ -73,9 +73,10 @@ def _shows_all() -> bool:
 
 
 def _short(error: BaseException) -> str:
-    """Return an error of ours, which names cause and remedy by itself, and the script's lines before it.
+    """Return the text of an error of hvdrecover, with only the script's lines of the traceback.
 
-    Empty if there are none, or if one of them is what has caused it.
+    Its message names cause and remedy, so our own frames would only hide them. Returns '', which asks for the
+    whole traceback, if no line is the script's, or if an exception in the script's code caused the error.
     """
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     own, of_cause = (
@@ -104,13 +105,13 @@ def _write(**facts: object) -> bool:
     assert _notes is not None
     try:
         os.write(_notes, f"{json.dumps(facts)}\n".encode())
-    except (OSError, ValueError):  # something in between has closed what it did not know
+    except (OSError, ValueError):  # a program in between has closed file descriptors that it did not know
         return False
     return True
 
 
 def is_library(file: str) -> bool:
-    """Return whether a file of Python code is not the user's own; also code that is in no file.
+    """Return whether Python code is not the user's own; also true for code without a file.
 
     Args:
         file: as Python names it, or where that leads to.

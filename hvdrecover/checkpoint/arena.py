@@ -54,9 +54,9 @@ class Arena:
         return self.buffer[start : start + self.layout.by_name[name].nbytes]
 
     def offer_back(self) -> None:
-        """Let the system have the memory if it runs short; until `take_back`, the content is undefined.
+        """Let the kernel reclaim the memory if it runs short; until `take_back`, the content is undefined.
 
-        What it does not take can be filled again without page faults, which take longer than the filling.
+        Pages that it does not reclaim are filled again without page faults, which cost more than the filling.
         """
         mapping = _mapping(self.buffer)
         if mapping is not None and hasattr(mmap, "MADV_FREE"):
@@ -68,7 +68,7 @@ class Arena:
         self._write_header()
 
     def show_to_children(self) -> None:
-        """Let child processes that are forked from now on have the memory, too."""
+        """Share the memory with child processes that are forked from now on."""
         if (mapping := _mapping(self.buffer)) is not None:
             mapping.madvise(mmap.MADV_DOFORK)
 

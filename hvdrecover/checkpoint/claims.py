@@ -1,21 +1,23 @@
-"""Claims: which job writes to a root, which of its starts, and which rendezvous of that.
+"""Claims: which job may write to a root, in which start of the job, and after which rendezvous.
 
-A claim is a file ``claims/g0003.json``, created by the one process that writes generation 3, and never by
-two. It names its job, its start, and the generation under which that start *took* the root, `Claim.first`:
+A claim is a file such as ``claims/g0003.json``. The one process that writes generation 3 creates it. It
+names its job, its start, and the generation under which that start *took* the root, `Claim.first`:
 
-- The root belongs to the start that took it last, which is the start whose claim has the highest
-  `Claim.first`. A start takes the root under a number above all claims. A recovery does not take it: it
-  continues the claims of its own start. So a late claim of a replaced process has no effect, however high
+- The root belongs to the start that took it last: the start whose claim has the highest `Claim.first`. A
+  start takes the root under a number above all claims. A recovery does not take the root: its claim
+  repeats the `Claim.first` of the start. So a late claim of a replaced process has no effect, however high
   its number is.
-- Within a start, the highest generation writes. A recovery left the processes of earlier ones behind.
-- A start has claimed the root when it has seen its own claim as the newest. Else it claims again, above that.
+- Within a start, the process with the highest generation writes. A recovery has left earlier ones behind.
+- A start has taken the root when it reads its own claim as the newest. Otherwise it claims again, with a
+  number above the newest.
 - A job that another job has replaced never takes the root back: its next start is refused.
 
-Each process reads the claims before it claims, after that, and before each publication. Of two processes that
-claim at the same time, at least one sees the other's claim, and all processes judge alike.
+Each process reads the claims before it claims, after it has claimed, and before it publishes a manifest. If
+two processes claim at the same time, at least one sees the claim of the other, and both decide by these
+rules.
 
-A claim also records whether a commit of its generation has been acknowledged: that distinguishes a root whose
-commits have all vanished from one whose first commit was never completed.
+A claim also records whether a commit of its generation has become durable (*acknowledged*). So a root that
+has lost all commits differs from a root whose first commit was never completed.
 """
 
 from __future__ import annotations
@@ -47,13 +49,16 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Claim:
-    """The claim of one generation. The earliest versions wrote only job, host, pid, time and acknowledged.
+    """The claim of one generation.
+
+    The earliest versions wrote only job, host, pid, time and acknowledged. The others then have defaults.
 
     Attributes:
         job: identity of the job; empty if the claim is damaged.
         acknowledged: whether a commit of this generation has become durable.
         first: the generation under which the job's start took the root.
-        after: the newest earlier claim when this one was made. Its maker has judged all up to it.
+        after: the newest earlier claim when this one was made. The process that made this one has checked
+            that claim and all before it.
         maker: identity of the process's `Claims` that made it.
         host: name of the maker's host.
         pid: the maker's process number there.
@@ -82,24 +87,24 @@ class Claim:
     def describe(self, since: float | None) -> str:
         """Return the job and its process, for messages; ``since`` is when its start took the root."""
         if not self.job:
-            return f"a job whose claim {_path(self.generation)} can't be read"
+            return f"a job whose claim {_path(self.generation)} is damaged"
         job, host = (re.sub(r"[^\w.:-]", "?", text) for text in (self.job[:8], self.host[:255]))
         named = f"job {job} on {host or 'an unknown host'} (process {self.pid or 'unknown'})"
         return named if since is None else f"{named}, since {_date(since)}"
 
 
 def among(names: Iterable[str]) -> list[int]:
-    """Return the generations whose claims have these names, newest first."""
+    """Return the generations of the claims among file names, newest first."""
     found = {int(match[1]): match[0] for match in map(_NAME.fullmatch, names) if match}
     return sorted((claim for claim, name in found.items() if name == _name(claim)), reverse=True)
 
 
 def read(storage: Storage, generation: int) -> Claim:
-    """Read one claim. A damaged claim belongs to no job, and its generation may have had commits.
+    """Read one claim. If it is damaged, its job is empty, and its generation counts as acknowledged.
 
     Raises:
-        FormatVersionError: it is of a format that this version does not know.
-        StorageError: it is gone since the claims were listed, so the root was emptied or unmounted.
+        FormatVersionError: a newer hvdrecover wrote it, in a format that this one cannot read.
+        StorageError: it has vanished since the claims were listed, so the root was emptied or unmounted.
     """
     path = _path(generation)
     try:
@@ -144,11 +149,12 @@ def owner(found: Iterable[Claim]) -> Claim | None:
 
 
 class Claims:
-    """The claims of one root, for a process that may make some.
+    """The claims of one root, for a process that may claim a generation.
 
     Args:
         job: identity of this job and of its start, ``JOB/START``. The first part is the same for all starts
-            of the job, the whole on all ranks and through all recoveries. Without a ``/``, a start is a job.
+            of the job. The whole is the same on all ranks and after each recovery. Without a ``/``, each
+            start counts as a job.
     """
 
     def __init__(self, storage: Storage, *, job: str, host: str, clock: Clock) -> None:
@@ -158,7 +164,7 @@ class Claims:
         self._host = host
         self._clock = clock
         self._maker = uuid.uuid4().hex
-        self._ours: Claim | None = None  # the newest one that this process has made
+        self._ours: Claim | None = None  # the newest claim that this process has made
         self._acknowledged = 0
 
     def generations(self) -> list[int]:
@@ -174,16 +180,16 @@ class Claims:
         return read(self._storage, generation)
 
     def take_after(self, generation: int, *, again: bool = False) -> int:
-        """Claim the first generation after this one that is later than all claims, for a job that starts.
+        """Take the root for a job that starts: claim a generation later than this one and than all claims.
 
-        Called again after a failure, it finds the claim that the failed call may have made.
+        After a failure it may be called again: it finds the claim that the failed call may have made.
 
         Args:
-            generation: the newest that has commits.
+            generation: the newest generation that has commits.
             again: whether an earlier start of this job has claimed the root.
 
         Raises:
-            FencedError: this job has claimed the root before, and another one has taken it since.
+            FencedError: this job has claimed the root before, and another job has taken it since.
             StorageError: this job's claims are gone from the root; or the storage failed.
         """
         while True:
@@ -200,13 +206,13 @@ class Claims:
             self._place(generation, generation, claimed, self._storage.create)
 
     def check_holds(self, left: Mapping[str, str]) -> None:
-        """Make sure that the starts which have left near commits have claimed this very root.
+        """Check that each start with a near commit has a claim at this root.
 
-        A start that was replaced still has its claim there. Without it, the root was emptied or is unmounted:
-        a job that started from the beginning would overwrite the only commits that are left.
+        A replaced start still has its claim there. If the claim is missing, the root was emptied or is not
+        mounted: a job that started from the beginning would overwrite the only commits that are left.
 
         Args:
-            left: by start, which commit it has left, and where.
+            left: start to its near commit and the folder that holds it, in words.
 
         Raises:
             EmptiedRootError: a claim is missing.
@@ -223,10 +229,11 @@ class Claims:
             )
 
     def unreplaced(self) -> dict[str, int]:
-        """Return the starts that no other job has replaced but this one, which has just taken the root.
+        """Return the starts whose near commits this job may use; it has just taken the root.
 
-        They are all starts of this job, those of the job that made commits before it, and those of jobs since
-        then that made nothing durable, as they ended at once perhaps: those have replaced nobody.
+        These are all starts of this job, and all starts of the last other job with durable commits. Jobs in
+        between that made no durable commit, perhaps because they ended at once, count as well: they have not
+        replaced that job.
 
         Returns:
             Start to the generation under which it took the root.
@@ -245,7 +252,7 @@ class Claims:
         return starts
 
     def first_of(self, generation: int) -> int:
-        """Return the generation under which the start took the root that wrote this one."""
+        """Return the generation under which the root was taken by the start that wrote this generation."""
         return self.read(generation).first if generation in self.generations() else generation
 
     def take(self, generation: int) -> None:
@@ -272,23 +279,24 @@ class Claims:
             raise self._left_behind(self.read(generation))  # another process of this job was first
 
     def check(self, generation: int) -> None:
-        """Make sure that this process still is the one that writes a generation, and this job owns the root.
+        """Check that this process still writes this generation, and that its job still owns the root.
 
         Raises:
             FencedError: another job has taken the root, or a later generation of this one writes to it.
-            StorageError: the claim of this process itself is gone; or the storage failed.
+            StorageError: the claim of this process is gone; or the storage failed.
         """
         self._judge(self.generations(), generation)
 
     def acknowledge(self, generation: int) -> None:
-        """Note once in the claim that commits exist, so that their loss can't pass for an empty root."""
+        """Note once in the claim that durable commits exist: a root that loses all must not look new."""
         if self._acknowledged != generation and self._ours is not None:
-            self.check(generation)  # where creating is not exclusive, the claim may be another's by now
+            # On storage without exclusive creation, another process may have overwritten the claim.
+            self.check(generation)
             self._storage.publish(_path(generation), self._ours.text(acknowledged=True))
             self._acknowledged = generation
 
     def _judge(self, claimed: Sequence[int], generation: int) -> Claim | None:
-        """See `check`. Returns the newest claim of this start, which has the root; None if there is none."""
+        """Do the work of `check`; return the newest claim of this start, or None if there are no claims."""
         if self._ours is not None and self._ours.generation not in claimed:
             raise self._gone(f"the claim {_path(self._ours.generation)} of this job is gone")
         found = deciding(self._storage, claimed)
@@ -296,31 +304,33 @@ class Claims:
         if newest is not None and newest.start != self._start:
             raise self._left_behind(newest) if newest.job == self._job else self._replaced(newest)
         for claim in found:
-            # Another process of this start may have written over the claim that this process had made.
+            # Another process of this start may have overwritten the claim that this process had made.
             ours = self._ours if self._ours and self._ours.generation == claim.generation else claim
             if claim.start == self._start and (claim.generation > generation or claim.maker != ours.maker):
                 raise self._left_behind(claim)
         return newest
 
     def _has_claimed(self, claimed: Sequence[int], start: str | None = None) -> bool:
-        """Return whether any claim is this job's, or this start's; reads about two of each start."""
-        low, high = 1, 0  # claims that the one read last makes needless to read
+        """Return whether this job, or only this start, has a claim. Reads about two claims of each start."""
+        low, high = 1, 0  # the range of claims that the last one read rules out
         for generation in claimed:
             if low <= generation <= high:
                 continue
             claim = self.read(generation)
             if claim.job == self._job and start in (None, claim.start):
                 return True
-            # Since its start took the root, and until its maker looked last, nobody else had the root.
+            # From `first`, where its start took the root, to `after`, the last claim that it had checked, no
+            # other start had the root.
             low, high = claim.first, claim.after
         return False
 
     def _place(
         self, generation: int, first: int, claimed: Sequence[int], write: Callable[[str, bytes], object]
     ) -> bool:
-        """Write a claim; return whether it is this process's.
+        """Write a claim; return whether this process owns it.
 
-        The claim is read back: answers are lost, and some stores let two processes create one file.
+        The claim is read back: a store's answer may get lost, and some stores let two processes create the
+        same file.
         """
         claim = Claim(
             generation,
@@ -347,8 +357,7 @@ class Claims:
         return FencedError(
             self._storage.url,
             f"generation {newest.generation} has claimed this checkpoint root for {by}, so this process "
-            "belongs to a job that was replaced and must stop. If two jobs share one root on purpose, give "
-            "each its own.",
+            "belongs to a job that was replaced and must stop. Each job needs its own checkpoint root.",
             by=by,
         )
 
@@ -363,8 +372,8 @@ class Claims:
     def _gone(self, what: str) -> StorageError:
         return StorageError(
             self._storage.url,
-            f"{what}, so the root was deleted, emptied or unmounted, and is not made anew. Bring it back, or "
-            "start the job again.",
+            f"{what}, so the root was deleted, emptied or unmounted. It is not created again. Bring it back, "
+            "or start the job again.",
         )
 
 

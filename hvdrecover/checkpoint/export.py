@@ -23,10 +23,11 @@ from hvdrecover.errors import ExportError
 def to_safetensors(
     storage: Storage, commit: CommitId, only: Sequence[str], path: Path, *, force: bool
 ) -> list[str]:
-    """Write the tensors of some attributes to a file; every byte is verified on the way.
+    """Write the tensors of some attributes to a file, and verify every byte that is read.
 
-    One attribute's tensors keep their names: a model's are those of its ``state_dict``. Those of several are
-    prefixed with the attribute's, as in ``model.layer.weight``. One attribute is in memory at a time.
+    If one attribute is exported, its tensors keep their names, for a model the keys of its ``state_dict``. If
+    several are exported, the attribute's name becomes a prefix, as in ``model.layer.weight``. Memory holds
+    one attribute at a time.
 
     Args:
         storage: the root.
@@ -39,9 +40,9 @@ def to_safetensors(
         The attributes that were exported.
 
     Raises:
-        ExportError: the file exists, there is no such attribute, or one holds something besides tensors.
+        ExportError: the file exists, an attribute is unknown, or its value holds more than tensors.
         CorruptCheckpointError: the commit is damaged.
-        FormatVersionError: it is of a newer format.
+        FormatVersionError: a newer hvdrecover wrote the commit.
         StorageError: the storage failed, or the file could not be written.
     """
     manifest, url = read_manifest(storage, commit), f"{storage.url}/{commit.name}"

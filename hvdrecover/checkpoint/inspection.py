@@ -209,7 +209,7 @@ def look(storage: Storage) -> Listing:
     begun, _ = incomplete(storage, before)
     try:
         temporaries = storage.temporaries()
-    except StorageError:  # some stores let users read files, and not list uploads
+    except StorageError:  # some stores let users read files, but not list uploads
         temporaries = []
     return Listing(
         root=storage.url,

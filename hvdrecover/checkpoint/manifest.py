@@ -22,7 +22,7 @@ from hvdrecover.redaction import printable
 
 FORMAT = 1  # the format that this version writes
 FILE_NAME = "MANIFEST.json"
-MAX_BYTES = 1 << 28  # of a manifest; a larger file is not read into memory
+MAX_BYTES = 1 << 28  # maximum size of a manifest; a larger file is not read into memory
 TENSORS = ".safetensors"
 _DATA_FILE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.safetensors")
 _DIGEST = re.compile(r"[0-9a-f]{32}")

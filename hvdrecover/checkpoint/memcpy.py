@@ -73,7 +73,7 @@ def equal(spans: Sequence[Span]) -> bool:
 
 
 def _on_two(work: Callable[[], None]) -> None:
-    """Do it on two threads, as one core can't use all of the memory's bandwidth.
+    """Copy on two threads, as one core cannot use all of the memory's bandwidth.
 
     Each takes piece after piece: neither waits long for the other, even if that is kept from its core.
     """

@@ -1,10 +1,10 @@
-"""The folder of a near root on a host, the one process that may change it, and the memory that it may take.
+"""The folder of a near root on a host, its one writing process (the keeper), and the limit of its memory.
 
 ::
 
-    /dev/shm/hvdrecover-1000/          of one user, mode 0700
-      0f3a…/                           of one checkpoint root, by the digest of its URL
-        root.json                      which root that is
+    /dev/shm/hvdrecover-1000/          the near roots of one user, mode 0700
+      0f3a…/                           the near root of one checkpoint root, by the digest of its URL
+        root.json                      the checkpoint root's URL
         lock                           held by the keeper, the process that may change the folder
         g0003-c00000120/               a sealed commit, in the format of all checkpoint roots
         .hvdrecover-buffer-…/          memory for the next commit
@@ -29,11 +29,11 @@ from hvdrecover.machine import available_memory
 from hvdrecover.redaction import redact
 
 SHARED_MEMORY = Path("/dev/shm")
-BUFFERS = 3  # commits of which a near root has memory, at most
+BUFFERS = 3  # maximum number of commits for which a near root has memory
 _OWNER = "root.json"
 _LOCK = "lock"
-_FLOOR = 1 << 28  # bytes of shared memory that data loaders' workers get at least; containers have 64 MB
-_kept: set[Path] = set()  # by this process: its own lock does not keep it out
+_FLOOR = 1 << 28  # bytes of shared memory that are left to data loaders; containers have 64 MB
+_kept: set[Path] = set()  # locked by this process, which its own lock would not stop
 
 
 def base(near: str) -> Path:
@@ -50,12 +50,12 @@ def named(url: str) -> str:
 
 
 def folder(near: str, url: str) -> Path:
-    """Return where the near root of a checkpoint root lies, if it exists; for the URL see `named`."""
+    """Return the path of the near root of a checkpoint root, existing or not; for the URL see `named`."""
     return base(near) / digest(url.encode())[:16]
 
 
 def check_private(path: Path) -> None:
-    """Make sure that only this user can read and write a near root.
+    """Check that only this user can read and write a near root.
 
     Raises:
         StorageError: the user's folder belongs to another user, or others have access to it.
@@ -85,7 +85,7 @@ def make(path: Path, url: str) -> None:
 
 
 class Keeper:
-    """The right to change a near root. One process of the host has it, and loses it when it ends.
+    """The lock that allows a process to change a near root. One process of the host has it, until it ends.
 
     The lock belongs to the process, not to the open file: forked children do not have it.
     """
@@ -121,7 +121,7 @@ class Keeper:
         return cls(path, descriptor)
 
     def release(self) -> None:
-        """Let another process keep the near root."""
+        """Release the lock, so that another process can take it."""
         if self.path in _kept:
             _kept.discard(self.path)
             os.close(self._descriptor)
@@ -140,9 +140,9 @@ class NearRoot:
 
     Attributes:
         path: its folder.
-        url: the checkpoint root that it belongs to; empty if that is not known.
+        url: the checkpoint root that it belongs to; empty if unknown.
         used: when it was last written to, in seconds since the Unix epoch.
-        in_use: whether a process keeps it.
+        in_use: whether a process has locked it.
     """
 
     path: Path
@@ -171,7 +171,7 @@ def roots(near: str = "auto") -> list[NearRoot]:
 
 
 def remove(path: Path) -> bool:
-    """Delete a near root that no process keeps; return whether it was deleted.
+    """Delete a near root unless a process has locked it; return whether it was deleted.
 
     Raises:
         OSError: its lock cannot be opened.
@@ -189,9 +189,9 @@ def _seen(path: Path) -> NearRoot:
         url = str(json.loads((path / _OWNER).read_text())["url"])
     except (OSError, ValueError, KeyError, TypeError):
         url = ""
-    # A write through a mapping changes no file's time. A commit that is sealed changes its folder's.
+    # A write through a mapping changes no file's time, but sealing a commit changes the time of its folder.
     used = max(status.st_mtime for status in _statuses(path))
-    keeper = Keeper.take(path)  # a job that comes in this very moment tries again at its next commit
+    keeper = Keeper.take(path)  # a job that needs it just now retries at its next commit
     if keeper is not None:
         keeper.release()
     return NearRoot(path, url, usage(path), used, in_use=keeper is None)
@@ -214,7 +214,7 @@ def _statuses(path: Path) -> list[os.stat_result]:
 
 
 def reserve(path: Path) -> int:
-    """Return how many bytes of a file system in memory are left to others; 0 if a folder is on a disk."""
+    """Return how many bytes of shared memory a near root leaves to other programs; 0 for a disk."""
     if "tmpfs" not in mount_of(path).kind:
         return 0
     status = os.statvfs(path)
@@ -222,10 +222,10 @@ def reserve(path: Path) -> int:
 
 
 def refusal(path: Path, nbytes: int) -> str | None:
-    """Return why a near root has no room for `BUFFERS` commits of so many bytes; None if it has.
+    """Return why a near root has no room for `BUFFERS` commits of ``nbytes`` each; None if it has room.
 
-    In memory, they must leave the reserve of the file system, and a quarter of the memory that is left:
-    training needs some, and a cgroup kills beyond its limit.
+    In shared memory, the commits must leave the `reserve` of the file system and a quarter of the free
+    memory: training needs memory, too, and the kernel kills processes beyond a cgroup's limit.
     """
     status, spared = os.statvfs(path), reserve(path)
     free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize

@@ -44,17 +44,17 @@ from hvdrecover.checkpoint.writer import step_back
 from hvdrecover.clock import Clock
 
 BUFFER = f"{TEMPORARY}buffer-"
-_NICENESS = 5  # of the tier's thread: behind training, but not by so much that steps overtake it
-_HEAD_START = 0.005  # seconds for the ranks to end the commit; they wait for each other
-_PIECE = 1 << 22  # bytes that are digested between two looks at whether the memory was taken
+_NICENESS = 5  # niceness of the tier's thread: training comes first, but sealing keeps up with commits
+_HEAD_START = 0.005  # seconds for the ranks to end the commit before sealing takes CPU time
+_PIECE = 1 << 22  # bytes to digest before checking whether the next commit has taken the buffer
 
 Layouts = Mapping[str, Layout]
 Decided = Callable[[str | None, int], None]
-"""Called with the reason why commits of so many bytes are not kept, or with None if they are."""
+"""Called with the reason why the tier is off, or None if it is on, and the bytes of a commit."""
 
 
 def mapped(storage: Storage, path: str, size: int) -> tuple[Bytes, ReadBytes]:
-    """Map a file of the near root, and compute its digest; the keeper's way to load it, without a copy."""
+    """Map a file of the near root without a copy, and compute its digest. Only for the keeper."""
     memory = _open_existing(Path(storage.url.removeprefix("file://")) / path)
     return memory, ReadBytes(len(memory), digest(memory))
 
@@ -80,22 +80,22 @@ class Buffer:
         return {name: arena.layout for name, arena in self.arenas.items()}
 
     def open(self) -> None:
-        """Take away the commit that it holds, as its memory will be overwritten."""
+        """Unseal the commit in the buffer before its memory is overwritten."""
         self.snapshot = None
         if self.commit is not None:
             self.commit = None
-            with suppress(FileNotFoundError):  # somebody has deleted the folder; the memory is there still
+            with suppress(FileNotFoundError):  # the folder was deleted, but the mapped memory still exists
                 (self._path / manifests.FILE_NAME).unlink(missing_ok=True)
                 self._rename(f"{BUFFER}{uuid.uuid4().hex}")
 
     def lacks(self, layouts: Layouts) -> bool:
-        """Return whether `fit` would have to make a file."""
+        """Return whether `fit` would create a file."""
         return self.layouts != layouts and any(
             _size(self._file(name)) != layout.nbytes for name, layout in layouts.items()
         )
 
     def fit(self, layouts: Layouts) -> None:
-        """Make the memory that a commit of these layouts needs, and delete the rest.
+        """Create the files that a commit of these layouts needs, and delete all others.
 
         Raises:
             OSError: the file system or the memory is full.
@@ -113,7 +113,7 @@ class Buffer:
                 self.arenas[name].take_back()  # writes the header
 
     def seal(self, commit: CommitId, manifest: bytes) -> None:
-        """Make it a commit that other processes can read.
+        """Publish the buffer as a commit that other processes can read.
 
         Raises:
             OSError: the manifest cannot be written.
@@ -142,12 +142,12 @@ def _size(file: Path) -> int:
 class NearTier:
     """The buffers of a near root, in the process that keeps it.
 
-    Commits are sealed in the background, or never if the next commit needs the memory sooner. So the newest
-    sealed commit may be a commit or two behind.
+    Commits are sealed in the background. A commit is never sealed if the next one needs its memory before
+    that. So the newest sealed commit may be one or two commits behind.
 
     Args:
         recalled: a commit at the near root that this process has mapped, if any.
-        decided: told when memory is refused, when a commit could not be sealed, and when one is sealed.
+        decided: called when there is no memory, when sealing failed, and when a commit is sealed.
     """
 
     def __init__(self, keeper: Keeper, recalled: Snapshot | None, clock: Clock, decided: Decided) -> None:
@@ -155,28 +155,28 @@ class NearTier:
         self._clock = clock
         self._decided = decided
         self._writer: dict[str, object] = {}
-        self._limit = BUFFERS  # of buffers; fewer if memory was refused
+        self._limit = BUFFERS  # maximum number of buffers; smaller if memory was refused
         self._changed = threading.Condition()  # over the fields below
         found = {} if recalled is None else {recalled.id.name: recalled.arenas}
         folders = [each for each in keeper.path.iterdir() if each.is_dir() and not each.is_symlink()]
         self._buffers = [Buffer(folder, found.get(folder.name)) for folder in folders]
-        self._waiting: Buffer | None = None  # to be sealed
+        self._waiting: Buffer | None = None  # the next buffer to seal
         self._sealing: Buffer | None = None
         self._stopped = False
-        self._reserve = 0  # bytes of shared memory that are left to others
+        self._reserve = 0  # bytes of shared memory that are left to other programs
         self._thread: threading.Thread | None = None
 
     # -- on the training thread ------------------------------------------------------------------------
 
     def begin(self, writer: dict[str, object]) -> None:
-        """The ranks have agreed: make commits by this writer; if memory was refused before, ask again."""
+        """After an agreement, use this writer in manifests, and try again to get memory that was refused."""
         self._writer, self._limit = writer, BUFFERS
 
     def acquire(self, layouts: Layouts, pinned: Set[Arena]) -> Mapping[str, Arena] | None:
-        """Return memory that the next commit may be copied into; None if it has to go elsewhere this time.
+        """Return memory for the next commit; None if it must use private memory this time.
 
         Args:
-            layouts: of the commit's files, by attribute name.
+            layouts: layouts of the commit's files, by attribute name.
             pinned: arenas that are being read, and must not change.
         """
         if not layouts:
@@ -188,8 +188,8 @@ class NearTier:
                 for each in self._buffers
                 if each is not newest and pinned.isdisjoint(each.arenas.values())
             ]
-            # A commit that is not sealed yet goes last: it will never be. That beats private memory, which
-            # could not be sealed either.
+            # Take the buffer of an unsealed commit last, as that commit is then never sealed. It is still
+            # better than private memory, where the next commit could not be sealed.
             unsealed = (self._sealing, self._waiting)
             buffer = min(free, key=lambda each: (each in unsealed, each.commit is not None), default=None)
             if (buffer is None or buffer in unsealed) and len(self._buffers) < self._limit:
@@ -202,12 +202,12 @@ class NearTier:
             return buffer.arenas
         self._drop([buffer])
         self._limit = len(self._buffers)
-        if self._limit < 2:  # the newest sealed commit alone would only grow old
+        if self._limit < 2:  # with one buffer, its sealed commit could never be replaced
             self._give_back(reason)
         return None
 
     def seal(self, snapshot: Snapshot) -> None:
-        """Have a commit sealed that was copied into memory from `acquire`; pass over others."""
+        """Seal a commit in the background, if it was copied into memory from `acquire`."""
         with self._changed:
             for buffer in self._buffers:
                 if snapshot.arenas and buffer.arenas == snapshot.arenas:
@@ -224,7 +224,7 @@ class NearTier:
         return None if newest is None else newest.snapshot
 
     def wait(self, timeout: float) -> bool:
-        """Wait for so many seconds at most until all is sealed; return whether that is so."""
+        """Wait until all commits are sealed; return False after ``timeout`` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._waiting is None and self._sealing is None, timeout)
 
@@ -239,7 +239,7 @@ class NearTier:
         self.keeper.remove()
 
     def _refusal(self, buffer: Buffer, layouts: Layouts) -> str | None:
-        """Have a buffer fit these layouts; return the reason if memory is too short for that."""
+        """Make a buffer fit these layouts; return the reason if memory is too short."""
         try:
             if buffer.lacks(layouts):
                 self._reserve = near_root.reserve(self.keeper.path)
@@ -267,7 +267,7 @@ class NearTier:
         return max(sealed, key=lambda pair: pair[0])[1] if sealed else None
 
     def _open(self, buffer: Buffer) -> None:
-        """Let a buffer be overwritten, or deleted."""
+        """Cancel the sealing of a buffer, and unseal it, before it is overwritten or deleted."""
         if self._waiting is buffer:
             self._waiting = None
         if self._sealing is buffer:
@@ -282,7 +282,7 @@ class NearTier:
             self._buffers = [each for each in self._buffers if each not in buffers]
 
     def _give_back(self, reason: str) -> None:
-        """Turn the tier off, until the ranks agree again."""
+        """Turn the tier off until the next agreement."""
         self._limit = 0
         self._drop(list(self._buffers))
         self._decided(reason, 0)
@@ -301,7 +301,7 @@ class NearTier:
             try:
                 if buffer is not None and buffer.snapshot is not None:
                     self._seal(buffer, buffer.snapshot)
-            except Exception as error:  # training never fails because of the tier
+            except Exception as error:  # training must not fail because of the tier
                 with suppress(Exception):
                     self._decided(f"{self.keeper.path} cannot be used: {error!r}", 0)
             with self._changed:
@@ -325,8 +325,8 @@ class NearTier:
                 if each is not buffer and each.commit == snapshot.id:
                     each.open()
             buffer.seal(snapshot.id, manifest)
-            # The commit before it stays, and counts if this one turns out to be damaged. A later one is of a
-            # start that is over: its generations can be higher than the next start's.
+            # Keep the commit before this one, in case this one is damaged. A commit with a later id belongs
+            # to an earlier start of the job, whose generations may be higher than the next start's.
             numbers = sorted(each.commit for each in self._buffers if each.commit is not None)
             kept = numbers[: numbers.index(snapshot.id) + 1][-2:]
             for each in self._buffers:

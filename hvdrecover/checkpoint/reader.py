@@ -1,7 +1,7 @@
-"""Reading durable commits: verify everything, walk back over what is broken.
+"""Reading durable commits: verify every byte, and walk back over broken commits.
 
-Reading needs only the root's `Storage`. `load_newest` is for the job that resumes from the root; it marks the
-commits that it found broken.
+Reading needs only the root's `Storage`. A job that resumes from the root calls `load_newest`, which also
+marks the broken commits that it found.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hvdrecover.errors import (
 )
 
 Skipped = Callable[[CommitId, str, CheckpointError | None], None]
-"""Told of a commit that is passed over: which, why, and the error unless it was merely never completed."""
+"""Called for each skipped commit: its identity, the reason, and the error; None if it was never completed."""
 Load = Callable[[Storage, str, int], tuple[Bytes, ReadBytes]]
 _FAILED = "the job has failed right after it was loaded, more than once in the same way"
 _LOST = "its commits are gone from the root"
@@ -46,14 +46,14 @@ def read_commit(
     """Read one commit, and verify every byte that is read.
 
     Args:
-        only: the attributes of the state whose tensors to read, such as ``{"model"}``; names that hold none
-            are passed over. None reads all. `Snapshot.state` is complete in any case.
-        load: loads a file of a size, and computes its digest.
+        only: the attributes of the state whose tensors to read, such as ``{"model"}``; attributes without
+            tensors are ignored. None reads all. `Snapshot.state` is complete in any case.
+        load: reads a file, given the storage, the path and the size; returns the bytes and their digest.
 
     Raises:
-        IncompleteCommitError: it has no manifest, or was deleted while it was being read.
-        CorruptCheckpointError: a file is missing, truncated, altered or nonsense.
-        FormatVersionError: it was written in a newer format.
+        IncompleteCommitError: the commit has no manifest, or was deleted while it was being read.
+        CorruptCheckpointError: a file is missing, truncated, altered or malformed.
+        FormatVersionError: a newer hvdrecover wrote the commit, in a format that this one cannot read.
         StorageError: the storage failed, or there is not enough memory.
     """
     manifest = root.read_manifest(storage, commit)
@@ -81,18 +81,17 @@ def read_newest(
 ) -> Snapshot | None:
     """Read the newest commit that verifies; None if none was ever completed.
 
-    Storage that fails is tried again for some seconds.
-
-    A commit that can't be read while the root as a whole answers is passed over like a broken one.
+    If the storage fails, the call is retried for some seconds. If the root answers and one commit still
+    cannot be read, that commit is skipped like a broken one.
 
     Args:
-        skipped: told of each commit that is passed over.
+        skipped: called for each commit that is skipped.
         only: see `read_commit`; only these tensors are verified.
-        order: takes the commits, newest first, and gives them in the order in which to try them.
+        order: takes the commits, newest first, and returns them in the order in which to try them.
 
     Raises:
-        NoUsableCommitError: the root holds commits, and none can be used.
-        FormatVersionError: the newest commit is of a newer format.
+        NoUsableCommitError: the root holds commits, and none of them verifies.
+        FormatVersionError: a newer hvdrecover wrote the newest commit.
         StorageError: the storage failed, and no older commit could be read.
     """
     again = retrying(clock)
@@ -108,7 +107,7 @@ def read_newest(
             reason = reasons[commit.name] = root.reason(storage, commit, error)
             skipped(commit, reason, error)
         except StorageError as error:
-            storage.names()  # if the root is away, so are the older commits
+            storage.names()  # raises if the whole root is unreachable: then older commits are, too
             unread = unread or error
             skipped(commit, root.reason(storage, commit, error), error)
     if unread is not None:
@@ -121,18 +120,18 @@ def read_newest(
 def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Snapshot | None:
     """Read the newest commit that verifies, for a job that resumes from it; None if the root never held one.
 
-    Broken commits on the way are marked as quarantined, each with one line that says why. One that is marked
-    is verified again: if it has been repaired, the mark is taken away. One that can't be read at present is
-    not marked.
+    Each broken commit on the way is marked as quarantined, and one log line says why. Commits that were
+    marked earlier are verified again: if the user has repaired one, its mark is removed. A commit that the
+    storage fails to deliver is skipped, but not marked.
 
     Args:
-        suspects: commits from which the job has failed, as the names of the first and the last of each
-            range. They are passed over; but if there are no others, the oldest is better than to
-            start afresh.
+        suspects: commits after which the job has failed, as ranges: the names of the first and the last
+            commit of each. They are tried last, the oldest of them first: even a suspect commit is better
+            than a start from the beginning.
 
     Raises:
-        NoUsableCommitError: the root has held durable commits, and none can be used.
-        FormatVersionError: the newest commit is of a newer format.
+        NoUsableCommitError: the root has held durable commits, and none of them verifies now.
+        FormatVersionError: a newer hvdrecover wrote the newest commit.
     """
 
     def skipped(commit: CommitId, reason: str, error: CheckpointError | None) -> None:
@@ -184,7 +183,7 @@ def _read_file(storage: Storage, commit: CommitId, entry: FileEntry, load: Load)
 
 
 def _lost(store: Store, since: int) -> list[int]:
-    """The generations after ``since`` that had commits once, and have none now; newest first."""
+    """Return the generations after ``since`` whose durable commits are all gone, newest first."""
     found = root.commits(store.storage)
     there = {commit.generation for commit in found if root.may_be_complete(store.storage, commit)}
     claimed = [number for number in store.claims.generations() if number > since and number not in there]

@@ -1,8 +1,8 @@
 """The choice of commits that may be deleted, and their deletion.
 
-Two kinds of commits go: complete ones that the user's rules do not keep, and those that killed processes left
-incomplete. Only one process at a time may prune a root: the job that owns it. A reader whose commit is
-deleted while it reads gets an `IncompleteCommitError`, because the manifest is deleted first.
+Two kinds of commits are deleted: complete ones that the user's rules do not keep, and incomplete ones that
+killed processes left. Only one process at a time may prune a root: the one whose claim is valid. A reader
+whose commit is deleted while it reads gets an `IncompleteCommitError`, because the manifest is deleted first.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from hvdrecover.errors import (
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts about a commit that the choice depends on.
+    """The facts about a commit that decide whether it is kept.
 
     Attributes:
         time: when it was written, in seconds since the Unix epoch.
-        metric: what `Keep.best` goes by; None if the commit has none.
+        metric: the number by which `Keep.best` ranks the commit; None if the commit has none.
     """
 
     commit: CommitId
@@ -45,12 +45,12 @@ class Facts:
 def expired(commits: Iterable[Facts], keep: Keep, now: float) -> list[CommitId]:
     """Return the commits that may be deleted, oldest first; never the newest.
 
-    A job that passes over commits continues from an older one, in a later generation. Until it has made a
-    commit of a higher number, those that it passed over may be all that holds this progress: they stay, and
-    don't count.
+    A job that skips broken or suspect commits continues from an older one, in a later generation. The skipped
+    commits may hold the only copy of the progress until the job has passed their numbers. So until then they
+    are neither deleted nor counted.
 
     Args:
-        commits: the good commits of a root, in any order: broken ones are neither deleted nor counted.
+        commits: the commits of a root that are not broken, in any order. Broken ones are left to the user.
     """
     ordered = sorted(commits, key=lambda facts: facts.commit)
     good = [facts for facts in ordered if facts.commit.commit <= ordered[-1].commit.commit]
@@ -65,7 +65,7 @@ def expired(commits: Iterable[Facts], keep: Keep, now: float) -> list[CommitId]:
 
 
 def metric_of(manifest: Manifest, best: Best | None) -> float | None:
-    """The number that `Keep.best` goes by in one commit; None if it has none, or one that is not finite.
+    """Return the number by which `Keep.best` ranks a commit; None if it is missing or not finite.
 
     Raises:
         ValueError: the state has no such attribute, or it is not a number.
@@ -96,7 +96,8 @@ def _first_of_each_run(good: Sequence[Facts], every: int) -> set[CommitId]:
 
 
 def _best(good: Sequence[Facts], best: Best) -> set[CommitId]:
-    # Commits of one value share one measurement, and the first of them is what was measured.
+    # A script commits more often than it measures, so later commits repeat the number. Only the first commit
+    # with a number has the weights that were measured.
     first: dict[float, CommitId] = {}
     for facts in good:
         if facts.metric is not None and math.isfinite(facts.metric):
@@ -108,17 +109,17 @@ def _best(good: Sequence[Facts], best: Best) -> set[CommitId]:
 class Pruner:
     """Retention at one root.
 
-    Each manifest is read once, as there may be hundreds. The job notes the commits that it makes.
+    Each manifest is read once, as there may be hundreds. The commits of this job itself come through `note`.
     """
 
     def __init__(self, storage: Storage, keep: Keep, clock: Clock) -> None:
         self._storage = storage
         self._keep = keep
         self._clock = clock
-        self._facts: dict[CommitId, Facts | None] = {}  # None for a broken commit, which is left to the user
+        self._facts: dict[CommitId, Facts | None] = {}  # None: the commit is broken, and left to the user
 
     def note(self, manifest: Manifest) -> None:
-        """Take a commit into account that has just been made durable."""
+        """Record a commit that has just become durable."""
         try:
             metric = metric_of(manifest, self._keep.best)
         except ValueError:
@@ -127,14 +128,14 @@ class Pruner:
 
     @property
     def known(self) -> set[CommitId]:
-        """The good commits that there were when last looked."""
+        """The commits that were not broken when the root was last listed."""
         return {commit for commit, facts in self._facts.items() if facts is not None}
 
     def expired(self, *, more: int = 0) -> list[CommitId]:
         """Return the commits that may be deleted, oldest first.
 
         Args:
-            more: how many more of the newest to keep than the user asks for.
+            more: number of newest commits to keep beyond the user's setting.
 
         Raises:
             StorageError: the root cannot be listed.
@@ -143,7 +144,7 @@ class Pruner:
         self._facts = {commit: facts for commit, facts in self._facts.items() if commit in there}
         for commit in there:
             if commit not in self._facts:
-                # One that cannot be read must not fill the disk with all others.
+                # If one commit cannot be read, the others must still be pruned: else the disk fills up.
                 with suppress(StorageError, IncompleteCommitError):
                     self._look_at(commit)
         good = [facts for facts in self._facts.values() if facts is not None]
@@ -155,16 +156,17 @@ class Pruner:
 
         Args:
             allowed: called before each deletion; may raise.
-            resumed: the commit that the job continues from, if it has made none since. It stays, and so do
-                later ones, which were passed over.
+            resumed: the commit that the job resumed from, if it has made none since. It is not deleted, nor
+                are later ones, which were skipped on the way to it.
 
         Raises:
-            StorageError: a commit could not be deleted. Earlier deletions stand; a next call tries the rest.
+            StorageError: a commit could not be deleted. Earlier deletions stand; the next call retries.
         """
         for commit in self.expired(more=more):
             if resumed is None or commit < resumed:
                 allowed()
-                if not root.is_quarantined(self._storage, commit):  # since it was looked at
+                # A reader may have marked it as broken since its manifest was read here.
+                if not root.is_quarantined(self._storage, commit):
                     delete_commit(self._storage, commit)
                 del self._facts[commit]
 
@@ -183,7 +185,8 @@ class Pruner:
 def delete_commit(storage: Storage, commit: CommitId) -> None:
     """Delete a commit, or the folder of one that was never completed.
 
-    The manifest goes first: a process that is killed at any step leaves a whole commit or an incomplete one.
+    The manifest is deleted first: a process that is killed at any step leaves a whole commit or an incomplete
+    one, never a broken one.
     """
     storage.remove(root.manifest_path(commit))
     storage.delete(commit.name)
@@ -194,16 +197,17 @@ def incomplete(
 ) -> tuple[list[CommitId], list[CommitId]]:
     """Return the commits of earlier generations that were never completed, newest first.
 
-    They cannot be completed any more, since their writer looks at the claims before it publishes. As
-    retention keeps the newest commit, a generation with acknowledged commits is only without any if a later
-    one has some. Where none has, a manifest was lost.
+    They will never be completed: their writer reads the claims before it publishes a manifest, and finds a
+    later generation. An incomplete commit may also be one that has lost its manifest. That is the case if its
+    generation had durable commits, and neither it nor a later one has any now: retention always keeps the
+    newest commit.
 
     Args:
         before: the generation that is being written.
         complete: commits that are known to be complete.
 
     Returns:
-        Those that were never completed; and those whose manifest was lost, and that are not marked yet.
+        The commits that were never completed; and those that have lost their manifest and are not marked yet.
     """
     commits = root.commits(storage)
     there = {each for each in commits if each in complete or root.may_be_complete(storage, each)}
@@ -218,7 +222,7 @@ def incomplete(
 
 
 def is_of_before(folder: str, generation: int) -> bool:
-    """Return whether temporary files of this folder are of an earlier generation, or of no commit."""
+    """Return whether temporary files in a folder belong to an earlier generation, or to no commit."""
     commit = CommitId.parse(folder)
     return commit is None or commit.generation < generation
 

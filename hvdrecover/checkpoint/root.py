@@ -4,7 +4,7 @@
 
     ROOT/
       claims/g0003.json       who writes generation 3; see `hvdrecover.checkpoint.claims`
-      readers/                leases of readers, which versions before 0.2 wrote; ignored
+      readers/                leases that versions before 0.2 wrote for readers; ignored
       g0003-c00000120/        commit 120, made in generation 3
         model.safetensors     one file per attribute of the state that holds tensors
         MANIFEST.json         written last
@@ -28,26 +28,26 @@ from hvdrecover.errors import CorruptCheckpointError, IncompleteCommitError, Sto
 CLAIMS = "claims"
 READERS = "readers"
 QUARANTINE = "QUARANTINE.json"
-_MAX_NOTE = 1 << 16  # bytes; what is larger is not read into memory
-MANIFEST_GONE = "its manifest is gone"  # why a commit is quarantined that lost only that
+_MAX_NOTE = 1 << 16  # bytes; a larger file is not one of our notes, and might not fit into memory
+MANIFEST_GONE = "its manifest is gone"  # the reason for quarantine if all other files are there
 
 
 def commits(storage: Storage) -> list[CommitId]:
-    """The commits that have a folder, newest first; they may be incomplete or broken."""
+    """Return all commits that have a folder, newest first, also incomplete and broken ones."""
     found = (CommitId.parse(name) for name in storage.names())
     return sorted((commit for commit in found if commit is not None), reverse=True)
 
 
 def manifest_path(commit: CommitId) -> str:
-    """Return where a commit's manifest lies."""
+    """Return the path of a commit's manifest."""
     return f"{commit.name}/{manifests.FILE_NAME}"
 
 
 def check_size(storage: Storage, commit: CommitId, entry: FileEntry) -> None:
-    """Make sure that a data file has the size that its manifest says.
+    """Check that a data file has the size that its manifest gives.
 
     Raises:
-        CorruptCheckpointError: it is missing or has another size.
+        CorruptCheckpointError: the file is missing or has another size.
     """
     path = f"{commit.name}/{entry.name}"
     size = storage.size(path)
@@ -59,7 +59,7 @@ def check_size(storage: Storage, commit: CommitId, entry: FileEntry) -> None:
 
 
 def read_layout(storage: Storage, commit: CommitId, entry: FileEntry) -> Layout:
-    """Read a data file's header only, and do not check its digest.
+    """Read the header of a data file. The tensors are not read, so the digest is not checked.
 
     Raises:
         CorruptCheckpointError: the file is missing, has another size, or its header is malformed.
@@ -78,7 +78,7 @@ def read_layout(storage: Storage, commit: CommitId, entry: FileEntry) -> Layout:
 
 
 def quarantine_path(commit: CommitId) -> str:
-    """Return where the mark lies that a commit was found broken."""
+    """Return the path of the file that marks a commit as broken."""
     return f"{commit.name}/{QUARANTINE}"
 
 
@@ -88,7 +88,7 @@ def is_complete(storage: Storage, commit: CommitId) -> bool:
 
 
 def may_be_complete(storage: Storage, commit: CommitId) -> bool:
-    """Return whether a commit has a manifest, or that can't be found out at present."""
+    """Return whether a commit may have a manifest: True also if the storage does not answer."""
     try:
         return is_complete(storage, commit)
     except StorageError:
@@ -96,35 +96,35 @@ def may_be_complete(storage: Storage, commit: CommitId) -> bool:
 
 
 def is_quarantined(storage: Storage, commit: CommitId) -> bool:
-    """Return whether a commit has been found broken."""
+    """Return whether a commit is marked as broken."""
     return storage.size(quarantine_path(commit)) is not None
 
 
 def quarantine(storage: Storage, commit: CommitId, reason: str, clock: Clock) -> None:
-    """Mark a commit as broken, unless it is marked already; nothing is deleted."""
+    """Mark a commit as broken, unless it is marked already. Nothing is deleted."""
     if not is_quarantined(storage, commit):
         note = json.dumps({"time": clock.now(), "reason": reason}).encode()
         storage.publish(quarantine_path(commit), note)
 
 
 def read_note(storage: Storage, path: str) -> str:
-    """The text of a claim or a mark; empty if there is none, or something that is none."""
+    """Return the text of a claim or a mark; empty if the file is missing, or too large to be one."""
     size = storage.size(path)
     return "" if size is None or size > _MAX_NOTE else storage.read(path).decode()
 
 
 def reason(storage: Storage, commit: CommitId, error: Exception) -> str:
-    """Return an error's message without the commit that it is about."""
+    """Return an error's message without the commit's URL at its beginning."""
     return str(error).removeprefix(f"{storage.url}/{commit.name}/")
 
 
 def read_manifest(storage: Storage, commit: CommitId) -> Manifest:
-    """Read what a commit says about itself: everything but its tensors, whose files are not looked at.
+    """Read a commit's manifest: everything but its tensors. The tensors' files are not checked.
 
     Raises:
         IncompleteCommitError: the manifest is missing.
-        CorruptCheckpointError: it is truncated, altered or nonsense.
-        FormatVersionError: it was written in a newer format.
+        CorruptCheckpointError: the manifest is truncated, altered or not valid JSON.
+        FormatVersionError: a newer hvdrecover wrote the manifest, in a format that this one cannot read.
     """
     path = manifest_path(commit)
     url = f"{storage.url}/{path}"

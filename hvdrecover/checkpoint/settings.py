@@ -12,10 +12,10 @@ from hvdrecover.errors import ConfigError
 
 @dataclass(frozen=True)
 class Best:
-    """The best commits by a number that the training keeps among the state's attributes.
+    """A rule that keeps the best commits, ranked by a number among the state's attributes.
 
-    Where several commits in a row hold the same number, it was measured once: the first of them counts. A
-    commit whose number is None or not finite counts for none.
+    If several commits hold the same number, it was measured once, at the first of them: only that one is
+    ranked. A commit whose number is None or not finite is not ranked.
 
     Attributes:
         metric: the attribute's name, such as ``val_loss`` for ``state.val_loss``.
@@ -23,7 +23,7 @@ class Best:
         count: how many to keep, at least 1.
 
     Raises:
-        ConfigError: a value that can't be.
+        ConfigError: an attribute has an invalid value.
 
     Examples:
         >>> recover.Keep(last=3, best=recover.Best("accuracy", mode="max", count=2)).best.metric
@@ -36,27 +36,27 @@ class Best:
 
     def __post_init__(self) -> None:
         if not isinstance(self.metric, str) or not self.metric.isidentifier():
-            raise ConfigError("best.metric", f"{self.metric!r} is not the name of an attribute of the state")
+            problem = f"must be the name of an attribute of the state, got {self.metric!r}"
+            raise ConfigError("best.metric", problem)
         if self.mode not in ("min", "max"):
-            raise ConfigError("best.mode", f"{self.mode!r} is neither 'min' nor 'max'")
+            raise ConfigError("best.mode", f"must be 'min' or 'max', got {self.mode!r}")
         if not _is_count(self.count):
-            raise ConfigError("best.count", f"{self.count!r} is not a number of commits from 1 on")
+            raise ConfigError("best.count", f"must be an integer ≥ 1, got {self.count!r}")
 
 
 @dataclass(frozen=True)
 class Keep:
-    """The durable commits to keep: those that any of these rules asks for.
+    """The durable commits to keep. A commit is kept if at least one of these rules keeps it.
 
     Attributes:
-        last: the newest so many, at least 1.
-        period: the first durable one of each run of so many commit numbers; None for no such rule. Which
-            commits were made durable doesn't matter: with 1000, one is kept of 0 to 999, one of 1000 to
-            1999, and so on.
-        within: those written less than so many seconds ago; None for no such rule.
-        best: the best ones by a number of the user's; None for no such rule.
+        last: number of newest commits to keep, at least 1.
+        period: keep one commit for each range of this many commit numbers: the first durable one. With 1000,
+            one is kept of 0 to 999, one of 1000 to 1999, and so on. None: no such rule.
+        within: keep commits that are younger than this, in seconds. None: no such rule.
+        best: keep the best commits by a number of the user's, such as a loss. None: no such rule.
 
     Raises:
-        ConfigError: a value that can't be.
+        ConfigError: an attribute has an invalid value.
 
     Examples:
         >>> keep = recover.Keep(last=3, period=1000, within=24 * 3600, best=recover.Best("val_loss"))
@@ -70,57 +70,56 @@ class Keep:
 
     def __post_init__(self) -> None:
         if not _is_count(self.last):
-            raise ConfigError(
-                "keep.last", f"{self.last!r} is not a number from 1 on; the newest commit is always kept"
-            )
+            problem = f"must be an integer ≥ 1, got {self.last!r}; the newest commit is always kept"
+            raise ConfigError("keep.last", problem)
         if self.period is not None and not _is_count(self.period):
-            raise ConfigError("keep.period", f"{self.period!r} is not a number of commits from 1 on")
+            raise ConfigError("keep.period", f"must be an integer ≥ 1, got {self.period!r}")
         if self.within is not None and not _is_positive(self.within):
-            raise ConfigError("keep.within", f"{self.within!r} is not a number above 0")
+            raise ConfigError("keep.within", f"must be a number of seconds > 0, got {self.within!r}")
         if self.best is not None and not isinstance(self.best, Best):
-            raise ConfigError("keep.best", f"{self.best!r} is not a Best, such as Best('val_loss')")
+            raise ConfigError("keep.best", f"must be a Best, such as Best('val_loss'), got {self.best!r}")
 
     @classmethod
     def of(cls, keep: int | Keep) -> Keep:
-        """Return what a plain number stands for: that many of the newest.
+        """Return ``keep`` as a `Keep`: a plain integer N means ``Keep(last=N)``.
 
         Raises:
-            ConfigError: it is neither a number from 1 on nor a `Keep`.
+            ConfigError: ``keep`` is neither an integer ≥ 1 nor a `Keep`.
         """
         if isinstance(keep, Keep):
             return keep
         if not _is_count(keep):
             raise ConfigError(
                 "keep",
-                f"{keep!r} is neither a number from 1 on, as the newest commit is always kept, nor a Keep",
+                f"must be an integer ≥ 1 or a Keep, got {keep!r}; the newest commit is always kept",
             )
         return cls(last=keep)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The place of durable commits, how often they are made and how many are kept.
+    """Where durable commits are written, how often, and how many are kept.
 
     Attributes:
         url: checkpoint root: a path or an fsspec URL (``file:///…``, ``s3://…``, ``sftp://…``, ``memory://…``).
-            A relative path is below the folder in which the process started, also after the script has
-            changed its folder.
-        every_commits: make every n-th commit durable. With neither this nor ``every_seconds`` nor
-            ``interval`` every commit is due; with the first two, whichever comes first.
+            A relative path starts at the folder in which the process was started, even if the script has
+            changed its working directory since.
+        every_commits: make every n-th commit durable. Without this, ``every_seconds`` and ``interval``,
+            every commit is due. With both this and ``every_seconds``, the earlier of the two decides.
         every_seconds: make a commit durable when the last durable one is older than this.
         keep: how many of the newest durable commits to keep, at least 1; or a `Keep` with more rules.
-        strict: whether a commit must fit the training state exactly. If not, what fits is loaded, and the
-            rest is listed in the log.
-        near: the near tier, which keeps commits in each host's memory when processes die: ``"auto"`` for the
-            host's shared memory under ``hvdrecover run`` if there is room, a folder on a disk of the host, or
-            None for no such tier. See docs/near.md.
-        interval: ``"auto"`` measures what durable commits cost, counts how often the job is lost, and chooses
-            the time between durable commits by that. Not with ``every_commits`` or ``every_seconds``.
+        strict: whether a commit must fit the training state exactly. If False, the parts that fit are loaded,
+            and the others are listed in the log.
+        near: the near tier, which keeps each host's newest commit when its processes die. ``"auto"`` uses the
+            host's shared memory under ``hvdrecover run`` if there is room; a path uses that folder on a disk
+            of the host; None turns the tier off. See docs/near.md.
+        interval: ``"auto"`` chooses the time between durable commits from their measured cost and from how
+            often the job is lost. Cannot be combined with ``every_commits`` or ``every_seconds``.
 
     A commit that is due while an earlier one is still being written stays in memory only.
 
     Raises:
-        ConfigError: a value that can't be.
+        ConfigError: an attribute has an invalid value.
 
     Examples:
         >>> recover.Checkpoint("s3://bucket/run-1", every_seconds=600).keep
@@ -137,14 +136,14 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         if not isinstance(self.url, str | os.PathLike) or not isinstance(os.fspath(self.url), str):
-            raise ConfigError("checkpoint", f"{self.url!r} is not a path or URL")
+            raise ConfigError("checkpoint", f"must be a path or URL, got {self.url!r}")
         if not (url := os.fspath(self.url)).strip():
             raise ConfigError("checkpoint", "the URL is empty; name a folder or an fsspec URL")
         object.__setattr__(self, "url", config.absolute(url))
         if self.every_commits is not None and not _is_count(self.every_commits):
-            raise ConfigError("every_commits", f"{self.every_commits!r} is not a number of commits from 1 on")
+            raise ConfigError("every_commits", f"must be an integer ≥ 1, got {self.every_commits!r}")
         if self.every_seconds is not None and not _is_positive(self.every_seconds):
-            raise ConfigError("every_seconds", f"{self.every_seconds!r} is not a number above 0")
+            raise ConfigError("every_seconds", f"must be a number of seconds > 0, got {self.every_seconds!r}")
         if self.interval not in (None, "auto"):
             reason = "use 'auto', every_commits=N for every N-th commit, or every_seconds=S"
             raise ConfigError("interval", f"{self.interval!r} is not 'auto'; {reason}")
@@ -152,12 +151,12 @@ class Checkpoint:
             raise ConfigError("interval", "'auto' decides alone; leave out every_commits and every_seconds")
         if self.near is not None:
             if not isinstance(self.near, str | os.PathLike) or not os.fspath(self.near).strip():
-                raise ConfigError("near", f"{self.near!r} is neither 'auto', nor a folder, nor None")
+                raise ConfigError("near", f"must be 'auto', a folder or None, got {self.near!r}")
             near = os.fspath(self.near)
             object.__setattr__(self, "near", near if near == "auto" else config.absolute(near))
         Keep.of(self.keep)
         if type(self.strict) is not bool:
-            raise ConfigError("strict", f"{self.strict!r} is neither True nor False")
+            raise ConfigError("strict", f"must be True or False, got {self.strict!r}")
 
 
 def _is_count(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Durable commits at a checkpoint root, as the process sees it that may write there."""
+"""Write and delete durable commits at a checkpoint root."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _OF_THE_FILE_SYSTEM = {"lost+found"}
 
 
 class Store:
-    """One checkpoint root, as the process that may write to it sees it.
+    """One checkpoint root, for the process that writes to it (rank 0).
 
     Args:
         job: identity of this job and of its start; see `hvdrecover.checkpoint.claims.Claims`.
         host: name of this host, for the claim and the manifests.
 
     Attributes:
-        resumed: the commit that the job resumes from, if it was read here. It stays until a later one is
-            durable.
+        resumed: the commit that the job resumes from, if it was read from this root. It is not deleted
+            before a later commit is durable.
     """
 
     def __init__(
@@ -46,27 +46,29 @@ class Store:
         self._best = Keep.of(keep).best
         self._host = host
         self._pruner = Pruner(storage, Keep.of(keep), clock)
-        self._begun: set[CommitId] = set()  # by this process, and not completed
+        self._begun: set[CommitId] = set()  # commits that this process has begun and not completed
         self._has_made_room = False
         self.resumed: CommitId | None = None
 
     @property
     def url(self) -> str:
-        """The root as messages show it."""
+        """The root's URL without credentials."""
         return self.storage.url
 
     def claim_next(self, *, again: bool = False) -> int:
-        """Claim a generation later than all others for a job that starts, and mark what those have lost.
+        """Claim a new generation for a job that starts.
 
-        All ranks wait for it, so what is left over is deleted later, before the first commit is written.
+        It is later than all generations at the root. Earlier commits that have lost their manifest are marked
+        as broken. Leftovers are not deleted here, since all ranks wait for this call: `write` deletes them
+        before the first commit.
 
         Args:
             again: whether an earlier start of this job has claimed the root.
 
         Raises:
             FencedError: another job has taken the root from this one, which must not start again.
-            ForeignRootError: the root holds files of another kind; nothing was touched.
-            StorageError: the root can't be read or written; or what the job had claimed there is gone.
+            ForeignRootError: the root holds files that hvdrecover did not write; nothing was touched.
+            StorageError: the root cannot be read or written; or the earlier claims of this job are gone.
         """
         check_is_ours(self.storage)
         commits = root.commits(self.storage)
@@ -77,10 +79,10 @@ class Store:
         return generation
 
     def newest(self, suspects: Collection[tuple[str, str]] = ()) -> CommitId | None:
-        """Return the newest commit that is complete, whether or not it verifies; None if there is none.
+        """Return the newest commit that has a manifest, verified or not; None if there is none.
 
         Args:
-            suspects: ranges of commits that are not to be resumed from; see `load_newest`.
+            suspects: ranges of commits that the job must not resume from; see `load_newest`.
         """
         commits = (each for each in root.commits(self.storage) if not each.is_within(suspects))
         return next((each for each in commits if root.is_complete(self.storage, each)), None)
@@ -88,9 +90,10 @@ class Store:
     def write(self, snapshot: Snapshot, rank: int, durable: Callable[[], None] = lambda: None) -> None:
         """Make a commit durable, then delete commits that retention no longer keeps.
 
-        Files that killed processes left go before the first one. Files that this process has begun and not
-        completed go before each. So the root holds one commit more than is kept at most, and the one that is
-        being written. On a full disk, all that is not needed is deleted, and the write is tried once more.
+        Before the first commit, the files that killed processes left are deleted. Before each commit, the
+        incomplete files of this process are deleted. So the root never holds more than the commits to keep,
+        one more, and the one that is being written. If the disk is full, all files that are not needed are
+        deleted, and the write is tried again.
 
         Args:
             durable: called as soon as the commit is durable; deleting may take as long as writing.
@@ -121,13 +124,14 @@ class Store:
     def _publish(self, snapshot: Snapshot, rank: int) -> Manifest:
         commit = snapshot.id
         self.claims.take(commit.generation)
-        self._delete_parts(self._begun - {commit})  # a newer commit has taken the place of one that failed
+        self._delete_parts(self._begun - {commit})  # a newer commit replaces one whose write failed
         if not self._has_made_room:
             self._free(commit, more=1)
             self._has_made_room = True
         self._begun.add(commit)
         path = root.manifest_path(commit)
-        # Left by an attempt that failed after it had been published, it would vouch for half-written files.
+        # An earlier attempt may have failed after it published the manifest. While the files are written
+        # again, that manifest would declare half-written files complete.
         self.storage.remove(path)
         files = []
         for name, arena in snapshot.arenas.items():
@@ -144,7 +148,7 @@ class Store:
     # -- deletions -------------------------------------------------------------------------------------
 
     def _free(self, commit: CommitId, *, more: int = 0) -> None:
-        """Delete all files that are not needed, also the part of a commit that this process has begun.
+        """Delete all files that are not needed, even files of commits that this process has begun.
 
         Args:
             commit: the commit that is being written.
@@ -164,13 +168,13 @@ class Store:
         with (
             suppress(FencedError),
             self._reporting(),
-        ):  # a replaced job deletes nothing; its next write says so
+        ):  # a replaced job deletes nothing; its next write raises the error
             self.claims.check(manifest.generation)
             self._pruner.prune(self._allowed(manifest.id))
             self._delete_leftovers(manifest.generation, self._pruner.known)
 
     def _delete_parts(self, begun: Collection[CommitId]) -> None:
-        """Delete the files that this process has written of commits, unless they turn out to be complete."""
+        """Delete the files of commits that this process has begun, unless they are complete after all."""
         for commit in list(begun):
             with self._reporting():
                 if not root.is_complete(self.storage, commit):
@@ -180,7 +184,7 @@ class Store:
     def _delete_leftovers(self, generation: int, complete: Collection[CommitId] = ()) -> None:
         """Delete the commits that earlier generations began and never completed.
 
-        Where a manifest was lost, the files are marked, and left to the user.
+        A commit that was complete and has lost its manifest is marked as broken, and left to the user.
         """
         begun, lost = incomplete(self.storage, generation, complete)
         self._quarantine(lost)
@@ -201,12 +205,15 @@ class Store:
                 root.quarantine(self.storage, commit, root.MANIFEST_GONE, self.clock)
 
     def _allowed(self, commit: CommitId) -> Callable[[], None]:
-        """Return a look at the claims: a replaced job deletes nothing, even if it was stopped in between."""
+        """Return a function that reads the claims again, and raises `FencedError` if this job was replaced.
+
+        It is called before each deletion: this process may have been stopped for a while since the last one.
+        """
         return lambda: self.claims.check(commit.generation)
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Report an error of any kind as a deletion that failed: no commit may fail because of it."""
+        """Report any error but `FencedError` as a failed deletion: the commit must not fail because of it."""
         try:
             yield
         except FencedError:
@@ -221,17 +228,17 @@ class Store:
         try:
             metric_of(manifest, self._best)
         except ValueError as error:
-            self._best = None  # said once is enough
+            self._best = None  # so the warning comes once only
             message = f"{self.url}: no commit is kept as one of the best: {error}"
             self.events.emit("no_metric", message, level=logging.WARNING, reason=str(error))
 
 
 def check_is_ours(storage: Storage) -> None:
-    """Refuse a root that holds other files, or lies on a storage that lacks something a root needs.
+    """Refuse a root that holds files of other programs, or whose storage lacks a feature that we need.
 
     Raises:
-        ConfigError: the storage lacks something.
-        ForeignRootError: the root holds other files.
+        ConfigError: the storage lacks a feature.
+        ForeignRootError: the root holds files of other programs.
         StorageError: the root cannot be read or written.
     """
     names = set(storage.names()) - _OF_THE_FILE_SYSTEM - {root.CLAIMS, root.READERS}

@@ -36,7 +36,7 @@ from hvdrecover.errors import UnsupportedValueError
 
 Json = Any
 Leaf = Callable[[Any, str], Json]
-"""Encodes what it knows, given the value and its path, and returns `NotImplemented` for the rest."""
+"""Encodes a value, given the value and its path; returns `NotImplemented` for an unknown type."""
 Resolve = Callable[[str, Any], Any]
 """Turns ``("$tag", payload)`` of a `Leaf` back into a value; raises KeyError for a tag it doesn't know."""
 

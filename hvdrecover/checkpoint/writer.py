@@ -1,11 +1,11 @@
-"""Writing commits in the background, through outages of the storage.
+"""Write commits in the background, and retry while the storage fails.
 
 1. The training thread submits a snapshot. Until its write ends it is `in_flight`, and must not change.
-2. The writer's thread attempts to write it, by `Store.write`. When it is durable, the writer lets go of it,
-   and then deletes expired commits. A snapshot that is submitted meanwhile is written next.
-3. A write that fails begins an *outage*: attempts continue, with pauses, until one succeeds or the writer is
-   stopped. In a pause a newer snapshot may take the place of the one that waits.
-4. What time cannot mend, such as another job at the root, ends it for good: `Progress.failure`.
+2. The writer's thread writes it by `Store.write`. When it is durable, the writer releases it, and then
+   deletes expired commits. A snapshot that is submitted meanwhile is written next.
+3. A failed write begins an *outage*: the writer tries again, with pauses, until an attempt succeeds or the
+   writer is stopped. During a pause, a newer snapshot may replace the one that waits.
+4. An error that a retry cannot mend, such as another job at the root, stops all writing: `Progress.failure`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ BACKGROUND = 17  # niceness: training goes first, at a ratio of 45 to 1 for a co
 
 
 def step_back(niceness: int = BACKGROUND) -> None:
-    """Let training go before this thread and those that it starts; on Linux niceness is a thread's own."""
+    """Give this thread and the threads that it starts a lower CPU priority than training has.
+
+    On Linux each thread has its own niceness.
+    """
     thread = threading.get_native_id()
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, thread, max(niceness, os.getpriority(os.PRIO_PROCESS, thread)))
@@ -38,13 +41,13 @@ def step_back(niceness: int = BACKGROUND) -> None:
 class Progress:
     """The record of one writer: the last durable commit, and why and since when attempts fail.
 
-    Times are monotonic seconds. Only the thread that has a snapshot in hand changes it; any may read it.
+    Times are monotonic seconds. Only the thread that handles the snapshot changes it; any thread may read.
 
     Attributes:
         last_durable: the newest commit that has become durable.
         seconds: how long its write took.
-        error: why the last attempt failed; None if it did not, so that there is no outage.
-        failure: why nothing can be written any more; None as long as it can.
+        error: why the last attempt failed; None if it succeeded, so there is no outage.
+        failure: the error after which no commit is written any more; None if there was none.
     """
 
     def __init__(self, url: str, events: Events, clock: Clock) -> None:
@@ -62,9 +65,9 @@ class Progress:
 
     @property
     def behind(self) -> float:
-        """Return for how many seconds a commit has waited to become durable; 0 if none waits.
+        """Return for how many seconds commits have waited to become durable; 0 if none waits.
 
-        A newer commit that replaces one which could not be written counts from the first one on.
+        A newer commit may replace one whose write failed. Then the time still counts from the first one.
         """
         since = self._behind_since
         return 0.0 if since is None else self._clock.monotonic() - since
@@ -78,13 +81,13 @@ class Progress:
         return f"{error}. Attempts that failed: {self._attempts}; {self._describe_age()}"
 
     def submitted(self) -> None:
-        """There is a commit to write."""
+        """Note that a commit was submitted for writing."""
         self._submitted = self._clock.monotonic()
         if self._behind_since is None:
             self._behind_since = self._submitted
 
     def succeeded(self, snapshot: Snapshot, seconds: float) -> None:
-        """A commit has become durable; the write took this long."""
+        """Note that a commit has become durable, and how many seconds the write took."""
         over = None if self.error is None else self._outage_over(snapshot.id)
         self.seconds = seconds
         self.last_durable, self._durable_since = snapshot.id, self._submitted
@@ -98,7 +101,7 @@ class Progress:
             self._events.emit("outage_over", message, level=logging.WARNING, **facts)
 
     def failed(self, commit: CommitId, error: HvdrecoverError) -> None:
-        """An attempt has failed; any error but a `StorageError` is final."""
+        """Note a failed attempt. Any error but a `StorageError` is final."""
         if not isinstance(error, StorageError):
             self.failure = error
             message = f"commit {commit.commit} is not durable, and no later one will be: {error}"
@@ -120,12 +123,12 @@ class Progress:
             self._report("outage", commit, error, message, logging.WARNING, age=self._age())
 
     def reinstate(self) -> None:
-        """A rendezvous has begun a new generation; being fenced under an earlier one means nothing now."""
+        """Allow writing again: a rendezvous has begun a new generation, which is not fenced."""
         if self.failure is not None:
             self.failure = self._behind_since = None
 
     def _age(self) -> float:
-        """Return the age of the last durable commit in seconds, or since the beginning if there is none."""
+        """Return the age of the last durable commit, in seconds; without one, the age of this record."""
         return self._clock.monotonic() - self._durable_since
 
     def _describe_age(self) -> str:
@@ -160,7 +163,7 @@ class BackgroundWriter:
         release: called with each snapshot just before it is no longer `in_flight`.
 
     Attributes:
-        progress: what has become durable, and what has not and why.
+        progress: the last durable commit, and the error of the last attempt.
     """
 
     def __init__(
@@ -169,10 +172,10 @@ class BackgroundWriter:
         self.store = store
         self._rank = rank
         self._release = release
-        self._lock = threading.RLock()  # over what both threads change
+        self._lock = threading.RLock()  # for all that both threads change
         self._snapshot: Snapshot | None = None
         self._attempting = False
-        self._cleaned_up = threading.Event()  # set while there is no thread
+        self._cleaned_up = threading.Event()  # set while the thread is not running
         self._cleaned_up.set()
         self._patience = 0  # how many more attempts may fail until `wait` ends
         self._answered = threading.Event()
@@ -187,10 +190,10 @@ class BackgroundWriter:
         return self._snapshot
 
     def submit(self, snapshot: Snapshot) -> bool:
-        """Begin to write a snapshot, or put it in the place of one that waits for the next attempt.
+        """Begin to write a snapshot. If an earlier one waits for its next attempt, replace it.
 
         Returns:
-            False if it was not taken: an attempt is under way, or nothing can be written any more.
+            False if the snapshot was refused: an attempt is under way, or a final error has stopped writing.
 
         Raises:
             RuntimeError: the writer has been stopped.
@@ -201,7 +204,7 @@ class BackgroundWriter:
             if self._attempting or self.progress.failure is not None:
                 return False
             if self._snapshot is None:
-                self._attempting = True  # or will be in a moment
+                self._attempting = True  # the thread begins in a moment
                 self._answered.clear()
             self._snapshot = snapshot
             self.progress.submitted()
@@ -217,7 +220,7 @@ class BackgroundWriter:
         return True
 
     def hurry(self, attempts: int = ATTEMPTS) -> None:
-        """Begin the next attempt at once if in a pause; let `wait` end when this many more have failed."""
+        """End a pause, so that the next attempt begins. `wait` ends after this many more failed attempts."""
         with self._lock:
             if self._snapshot is not None:
                 self._patience = attempts
@@ -226,7 +229,7 @@ class BackgroundWriter:
                     self._wake.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is in flight, or as many attempts have failed as `hurry` has said.
+        """Wait until nothing is in flight, or until the number of attempts given to `hurry` have failed.
 
         The writer continues in any case.
 
@@ -235,7 +238,7 @@ class BackgroundWriter:
 
         Raises:
             StorageError: the last attempt has failed.
-            HvdrecoverError: nothing can be written any more.
+            HvdrecoverError: a final error has stopped all writing.
         """
         if timeout is None:
             self._answered.wait()
@@ -246,24 +249,24 @@ class BackgroundWriter:
         if (cause := self.progress.error) is not None:
             raise StorageError(
                 self.store.url,
-                f"the newest commit could not be made durable: {self.progress.describe()}. It is in memory "
-                "still: make the storage work again, then flush or commit once more.",
+                f"the newest commit could not be made durable: {self.progress.describe()}. Memory holds it "
+                "still. Make the storage work again, then flush or commit again.",
             ) from cause
         return True
 
     def withdraw(self) -> None:
-        """Let go of a snapshot that waits for its next attempt; one that is being written stays in flight."""
+        """Release a snapshot that waits for its next attempt. One that is being written stays in flight."""
         with self._lock:
             if not self._attempting:
                 self._let_go()
                 self._wake.set()
 
     def wait_for_cleanup(self, timeout: float) -> bool:
-        """Wait until nothing is in flight and expired commits are deleted; False if the time is over."""
+        """Wait until nothing is in flight and expired commits are deleted; return False after a timeout."""
         return self.store.clock.wait(self._cleaned_up, timeout)
 
     def stop(self) -> None:
-        """Begin no further attempt; one that is under way comes to its end."""
+        """Begin no further attempt. An attempt that is under way is completed."""
         with self._lock:
             self._stopped = True
             self._wake.set()
@@ -272,7 +275,7 @@ class BackgroundWriter:
 
     def _run(self) -> None:
         step_back()
-        failed = 0  # attempts since the last success, or since `hurry` has cut a pause short
+        failed = 0  # attempts since the last success, or since `hurry` ended a pause
         while True:
             with self._lock:
                 if self._stopped or self.progress.failure is not None:
@@ -290,14 +293,17 @@ class BackgroundWriter:
                 failed = 0
 
     def _attempt(self) -> bool:
-        """Write the snapshot; return whether it is durable. No error leaves this, as `wait` must end."""
+        """Write the snapshot; return whether it is durable.
+
+        All errors are caught: the thread must survive to end the `wait` of the training thread.
+        """
         try:
             self._write()
         except HvdrecoverError as error:
             self._failed(error)
             return False
         except Exception as error:
-            failure = StorageError(self.store.url, f"writing failed in an unforeseen way: {error!r}.")
+            failure = StorageError(self.store.url, f"writing failed with an unexpected error: {error!r}.")
             failure.__cause__ = error
             self._failed(failure)
             return False
@@ -305,7 +311,7 @@ class BackgroundWriter:
 
     def _write(self) -> None:
         snapshot, started = self._snapshot, self.store.clock.monotonic()
-        assert snapshot is not None  # only this thread lets go of it now
+        assert snapshot is not None  # while an attempt is under way, only this thread releases it
         is_durable = False
 
         def durable() -> None:
@@ -321,7 +327,7 @@ class BackgroundWriter:
         except Exception as error:
             if not is_durable:
                 raise
-            _report_unhandled(error)  # of the user's log handler, perhaps
+            _report_unhandled(error)  # perhaps an error of the user's log handler; the commit is durable
 
     def _failed(self, error: HvdrecoverError) -> None:
         _forget_locals(error)
@@ -346,14 +352,14 @@ class BackgroundWriter:
 
 
 def _report_unhandled(error: Exception) -> None:
-    """Report an error as a thread does that ends by it, and keep nothing of it."""
+    """Print an error as if it had ended this thread, and release the memory that its frames hold."""
     facts = (type(error), error, error.__traceback__, threading.current_thread())
     threading.excepthook(threading.ExceptHookArgs(facts))
     _forget_locals(error)
 
 
 def _forget_locals(error: BaseException | None) -> None:
-    """Clear the frames of an error that is kept; they would keep the snapshot's memory alive."""
+    """Clear the frames of an error that will be kept: their variables would keep the snapshot's memory."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

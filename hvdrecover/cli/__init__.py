@@ -47,7 +47,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that does not repeat credentials."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong with the arguments, and exit with 2."""
+        """Print the message without credentials, and exit with code 2."""
         super().error(redact(message))
 
 
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HvdrecoverError as error:
         _report(error)
         return 1
-    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:

@@ -1,1 +1,1 @@
-"""Sample order: which rank sees which sample when, and what has been seen."""
+"""Sample order: which rank gets which sample when, and which samples are done."""

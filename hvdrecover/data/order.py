@@ -147,7 +147,7 @@ class SampleOrder:
         self._start = 0  # the cursor when the iteration, or its place, was last begun
         self._iterated = self._handed_out = False
         self._largest = 0  # number of samples that were recorded at once
-        self._left_out: list[Stretch] = []  # of this pass, and of later ones
+        self._left_out: list[Stretch] = []  # samples left out of this pass and later ones
         self._named: list[int] = []  # epochs that `set_epoch` was given since the last iteration began
         self._before: dict[str, Any] = {}  # the place before it was given the first of them
         self._warned: set[str] = set()
@@ -176,7 +176,7 @@ class SampleOrder:
             ConfigError: a negative epoch.
         """
         if not _is_count(epoch):
-            raise ConfigError("epoch", f"{epoch!r} is not a number from 0 on")
+            raise ConfigError("epoch", f"must be an integer ≥ 0, got {epoch!r}")
         if not self._named:
             self._before = {name: vars(self)[name] for name in _PLACE}
         self._named.append(int(epoch))
@@ -198,7 +198,7 @@ class SampleOrder:
         before = self._before if self._named else {"epoch": 0, "done": 0}
         if self.epoch < before["epoch"] and 0 < before["done"] < self.length:
             facts = self.epoch, before["epoch"], before["done"], self.length
-            self._say("back", _BACK.format(*facts), everywhere=True)  # it may happen to one rank alone
+            self._say("back", _BACK.format(*facts), everywhere=True)  # may happen on one rank only
         if self._iterated and self.left < least:
             if self.done:
                 self._say("again", _AGAIN.format(self.epoch))
@@ -340,7 +340,7 @@ class SampleOrder:
         return {"epoch": self.epoch, "padding": self.padding, "dropped": self.dropped}
 
     def runs(self) -> list[tuple[int, int]]:
-        """Return what all ranks are dealt in this pass, as runs of positions: from where, and how many."""
+        """Return the positions that this pass deals out to all ranks, as runs: (first position, count)."""
         count = self.rounds * self.size
         runs: list[tuple[int, int]] = []
         start = self._start

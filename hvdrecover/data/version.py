@@ -23,7 +23,7 @@ from hvdrecover.redaction import redact
 
 FORMAT = 2  # 1 was a fingerprint of the content, which cannot be compared with names, sizes and times
 _MOST_JSON = 44_000  # bytes; a manifest holds a longer list of files as its digest only
-_MOST_LINES = 5  # of files that were removed, added, resized or modified, each
+_MOST_LINES = 5  # files that a message lists of each kind: removed, added, resized, modified
 
 # The fields of a listing that change with a file's content, by preference. A tag or checksum of the store
 # comes first: unlike a modification time, it often survives an upload of the same bytes.

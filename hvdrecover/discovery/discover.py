@@ -79,7 +79,7 @@ def discover(
         clock: the source of times.
 
     Raises:
-        DiscoveryError: there is no good answer; the message says why.
+        DiscoveryError: the source gave no usable answer; the message says why.
     """
     file = settings.cache / f"{_key(name, source, settings.checks, environ)}.json"
     asking = _Asking(source, settings, environ, file, clock)

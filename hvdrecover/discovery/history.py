@@ -24,7 +24,7 @@ class History:
     failure: str = ""  # why the source's last answer was not good
     empty: bool = False  # whether the failure is that no host was named
     first_seen: dict[str, float] = field(default_factory=dict)  # since when each host is named
-    health: dict[str, Health] = field(default_factory=dict)  # of the hosts that were checked
+    health: dict[str, Health] = field(default_factory=dict)  # health of the checked hosts
     healthy: tuple[str, ...] = ()  # the hosts that were healthy when at least one was
     healthy_at: float | None = None  # time of `healthy`
 

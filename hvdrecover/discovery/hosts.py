@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from hvdrecover.errors import HostListError
 
-MOST_SLOTS = 4096  # of one host; a larger number is a typing error
+MOST_SLOTS = 4096  # maximum for one host; a larger number is a typing error
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _OPTION = re.compile(r"\s+(?:slots\s*=\s*(?P<slots>\S*)|max[_-]slots\s*=\s*\S*|(?P<unknown>\S+))")

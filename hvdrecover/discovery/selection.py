@@ -28,7 +28,7 @@ State = Literal["used", "spare", "cooldown", "unhealthy", "unchecked", "excluded
 class Limits:
     """The user's options about the hosts."""
 
-    slots: int = 1  # of hosts whose source names none
+    slots: int = 1  # slots of hosts for which the source gives no number
     include: tuple[str, ...] = ()  # shell patterns; if there are any, a host must match one
     exclude: tuple[str, ...] = ()  # shell patterns that no host may match
     max_hosts: int | None = None  # the greatest number of hosts

@@ -39,7 +39,7 @@ class GuardHook(Hook):
         self._world = context.world
         self._contents = context.contents
         self._fresh = True  # until the first rendezvous
-        self._warned = False  # of rank-local state
+        self._warned = False  # whether it has warned of rank-local state
         self._description: structure.Description = ()
         if guard is not None:
             self._description = structure.describe(guard, context.framework, context.contents)
@@ -126,7 +126,7 @@ class GuardHook(Hook):
         if not result.wrong or tuple(_ABSENT) in ballots or snapshot is None:
             return False
         counts = [count for _, _, count in ballots]
-        if len(set(counts)) > 1:  # as when an optimizer has made slots on some ranks only
+        if len(set(counts)) > 1:  # for example, an optimizer has slots on some ranks only
             lines = [f"number of tensors: {by_value(counts)}"]
             self._diverged(result, snapshot.id, lines, {"warn": "continuing"})
             return False
@@ -264,7 +264,7 @@ class GuardHook(Hook):
         )
         if policy == "raise":
             raise DataChangedError(where, lines)
-        if policy == "restart_epoch":  # whatever the length of the data is now
+        if policy == "restart_epoch":  # even if the length of the data has changed
             cursors = stored.state["samplers"].items()
             stored.state["samplers"] = {
                 name: {"epoch": each["epoch"], "processed_num": 0} for name, each in cursors

@@ -51,7 +51,7 @@ class Sighting:
     host: str
     tensors: list[str]  # such as gradient of model.0.weight; none if all were finite before the allreduce
     epoch: int = -1  # if unknown
-    samples: list[int] = field(default_factory=list)  # of its batch, as far as they are known
+    samples: list[int] = field(default_factory=list)  # sample numbers of the batch, as far as they are known
     used: int = 0  # bad steps within the last `WINDOW` before this one
 
 
@@ -77,7 +77,7 @@ class Judge(Hook):
         self._waits = False  # a bad step is rolled back as soon as `record` tells the size of its batch
 
     def attach(self) -> None:
-        """Have the framework report bad steps."""
+        """Ask the framework to report bad steps."""
         if self.policy == "rollback":
             if not self._contents.orders:
                 raise ConfigError(
@@ -242,7 +242,7 @@ class Missing(Hook):
         self._reported: set[str] = set()
 
     def attach(self) -> None:
-        """Have the framework report parameters without a gradient."""
+        """Ask the framework to report parameters without a gradient."""
         self._context.framework.report_missing(self._context.contents, self)
 
     def numbers(self, moment: Moment) -> Sequence[int]:

@@ -40,11 +40,11 @@ class Tensor:
 class Difference:
     """A tensor of one rank that differs from the majority's."""
 
-    tensor: str  # its name
-    kind: str  # its dtype and shape
+    tensor: str  # name of the tensor
+    kind: str  # dtype and shape of the tensor
     rank: int
     host: str
-    count: int  # of numbers that differ
+    count: int  # how many numbers differ
     total: int
     largest: float  # absolute difference; infinite or NaN where a number is
 

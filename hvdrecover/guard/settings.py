@@ -56,19 +56,19 @@ class Guard:
     on_divergence: Divergence = "raise"
     numerics: Numerics | None = "raise"
     numerics_budget: int = 10
-    data: DataVersion | None = field(default=None, repr=False)  # it may be long
+    data: DataVersion | None = field(default=None, repr=False)  # left out, as it may be long
     data_changed: DataChanged = "raise"
     replay: float = 0.0
 
     def __post_init__(self) -> None:
         every = self.parameters_every_commits
         if every is not None and not _is_count(every, 1):
-            raise ConfigError("parameters_every_commits", f"{every!r} is not a number from 1 on, or None")
+            raise ConfigError("parameters_every_commits", f"must be an integer ≥ 1 or None, got {every!r}")
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 raise ConfigError(name, f"{value!r} is not one of {', '.join(map(repr, choices))}")
         if not _is_count(self.numerics_budget, 0):
-            raise ConfigError("numerics_budget", f"{self.numerics_budget!r} is not a number from 0 on")
+            raise ConfigError("numerics_budget", f"must be an integer ≥ 0, got {self.numerics_budget!r}")
         if type(self.replay) not in (int, float) or not 0 <= self.replay <= 1:
             raise ConfigError("replay", f"{self.replay!r} is not a share of steps, from 0 to 1")
         if self.data is not None and not isinstance(self.data, DataVersion):

@@ -86,7 +86,7 @@ def _script() -> str:
 
 
 def check_shards(world: World, batches: int, samples: Samples | None, length: int = -1) -> None:
-    """Have all ranks compare their shares of a data set; a ShardsError on all if they do not fit together.
+    """Compare the shares of a data set on all ranks; all raise ShardsError if they do not fit together.
 
     Args:
         world: the ranks, all of which must call this.
@@ -104,7 +104,7 @@ def check_shards(world: World, batches: int, samples: Samples | None, length: in
         lines = _uncovered(dealt, length)
     if lines:
         raise ShardsError(
-            "the ranks' shares of the training data don't fit together",
+            "the ranks' shares of the training data do not fit together",
             lines,
             "Deal the samples out by rank and number of ranks, in one order for all, as ElasticSampler and "
             "elastic_dataset do.",

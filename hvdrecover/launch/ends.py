@@ -206,7 +206,7 @@ def table() -> str:
 Fault = Literal[
     "crash", "hang", "out_of_memory", "preemption", "lost_host", "launcher_lost", "script_error", "early_exit"
 ]
-OF_HOSTS = ("crash", "hang", "out_of_memory")  # possibly because of the host, so they may happen again there
+OF_HOSTS = ("crash", "hang", "out_of_memory")  # the host may be the cause, so they may happen there again
 # Errors because of other ranks' faults, wherever the script catches them.
 _OF_OTHERS = (
     "Horovod has been shut down",
@@ -238,7 +238,7 @@ class Death:
     # the error's class and its line in the script, which stay the same where its text varies
     identity: str = ""
     kinds: tuple[str, ...] = ()  # `hvdrecover.error_kinds.kinds` of the error
-    lost: str = ""  # the error of Horovod that it met outside `run`, whatever it made of that; or empty
+    lost: str = ""  # Horovod's error outside `run`, even if the script caught it; or empty
 
     @property
     def cause(self) -> Cause:
@@ -296,10 +296,10 @@ def end(death: Death, *, first: bool = False) -> End:
 
 
 def fault(death: Death) -> Fault:
-    """Return what kind of fault a lost process died of."""
+    """Return the kind of fault that ended a process."""
     if death.hung:
         return "hang"
-    if death.returncode == 0 and not death.error:  # after an error, 0 is a wrapper's: `python … | tee`
+    if death.returncode == 0 and not death.error:  # after an error, 0 comes from a wrapper: `python … | tee`
         return "early_exit"
     if death.returncode == -signal.SIGKILL and death.out_of_memory:
         return "out_of_memory"
@@ -330,9 +330,9 @@ def pause(deaths: int) -> float:
 class Record:
     """The record of one slot."""
 
-    # deaths in a row without progress, which is what goes beyond the farthest point reached before
+    # deaths in a row without progress beyond the farthest point reached before
     deaths: int = 0
-    # the farthest point that is known of, as in `hvdrecover.heartbeat.Reading.point`
+    # the farthest known point, as in `hvdrecover.heartbeat.Reading.point`
     farthest: tuple[int, int] = (0, 0)
     # the errors of the script that were seen, here or in an earlier start of the job
     causes: set[Cause] = field(default_factory=set)

@@ -94,8 +94,8 @@ class Guardian:
         self._stop_by: float | None = None  # when a process that was asked to leave is killed
         self._signalled = self._handed_on = False
         self._signals: list[int] = []
-        self._told = (False, False)  # whether it has begun, and is in `run`, as the supervisor knows it
-        self._how = ""  # how the slot has ended, once the supervisor lets it end
+        self._told = (False, False)  # last report to the supervisor: process has begun, is in `run`
+        self._how = ""  # how the slot ends when the supervisor dismisses it
         self._round = 0  # how often all ranks have started again together
         self._began = clock.monotonic()  # when the process had imported an adapter
         self._ticked = self._reported = clock.monotonic()
@@ -103,10 +103,10 @@ class Guardian:
         self._training: Training
 
     def run(self) -> int:
-        """Watch over the slot until its work is done or given up; return the exit code.
+        """Keep the slot running until its work is done or given up; return the exit code.
 
-        That is the training process's own code, 128 plus the signal's number if it was killed, or 75 if it
-        left after a preemption. Raises `LaunchError` if the command cannot be started.
+        This is the exit code of the training process, 128 plus the signal's number if it was killed, or 75 if
+        it left after a preemption. Raises `LaunchError` if the command cannot be started.
         """
         processes.die_with_parent(signal.SIGHUP)  # handled here, even if nohup ignores it
         heeded = (*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -134,7 +134,7 @@ class Guardian:
                 self._readiness.drop()
 
     def _look(self) -> int | None:
-        """Act on signals, on the loss of others, and on the state; return the exit code if all is over."""
+        """Act on signals, on a lost supervisor, and on the state; return the exit code when the slot ends."""
         while self._signals:
             if (code := self._handle_signal(self._signals.pop(0))) is not None:
                 return code
@@ -259,7 +259,7 @@ class Guardian:
 
     def _abandon(self, reason: str) -> int:
         """End, because the supervisor or the launcher is gone."""
-        # else another process reports it
+        # otherwise the supervisor or another guardian reports it
         if self._config.is_first_of_host and not self._reports.is_supervised:
             rank = self._training.read().rank
             self._reports.report("fault", f"{reason}: stopping", rank, fault="launcher_lost", detail=reason)
@@ -275,7 +275,7 @@ class Guardian:
         """Restart the training process in place, or return the code to exit with."""
         kills, notes, reading = processes.memory_kills(), self._training.notes(), self._training.read()
         returncode = processes.returncode_of(returncode) if self._wrapped else returncode
-        error = notes if returncode >= 0 else {}  # a signal ended it, whatever error it noted before
+        error = notes if returncode >= 0 else {}  # a signal ended it, not the error that it noted before
         death = Death(
             returncode,
             reading,
@@ -333,17 +333,17 @@ class Guardian:
         """Report the end of a process outside `run`, and wait: all ranks start again, or end, together."""
         ended = self._stop_by is not None or (death.returncode == 0 and not death.error)
         if ends.fault(death) != "script_error":
-            self._training.leave_error()  # the error that another rank's loss causes says nothing new
+            self._training.leave_error()  # an error caused by the loss of another rank adds nothing
         self._report_death(death, end, notes, "", ended=ended, round=self._round)
         self._hung = None
         self._how, self._code = how, code
         self._state, self._until = State.DISMISSED, math.inf
 
     def _start_again(self, pause: float) -> None:
-        """Start the process again, as all guardians of the job do now."""
+        """Start the process again, together with all other guardians of the job."""
         if self._stop_by is not None:
             return
-        if self._state is State.WATCHING:  # its error, if it has one, is of the fault that is known
+        if self._state is State.WATCHING:  # its error, if any, comes from the fault that is already known
             self._kill()
             self._training.leave_error()
         self._training.show_error()

@@ -1,4 +1,4 @@
-"""The guardians of a job, as its supervisor sees them."""
+"""The supervisor's connections to the guardians of a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdrecover.launch.link import Link, Message
 
 logger = logging.getLogger(__name__)
 
-_STRANGERS = 512  # connections that have not said yet whose they are; more push the oldest out
+_STRANGERS = 512  # maximum number of connections without a token yet; beyond it, the oldest is closed
 _REST = 0.2  # seconds to wait when no connection can be accepted
 
 
@@ -25,8 +25,8 @@ class Guardian:
     """One guardian."""
 
     host: str = ""  # its host's name
-    slot: int | None = None  # its place there
-    ended: bool = False  # whether it has said that it goes
+    slot: int | None = None  # its slot on that host
+    ended: bool = False  # whether it has reported its end
     done: bool = False  # whether its process has ended, and it waits until all ranks end
     leaves: bool = False  # whether its host leaves
     begun: bool = False  # whether a process of its slot has imported hvdrecover
@@ -62,7 +62,7 @@ class Guardians:
         self._token = secrets.token_hex(16)
         self._clock = clock
         self._known: dict[Link, Guardian] = {}
-        self._strangers: dict[Link, float] = {}  # and when they are dropped; the oldest come first
+        self._strangers: dict[Link, float] = {}  # each with its deadline for the token; oldest first
         self._listener = link.listen()
         self._listener.setblocking(False)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -96,20 +96,20 @@ class Guardians:
                 self._drop(each)
 
     def tend(self) -> None:
-        """Drop connections that are late with the token. Call it often."""
+        """Close connections that have not sent the token in time. Call it often."""
         now = self._clock.monotonic()
         for each in [each for each, due in self._strangers.items() if due <= now]:
             self._drop(each)
 
     def dismiss(self) -> None:
-        """Close all connections; guardians that are left then stop."""
+        """Close all connections. The remaining guardians stop when they notice that."""
         for guardian in self._known.values():
             guardian.ended = True
         for each in [*self._known, *self._strangers]:
             self._drop(each)
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         self.dismiss()
         self._selector.unregister(self._listener)
         self._listener.close()
@@ -118,12 +118,12 @@ class Guardians:
         try:
             connection, _ = self._listener.accept()
             new = Link(connection, patience=0.0)
-        except (BlockingIOError, ConnectionAbortedError):  # it has gone again
+        except (BlockingIOError, ConnectionAbortedError):  # the other side has closed it already
             return
-        except OSError as error:  # too many open files: the oldest stranger makes room
+        except OSError as error:  # too many open files: close the oldest connection without a token
             if self._strangers:
                 self._drop(next(iter(self._strangers)))
-            else:  # the connection stays in the queue, so this would be called again at once
+            else:  # the connection stays in the queue: without a pause, this is called again at once
                 logger.warning("cannot accept a guardian now: %s", error.strerror)
                 time.sleep(_REST)
             return
@@ -142,7 +142,7 @@ class Guardians:
             self._drop(source)
 
     def _take(self, guardian: Guardian, message: Message) -> None:
-        """Handle a message. A guardian of another version must not end the supervisor."""
+        """Handle a message. A guardian of another version may send one that must not end the supervisor."""
         try:
             self._hear(guardian, message)
         except (KeyError, TypeError, ValueError):

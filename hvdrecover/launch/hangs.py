@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hvdrecover.heartbeat import Phase, Reading
 
 _FLOOR = 300.0
-FACTOR = 5.0  # how many times as long as the longest time without progress a process may have none
+FACTOR = 5.0  # a process hangs after this many times the longest time without progress seen so far
 _STARTUP = 3600.0
 _WAKING = 10.0  # seconds for a standby that was woken to run its program; it has imported everything
 _AFTERWARDS = 86400.0  # seconds for the script's own work after its training function has returned
@@ -20,8 +20,8 @@ class Limits:
     """The user's limits on time without progress."""
 
     timeout: float | None = None  # seconds in training, or None for a multiple of the longest that was seen
-    # seconds until the first commit, in a recovery, and after a pause until there is progress. Once it is
-    # known how long it took until a first commit, that is what later ones are judged by.
+    # seconds until the first commit, in a recovery, and after a pause until there is progress. Once the time
+    # until a first commit is known, later beginnings are judged by that time.
     startup: float = _STARTUP
 
 
@@ -50,9 +50,9 @@ def _beginning(reading: Reading, limits: Limits) -> float:
 
 
 def _plain(reading: Reading, limits: Limits) -> float:
-    """Limit a script that knows nothing of hang timeouts, and evaluates for an hour perhaps.
+    """Limit a plain script, which may evaluate for an hour without a call to `heartbeat` or `paused`.
 
-    Before its first step, or without steps that are known of, it shows no progress at all.
+    It has no limit before its first known step, because it cannot show progress.
     """
     if not reading.steps:
         return math.inf
@@ -100,7 +100,7 @@ def is_hanging(reading: Reading, limits: Limits, *, joins: bool = True) -> bool:
 
 
 def stall_seconds(timeout: float) -> int:
-    """Return after how many seconds other ranks' collectives fail, well before these ranks count as hanging.
+    """Return after how many seconds other ranks' collectives fail, well before their ranks count as hanging.
 
     Horovod takes up to two check intervals longer for a cached tensor: in all 5/8 of the timeout. The rest is
     for the framework to raise the error; TensorFlow may need a second.

@@ -17,13 +17,13 @@ from hvdrecover.errors import ConfigError, DiscoveryError, LaunchError
 from hvdrecover.launch import hangs, processes, waits
 from hvdrecover.machine import source_towards
 
-COLLECTIVE_SECONDS = 10  # after which ranks give up one that doesn't answer
+COLLECTIVE_SECONDS = 10  # seconds after which ranks give up a rank that does not answer
 FOREIGN = (
     "this Horovod was not built by `hvdrecover install-horovod`: ranks that wait for one that hangs may have "
     "to be killed with it, and ranks may abort when one of them is lost in a rendezvous. Then the job has to "
     "resume from its durable commit"
 )
-_COOLDOWN = ("10", "600")  # seconds for which a host that has failed is left alone
+_COOLDOWN = ("10", "600")  # least and most seconds before a failed host is used again
 _TIMEOUT = 300.0  # for Horovod's stall check, without a fixed hang timeout
 
 
@@ -42,7 +42,7 @@ class Options:
     ssh_port: int | None = None  # of all hosts
     identity: str | None = None  # ssh's private key
     mpi: bool = False  # whether the job is started by ``mpirun``; it is not elastic then
-    others: tuple[str, ...] = ()  # what to hand on as it is
+    others: tuple[str, ...] = ()  # arguments to pass on unchanged
 
 
 def arguments(options: Options, command: Sequence[str]) -> list[str]:
@@ -143,7 +143,7 @@ def ask(command: str, stderr: int | None = None) -> tuple[list[Host], int]:
         child.stdout.close()
     if child.returncode != 0:
         return [], child.returncode
-    lines = dict.fromkeys(printed.decode(errors="replace").splitlines())  # some say a host twice
+    lines = dict.fromkeys(printed.decode(errors="replace").splitlines())  # some scripts print a host twice
     return parse("\n".join(lines), "--host-discovery-script"), 0
 
 
@@ -154,7 +154,7 @@ def discovered(command: str) -> dict[str, int | None]:
 
 
 def _only_interface(named: Sequence[str]) -> tuple[str, ...]:
-    """The interface for a job on one host, which Horovod can't find by comparing hosts."""
+    """Return the interface for a job on one host: Horovod finds it only by comparing hosts."""
     if len(set(named)) != 1:
         return ()
     if is_local(named[0]):  # perhaps under another name, as a Slurm node
@@ -163,8 +163,8 @@ def _only_interface(named: Sequence[str]) -> tuple[str, ...]:
 
 
 def interface_of(address: str) -> tuple[str, ...]:
-    """The interface of this host that has an address; none if there is none."""
-    import psutil  # Horovod needs it, so it is there
+    """Return the interface of this host with an address; empty if no interface has it."""
+    import psutil  # installed with Horovod
 
     names = [
         name

@@ -51,15 +51,15 @@ class Link:
         self.known = known
 
     def fileno(self) -> int:
-        """For selectors."""
+        """Return the file descriptor, for selectors."""
         return self._connection.fileno()
 
     def send(self, **message: Any) -> None:
-        """Send a message; if the other end is gone, the link is closed and nothing is raised."""
+        """Send a message. If the other end is gone, close the link, and raise nothing."""
         self.send_line(encode(message))
 
     def send_line(self, line: bytes) -> None:
-        """Send a message that is encoded."""
+        """Send an encoded message."""
         try:
             self._connection.sendall(line)
         except OSError:
@@ -67,13 +67,13 @@ class Link:
 
     @property
     def has_room(self) -> bool:
-        """Return whether the kernel takes a message now, so that `send` does not wait for the other side."""
+        """Return whether `send` would not block, because the kernel has room for a message."""
         poll = select.poll()
         poll.register(self._connection, select.POLLOUT)
         return bool(poll.poll(0))
 
     def receive(self) -> list[Message]:
-        """The messages that have come; call it when there is something to read."""
+        """Return the messages that have arrived. Call it when the socket is readable."""
         return list(self.arriving())
 
     def arriving(self) -> Iterator[Message]:
@@ -112,12 +112,12 @@ class Link:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """Return the line of a message."""
+    """Return a message as a line of JSON."""
     return json.dumps(message, default=str).encode() + b"\n"
 
 
 def _decoded(line: bytes) -> Message | None:
-    """Return the message of a line; None if there is none in it."""
+    """Return the message in a line; None if the line is not valid."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):

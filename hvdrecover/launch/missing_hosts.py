@@ -13,9 +13,9 @@ from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch import horovodrun, waits
 from hvdrecover.launch.horovodrun import Options
 
-_SHORTAGE_PATIENCE = 10.0  # seconds for a spare host's guardian, or one whose host comes back at once
-_SSH_PATIENCE = 8.0  # seconds from the start for guardians to come
-_MOST = 64  # hosts that are tried
+_SHORTAGE_PATIENCE = 10.0  # seconds for a guardian of a spare host, or of a host that returns at once
+_SSH_PATIENCE = 8.0  # seconds from the start for guardians to connect
+_MOST = 64  # maximum number of hosts to try
 
 
 class Shortage:
@@ -47,7 +47,7 @@ class Shortage:
 
 
 class Unreachable:
-    """Tries ssh, once, to each host from which no guardian has come."""
+    """Tries ssh, once, to each host without a connected guardian."""
 
     def __init__(
         self, options: horovodrun.Options, environ: Mapping[str, str], clock: Clock = SYSTEM_CLOCK
@@ -62,7 +62,7 @@ class Unreachable:
         """Return a message about each unreachable host, once."""
         if self._due is not None and self._clock.monotonic() >= self._due:
             self._due = None
-            # Daemons, as a name may take long to be resolved, and the job may end meanwhile.
+            # Daemon threads: resolving a name may take long, and the job may end meanwhile.
             threading.Thread(target=self._look, args=(set(present),), daemon=True).start()
         found, self._found = self._found, []
         return found
@@ -70,7 +70,7 @@ class Unreachable:
     def _look(self, present: set[str]) -> None:
         try:
             named = [host for host in horovodrun.known(self._options) if host not in present]
-        except HvdrecoverError:  # of the discovery: Horovod's driver says so
+        except HvdrecoverError:  # discovery failed, which Horovod's driver reports
             return
         for host in named[:_MOST]:
             threading.Thread(target=self._try, args=(host,), daemon=True).start()

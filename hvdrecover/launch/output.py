@@ -16,8 +16,8 @@ from contextlib import contextmanager
 
 from hvdrecover.launch import waits
 
-_MOST = 1 << 24  # bytes that are kept for a reader that is slow, or a disk that is full
-_PIECE = 4096  # bytes; a pipe takes so many at once, so that lines of several writers stay whole
+_MOST = 1 << 24  # maximum bytes held for a slow reader or a full disk
+_PIECE = 4096  # bytes that a pipe takes at once, so that lines of several writers are not mixed
 _RETRY = 0.2  # seconds
 
 Report = Callable[[str, str], object]  # takes the name of a stream, and the problem
@@ -51,19 +51,19 @@ class Outlet(io.TextIOBase):
         return self._encoding
 
     def fileno(self) -> int:
-        """Return where it writes."""
+        """Return the descriptor to which the stream writes."""
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Return whether that is a terminal."""
+        """Return whether the descriptor is a terminal."""
         return os.isatty(self._descriptor)
 
     def writable(self) -> bool:
-        """Return whether it takes text."""
+        """Return whether text can be written."""
         return True
 
     def write(self, text: str) -> int:
-        """Take text; raises nothing."""
+        """Hold text for the thread to write. Raises nothing."""
         data = text.encode(self._encoding, "backslashreplace")
         with self._changed:
             if self._waits and not self._has_room():
@@ -85,7 +85,7 @@ class Outlet(io.TextIOBase):
         return len(text)
 
     def drain(self) -> None:
-        """Wait until all is written, unless that fails, or nothing is taken for a while."""
+        """Wait until all text is written, a write fails, or the reader has taken nothing for a while."""
         with self._changed:
             while self._held and not self._fails and self._changed.wait(waits.LAST_OUTPUT):
                 pass

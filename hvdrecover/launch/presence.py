@@ -1,4 +1,4 @@
-"""The supervisor of a run, as other commands find it: by a file in the run's folder.
+"""The file in a run's folder by which other commands find the supervisor.
 
 A killed supervisor leaves its file behind. So readers check that the process lives, and that it is not
 another process with the same number.
@@ -31,15 +31,15 @@ class Supervised:
     process: str  # its `hvdrecover.machine.identity`
     began: float  # when it began, in seconds since the Unix epoch
     command: tuple[str, ...]  # the training command
-    processes: int  # with how many processes the job starts
-    least: int  # how many suffice
+    processes: int  # number of processes with which the job starts
+    least: int  # number of processes that suffices
     stop_signal: str  # the name of the signal that has the job leave; empty if there is none
     grace: float  # seconds for the job to leave
-    leaving: bool = False  # whether it has been told to
+    leaving: bool = False  # whether the job is leaving
 
     @property
     def lives(self) -> bool | None:
-        """Return whether it runs; None if it is on another host, or in another container."""
+        """Return whether the supervisor runs; None if it is on another host, or in another container."""
         if machine.has_ended(self.process):
             return False
         return True if machine.identity(self.pid) == self.process != "" else None
@@ -60,16 +60,16 @@ class Announcement:
             raise LaunchError(str(folder), f"can't be written to: {error.strerror}; {remedy}") from error
 
     def __enter__(self) -> Announcement:
-        """Return this."""
+        """Return this object."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Take the file away."""
+        """Remove the file."""
         with contextlib.suppress(OSError):
             self._disk(self._path.unlink)
 
     def leaves(self) -> None:
-        """Say that the job leaves."""
+        """Note in the file that the job is leaving."""
         self._supervised = replace(self._supervised, leaving=True)
         with contextlib.suppress(OSError):
             self._disk(self._write)
@@ -81,7 +81,7 @@ class Announcement:
 
 
 def find(folder: Path) -> Supervised | None:
-    """Return the supervisor of a run: a living one if possible, else the latest; None without a file."""
+    """Return the supervisor of a run: a running one if there is one, else the latest; None without a file."""
     found = [each for each in map(_read, folder.glob(f"{_PREFIX}*.json")) if each is not None]
     return max(found, key=lambda each: (each.lives is not False, each.began), default=None)
 

@@ -17,14 +17,14 @@ from hvdrecover.launch import waits
 
 _PR_SET_PDEATHSIG = 1
 _TIDYING = 5.0  # seconds
-_OPEN_FILES = 1 << 16  # more than any job needs; some programs go through all that they might have open
+_OPEN_FILES = 1 << 16  # enough for any job; not more, as some programs loop over all possible descriptors
 _SHORTEST_LOOK, _LONGEST_LOOK = 0.01, 0.5  # seconds between checks of killed processes
 _libc = ctypes.CDLL(None, use_errno=True)
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Have the kernel send a signal to this process when its parent dies.
+    """Let the kernel send a signal to this process when its parent dies.
 
     The kernel means the parent's *thread* that started this process, so only main threads may start such
     ones.
@@ -48,25 +48,25 @@ class Child(subprocess.Popen[bytes]):
     """
 
     def poll(self) -> int | None:
-        """Look whether it has ended, and return how."""
+        """Return how the process has ended, or None while it runs."""
         if self.returncode is not None:
             return self.returncode
         try:
             found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # somebody else has reaped it
+        except ChildProcessError:  # another caller has reaped it
             return super().poll()
         if found is None:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def kill_group(self) -> None:
-        """SIGKILL it and all of its group, whether it still lives or not, unless it was reaped."""
+        """SIGKILL the process and its group, even if the process has ended; not if it was reaped."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def ends(self, patience: float = waits.KILLED) -> bool:
-        """Wait for its end, for so many seconds at most, and reap it; whether it has ended."""
+        """Wait for the end of the process, and reap it; return False after a timeout."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(patience)
         return self.returncode is not None
@@ -99,7 +99,7 @@ def start(
 def _dies_with(parent: int) -> Callable[[], None]:
     def prepare() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it has died in between
+        if os.getppid() != parent:  # the parent has died in between
             os._exit(1)
 
     return prepare
@@ -123,7 +123,7 @@ def marked(mark: str) -> list[int]:
 
 def _marked(mark: str, known: Collection[int]) -> list[Any]:
     """Return the living processes with a mark, except the known ones, as objects of psutil."""
-    import psutil  # Horovod needs it, so it is there; guardians and standbys never import it
+    import psutil  # installed with Horovod; guardians and standbys never import it
 
     name, _, value = mark.partition("=")
     found = []
@@ -135,7 +135,7 @@ def _marked(mark: str, known: Collection[int]) -> list[Any]:
 
 
 def _lives(process: Any) -> bool:
-    """Return whether this very process still exists, and is more than a zombie."""
+    """Return whether the same process still exists, and is not a zombie."""
     return process.is_running() and _stat(process.pid)[1] not in ("", "Z", "X")
 
 
@@ -166,7 +166,8 @@ def kill_marked(
         waited = time.monotonic() - began
         for process in found:
             if waited > _TIDYING or process.pid not in tidy:
-                with contextlib.suppress(Exception):  # it has ended; psutil kills no other with its number
+                # The process may have ended. psutil does not kill a new process with the same number.
+                with contextlib.suppress(Exception):
                     process.kill()
         if not found or waited > (min(waits.KILLED, patience) if hurries() else patience):
             return sorted(process.pid for process in found)
@@ -179,7 +180,7 @@ def _tidies(process: int) -> bool:
 
 
 def parent(process: int) -> int:
-    """Return the process that has started a process; 0 if it is gone."""
+    """Return the id of a process's parent; 0 if the process is gone."""
     return int(_stat(process)[2] or 0)
 
 
@@ -193,7 +194,7 @@ def command(process: int) -> list[str]:
 
 def named(processes: Sequence[int]) -> str:
     """Processes with their programs' names, for people: ``process 12 (python)``."""
-    # Not by command lines: reading the command line of an unkillable process may block, too.
+    # The command line of an unkillable process is not used, as reading it may block.
     return ", ".join(f"process {each} ({_stat(each)[0] or 'gone'})" for each in processes)
 
 
@@ -213,7 +214,7 @@ def returncode_of(code: int) -> int:
 
 
 def describe(returncode: int) -> str:
-    """A return code in words."""
+    """Return a return code in words."""
     if returncode >= 0:
         return f"exit code {returncode}"
     try:

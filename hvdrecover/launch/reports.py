@@ -1,7 +1,8 @@
-"""A guardian's ties to the rest of the job.
+"""A guardian's connection to the rest of the job.
 
-With a supervisor: one connection, which takes events and reports and brings orders; its end means that the
-supervisor is gone. Without one: events go into the record, and a watch looks for the end of Horovod's driver.
+With a supervisor: one connection, which carries events and reports to it, and orders back. If the connection
+ends, the supervisor is gone. Without a supervisor: the guardian writes events to the record, and watches
+Horovod's driver to learn when the job ends.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from hvdrecover.record import Record, number
 
 logger = logging.getLogger(__name__)
 
-_MOST_UNSENT = 10_000  # events that are kept while the supervisor takes none
+_MOST_UNSENT = 10_000  # events that wait while the supervisor reads none
 _DRIVER_EVERY = 2.0  # seconds between looks at Horovod's driver
-_DRIVER_REFUSALS = 2  # in a row, for the driver to be gone
+_DRIVER_REFUSALS = 2  # refused connections in a row after which the driver counts as gone
 
 # Facts for the supervisor only, which no event holds.
 _UNWRITTEN = frozenset(
@@ -47,7 +48,7 @@ class Reports:
         self._clock = clock
         self._supervisor: link.Link | None = None
         self._record = None if config.events is None else Record(config.events, waits.DISK)
-        # Events on their way, each with the monotonic time of its origin. The oldest make room for new ones.
+        # Events not sent yet, each with its monotonic time. If there are too many, the oldest are dropped.
         self._unsent: deque[tuple[float, Mapping[str, Any]]] = deque(maxlen=_MOST_UNSENT)
         self.events = Events(self._take, config.host, clock)
         self._launcher = LauncherWatch(config.rendezvous, config.collective_seconds, clock)
@@ -69,7 +70,7 @@ class Reports:
         return self.has_supervisor
 
     def listen(self, selector: selectors.BaseSelector, hear: Callable[[], object]) -> None:
-        """Have a function called whenever the supervisor, if there is one, has sent something."""
+        """Call a function whenever the supervisor, if there is one, has sent something."""
         if self._supervisor is not None:
             selector.register(self._supervisor, selectors.EVENT_READ, hear)
 
@@ -80,7 +81,7 @@ class Reports:
 
     @property
     def is_supervised(self) -> bool:
-        """Return whether the supervisor is there still."""
+        """Return whether the supervisor is still connected."""
         return self._supervisor is not None and self._supervisor.is_open
 
     def lost(self) -> str:
@@ -90,7 +91,7 @@ class Reports:
         return self._launcher.lost() if self._config.launched else ""
 
     def receive(self) -> list[dict[str, Any]]:
-        """Return the supervisor's messages that have come."""
+        """Return the messages from the supervisor that have arrived."""
         return self._supervisor.receive() if self._supervisor is not None else []
 
     def send(self, **facts: Any) -> None:

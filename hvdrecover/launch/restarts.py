@@ -77,7 +77,7 @@ class Outcome:
     without_progress: int = 0
     # durable commits that the next start is to pass over, as ``FIRST..LAST``, or None
     suspect: str | None = None
-    # of the error that ends the job or this start, if it is to be printed; or an empty string
+    # traceback to print, of the error that ends the job or this start; or an empty string
     traceback: str = ""
     message: str = ""  # for people, before the traceback; by default the reason
 
@@ -87,12 +87,12 @@ class Streak:
     """Restarts of the job in a row: new starts, and restarts of all ranks together in place."""
 
     restarts: int = 0
-    error: tuple[Any, ...] | None = None  # the error of the script that was the last fault, or None
+    error: tuple[Any, ...] | None = None  # the script's error in the last fault, or None
     commits: int = 0  # commits of the whole run before the last fault, at which the state had changed
     time: float = 0.0  # of the last fault, by the monotonic clock
 
     def before(self, attempt: Attempt, now: float) -> Streak:
-        """Return the streak as it is when a fault comes now: it ends with progress, or after a calm hour."""
+        """Return the streak at a fault that happens now: progress or a calm hour has ended it."""
         commits = attempt.point[0]
         calm = commits > self.commits or now - self.time > CALM
         return Streak(0, None, commits) if calm else self
@@ -104,7 +104,7 @@ class Together:
 
     action: Literal["wait", "restart", "over", "end"]  # `over`: start the job again, or give up
     fault: Fault
-    error: tuple[Any, ...] | None = None  # of the script, if that is the fault; equal for the same again
+    error: tuple[Any, ...] | None = None  # the script's, if that is the fault; equal if it repeats
 
 
 def together(
@@ -299,7 +299,7 @@ def _may_need_no_repair(fault: Fault, attempts: Sequence[Attempt]) -> bool:
 
 
 def _is_of_others(fault: Fault) -> bool:
-    """Return whether a process has ended because of another one's fault, which is reported as well."""
+    """Return whether a process has ended because of another process's fault, which is reported separately."""
     of_horovod = fault["fault"] == "crash" and fault.get("exit", 0) > 0
     return bool(fault.get("heard")) or fault.get("end") == "rendezvous" or of_horovod
 
@@ -323,14 +323,14 @@ def _ended(attempt: Attempt, fault: Fault, end: End, ranks: int) -> Outcome:
     why = heading = SAME_ERROR
     if end.repair == "end":
         why = f"{end.how}: {fault.get('detail')}"
-        # Where one end stands for several errors, the error itself is what counts.
+        # If one end stands for several errors, its description is too vague as a heading.
         heading = "the job ends with this error:" if len(end.errors) > 1 else f"{end.how}:"
     code = end.code or int(fault.get("exit") or 1)
     return Outcome("end", code, why, traceback=told, message=heading if told else "")
 
 
 def _ended_at_first(attempt: Attempt, fault: Fault, ranks: int) -> Outcome:
-    """Show the error of one rank, with a count of those that failed alike and of those that did not."""
+    """Show the error of one rank, with the counts of ranks that failed alike and otherwise."""
     failed = first_errors(attempt)
     alike = sum(Cause.of(each).error == Cause.of(fault).error for each in failed)
     how = FIRST_ERROR.how

@@ -54,7 +54,7 @@ def run_below(function: Callable[[], int], signals: Iterable[int]) -> int:
     if os.getpid() != 1:
         return function()
     wanted = set(signals)
-    signal.pthread_sigmask(signal.SIG_BLOCK, wanted)  # until there is somebody to hand them on to
+    signal.pthread_sigmask(signal.SIG_BLOCK, wanted)  # until there is a child that they can be sent to
     child = os.fork()
     if child == 0:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)

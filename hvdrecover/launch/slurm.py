@@ -85,15 +85,15 @@ class SlurmJob:
         return f"{array}_{task}" if array and task else self._job
 
     def watch(self) -> None:
-        """Begin to ask how long it has its hosts."""
+        """Start the thread that asks for the job's end."""
         self._thread.start()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop the thread."""
         self._closed.set()
 
     def ends_within(self, seconds: float) -> str:
-        """Return how it ends within so many seconds, or '' if it does not or is ending already."""
+        """Return how the job ends within so many seconds; '' if it does not, or is ending already."""
         plan = self._plan
         if plan is None or plan.end is None or plan.state != "RUNNING":
             return ""
@@ -104,7 +104,7 @@ class SlurmJob:
         return f"Slurm {why} in {max(left, 0.0):.0f} s"
 
     def requeue(self, *, committed: bool) -> None:
-        """Have Slurm start the job again, if ``--requeue`` allows it and Slurm has not decided otherwise.
+        """Requeue the job, if ``--requeue`` allows it and Slurm has not decided otherwise.
 
         This applies only if the batch script became this process by ``exec``; any other script sees the exit
         code, and decides. Slurm kills the job's processes, so this comes last.

@@ -41,13 +41,13 @@ exec {ssh} {options} "$@"
 """
 GROUP = "hvdrecover.remote_shells"
 _SETTING = "HVDRECOVER_REMOTE_SHELL"
-MARK = "HVDRECOVER_START"  # stays on the commands that start workers, and tells them from others
+MARK = "HVDRECOVER_START"  # in the commands that start workers, to distinguish them from others
 # Horovod's options and NCCL's are changed on the way, so they have to stay; a shell keeps some for itself.
 _KEPT = re.compile(
     rf"{MARK}|HOROVOD_.*|NCCL_.*|PYTHONUNBUFFERED|_|PWD|SHLVL|UID|EUID|PPID|BASHOPTS|SHELLOPTS|BASH_VERSINFO"
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# What Horovod does not hand on either: it means nothing on another host.
+# Variables that Horovod does not send either: they have no meaning on another host.
 _NOT_HANDED_ON = re.compile(r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|_HOROVOD_SECRET_KEY")
 
 

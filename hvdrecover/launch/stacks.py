@@ -1,4 +1,4 @@
-"""Where a training process is: its stacks, and the ranks that its collectives wait for."""
+"""Find the place of a training process in its code: its stacks, and the ranks that it waits for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hvdrecover.uncaught import is_library
 
 logger = logging.getLogger(__name__)
 
-_LISTED = 3  # tensors
+_LISTED = 3  # tensors that a message lists
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 _THREADS = re.compile(r"^(?=(?:Current thread|Thread) )", re.MULTILINE)
 
@@ -57,7 +57,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def take(process: int, written: int) -> str:
-    """Have a process write its stacks to `written`, and return them; '' if it does not answer."""
+    """Ask a process for its stacks, and return them; '' if it does not answer."""
     before = os.fstat(written).st_size
     os.kill(process, STACKS_SIGNAL)
     deadline = time.monotonic() + waits.STACKS
@@ -83,7 +83,7 @@ def summary(stacks: str) -> str:
 
 
 class Whereabouts:
-    """A guardian's reports of where its training process is."""
+    """A guardian's reports on the place of its training process."""
 
     def __init__(self, config: Config, reports: Reports) -> None:
         self._config = config
@@ -98,14 +98,14 @@ class Whereabouts:
         if not missing or stall == self._stall:
             return
         self._stall = stall
-        if self._reports.has_supervisor:  # which asks where these ranks are
+        if self._reports.has_supervisor:  # the supervisor asks for the places of these ranks
             self._reports.send(kind="stalled", missing=missing, seconds=reading.silent)
         else:
             message = Stall(missing, reading.silent).message()
             self._reports.report("stalled", message, reading.rank, seconds=reading.silent, missing=missing)
 
     def report(self, training: Training, ranks: Sequence[int]) -> None:
-        """Tell the supervisor where the training process is, if it is one of these ranks."""
+        """Report the place of the training process to the supervisor, if it is one of these ranks."""
         reading = training.read()
         if reading.rank not in ranks:
             return
@@ -119,7 +119,7 @@ class Whereabouts:
         self._reports.send(kind="where", rank=reading.rank, place=place)
 
     def show(self, training: Training) -> None:
-        """Show where the training process is, after SIGQUIT."""
+        """Log the place of the training process, after SIGQUIT."""
         reading = training.read()
         if not self.take(training, reading):
             reason = "it is stopped, or has not imported hvdrecover yet"

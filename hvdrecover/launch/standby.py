@@ -1,6 +1,6 @@
-"""A process that has imported what training imports, and waits to replace a lost training process.
+"""A standby: a process that has imported all modules of the training, and waits to replace a lost process.
 
-It is a fresh process and no fork, so it inherits neither locks nor threads. It makes no tensor and opens no
+It is a new process, not a fork, so it inherits neither locks nor threads. It makes no tensor and opens no
 device, so it holds no memory of an accelerator."""
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Readiness:
     def wake(self, environ: Mapping[str, str]) -> Training | None:
         """Let the standby take over the slot; None if none is ready.
 
-        A standby that still imports is killed: a slow import cannot be told from one that never ends.
+        A standby that still imports is killed: a slow import looks the same as one that never ends.
         """
         self._calm_since = None
         woken = self._standby if self.is_warm else None
@@ -106,7 +106,7 @@ def _is_stuck(standby: Reading) -> bool:
 def start(command: PythonCommand, modules: Sequence[str], environ: Mapping[str, str]) -> Training:
     """Start a standby."""
     program = [command.module, command.program, *command.arguments]
-    # In memory, as a pipe takes only 64 KiB before its reader reads.
+    # In a memory file: a pipe would take only 64 KiB before the standby reads.
     orders = os.memfd_create("hvdrecover-orders")
     try:
         with open(orders, "w", closefd=False) as file:
@@ -126,7 +126,7 @@ def wake(standby: Training, environ: Mapping[str, str]) -> bool:
     assert stdin is not None
     standby.page.touch()
     try:
-        # The pipe takes it, whether anybody reads or not: it is all that ever comes.
+        # Does not block: the pipe has room, as this line is the only input that a standby ever gets.
         stdin.write(f"{json.dumps(dict(environ))}\n".encode())
         stdin.flush()
     except OSError:

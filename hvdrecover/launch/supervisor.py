@@ -53,17 +53,17 @@ logger = logging.getLogger(__name__)
 
 _MARGIN = 5.0  # seconds after the grace before everything is killed
 _REQUEUE = 10.0  # seconds beyond these for a controller to take a requeue before it ends the job
-_REPORTS = "failing-hosts"  # hosts on which slots were given up or diverged; discovery excludes them
+_REPORTS = "failing-hosts"  # file of hosts with given-up or diverged slots, which discovery excludes
 
 
 @dataclass(frozen=True)
 class Settings:
     """The user's settings of a supervised job."""
 
-    options: horovodrun.Options  # those of ``horovodrun``
+    options: horovodrun.Options  # options of ``horovodrun``
     worker: tuple[str, ...]  # the guardian's command, before the training command
     environ: dict[str, str]  # variables on top of this process's own
-    folder: Path  # the run's, for its events and what else belongs to it
+    folder: Path  # of the run: events and other files
     max_restarts: int = 10  # how many restarts in a row may bring no progress
     grace: float = 30.0  # seconds for the job to leave after a preemption
 
@@ -327,7 +327,7 @@ class Supervisor:
         until = self._clock.monotonic() + seconds
         while self._state is State.TRAINING and (left := until - self._clock.monotonic()) > 0:
             self._serve(min(left, waits.SUPERVISION))
-        if self._state is State.LEAVING:  # nothing runs that could leave
+        if self._state is State.LEAVING:  # no process runs that could commit and leave
             self._state, self._code = State.STOPPED, PREEMPTED
 
     def _serve(self, seconds: float) -> None:
@@ -350,7 +350,7 @@ class Supervisor:
         if number == signal.SIGQUIT:
             self._guardians.order(order="stacks")
         elif number in self._config.stop_signals and not self._signalled:
-            self._signalled = True  # may be leaving: a batch system signals after we read its plan
+            self._signalled = True  # the job may be leaving already, by the batch system's plan
             name = signal.Signals(number).name
             if self._state is State.TRAINING:
                 self._leave(name)
@@ -424,7 +424,8 @@ class Supervisor:
             self._stall.places[int(message["rank"])] = message["place"]
         elif message.get("kind") == "fault":
             guardian.ended = bool(message.get("final"))
-            guardian.done = message.get("round") == attempt.rounds  # not if it is to start again already
+            # A guardian that was ordered to start again since then is not done.
+            guardian.done = message.get("round") == attempt.rounds
             at, now = f"{guardian.host}/{guardian.slot}", self._clock.monotonic()
             attempt.faults.append({**message, "at": at, "time": now})
             of_host = message.get("fault") in ends.OF_HOSTS and message.get("end") != "apart"
@@ -444,7 +445,7 @@ class Supervisor:
             logger.warning("that %s fails could not be noted: %s", host, error)
 
     def _lost(self, guardian: Guardian) -> None:
-        """A guardian is gone without a word: killed, or with its host."""
+        """Report a guardian whose connection has ended without a message: it or its host is lost."""
         if self._driver.poll() is None:
             detail = f"{guardian.host} slot {guardian.slot}: its guardian is gone, perhaps with its host"
             self._report_fault("lost_host", detail, slot=guardian.slot, commit=guardian.commit)
@@ -461,7 +462,7 @@ class Supervisor:
 
 
 def _show(text: str) -> None:
-    # Where the terminal is closed, even an empty text fails, as lines before it are still to be written. The
-    # exit code must not come from this error, as schedulers act on it.
+    # If the terminal is closed, even an empty text fails, as earlier lines are still buffered. This error
+    # must not change the exit code, which schedulers act on.
     with contextlib.suppress(OSError):
         sys.stderr.write(text)

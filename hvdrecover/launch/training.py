@@ -40,8 +40,9 @@ class Training:
         self._descriptors = [os.memfd_create(f"hvdrecover-{name}") for name in ("page", "stacks", "notes")]
         page, self.stacks, self._notes = self._descriptors
         self._events, events = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._unread = b""  # the beginning of an event of which the rest has not come
-        with contextlib.suppress(OSError):  # a user may have so many pages in pipes; then it stays at 64 KiB
+        self._unread = b""  # the beginning of an event whose rest has not arrived
+        # Linux limits each user's memory in pipes. Beyond the limit, the size stays 64 KiB.
+        with contextlib.suppress(OSError):
             fcntl.fcntl(events, fcntl.F_SETPIPE_SZ, _PIPE)
         os.ftruncate(page, heartbeat.SIZE)
         self.page = Page.from_buffer(mmap.mmap(page, heartbeat.SIZE))
@@ -70,16 +71,16 @@ class Training:
 
     @property
     def returncode(self) -> int | None:
-        """Return its exit code, or None while it runs. One that cannot be killed counts as killed."""
+        """Return its exit code, or None while it runs. A process that cannot be killed counts as killed."""
         code = self.process.poll()
         return -signal.SIGKILL if code is None and self._left else code
 
     def read(self) -> Reading:
-        """Return what its page says."""
+        """Return the contents of its page."""
         return self.page.read()
 
     def notes(self) -> dict[str, Any]:
-        """Return its notes: of each fact the last that was sent."""
+        """Return its notes: the last value of each fact."""
         return heartbeat.notes_since(self._notes, 0)
 
     def events(self) -> list[dict[str, Any]]:
@@ -101,7 +102,7 @@ class Training:
         return heartbeat.stalled_since(self._notes, seen) if self._seen > seen else {}
 
     def show_error(self) -> None:
-        """Print the error that has ended it, which it has left to its guardian; once."""
+        """Print the error that ended the process, once, unless it has printed the error itself."""
         notes = {} if self._shown else self.notes()
         if notes.get("unprinted"):
             sys.stderr.write(notes["traceback"])

@@ -50,7 +50,7 @@ class Exporter:
             self._seen.clear()
 
     def wait_until_seen(self, timeout: float) -> None:
-        """Wait for a scrape of what was updated last, for so many seconds at most."""
+        """Wait until the last update has been scraped, for ``timeout`` seconds at most."""
         self._seen.wait(timeout)
 
     def collect(self) -> Iterator[Metric]:

@@ -78,7 +78,7 @@ def progress(report: Report) -> str:
 
 
 def changes(before: Report, after: Report) -> list[str]:
-    """Return what has happened in between, a line for each, except mere progress."""
+    """Return a line for each event between two reports, without mere progress."""
     lines = []
     if after.starts > before.starts:
         lines.append(f"the job is started ({after.starts} so far)")
@@ -100,7 +100,7 @@ def changes(before: Report, after: Report) -> list[str]:
 
 
 def the_fault(fault: Fault) -> str:
-    """Return what a fault was, and whose."""
+    """Return the kind of a fault and its rank and host, in words."""
     whose = "the job" if fault.rank is None else f"rank {rank(fault.rank)} on {fault.host}"
     return f"{fault.kind} of {whose}{f': {one_line(fault.detail)}' if fault.detail else ''}"
 

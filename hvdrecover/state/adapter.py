@@ -69,7 +69,7 @@ class Framework(Protocol):
         """
 
     def match(self, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> bool:
-        """Return whether `spec` would give these very specs. Fast; if in doubt, False."""
+        """Return whether `spec` would return equal specs. Must be fast; False if that is uncertain."""
 
     def views(self, arena: Arena) -> dict[str, Tensor]:
         """A tensor over each tensor's bytes in an arena; no copies."""
@@ -81,13 +81,13 @@ class Framework(Protocol):
         """A copy of a tensor."""
 
     def move(self, tree: Tree, present: Any) -> Tree:
-        """Return a plain value's tree with its tensors on the device of the value that it replaces."""
+        """Return the tree of a plain value, with its tensors moved to the device of the present value."""
 
     def copy_out(self, tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
         """Copy tensors into views of an arena; done on return."""
 
     def equal(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
-        """Return whether each tensor holds the very bits of its view; compares the first pairs first."""
+        """Return whether each tensor equals its view bit for bit. Compares the pairs in the given order."""
 
     # Components: models, optimizers, schedulers.
 
@@ -101,13 +101,13 @@ class Framework(Protocol):
         """Return the part of a stored tree that fits a component, and a line for each difference."""
 
     def copies_on_load(self, component: Component) -> bool:
-        """Return whether `load` copies tensors; if not, it is given tensors that the component may keep."""
+        """Return whether `load` copies tensors. If not, callers pass tensors that the component may keep."""
 
     def load(self, component: Component, tree: Tree, *, keep: bool = False) -> None:
         """Load a tree that fits; ``keep``: the component may keep the tree's tensors in any case."""
 
     def unkept(self, component: Component) -> list[str]:
-        """Names of a component's tensors that `tree` does not return: a recovery loses them."""
+        """Names of a component's tensors that `tree` leaves out, so that a recovery loses them."""
 
     def passes(self, component: Component) -> tuple[int, int]:
         """How many backward passes an optimizer has done since its last step, and how many a step takes."""
@@ -116,7 +116,7 @@ class Framework(Protocol):
         """Reset the accumulated backward passes of an optimizer."""
 
     def describe(self, component: Component) -> list[Entry]:
-        """Return what ranks that train together must have in common of a component, in a fixed order."""
+        """Return the properties of a component that must be equal on all ranks, in a fixed order."""
 
     def rank_local(self, component: Component) -> Collection[str]:
         """Names of the tensors of `tree` that differ between ranks, such as running statistics."""
@@ -139,10 +139,10 @@ class Framework(Protocol):
         """The states of all global generators, as plain values and numpy arrays."""
 
     def set_generators(self, states: Any) -> None:
-        """Set what `generators` gave; skip generators that this process lacks."""
+        """Restore the states that `generators` returned; skip generators that this process lacks."""
 
     def original(self, error: BaseException) -> BaseException | None:
-        """Return our own error if this framework has wrapped it in this one."""
+        """Return the original error if the framework has wrapped it in this one."""
 
     # The reports of steps that hooks ask for, each at most once for a state. ``contents`` is the state's
     # `Contents`; the other argument is the hook. Both are defined above this file.
@@ -161,17 +161,17 @@ class Framework(Protocol):
 
 
 class StepObserver(Protocol):
-    """A hook that looks at each step."""
+    """A hook that is called before each step."""
 
     def step_begins(self) -> None:
-        """An optimizer is about to step."""
+        """Called when an optimizer is about to step."""
 
 
 class HiddenAttribute(Protocol):
     """An attribute that an adapter adds to the user's, such as the state of Keras callbacks."""
 
     def tree(self) -> Tree | None:
-        """Return the state to be part of a commit; None leaves it out."""
+        """Return the state for a commit; None leaves it out."""
 
     def load(self, tree: Tree | None) -> None:
         """Load the state from a commit, or None if it has none; copy the tensors that are used."""
@@ -217,23 +217,23 @@ class World(Protocol):
         """Leave the other ranks."""
 
     def allow_stalls(self, seconds: int) -> None:
-        """Have collectives fail that wait for a missing rank for so long; 0 lets them wait for ever."""
+        """Set the seconds after which a collective fails that waits for a missing rank; 0: never."""
 
     def lost(self, error: BaseException) -> bool:
-        """Return whether an error came of a collective that failed because ranks were lost.
+        """Return whether an error comes from a collective that failed because ranks were lost.
 
         Horovod's own ``HorovodInternalError`` is known; this is about the errors that a framework makes of
         it.
         """
 
     def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
-        """The values of all ranks, as int64 of shape ``[size, len(values)]``."""
+        """Return the values of all ranks, as int64 of shape ``[size, len(values)]``."""
 
     def send(self, values: Sequence[int], name: str) -> Callable[[], npt.NDArray[np.int64]]:
         """Begin an `allgather`. The returned function waits for its result, or raises its error."""
 
     def gather(self, mine: bytes, name: str) -> Sequence[Buffer]:
-        """The bytes of all ranks by rank, each of any length; in one collective."""
+        """Return the bytes of all ranks, by rank. Lengths may differ. Takes one collective."""
 
     def broadcast(self, buffer: Bytes, root: int, name: str) -> None:
         """Fill ``buffer``, a uint8 array of the same length on all ranks, with the root's, in place."""

@@ -1,4 +1,4 @@
-"""The tracked attributes of a state: a commit copies them, and is loaded into them."""
+"""The tracked attributes of a state. A commit copies them; a recovery loads a commit into them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Contents:
             order.place(rank, size)
 
     def order_in_use(self) -> SampleOrder | None:
-        """The order that training uses: the one that was begun last, preferably a recorded one."""
+        """The sample order in use: the last one that was begun, preferably one that records its batches."""
         used = [order for order in self.orders.values() if order.begun]
         return max(used, key=lambda order: (order.recorded, order.begun), default=None)
 
@@ -215,7 +215,7 @@ class Contents:
         return differences
 
     def _cursor(self, name: str, order: SampleOrder) -> dict[str, Json]:
-        """Return a sampler's cursor; a commit whose cursor could not be loaded would end all later starts."""
+        """Return a sampler's cursor, after a check: an invalid one in a commit would end all later starts."""
         cursor: dict[str, Json] = order.state_dict()
         if misfits := order.misfits(cursor, name):
             raise StateError(
@@ -237,7 +237,7 @@ class Contents:
         ]
 
     def _misowned(self, stored: Collection[str], own: Collection[str]) -> list[str]:
-        """Return a line for each attribute that is each rank's own here or in the commit, and not in both."""
+        """Return a line for each attribute that is rank-local only here, or only in the commit."""
         kinds = {True: "one for each rank", False: "one for all ranks"}
         return [
             f"{name}: {kinds[name in own]} in the commit, {kinds[name in self.per_rank]} in this state"
@@ -289,7 +289,7 @@ class Contents:
                 order.load_state_dict(cursors[name], name)
 
     def _keeps(self, name: str) -> bool:
-        """Return whether an attribute keeps the very tensors that it is loaded from."""
+        """Return whether an attribute keeps the tensors from which it is loaded, without a copy."""
         value = self.values.get(name)
         return not (self._framework.is_component(value) and self._framework.copies_on_load(value))
 

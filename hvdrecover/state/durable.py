@@ -58,8 +58,8 @@ def is_due(settings: Checkpoint, commits_since: int, seconds_since: float, pacin
 class DurableSide(Hook):
     """Durable commits and the near tier. Without a checkpoint root, all methods do nothing.
 
-    As a voter it stops the job on all ranks if rank 0 finds that another job has taken the root, or that
-    commits fail to become durable for too long.
+    As a hook it votes to stop the job on all ranks if another job has taken the root, or if no commit has
+    become durable for too long. Only rank 0 can find that out.
 
     Args:
         pacing: decides the interval, if the settings leave it open.
@@ -78,7 +78,7 @@ class DurableSide(Hook):
         self._context = context
         self._clock = context.clock
         self._pacing = pacing
-        self._paced: CommitId | None = None  # the durable commit that pacing has been told of
+        self._paced: CommitId | None = None  # the last durable commit whose cost was given to pacing
         self._memory = memory
         max_age = context.config.max_durable_age
         self._max_age = math.inf if max_age is None else max_age
@@ -98,13 +98,13 @@ class DurableSide(Hook):
     # -- commits ---------------------------------------------------------------------------------------
 
     def offer(self, *, ask: bool) -> None:
-        """Have the newest commit in memory sealed near by, and written in the background if it is due.
+        """Seal the newest commit in the near tier, and write it in the background if it is due.
 
-        It is not written while an attempt to write an earlier one is under way. In an outage it takes the
-        place of the one that could not be written.
+        It is not written while an attempt to write an earlier commit is under way. In an outage it replaces
+        the commit that could not be written.
 
         Args:
-            ask: have it written in any case. An attempt that is under way is waited for first.
+            ask: write it even if it is not due. Waits first for an attempt that is under way.
         """
         if self.near.folder is not None:
             self.near.offer()
@@ -121,7 +121,7 @@ class DurableSide(Hook):
         elif is_due(self._settings, self._commits_since, seconds, self._pacing):
             self._try_to_submit(writer, snapshot)
         if self._pacing.on:
-            # Also where a short write that has just begun is over by now.
+            # Also if a short write has begun here and is over already.
             self._pacing.begin(beside=self._commits_since == 0 or not writer.wait_for_cleanup(0.0))
 
     def flush(self, timeout: float | None, attempts: int = ATTEMPTS) -> None:
@@ -129,7 +129,7 @@ class DurableSide(Hook):
 
         Args:
             timeout: seconds to wait; None waits for as long as it takes.
-            attempts: how many may fail from now on.
+            attempts: how many attempts may fail from now on.
         """
         snapshot = self._memory.newest
         if snapshot is None or (writer := self.writer()) is None:
@@ -160,9 +160,9 @@ class DurableSide(Hook):
         self.near.remove()
 
     def settle(self) -> None:
-        """Let seals and writes that are under way end; called when a training function ends. Raise nothing.
+        """Wait for seals and writes that are under way, when a training function ends. Raises nothing.
 
-        The write has a few attempts to succeed. Then the deletion of expired commits has as long.
+        The write gets a few attempts, within `SETTLE_SECONDS`. Then deletions get as long.
         """
         self.near.settle(SETTLE_SECONDS)
         if self._writer is not None and self._verdict() is None:
@@ -177,7 +177,7 @@ class DurableSide(Hook):
         """Take the root for this job, on the rank that starts it; return the generation that it may write.
 
         Args:
-            left: by start of a job, which near commit it has left on which host.
+            left: start of a job to the near commit that it has left, with its host, in words.
         """
         retry = retrying(self._context.clock)
         if (writer := retry(self.writer)) is None:
@@ -196,10 +196,10 @@ class DurableSide(Hook):
         return loaded
 
     def standing(self, verified: bool) -> Standing:
-        """Return what decides between near commits and durable ones, of the root that was claimed.
+        """Return the facts about the claimed root that decide between near and durable commits.
 
         Args:
-            verified: whether the durable commit has to be one that verifies. It is read, and kept for
+            verified: whether the durable commit must verify. If so, it is read here, and stays in memory for
                 `read_newest`.
         """
         retry, writer = retrying(self._context.clock), self.writer()
@@ -216,18 +216,18 @@ class DurableSide(Hook):
         return Standing(retry(claims.unreplaced), newest, since)
 
     def ranks_agreed(self) -> None:
-        """The ranks have agreed on a commit: only rank 0 writes to the root from now on."""
+        """Note that the ranks have agreed on a commit: from now on, only rank 0 writes to the root."""
         self.near.agreed()
         self._loaded = None
         if self.wanted:
-            heartbeat.notify(root=self.root)  # which the guardian tells the next process; see `claim`
+            heartbeat.notify(root=self.root)  # the guardian hands it to the next process; see `claim`
         if self._context.world.rank() != 0:
             self.retire()
         elif self._writer is not None:
             self._writer.progress.reinstate()
 
     def retire(self) -> None:
-        """Stop writing. Memory that may still be read for a write is never used again."""
+        """Stop writing. Memory that a running write may still read is never used again."""
         self._loaded = None
         if (writer := self._writer) is not None:
             writer.stop()
@@ -257,7 +257,7 @@ class DurableSide(Hook):
         return None if self._writer is None else self._writer.in_flight
 
     def _vacate(self) -> None:
-        """Return when nothing is in flight: the memory is needed. What cannot be written now is given up."""
+        """Wait until nothing is in flight, as the memory is needed. Give up a commit whose write fails."""
         writer = self._writer
         while writer is not None and writer.in_flight is not None:
             try:
@@ -279,7 +279,7 @@ class DurableSide(Hook):
         while not self._try_to_submit(writer, snapshot):
             try:
                 self._wait(writer, deadline, attempts=1)
-            except StorageError:  # about an earlier commit; this newer one takes its place
+            except StorageError:  # about an earlier commit, which this newer one replaces
                 if self._verdict() is not None:
                     raise
 
@@ -320,9 +320,9 @@ class DurableSide(Hook):
         return [0 if self._failure is None else error_kinds.number(self._failure)]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Return this rank's error, or an error that names that of rank 0.
+        """Return this rank's error, or an error that names the class of rank 0's error.
 
-        If rank 0 left alone, the others would take it for lost, and continue without it.
+        Without it, rank 0 would leave alone, and the others would count it as lost and continue.
         """
         if self._failure is not None:
             return self._failure

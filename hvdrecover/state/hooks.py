@@ -1,4 +1,4 @@
-"""Hooks: what takes part in a rank's commits and recoveries beside the state's own path.
+"""Hooks: features such as the guard that take part in a rank's commits and recoveries.
 
 The path of a commit and of a recovery knows no hook by name. A `Hook` may observe, keep JSON in each commit,
 and vote on what all ranks do next. The list of hooks stands in `hvdrecover.state.session`; their order is
@@ -116,28 +116,28 @@ class Hook:
     # continues.
 
     def observed(self, values: Mapping[str, Any]) -> None:
-        """The script reports numbers of a step, by name."""
+        """Called when the script reports numbers of a step, by name."""
 
     def begins(self) -> None:
-        """A commit begins."""
+        """Called when a commit begins."""
 
     def captured(self, snapshot: Snapshot) -> None:
-        """A commit has been copied into this rank's memory."""
+        """Called when a commit has been copied into this rank's memory."""
 
     def committed(self) -> None:
-        """The commit has ended on all ranks, or this rank has skipped it; training continues."""
+        """Called when a commit has ended on all ranks, or this rank has skipped it. Training continues."""
 
     def agreed(self, agreement: Agreement) -> None:
-        """The ranks have agreed on the state that they resume from."""
+        """Called when the ranks have agreed on the state from which they resume."""
 
     def rolled_back(self) -> None:
-        """The attributes have gone back to the last commit."""
+        """Called when the attributes have been rolled back to the last commit."""
 
     def closing(self) -> None:
-        """The training function has returned."""
+        """Called when the training function has returned."""
 
     def leaving(self) -> None:
-        """This process stops training, though the run is not finished: it leaves, or an error ends it."""
+        """Called when this process stops before the run is finished: it leaves, or an error ends it."""
 
     # Keep JSON in each commit, under `key`.
 
@@ -146,7 +146,7 @@ class Hook:
         return None
 
     def load(self, value: Json | None) -> None:
-        """Take the JSON out of a commit; None if the commit has none. Values may be nonsense."""
+        """Load the JSON of a commit; None if the commit has none. Check the values: they may be invalid."""
 
     def resumed(self, value: Json | None) -> Json | None:
         """Return the JSON's new value when a job starts from a durable commit; on the source rank only."""
@@ -167,38 +167,38 @@ class Hook:
         return None
 
     def inspect(self, memory: Memory) -> bool:
-        """Look at a commit of all ranks; return whether this rank's tensors were replaced in it."""
+        """Inspect a commit on all ranks; return whether this rank's tensors in it were replaced."""
         return False
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        """Return the numbers that this rank sends: as many on all ranks, and at a check as at a commit."""
+        """Return the numbers that this rank sends; the same count on all ranks, at checks and commits."""
         return ()
 
     def prefer(self, holders: Sequence[int], table: Table) -> Sequence[int]:
-        """Return which of the ranks that hold the newest commit may be elected; at least one."""
+        """Return the holders of the newest commit that may become the source rank; at least one."""
         return holders
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Return an error for all ranks to raise, by the numbers of all; None if there is none."""
+        """Return the error that all ranks raise, decided from the numbers of all ranks; None to continue."""
         return None
 
     def resuming(self, stored: Snapshot, where: str) -> None:
-        """A durable commit is about to be loaded on the source rank. May raise an error."""
+        """Called on the source rank before it loads a durable commit. May raise an error."""
 
 
 class Blank(Hook):
-    """Sends zeros for a hook that this rank lacks: a script may have a tracker, say, on rank 0 only."""
+    """Sends zeros in place of a hook that only other ranks have, such as a tracker on rank 0."""
 
     def __init__(self, width: int) -> None:
         self._zeros = [0] * width
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        """Send as many zeros at each commit and check."""
+        """Send the same number of zeros at each commit and check."""
         return () if moment.kind == "rendezvous" else self._zeros
 
 
 class Hooks:
-    """The hooks of one rank, in their order; of several verdicts the first one counts."""
+    """The hooks of one rank, in order. If several return a verdict, the first one counts."""
 
     def __init__(self, hooks: Iterable[Hook]) -> None:
         self.every = every = tuple(hooks)
@@ -213,7 +213,7 @@ class Hooks:
         self._failed: set[Hook] = set()
 
     def notify(self, method: Callable[..., None], *facts: Any) -> None:
-        """Call a method of `Hook` that observes, on all hooks; one that fails is not notified again."""
+        """Call an observing method of `Hook` on all hooks, except hooks that have raised an error before."""
         for hook in self._of[method.__name__]:
             if hook not in self._failed:
                 try:
@@ -223,21 +223,22 @@ class Hooks:
                     logger.warning("%s fails and is left out from now on: %r", type(hook).__name__, error)
 
     def attach(self) -> None:
-        """Have all hooks ask for reports of steps."""
+        """Let all hooks ask for reports of steps."""
         for hook in self._of["attach"]:
             hook.attach()
 
     def objection(self, *, committing: bool) -> HvdrecoverError | None:
-        """Return the first reason against a commit; all hooks are asked."""
+        """Ask all hooks for a reason against a commit; return the first."""
         found = [hook.objection(committing=committing) for hook in self._of["objection"]]
         return next((each for each in found if each is not None), None)
 
     def inspect(self, memory: Memory) -> bool:
-        """Have all hooks look at a commit; return whether tensors of this rank were replaced in it."""
-        return True in [hook.inspect(memory) for hook in self._of["inspect"]]  # all of them look
+        """Let all hooks inspect a commit; return whether tensors of this rank were replaced in it."""
+        # A list, not a generator: every hook must be called.
+        return True in [hook.inspect(memory) for hook in self._of["inspect"]]
 
     def resuming(self, stored: Snapshot, where: str) -> None:
-        """A durable commit is about to be loaded on the source rank."""
+        """Tell all hooks that the source rank is about to load a durable commit."""
         for hook in self._of["resuming"]:
             hook.resuming(stored, where)
 
@@ -265,6 +266,6 @@ class Hooks:
         return holders
 
     def verdict(self, moment: Moment, tables: Sequence[Table]) -> BaseException | None:
-        """Return the first verdict; all voters are asked, as some exchange more on the way."""
+        """Ask all voters for a verdict, as some exchange more data for it; return the first verdict."""
         found = [hook.verdict(moment, table) for hook, table in zip(self.voters, tables, strict=True)]
         return next((each for each in found if each is not None), None)

@@ -87,7 +87,7 @@ class HorovodWorld:
         hvd: the module, such as ``horovod.torch``.
     """
 
-    past = Past()  # one for all instances
+    past = Past()  # shared by all instances
 
     def __init__(self, hvd: Any) -> None:
         self._hvd = hvd
@@ -102,7 +102,7 @@ class HorovodWorld:
 
     def init(self) -> None:
         """Rendezvous with the other ranks, and make the script's process sets again."""
-        made = getattr(self._hvd.mpi_ops._basics, "process_sets", ())  # of our build of Horovod
+        made = getattr(self._hvd.mpi_ops._basics, "process_sets", ())  # exists in our build of Horovod
         try:
             self._hvd.init(process_sets=[each for each in made if each.process_set_id is not None])
         except ValueError as error:
@@ -144,7 +144,7 @@ class HorovodWorld:
         return found
 
     def allow_stalls(self, seconds: int) -> None:
-        """Have collectives fail for which a rank is missing for so long; 0 lets them wait for ever."""
+        """Set the seconds after which a collective fails that waits for a missing rank; 0: never."""
         if (function := _own(self._hvd, "horovod_set_stall_shutdown_seconds")) is not None:
             function(seconds)
 
@@ -214,7 +214,7 @@ def _failure(hvd: Any) -> str:
 
 @contextmanager
 def notifications(state: Any) -> Iterator[None]:
-    """Have Horovod's driver tell a state when hosts come or go, by ``state.on_hosts_updated``."""
+    """Register a state with Horovod: ``state.on_hosts_updated`` is called when hosts come or go."""
     from horovod.common.elastic import notification_manager
 
     config.bypass_proxy()

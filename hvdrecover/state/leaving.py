@@ -1,4 +1,4 @@
-"""Ranks leave and hosts change: how a process learns of it, and which ranks leave."""
+"""Departures and changes of hosts: how a process learns of them, and which ranks leave."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Departure(Exception):  # noqa: N818  not an error: the ranks have decided 
 
     Attributes:
         leaving: for each rank, whether it leaves.
-        whole: whether all do, so that the job is to be started again later.
+        whole: whether all ranks leave, so that a later start continues the job.
     """
 
     def __init__(self, leaving: Sequence[bool], *, whole: bool) -> None:
@@ -45,7 +45,7 @@ class Departure(Exception):  # noqa: N818  not an error: the ranks have decided 
 class Leaving(Hook):
     """Which ranks leave, as after a preemption, and which hosts have come or gone.
 
-    If any rank knows of a change of hosts, all have a rendezvous.
+    If any rank knows of a change of hosts, all ranks meet in a rendezvous.
     """
 
     def __init__(self, config: Config) -> None:
@@ -55,11 +55,11 @@ class Leaving(Hook):
         self._known = 0  # changes of hosts since the last rendezvous
 
     def note(self, update: int) -> None:
-        """Take a report of the driver, on any thread: hosts have come (2) or gone (1)."""
+        """Note a report of the driver that hosts have come (2) or gone (1). Any thread may call this."""
         self._reports.put(update)
 
     def forget_changes(self) -> None:
-        """Forget all changes of hosts so far, as a rendezvous heeds them."""
+        """Forget all changes of hosts so far: a rendezvous takes them into account."""
         while not self._reports.empty():
             self._reports.get()
         self._known = 0
@@ -85,8 +85,8 @@ class Leaving(Hook):
 def decide(asked: Sequence[int], hosts: Sequence[int], *, elastic: bool) -> Departure | None:
     """Decide which ranks leave, if any.
 
-    A host leaves as a whole, as Horovod gives up hosts and not ranks. If no host would be left, or the others
-    could not continue without it, all leave.
+    A host leaves as a whole, because Horovod gives up hosts, not ranks. All ranks leave if no host would be
+    left, if the job is not elastic, or if the supervisor asks the whole job to leave.
 
     Args:
         asked: each rank's `Stop`.
@@ -101,9 +101,9 @@ def decide(asked: Sequence[int], hosts: Sequence[int], *, elastic: bool) -> Depa
 
 @contextmanager
 def signals(config: Config, *, reports: bool = False) -> Iterator[None]:
-    """Take the signals of a preemption as a wish to leave at the next commit; a second one ends the process.
+    """Handle the signals of a preemption: leave at the next commit. A second signal ends the process.
 
-    A handler of the user's own stays; ``reports``: this process warns of it.
+    A handler that the script has set stays. ``reports``: log a warning about it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -113,7 +113,7 @@ def signals(config: Config, *, reports: bool = False) -> Iterator[None]:
         signal.signal(number, _take_note)
     if reports:
         _report_others(config)
-        # Again at the first commit: the training function may set a handler.
+        # Check again at the first commit: the training function may have set a handler.
         heartbeat.at_commit(functools.partial(_report_others, config))
     try:
         yield

@@ -52,7 +52,7 @@ def paused() -> Iterator[None]:
 
     Examples:
         >>> with recover.paused():
-        ...     evaluated = sum(range(1000))  # something long
+        ...     evaluated = sum(range(1000))  # a long evaluation
     """
     with heartbeat.paused():
         follow()

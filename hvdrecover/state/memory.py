@@ -1,4 +1,4 @@
-"""The newest commit in one rank's memory: made, loaded, and returned to."""
+"""The newest commit in one rank's memory: make it, load it, return to it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Memory:
         arenas: the memory that commits are copied into.
         kept: the hooks that keep JSON in each commit.
         in_flight: returns the snapshot that is being written and must not change, if any.
-        vacate: waits until it is written, or given up.
+        vacate: waits until that snapshot is written, or its write is given up.
         room: returns the free memory; None if that is unknown.
     """
 
@@ -63,7 +63,7 @@ class Memory:
         self._place = place
         self._versions = versions
         self._dataset = dataset
-        self._positions = contents.positions()  # of the samplers, at the newest commit
+        self._positions = contents.positions()  # positions of the samplers at the newest commit
         self.kept: Sequence[Kept] = ()
         self.arenas = Arenas()
         self.newest: Snapshot | None = None
@@ -87,8 +87,8 @@ class Memory:
         return self.newest is not None and self.newest.finished
 
     def commit(self) -> Snapshot:
-        """Make the next commit of the present state, and begin its random streams."""
-        # Counted from the last attempt: the other ranks count one that was interrupted here as well.
+        """Make the next commit of the present state, and start the random streams that belong to it."""
+        # Count from the last attempt: the other ranks count a commit even if it was interrupted here.
         commit = CommitId(self.attempt.generation, self.attempt.commit + 1)
         present = self._contents.take_apart(self._own.capture(self._place.carried))
         unchanged = self._is_unchanged(present)
@@ -126,7 +126,7 @@ class Memory:
             arenas, digests = dict(self.newest.arenas), self.newest.digests
         else:
             reuse = self._acquire(layouts)
-            self.newest = None  # an interrupted copy must not pass for a commit
+            self.newest = None  # if the copy is interrupted, memory holds no commit
             arenas = self._contents.copier.copy(present.parts, reuse)
             self.arenas.hold(arenas)
         state = {**present.state(), "random": random}
@@ -138,19 +138,19 @@ class Memory:
         return self.newest
 
     def adopt(self, snapshot: Snapshot) -> None:
-        """Take a commit that has been loaded; the memory of those before is let go."""
+        """Make a loaded commit the newest one, and free the memory of earlier commits."""
         self.arenas.hold(snapshot.arenas, alone=True)
         self.newest = replace(snapshot, dataset=self._dataset)
         self.attempt, self.objection = snapshot.id, None
 
     def stay(self) -> None:
-        """Have something to restore, if `load` let go of the initial state for a commit that failed."""
+        """Capture the initial state again, if `load` freed it for a commit that then failed to load."""
         if self.newest is None and self.attempt.generation == 0:
-            with suppress(StateError):  # no room for it; the first error is the one to report
+            with suppress(StateError):  # no memory for it: the caller reports the first error
                 self.capture(CommitId(0, 0))
 
     def separate(self, snapshot: Snapshot) -> Snapshot:
-        """Return a copy of the newest commit that may be changed; it is not held, as it is half changed."""
+        """Return a copy of the newest commit for changes. Until they are complete, `newest` is None."""
         target = self._acquire(snapshot.layouts)
         self.newest = None
         arenas = {name: _copied(arena, target.get(name)) for name, arena in snapshot.arenas.items()}
@@ -171,14 +171,14 @@ class Memory:
         """Load a commit into the attributes and hooks; return a line for each part that does not fit.
 
         Args:
-            strict: what of it must fit; see `Contents.load`.
+            strict: the attributes that must fit; see `Contents.load`.
 
         Raises:
-            MismatchError: ``strict``, and something doesn't fit.
-            CorruptCheckpointError: the commit holds nonsense.
+            MismatchError: an attribute that must fit does not.
+            CorruptCheckpointError: the commit's content is malformed.
         """
         if snapshot is not self.newest and self.last.generation == 0:
-            # A new process needs as much memory for its optimizer now, and reuses that of its initial state.
+            # Loading makes the optimizer's tensors. A new process first frees its copy of the initial state.
             self.arenas.hold({}, alone=True)
             self.newest = None
         differences = self._contents.load(snapshot.state, snapshot.arenas, where, strict=strict)
@@ -190,14 +190,14 @@ class Memory:
         return differences
 
     def resume(self, snapshot: Snapshot, *, load: bool = True) -> None:
-        """Go to the rank-local state and the random streams of a commit; ``load``: values as well."""
+        """Restore the random streams of a commit, and with ``load`` the rank-local values."""
         self._own.resume(snapshot, self._place.carried, load=load)
         if self._place.joined:
             self.resume_streams(snapshot)
         self._positions = self._contents.positions()
 
     def resume_streams(self, snapshot: Snapshot) -> None:
-        """Go to the random streams that began at a commit."""
+        """Restore the random streams that began at a commit."""
         self._random.resume(snapshot.state["random"], snapshot.id.commit, self._place.stream)
 
     def is_at_commit(self) -> bool:
@@ -205,7 +205,7 @@ class Memory:
         return self.newest is not None and self._contents.positions() == self._positions
 
     def _acquire(self, layouts: Mapping[str, Layout]) -> Mapping[str, Arena]:
-        """Return arenas for the next commit. If memory is short, wait for the write before it."""
+        """Return arenas for the next commit. If memory is short, wait for the commit in flight."""
         while True:
             in_flight = self.in_flight()
             arenas, need = self.arenas.choose(in_flight, layouts)
@@ -243,21 +243,21 @@ def _copied(arena: Arena, target: Arena | None) -> Arena:
 
 
 class Arenas:
-    """The arenas of the newest commit, and of one more.
+    """The memory for commits: the arenas of the newest commit, and of one more.
 
-    The next commit overwrites the newest one, unless that is being written. Then the next one goes to other
-    memory, and the two take turns: memory that is new to the process costs more time than the copy. When the
-    write ends, the memory of the older one is offered back to the system. So one state's size is used while
-    nothing is in flight, and never more than two.
+    The next commit overwrites the newest one, unless that is being written. Then the next commit uses a
+    second set of arenas, and the two sets take turns: to allocate new memory would take longer than the copy.
+    When the write ends, the kernel may reclaim the memory of the older commit. So memory holds one copy of
+    the state while nothing is in flight, and never more than two.
 
-    The process that keeps its host's near tier has commits in that memory instead, whenever some is free.
+    In the process that keeps the host's near tier, commits use the memory of the tier whenever some is free.
 
     Attributes:
         near: the near tier, if this process keeps it.
     """
 
     def __init__(self) -> None:
-        self._private: list[Mapping[str, Arena]] = []  # in memory of this process; the newest first
+        self._private: list[Mapping[str, Arena]] = []  # private memory of this process, newest commit first
         self._abandoned: list[Callable[[], Snapshot | None]] = []
         self.near: NearTier | None = None
 
@@ -268,7 +268,7 @@ class Arenas:
 
         Args:
             in_flight: the commit that is being written and must not change, if any.
-            layouts: of the next commit's files, by attribute name.
+            layouts: layouts of the next commit's files, by attribute name.
         """
         self._abandoned = [each for each in self._abandoned if each() is not None]
         read = [in_flight, *(each() for each in self._abandoned)]
@@ -279,7 +279,7 @@ class Arenas:
         for number, arenas in enumerate(self._private):
             if pinned.isdisjoint(arenas.values()):
                 found = arenas
-                if number:  # its memory was offered back
+                if number:  # the kernel may have reclaimed it
                     for arena in arenas.values():
                         arena.take_back()
                 break
@@ -289,15 +289,15 @@ class Arenas:
         return found, sum(layout.nbytes for layout in new)
 
     def hold(self, newest: Mapping[str, Arena], *, alone: bool = False) -> None:
-        """Note the arenas of the newest commit; ``alone``: the memory of those before is let go."""
-        if any(arena.shared for arena in newest.values()):  # a file, whose memory goes with the near tier
+        """Note the arenas of the newest commit. ``alone``: free the memory of earlier commits."""
+        if any(arena.shared for arena in newest.values()):  # these are files of the near tier
             self._private = []
         else:
             others = [each for each in self._private if set(newest.values()).isdisjoint(each.values())]
             self._private = [newest] if alone else [newest, *others[:1]]
 
     def release(self, written: Snapshot) -> None:
-        """Offer the memory of a commit back to the system, unless the newest one needs it.
+        """Let the kernel reclaim the memory of a written commit, unless the newest commit uses it.
 
         Called on the writer's thread, while the commit still counts as in flight, so the next commit does not
         use it yet.
@@ -308,9 +308,9 @@ class Arenas:
                 arena.offer_back()
 
     def abandon(self, in_flight: Callable[[], Snapshot | None]) -> None:
-        """Keep the memory that a writer which was given up may still be reading.
+        """Do not reuse memory that an abandoned writer may still be reading.
 
         Args:
-            in_flight: returns the snapshot that it writes, if any.
+            in_flight: returns the snapshot that this writer is writing, if any.
         """
         self._abandoned.append(in_flight)

@@ -70,7 +70,7 @@ class NearSide:
     def pass_over(self, commit: CommitId, reason: str) -> None:
         """Report a commit that is not resumed from."""
         message = f"near tier: passing over {commit.name}: {reason}"
-        shown = message if self._keeps else None  # one line for each host is enough
+        shown = message if self._keeps else None  # only one process of each host shows the line
         facts = {"commit": commit.name, "reason": reason}
         self._context.events.emit("near_skipped", shown, level=logging.WARNING, **facts)
 
@@ -87,7 +87,7 @@ class NearSide:
         self._recalled = None
 
     def offer(self) -> None:
-        """Have the newest commit in memory sealed, if it lies in the near root."""
+        """Seal the newest commit in memory, if its files are in the near root."""
         newest = self._memory.newest
         if self._awaits_lock and self.folder is not None:
             self._begin(self.folder)  # a killed process may keep it for a while
@@ -130,7 +130,7 @@ class NearSide:
         storage = LocalStorage(path)
 
         def skipped(commit: CommitId, reason: str, error: CheckpointError | None) -> None:
-            if error is not None:  # else it is memory for a commit
+            if error is not None:  # otherwise the folder is memory for a commit
                 self.pass_over(commit, reason)
                 if self._keeper is not None:
                     storage.remove(root.manifest_path(commit))
@@ -154,13 +154,13 @@ class NearSide:
             return None
 
     def _take_over(self, path: Path) -> None:
-        """Become the keeper of a near root that exists, if this process can."""
+        """Lock an existing near root for this process, unless another process has locked it."""
         near_root.check_private(path)
         if self._keeps and self._keeper is None:
             self._keeper = Keeper.take(path)
 
     def _begin(self, path: Path) -> None:
-        """Have the next commits go to the near root."""
+        """Write the next commits to the near root."""
         try:
             near_root.make(path, self._url)
             self._take_over(path)
@@ -202,7 +202,7 @@ class NearSide:
 
 
 def _folder(settings: Checkpoint | None, context: Context, url: str) -> Path | None:
-    """Return the near root's folder; None where the tier is off."""
+    """Return the folder of the near root; None if the tier is off."""
     if settings is None or settings.near is None:
         return None
     near = context.config.near if settings.near == "auto" else settings.near

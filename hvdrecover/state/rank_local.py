@@ -72,7 +72,7 @@ class Value(Protocol):
         """Learn the states of all ranks that the next commit will hold."""
 
     def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
-        """Go to the states of a commit that ``size`` ranks made. ``name`` is for errors."""
+        """Restore the states of a commit that ``size`` ranks made. ``name`` is for errors."""
 
     def keep(self, carried: Carried) -> None:
         """Note that the values are of these ranks."""
@@ -122,9 +122,10 @@ class Ranks:
 
 
 class Place:
-    """This rank's place in the job. Until it has agreed on a state with the others, it counts as alone.
+    """This rank's place in the job. Before its first agreement with the other ranks, it counts as alone.
 
-    After a rendezvous it keeps the previous rank and size, of which the present state is, until `arrived`.
+    After a rendezvous it reports the previous rank and size until `arrived()` is called: the present state
+    still belongs to these.
 
     Attributes:
         rank: this rank; 0 while it is alone.
@@ -146,7 +147,7 @@ class Place:
             self.rank, self.size = self._arrived
 
     def join(self, job: str) -> None:
-        """Agree with the others, who are in this job."""
+        """Note that this rank has agreed on a state with the other ranks of a job."""
         self.job, self.joined = job, True
         self.rank, self.size = self._arrived
 
@@ -157,7 +158,7 @@ class Place:
 
     @property
     def among_all(self) -> Carried:
-        """The same once this rank has agreed with the others."""
+        """The ranks that this process carries out by its rank and size in the present rendezvous."""
         return self._ranks.carried_by(self._world.rank(), self._world.size())
 
     @property
@@ -169,28 +170,29 @@ class Place:
 class PerRank:
     """A rank-local value, tracked as an attribute of a state.
 
-    Of other attributes, all ranks have one rank's copy after a recovery. Of this one, each commit holds the
-    states of all ranks, and each rank gets its own back: after a rollback, in a process that was restarted in
-    place, and from a durable commit. Read and assign ``state.name.value``; iterate over ``state.name``, which
-    leaves the random streams as they are in an undisturbed run.
+    Of other attributes, all ranks have the source rank's copy after a recovery. Of a `PerRank`, each commit
+    holds the values of all ranks, and each rank gets its own value back: after a rollback, after a restart in
+    place, and from a durable commit. Read and assign ``state.name.value``. Iterate over ``state.name``
+    itself: then a resumed run draws the same random numbers as an undisturbed one.
 
-    In a state with virtual ranks, each of these has its own value, whichever process carries it out.
-    ``value`` belongs to the virtual rank that is being carried out.
+    In a state with virtual ranks, each virtual rank has its own value, and ``value`` belongs to the virtual
+    rank whose batch is being processed.
 
     Args:
-        value: has ``state_dict`` and ``load_state_dict``, as a loader that knows its place has; or is a plain
-            value. With virtual ranks, instead of the first, a function of a virtual rank and their number
-            that makes it.
-        on_resize: called when the ranks are not those of the commit: with the states of all its ranks by
-            rank, this rank and the number of ranks. Returns the state that this rank resumes from. For a
-            value with ``state_dict``, None leaves it as it is. It must return the same at each call.
+        value: a plain value, or an object with ``state_dict`` and ``load_state_dict``, such as a loader that
+            stores its position. With virtual ranks, instead of such an object: a function that takes a
+            virtual rank and their number, and makes the object.
+        on_resize: called if the number of ranks, or the rank of this process, differs from the commit's. It
+            takes a list of the states of all ranks of the commit, this rank and the number of ranks. It
+            returns the state from which this rank resumes; None leaves an object with ``state_dict``
+            unchanged. Each call must return the same.
 
     Attributes:
-        taken: how many items have been taken from it by iterating.
-        on_iterate: called when an iteration begins, after the value has begun it.
+        taken: number of items taken by iterating.
+        on_iterate: called when an iteration begins, after ``iter(value)``.
 
     Raises:
-        ConfigError: all ranks have the value in common, such as an elastic sampler.
+        ConfigError: the value must be the same on all ranks, such as an elastic sampler.
 
     Examples:
         >>> losses = recover.PerRank(0.0, on_resize=lambda states, rank, size: sum(states) / size)
@@ -244,12 +246,12 @@ class PerRank:
         return self._of(rank).value
 
     def ended(self, rank: int) -> None:
-        """The value of a virtual rank has been gone through to its end; an iterable begins again."""
+        """Note that the iteration over a virtual rank's value has ended, so the next one starts again."""
 
     # -- called by the state -----------------------------------------------------------------------------
 
     def become_virtual(self, size: int, current: Callable[[], int]) -> None:
-        """Have a value for each virtual rank; ``current`` returns the one that is carried out."""
+        """Make a value for each virtual rank; ``current`` returns the rank that is being processed."""
         if self._one.stateful is not None:
             raise ConfigError(
                 "PerRank",
@@ -399,7 +401,7 @@ class RankLocalState:
         self._values = values
         self.random = random
         self._known: dict[str, Shares] = {}
-        self._carried = Carried((0,), 1)  # of which the present states are
+        self._carried = Carried((0,), 1)  # the ranks to which the present states belong
 
     @property
     def exists(self) -> bool:
@@ -486,7 +488,7 @@ class RankLocalState:
 
         def add(name: str, ranks: int, states: Mapping[Any, Any]) -> None:
             shares = known.setdefault(name, Shares(ranks, {}))
-            if shares.ranks == ranks:  # else `PerRank.on_resize` has made them of these
+            if shares.ranks == ranks:  # otherwise `PerRank.on_resize` has made other states from these
                 shares.states.update(states)  # type: ignore[attr-defined]
 
         for message in filter(None, map(_unpacked, rows)):  # None of a process that has no states

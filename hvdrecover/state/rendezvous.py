@@ -51,15 +51,15 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 @dataclasses.dataclass(frozen=True)
 class Claimed:
-    """The decision of rank 0 for a job that has just started and found near commits; as JSON, it is sent.
+    """The decision of rank 0 for a job that has just started and found near commits; it is sent as JSON.
 
     Attributes:
-        generation: that the job may write.
-        root: the rank whose host has the near commit; None if the durable one is newer, or no near commit
-            counts.
+        generation: the generation that the job may write.
+        root: the rank whose host has the near commit; None if a durable commit is newer, or no near commit
+            is valid.
         commit: the name of the near commit, or an empty string.
-        line: where the near commit was, and how much newer than the durable one it is.
-        starts: the starts whose commits count, as no other job has replaced them.
+        line: the host of the near commit, and how many commits newer than the durable one it is.
+        starts: the starts whose near commits are valid, as no other job has replaced them.
     """
 
     generation: int
@@ -74,7 +74,7 @@ def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
     """Leave the old ranks and rendezvous with the present ones, after a fault.
 
     Args:
-        steps: how many steps this rank has rolled back for it.
+        steps: how many steps this rank rolls back.
     """
     session.context.events.emit("reset", reason=reason, steps=steps)
     with session.timings.of("reset"):
@@ -86,7 +86,7 @@ def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
 
 
 def reset(session: Session) -> None:
-    """The ranks are others than before: give samplers their places, and call the user's functions."""
+    """After the ranks have changed, give samplers the new rank and size, and call the user's functions."""
     _place_samplers(session)
     for callback in session.reset_callbacks:
         callback()
@@ -130,7 +130,7 @@ def agree(session: Session, reached: tuple[int, int] = (0, 0), *, state_unchange
 
 
 def _recall(session: Session) -> Snapshot | None:
-    """Return the host's near commit if it is newer than all in memory, and this process has none."""
+    """Return the host's near commit, if this process has no commit and all in memory are older."""
     mine = session.memory.last
     rows = session.context.world.allgather([mine.generation, mine.commit], "hvdrecover.memories")
     if mine.generation:
@@ -220,7 +220,7 @@ def _claim(session: Session, left: Mapping[str, str]) -> int:
     """Claim the root for a new start of the job; for ``left``, see `DurableSide.claim`."""
     start, job = uuid.uuid4().hex, session.context.config.job
     session.context.place.join(f"{job}/{start}" if job else start)
-    session.durable.retire()  # its claim is of an earlier attempt at this, and so of another job
+    session.durable.retire()  # an earlier attempt may have claimed the root as another start
     with session.timings.of("load"):
         return session.durable.claim(left)
 
@@ -432,7 +432,7 @@ def send_failure(world: World, root: int, error: BaseException) -> None:
 
 
 def failure(error: BaseException) -> dict[str, Any]:
-    """Return an error as the other ranks get it."""
+    """Return an error in the form in which it is sent to the other ranks."""
     kind = error_kinds.kinds(error)[:1] or [type(error).__name__]
     return {"error": f"{type(error).__name__}: {error}", "kind": kind[0]}
 
@@ -482,7 +482,7 @@ def _broadcast_files(world: World, root: int, arenas: Mapping[str, Arena], *, la
         for arena in arenas.values()
         for start in range(0, len(arena.buffer), PIECE)
     )
-    scratch = None  # for a rank that has the bytes already
+    scratch = None  # received and ignored by a rank that has the bytes already
     for number, piece in enumerate(pieces):
         if not lacking and world.rank() != root:
             scratch = allocate(PIECE) if scratch is None else scratch

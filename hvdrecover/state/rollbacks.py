@@ -1,8 +1,8 @@
 """Rollbacks in which no rank was lost: which rank kept the others waiting, and how often they happen.
 
-A rank that is busy for long without a sign of progress finds that the others have given it up. No process has
-died, so nothing else counts such rounds. Here the others learn to wait longer, and rounds without progress
-have an end.
+If a rank is busy for long without a sign of progress, the other ranks stop waiting, and all roll back. No
+process has died, so no guardian counts such rollbacks. This module makes the ranks wait longer the next time,
+and ends the job if it makes no progress between rollbacks.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from hvdrecover.uncaught import place
 
 logger = logging.getLogger(__name__)
 
-LIMIT = 3  # how often in a row all ranks may come back without having got farther than before
-ATTEMPTS = 10  # faults in a row after which ranks give up that have not been able to compare them
-LATE = 1000  # ms after the first rank by which all that merely waited have learnt of a fault
+LIMIT = 3  # rollbacks in a row without progress after which the ranks give up
+ATTEMPTS = 10  # faults in a row after which a rank gives up that could not compare with the others
+LATE = 1000  # ms after the first rank within which all waiting ranks learn of a fault
 
-_SHOWN = 3  # ranks or tensors of a list
+_SHOWN = 3  # ranks or tensors that a message lists
 
 
 @dataclass(frozen=True, order=True)
 class Tally:
-    """The farthest point of a job, and how often it has come back since.
+    """The farthest point that a job has reached, and how often it has rolled back since.
 
     Attributes:
         changes: commits at which something had changed, up to the farthest point. A commit without a change
             is no progress: a script may commit whenever it is called again.
         steps: steps from there to that point.
-        returns: rollbacks since, in which no rank was lost and which got no farther.
+        returns: rollbacks since then, without a lost rank and without progress.
     """
 
     changes: int = -1
@@ -52,13 +52,14 @@ class Account:
     """One rank's knowledge of the faults since the ranks agreed last; all integers, as they are sent.
 
     Attributes:
-        faults: how many; 0 in a process that has just started.
-        reached: changes when it was the farthest since.
-        done: steps from there.
-        age: how long ago it learnt of the first fault, in ms, at the rendezvous.
-        silent: for how long it had not shown any progress then, in ms; 0 where no progress is expected.
-        limit: how long ranks were to wait for one that says nothing, in seconds; 0 if that isn't known.
-        apart: 1 if it knows that each rank waited in a collective that another had not called.
+        faults: number of faults; 0 in a process that has just started.
+        reached: `Tally.changes` at the farthest point since then.
+        done: `Tally.steps` at that point.
+        size: how many ranks there were.
+        age: time from its first fault to the end of the rendezvous, in ms.
+        silent: time without progress at its first fault, in ms; 0 where no progress is expected.
+        limit: seconds for which ranks wait for a silent one; 0 if unknown.
+        apart: 1 if it knows that each rank waited in a collective that another rank had not called.
     """
 
     changes: int = -1
@@ -75,12 +76,12 @@ class Account:
 
 
 def all_there(accounts: Sequence[Account]) -> bool:
-    """Return whether the ranks of the rendezvous are those of before the fault."""
+    """Return whether the rendezvous has the same ranks as before the fault."""
     return all(each.faults and each.size == len(accounts) for each in accounts)
 
 
 def tally(accounts: Sequence[Account]) -> Tally:
-    """Return how far the job has come with all that the ranks tell, by rank."""
+    """Return the progress of the job, from the accounts of all ranks."""
     before = max(Tally(each.changes, each.steps, each.returns) for each in accounts)
     reached = max((Tally(each.reached, each.done) for each in accounts if each.faults), default=Tally())
     if reached > replace(before, returns=0):
@@ -100,7 +101,7 @@ def kept_waiting(accounts: Sequence[Account]) -> dict[int, float]:
     if not all_there(accounts) or any(each.apart for each in accounts):
         return {}
     limit, ages = wait_limit(accounts), [each.age for each in accounts]
-    # If a rank may have failed in another way than by waiting, chance may decide which rank was last.
+    # Without a limit, a rank may have failed for another reason, and chance decides which rank was last.
     least = 1 if limit else LATE
     lateness = [max(ages) - age for age in ages]
     late = [rank for rank, ms in enumerate(lateness) if ms > LATE or ms == max(lateness) >= least]
@@ -118,7 +119,7 @@ def waits_apart(missing: Mapping[int, Sequence[str]], size: int) -> str:
     for rank in range(size):
         called = tuple(sorted(tensors.difference(missing.get(rank, ()))))
         if not called or len(called) == len(tensors):
-            return ""  # it may be busy, or it has called all
+            return ""  # the rank may be busy, or has called all collectives
         waits.setdefault(called, []).append(rank)
     return "; ".join(
         f"rank{'s' * (len(ranks) > 1)} {_few(ranks)} in {_few(names)}" for names, ranks in waits.items()
@@ -131,7 +132,7 @@ def _few(things: Sequence[object]) -> str:
 
 
 def wait_limit(accounts: Sequence[Account]) -> int:
-    """Return how many seconds ranks were to wait for one that says nothing; 0 if that isn't known."""
+    """Return for how many seconds ranks waited for a silent one; 0 if unknown."""
     return min((each.limit for each in accounts if each.limit), default=0)
 
 
@@ -146,7 +147,7 @@ class FaultNotice:
     """The moment at which this rank has learnt of a fault.
 
     Attributes:
-        limit: how long ranks were to wait, in seconds; 0 for ever.
+        limit: seconds for which ranks wait for a silent one; 0: no limit.
         missing: the tensors that wait for each rank, if Horovod has reported that here.
     """
 
@@ -177,13 +178,13 @@ class Rollbacks:
         return max(self._tally.changes, 0), self._tally.steps
 
     def notice(self) -> FaultNotice:
-        """Return where this rank is; to be called as soon as it learns of what may be a fault."""
+        """Return the present progress of this rank. Call it as soon as an error may be a fault."""
         return FaultNotice(self._clock.monotonic(), heartbeat.read(), liveness.allowed(), heartbeat.stalled())
 
     def note(self, notice: FaultNotice, changes: int, error: BaseException) -> None:
         """Note a fault: ranks seem to be lost; ``changes``: commits so far at which something had changed."""
         mine = self._account
-        if self._first is None:  # of several in a row, the others come of the first
+        if self._first is None:  # later faults in a row are consequences of the first
             self._first, self._place = notice, place(error)
             silent = math.ceil(silence(notice.reading) * 1000)
             size = self._world.size()
@@ -204,7 +205,7 @@ class Rollbacks:
             self._account = replace(self._account, age=age)
 
     def compare(self) -> None:
-        """Compare with the other ranks, all of whom call this after the rendezvous, before they agree."""
+        """Compare accounts with the other ranks. All ranks call this after the rendezvous, before `agree`."""
         far = self._tally
         mine = replace(self._account, changes=far.changes, steps=far.steps, returns=far.returns)
         table = self._world.allgather(astuple(mine), "hvdrecover.rollbacks")
@@ -229,8 +230,8 @@ class Rollbacks:
             liveness.follow(self._world)
 
     def _learn(self, notice: FaultNotice, seconds: float, limit: int) -> None:
-        """This rank was busy: have others wait longer the next time, and say how to do without that."""
-        # The next time is right after an agreement, and counts as a beginning.
+        """Make the other ranks wait longer the next time, as this rank was busy; log the remedy."""
+        # After the rollback, the same work comes right after an agreement, which counts as a beginning.
         heartbeat.has_seen(seconds if notice.reading.phase == Phase.TRAINING else 0.0, seconds)
         message = None
         if self._place not in self._warned:

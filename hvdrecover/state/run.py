@@ -137,7 +137,7 @@ def finish(session: Session) -> None:
 
 
 def _settle(session: Session) -> None:
-    """Let writes end before an error, or a preemption, ends the process."""
+    """Wait for writes before an error or a preemption ends the process."""
     if not session.ended:
         session.hooks.notify(Hook.leaving)
         session.durable.settle()

@@ -1,13 +1,13 @@
-"""The start of a process: done as soon as its script imports an adapter, before ``hvd.init()``.
+"""The steps that run when a script imports an adapter, before ``hvd.init()``.
 
 1. Choose Horovod's controller, and make this process known to its guardian.
-2. A restarted process takes the place of the lost one: it initialises Horovod alone once, and the next
-   ``hvd.init()`` asks the driver for its rank.
-3. Until the training function begins, a process that joins a running job makes no collective: the other ranks
-   are in their training functions and never answer. So broadcasts of values that the state brings anyway
-   return at once, and other collectives are refused. Horovod's driver counts the rounds of rendezvous. In the
-   first one all processes have just started, and their collectives meet. In a later one, a process that is
-   not in its training function yet has joined a running job.
+2. A restarted process replaces the lost one: it initialises Horovod alone once, and the next ``hvd.init()``
+   asks the driver for its rank.
+3. Until its training function begins, a process that joins a running job must not call a collective: the
+   other ranks are in their training functions, and never answer. So broadcasts of values that the state sends
+   later return at once, and other collectives raise an error. Horovod's driver counts the rendezvous. In the
+   first one, all processes have just started, and collectives work. In a later one, a process outside its
+   training function has joined a running job.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _libraries: list[tuple[Any, str, Any, WatchedLibrary]] = []
 
 
 def join(hvd: Any) -> None:
-    """Choose Horovod's controller, make this process known to its guardian, and take a lost one's place.
+    """Choose Horovod's controller, connect to the guardian, and replace a lost process.
 
     Args:
         hvd: the Horovod module of the adapter.
@@ -68,12 +68,13 @@ def join(hvd: Any) -> None:
 
 def _attach(page: int, stacks: int, notes: int, events: int) -> None:
     with suppress(ValueError):  # outside the main thread
-        # What stands when the interpreter has ended: by default, the signal would kill the process there.
+        # After the interpreter has ended, this setting is in force. By default, the signal would kill the
+        # process then.
         signal.signal(configs.STACKS_SIGNAL, signal.SIG_IGN)
     try:
         faulthandler.register(configs.STACKS_SIGNAL, file=stacks, all_threads=True)
         heartbeat.attach(page, notes, events)
-    except (OSError, ValueError):  # not handed down: a program in between has closed unknown descriptors
+    except (OSError, ValueError):  # a program in between has closed descriptors that it did not know
         return
     configs.keep_to_this_process(page, stacks, notes, events)
     uncaught.report_to(notes)
@@ -82,9 +83,9 @@ def _attach(page: int, stacks: int, notes: int, events: int) -> None:
 
 
 def _report_modules() -> None:
-    """At the second commit, report which libraries are imported, so that a standby can import them, too.
+    """At the second commit, report the imported libraries, so that a standby imports them, too.
 
-    By then the first has been made, which imports some itself.
+    The first commit imports some libraries itself.
     """
     if heartbeat.commits() < 2:
         heartbeat.at_commit(_report_modules)
@@ -93,7 +94,7 @@ def _report_modules() -> None:
 
 
 def _report_plain_modules() -> None:
-    """Do the same at the second step of a script without a training function."""
+    """Report the imported libraries at the second step of a script without a training function."""
     if heartbeat.read().phase == heartbeat.Phase.PLAIN:
         if heartbeat.steps() < 2:
             heartbeat.at_progress(_report_plain_modules)
@@ -163,10 +164,10 @@ def watch_early_collectives(hvd: Any, config: Config) -> None:
 
 
 def training_begins() -> None:
-    """A training function begins: from now on, all collectives are Horovod's own."""
+    """Stop watching collectives, as a training function begins."""
     while _libraries:
         module, name, library, watched = _libraries.pop()
-        if getattr(module, name) is watched:  # else a state of virtual ranks has put its own watch around it
+        if getattr(module, name) is watched:  # otherwise a state with virtual ranks has wrapped it
             setattr(module, name, library)
 
 
@@ -202,8 +203,8 @@ def _skipped(function: Callable[..., Any], joins: Callable[[], bool]) -> Callabl
 
 def _joins(config: Config) -> bool:
     """Return whether the job was already running when this process joined it."""
-    # The other ranks of a plain script begin again, too, and need its broadcasts. A standby has read its
-    # settings before it took the place of a lost process.
+    # In a plain script all ranks start again, and need these broadcasts. Read the settings again: a standby
+    # read its own before it replaced a lost process.
     if config.rendezvous is None or configs.read().untrained:
         return False
     host, port = config.rendezvous

@@ -1,4 +1,4 @@
-"""The state of a training job, as its script sees it."""
+"""The public class `State`: the script's view of the state of a job."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ HOROVODS = frozenset(
         "sync",
     }
 )
-"""Names of Horovod's states; no attribute can have one."""
+"""Names of the methods of Horovod's states. No attribute can have one of these names."""
 
 
 class Keywords(TypedDict, total=False):
     """The settings that each class of states takes by keyword.
 
     Attributes:
-        checkpoint: a `Checkpoint`, or just its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that
-            nothing is written.
+        checkpoint: a `Checkpoint`, or only its URL; None uses ``HVDRECOVER_CHECKPOINT``. Without that
+            variable, no commit is durable.
         rng: ``"reseed"`` seeds all global generators again at every commit, so a resumed run equals
-            an undisturbed one; ``"store"`` leaves them alone and stores their states instead. None takes the
-            class's default.
-        guard: what is compared between the ranks; None compares nothing.
-        tensorboard: path or URL of the folder for TensorBoard's runs, one for each rank; None writes none.
-        tracker: an experiment tracker, to which rank 0 reports; None reports to none.
+            an undisturbed one; ``"store"`` does not seed them, and stores their states in each commit. None
+            uses the default of the class.
+        guard: the checks that compare the ranks; None for no checks.
+        tensorboard: path or URL of the folder for TensorBoard's runs, one for each rank; None for none.
+        tracker: an experiment tracker, to which rank 0 reports; None for none.
     """
 
     checkpoint: Checkpoint | str | None
@@ -89,38 +89,38 @@ class Yielding(Generic[Result]):
 class State:
     """Everything that a job must not lose.
 
-    Attributes given by name become attributes of the state. Models, optimizers and whatever else has
-    ``state_dict`` and ``load_state_dict`` are tracked in place, elastic samplers give their cursor, and all
-    other values are plain objects that JSON must be able to hold (`hvdrecover.checkpoint.values`).
+    Attributes given by name become attributes of the state. Models, optimizers and other objects with
+    ``state_dict`` and ``load_state_dict`` are tracked in place. Of elastic samplers, the cursor is stored.
+    All other values are plain objects, which JSON must be able to hold (`hvdrecover.checkpoint.values`).
 
     Args:
         framework: facts about the framework.
         world: the ranks.
         config: the process's settings.
-        clock: where times come from.
-        hooks: the adapter's own.
+        clock: the source of times.
+        hooks: the hooks of the adapter.
         hidden: attributes that the adapter adds, by names that begin with an underscore.
         virtual: the virtual ranks; None if the job has none.
-        attributes: what to track; and the keywords of `Keywords`.
-        keywords: the same, apart from the attributes.
+        attributes: the attributes to track, and perhaps settings of `Keywords`.
+        keywords: settings of `Keywords`.
 
     Raises:
-        ConfigError: a setting has no usable value, or an attribute's name is taken.
-        UnsupportedValueError: a plain object that JSON can't hold.
-        UnsupportedTensorError: a tensor that safetensors can't hold.
+        ConfigError: a setting is invalid, or the state needs an attribute's name for itself.
+        UnsupportedValueError: JSON cannot hold a plain object.
+        UnsupportedTensorError: safetensors cannot hold a tensor.
 
-    After a recovery all ranks have one rank's copy of every attribute. A rank-local value, such as a running
-    loss or batch norm's statistics, becomes another rank's unless it is a `PerRank`; a `Guard` warns of it.
+    After a recovery, all ranks have the source rank's copy of every attribute. So a rank-local value, such as
+    a running loss or batch norm's statistics, is replaced unless it is a `PerRank`; a `Guard` warns of this.
 
-    A script's attributes may have the names that this class adds to Horovod's, and those of its keywords if
-    the value is not one for the keyword: they are tracked as any others, and ours make way.
+    An attribute may have the name of a method that this class adds to Horovod's states, and then shadows it.
+    It may also have the name of a keyword, if the keyword does not accept the value.
 
-    A subclass may have its own `save`, `restore`, `sync` and `reset`. They are called where Horovod would
-    call them, but `restore` after the rendezvous, and ``super()`` does ours there. What they keep by
-    themselves is not part of a commit.
+    A subclass may define `save`, `restore`, `sync` and `reset`. They are called when Horovod would call them,
+    except that `restore` is called after the rendezvous; ``super()`` in them does the work of this class.
+    Data that a subclass stores elsewhere is not part of a commit.
     """
 
-    _rng: Randomness = "reseed"  # what becomes of random generators if the script says nothing
+    _rng: Randomness = "reseed"  # the treatment of random generators if the script does not choose one
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class State:
         settings, attributes = _divide({**attributes, **keywords})
         _refuse_private(type(self))
         for name in attributes:
-            vars(self).pop(name, None)  # a subclass may have set it before it called this
+            vars(self).pop(name, None)  # a subclass may have set it before it called this method
         self._due: dict[str, Callable[[], object]] = {}
         before = frozenset(vars(self))
         ranks = virtual or Ranks()
@@ -188,17 +188,17 @@ class State:
         return self._session.memory.finished
 
     def log_metrics(self, loss: Any = None, **others: Any) -> None:
-        """Report numbers of a step, best right after it: a line of each in TensorBoard, if that is asked for.
+        """Report numbers of a step to TensorBoard and the tracker. Call it right after the step.
 
         Args:
-            loss: this rank's, a number or a tensor of one; no device is waited for.
-            others: more of them, by name.
+            loss: this rank's loss, as a number or a tensor with one element; does not wait for the device.
+            others: other numbers, by name.
 
         Raises:
             ConfigError: a value is not a number.
         """
         if self._session.context.ranks.replaying:
-            return  # its process reports it
+            return  # the process that trained this part reports it
         values = as_numbers(self._session.context.framework, {"loss": loss, **others})
         self._session.hooks.notify(Hook.observed, values)
 
@@ -210,13 +210,14 @@ class State:
         For a script that trains in a plain loop, not in a function decorated by `run`. When a rank is lost in
         a job of ``hvdrecover run``, all processes end, and the script starts again from its beginning. Then
         this method restores the newest commit from the hosts' memory, or from the checkpoint root. It
-        restores a finished run, too; see `finished`. Call it once, on all ranks, when all to track is set up.
+        restores a finished run, too; see `finished`. Call it once, on all ranks, when all attributes are set
+        up.
 
         Raises:
             StateError: it was called before, or in a function decorated by `run`.
-            ConfigError: the guard would have to roll back; or another state has used the checkpoint root.
+            ConfigError: the guard is set to roll back, which needs `run`; or another state has used the root.
             CheckpointError: the checkpoint root cannot be used.
-            RecoveryError: ranks were lost meanwhile, or are at different states of the script.
+            RecoveryError: ranks were lost meanwhile, or are at different points of the script.
 
         Examples:
             >>> state = recover.TorchState(epoch=0)
@@ -228,16 +229,16 @@ class State:
         runs.resume(self)
 
     def commit(self, durable: bool = False) -> None:
-        """Make a point that the job can go back to; then see whether hosts have come or gone.
+        """Make a commit: a point to which the job can return. Then check whether hosts have come or gone.
 
         Args:
-            durable: make this very commit durable, even if none is due. It is written in the background;
-                `flush` waits for it. If an attempt to write an earlier one is under way, that is waited for.
+            durable: make this commit durable even if none is due. It is written in the background; `flush`
+                waits for it. If an earlier commit is being written, this call waits for that attempt.
 
         Raises:
             HostsUpdatedInterrupt: hosts have come or gone; `run` handles it.
             Preempted: this process leaves; its exit code is 75.
-            UnsupportedValueError: a plain object that JSON can't hold.
+            UnsupportedValueError: JSON cannot hold a plain object.
             CheckpointError: as in `check_host_updates`.
             DivergedError: the ranks' parameters differ, and the state's guard is to raise it.
             NumericsError: parameters are not finite, and the state's guard is to raise it.
@@ -247,7 +248,7 @@ class State:
         commits.commit(self._session, durable=durable)
 
     def save(self) -> None:
-        """Make a commit in this rank's memory only, without a word to the others."""
+        """Make a commit in this rank's memory only. The other ranks take no part."""
         self._due.pop("save", lambda: commits.keep_alone(self._session))()
 
     def restore(self) -> None:
@@ -263,26 +264,26 @@ class State:
         self._due.pop("sync", lambda: agree(self._session))()
 
     def check_host_updates(self) -> None:
-        """See whether hosts have come or gone, and whether the job must stop; all ranks find the same.
+        """Check whether hosts have come or gone, or the job must stop; all ranks get the same result.
 
         Raises:
-            HostsUpdatedInterrupt: they have; `run` handles it.
+            HostsUpdatedInterrupt: hosts have come or gone; `run` handles it.
             Preempted: this process leaves; its exit code is 75.
             FencedError: another job has taken the checkpoint root.
             DurableAgeError: commits cannot be made durable for longer than ``HVDRECOVER_MAX_DURABLE_AGE``.
-            StoppedError: rank 0 has had one of these; raised on the other ranks.
+            StoppedError: rank 0 had one of these errors; raised on the other ranks.
         """
         commits.check(self._session)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until the newest commit is durable; on ranks other than 0 there is nothing to wait for.
+        """Wait until the newest commit is durable. Returns at once on ranks other than 0, which do not write.
 
         Args:
             timeout: seconds to wait; None waits for as long as it takes.
 
         Raises:
-            FlushTimeoutError: the time is over; the write continues.
-            StorageError: a handful of attempts have failed; the writer continues trying.
+            FlushTimeoutError: the commit is not durable in time; the write continues.
+            StorageError: several attempts have failed; the writer continues to retry.
             FencedError: another job has taken the checkpoint root.
             NumericsError: the newest commit has parameters that are not finite, and the state has a guard.
         """
@@ -290,15 +291,15 @@ class State:
             self._session.durable.flush(timeout)
 
     def finish(self) -> None:
-        """Mark the run finished with a last durable commit; returns when it is durable, on all ranks.
+        """Mark the run finished with a last durable commit. Returns on all ranks when it is durable.
 
-        Storage that fails is given several minutes to come back, many more than by `flush`. A later start of
-        a finished run gets its last state from `resume`; loops over the remaining epochs then have none left.
+        If the storage fails, the write is retried for several minutes, much longer than by `flush`. A later
+        start of a finished run gets its last state from `resume`, so no epochs remain in its loop.
 
         Raises:
             StateError: neither `resume` nor `sync` was called before.
-            CheckpointError: it could not be made durable.
-            RecoveryError: the same, on ranks other than 0.
+            CheckpointError: the commit could not be made durable.
+            RecoveryError: rank 0 could not make it durable; raised on the other ranks.
         """
         self._refuse_early("state.finish()")
         runs.finish(self._session)
@@ -313,7 +314,7 @@ class State:
         self._session.reset_callbacks.extend(callbacks)
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Take Horovod's report, on its own thread, that hosts have come (2) or gone (1)."""
+        """Called by Horovod on a background thread when hosts have come (2) or gone (1)."""
         self._session.leaving.note(int(update_res))
 
     def on_reset(self) -> None:
@@ -321,12 +322,12 @@ class State:
         reset(self._session)
 
     def reset(self) -> None:
-        """Called before the reset callbacks; for subclasses, there is nothing to do here."""
+        """Called before the reset callbacks. Does nothing; a subclass may override it."""
 
     # -- inside ----------------------------------------------------------------------------------------
 
     def _has_hooks(self) -> bool:
-        """Return whether code of the script is called between a fault and the next agreement."""
+        """Return whether the script's own code runs between a fault and the next agreement."""
         methods = [getattr(self, name) for name in ("save", "restore", "on_reset")]
         return bool(self._session.reset_callbacks) or not all(map(_is_ours, methods))
 
@@ -336,7 +337,7 @@ class State:
             raise StateError(call, f"the ranks have not agreed on a state yet; {remedy}")
 
     def _not_durable(self) -> str | None:
-        """Return a line on what durable commits lack, if a subclass keeps something by itself."""
+        """Return a warning if a subclass may store data that durable commits lack; else None."""
         return _kept_elsewhere(type(self)) if self._session.durable.wanted else None
 
     def _make_way(self) -> None:
@@ -346,7 +347,7 @@ class State:
             found = {name: property(functools.partial(_tracked, name=name)) for name in names}
             self.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **found})
 
-    if not TYPE_CHECKING:  # else mypy would take each name for an attribute, also a private one of ours
+    if not TYPE_CHECKING:  # otherwise mypy would accept any name as an attribute, also a misspelt one
 
         def __getattr__(self, name: str) -> Any:
             # Only called for names that are not found otherwise, so tracked attributes live in one place.
@@ -365,9 +366,9 @@ class State:
             object.__setattr__(self, name, value)
 
     def _around(self, verb: Literal["save", "restore", "sync"], ours: Callable[[], object]) -> None:
-        """Call a method that a subclass may have its own of; ``super()`` in there does ``ours``, but once.
+        """Call a method that a subclass may override. ``super()`` in the override runs ``ours``, once.
 
-        If a subclass does not call ``super()``, ours follows its own.
+        If the override does not call ``super()``, ``ours`` runs after it.
         """
         if getattr(type(self), verb) is getattr(State, verb):
             ours()
@@ -387,7 +388,7 @@ def _tracked(state: State, name: str) -> Any:
 def _divide(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divide the arguments of a script into our keywords and its attributes.
 
-    An attribute may have the name of a keyword, if its value is not one for the keyword.
+    An attribute may have the name of a keyword, if the keyword does not accept its value.
     """
     settings: dict[str, Any] = dict.fromkeys(_TAKES)
     attributes: dict[str, Any] = {}
@@ -403,10 +404,10 @@ def _is_ours(thing: Any) -> bool:
 
 
 def _yielding(kind: type) -> set[str]:
-    """Return the public names of a class of states that make way for an attribute, as in Horovod's states.
+    """Return the public names of a class of states that a tracked attribute may shadow.
 
-    They are ours that Horovod's states have not, and the script's own, such as a default; not a property,
-    which an attribute can't take the place of.
+    These are names that Horovod's states do not have: of this class, and of the script's subclass, such as a
+    default. Properties are excluded, as an attribute cannot shadow them.
     """
     found = ((name, value) for base in kind.__mro__ for name, value in vars(base).items())
     public = {name for name, value in found if not name.startswith("_") and not hasattr(value, "__set__")}
@@ -414,10 +415,10 @@ def _yielding(kind: type) -> set[str]:
 
 
 def _refuse_private(kind: type) -> None:
-    """Refuse a script's class that defines a private name of `State` again.
+    """Refuse a script's subclass that defines a private name of `State`.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: the subclass defines one.
     """
     private = {name for name in vars(State) if name.startswith("_") and not name.endswith("__")}
     for base in kind.__mro__:
@@ -428,7 +429,7 @@ def _refuse_private(kind: type) -> None:
 
 
 def _kept_elsewhere(kind: type) -> str | None:
-    """Return a line on what durable commits of a class lack, if it keeps something by itself."""
+    """Return a warning if a class may store data that its durable commits lack; else None."""
     own = [f"{verb}()" for verb in ("save", "restore") if not _is_ours(getattr(kind, verb))]
     if not own:
         return None

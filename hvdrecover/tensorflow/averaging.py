@@ -41,7 +41,7 @@ from hvdrecover.tensorflow.world import TensorFlowWorld, raised
 from hvdrecover.virtual import ranks
 
 _KEEPING_OPS = (hvd.Average, hvd.Sum, hvd.Max)  # the result of a number that is not 0 somewhere is not 0
-_DTYPES = (tf.float16, tf.float32, tf.float64)  # of gradients that Horovod can reduce
+_DTYPES = (tf.float16, tf.float32, tf.float64)  # dtypes of gradients that Horovod can reduce
 _SLICES = "_hvdrecover_slices"  # attribute of a variable: the dtypes of its last sparse gradient
 _OWN = "_hvdrecover_own_gradients"  # attribute of a graph
 
@@ -89,11 +89,11 @@ class Reduction:
             object.__setattr__(self, "groups", num_groups)
         if isinstance(self.groups, int):
             if self.groups < 1:
-                raise ConfigError("groups", f"{self.groups} is not a number of groups from 1 on")
+                raise ConfigError("groups", f"must be an integer ≥ 1, got {self.groups}")
         elif self.groups is not None and not all(
             is_variable(each) for group in self.groups for each in group
         ):
-            raise ConfigError("groups", "it is neither a number nor a list of lists of variables")
+            raise ConfigError("groups", "must be a number of groups, or a list of lists of variables")
         if self.gradient_predivide_factor != 1.0 and self.op != hvd.Average:
             raise ConfigError(
                 "gradient_predivide_factor",
@@ -278,7 +278,7 @@ class _Turn:
         self._dependencies.__exit__(*error)
 
     def ends_with(self, results: list[Gradient]) -> None:
-        """Have the next reduction wait for these results."""
+        """Make the next reduction wait for these results."""
         if tf.inside_function():
             with tf.control_dependencies(tf.nest.flatten(results, expand_composites=True)):
                 _turns().assign_add(1)
@@ -310,7 +310,7 @@ class Presence:
         ]
 
     def told(self, dtype: tf.DType) -> tf.Tensor:
-        """Return what to reduce: 1 for each missing gradient, and 1 for each present one, in two rows."""
+        """Return two rows to sum over ranks: 1 for each missing gradient, and 1 for each present one."""
         ones = tf.cast([[not here for here in self._here], self._here], dtype)
         return ones + tf.cast(self._zero, dtype)
 
@@ -406,7 +406,7 @@ class _Own:
             return
         noted = [id(raw(variable)) for _, variable in pairs], sums_of([numbers_of(each) for each, _ in pairs])
         if tf.inside_function():
-            setattr(tf.compat.v1.get_default_graph(), _OWN, noted)  # it goes away with the graph
+            setattr(tf.compat.v1.get_default_graph(), _OWN, noted)  # deleted together with the graph
         else:
             self._eager = noted
 
@@ -484,7 +484,7 @@ class Tape:
         use_generic_names: bool = False,
         **options: Any,
     ) -> Any:
-        """As ``tf.GradientTape.gradient``, averaged across the ranks; all ranks have to call it.
+        """Like ``tf.GradientTape.gradient``, but averaged across the ranks. All ranks must call it.
 
         Horovod's ``use_generic_names`` is ignored: names never depend on the past of the process.
         """

@@ -42,7 +42,7 @@ NAME = "_callbacks"  # in a commit, beside the state's attributes
 _PARTS = {"epochs", "stop", "metrics", "callbacks"}
 _SCALARS = (type(None), bool, int, float, str)
 _NUMBERS = bool | int | float | np.number
-_MOST_NUMBERS = 1000  # of one metric in the history, which is part of each commit
+_MOST_NUMBERS = 1000  # maximum length of one metric's history, which is part of each commit
 
 KEPT: dict[str, tuple[str, ...]] = {
     "BroadcastGlobalVariablesCallback": ("broadcast_done",),  # a resumed fit has the weights already
@@ -153,7 +153,7 @@ class Fit:
         self._appends: list[tuple[CSVLogger, bool]] = []
         self._began: dict[str, Record] = {}  # marks of all attributes, when the fit began
         for key, callback in self._named.items():
-            if isinstance(callback, CSVLogger):  # it must continue its file, and not open a new one
+            if isinstance(callback, CSVLogger):  # must append to its file, not open a new one
                 callback.append_header = True
                 if resumed is not None and key in resumed["callbacks"]:
                     self._appends.append((callback, callback.append))
@@ -501,14 +501,14 @@ def batches_done(callback: Callback, steps: int) -> float:
     states = [getattr(each, "state", None) for each in (found.callbacks if found is not None else ())]
     tracked = [data for state in states for data in getattr(state, "_datasets", ())]
     if tracked:
-        done = part_done(tracked) * steps  # it counts batches of this number of ranks
+        done = part_done(tracked) * steps  # the counter has batches of this number of ranks
         return round(done) if abs(done - round(done)) < 1e-6 else done
     counts = [getattr(state, "batch", None) for state in states]
     return max((count for count in counts if isinstance(count, int)), default=0)
 
 
 def refuse_backups() -> None:
-    """Have each ``fit`` of this process refuse ``BackupAndRestore``, also in a list of lists."""
+    """Make each ``fit`` of this process refuse ``BackupAndRestore``, also in a list of lists."""
     BackupAndRestore.on_train_begin = _refuse_backup
 
 

@@ -172,7 +172,7 @@ def counter(dtype: tf.DType = tf.int64) -> tf.Variable:
 
 
 def switch_off_xla(model: keras.Model) -> None:
-    """Have Keras not compile a model's training step, and tell the user, once for each model.
+    """Stop Keras from compiling a model's training step by XLA, and warn once for each model.
 
     Keras also compiles unasked where there is an accelerator; a model does not show who asked for it.
     """

@@ -80,7 +80,7 @@ def elastic_dataset(
         10
     """
     if not isinstance(batch_size, int) or batch_size < 1:
-        raise ConfigError("batch_size", f"{batch_size!r} is not a number of samples from 1 on")
+        raise ConfigError("batch_size", f"must be an integer ≥ 1, got {batch_size!r}")
     order = SampleOrder(_length(data, shuffle), shuffle=shuffle, seed=seed, tail=tail)
     if hvd.is_initialized():
         order.place(hvd.rank(), hvd.size())
@@ -101,15 +101,15 @@ def elastic_dataset(
 class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
     """A ``tf.data`` data set of one rank's batches; made by `elastic_dataset`.
 
-    Track it as an attribute of a state. In a loop of your own, call `set_epoch` for each epoch and
-    `record_batch` after each batch; with ``model.fit``, the callbacks do. What is left of an epoch after a
-    commit is then gone through exactly once, whatever happens in between. An iteration resumes from the
-    cursor, so batches may be prefetched at will.
+    Track it as an attribute of a state. In your own loop, call `set_epoch` for each epoch and
+    `record_batch` after each batch; with ``model.fit``, the callbacks do that. Then each sample of an epoch
+    counts exactly once, also if ranks are lost or the job starts again. An iteration resumes from the cursor
+    of the recorded batches, so it is safe to prefetch.
 
     Attributes:
         order: the sample order and the cursor.
         batch_size: samples in one rank's batch; the last one of an epoch may have fewer.
-        draws: returns an operation of its transform that draws from a random stream of its own, if one does.
+        draws: returns the name of an operation in the transform with its own random stream; None without one.
     """
 
     draws: Callable[[], str | None]
@@ -122,7 +122,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         super().__init__(pipeline._variant_tensor)
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over what is left of the epoch.
+        """Iterate over the remaining batches of the epoch.
 
         Raises:
             StepError: samples are dealt out to virtual ranks.
@@ -131,20 +131,20 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         return self.batches(None)
 
     def batches(self, ranks: Sequence[int] | None) -> Iterator[Any]:
-        """Return what is left of the epoch, of some virtual ranks in turn; None: of this rank."""
+        """Iterate over the remaining batches of the epoch, of ``ranks`` in turn; None: of this rank."""
         self._dealing.ranks = ranks
         iterator: Iterator[Any] = super().__iter__()
         return iterator
 
     @property
     def element_spec(self) -> Any:
-        """Return what a batch is made of."""
+        """The shapes and dtypes of a batch."""
         return self._pipeline.element_spec
 
     def cardinality(self) -> tf.Tensor:
-        """Number of batches in a whole epoch; one that is resumed has fewer.
+        """Number of batches in a whole epoch, even if a resumed one has fewer.
 
-        Keras would take the number of the first epoch that it sees for that of all.
+        Keras uses the number from the first epoch for all epochs, and the first may be a resumed one.
         """
         order = self.order
         samples = rounds(order.length, order.size, order.tail)
@@ -155,7 +155,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
 
     @property
     def is_done(self) -> bool:
-        """Return whether nothing of this epoch is left."""
+        """Return whether all samples of this epoch are done."""
         order = self.order
         return rounds(order.left, order.size, order.tail) == 0
 
@@ -314,7 +314,7 @@ def _takes_seed(transform: Callable[..., Any]) -> bool:
     """Return whether a function has a keyword-only parameter ``seed``."""
     try:
         parameter = inspect.signature(transform).parameters.get("seed")
-    except (TypeError, ValueError):  # of built-in functions, Python may not know
+    except (TypeError, ValueError):  # Python may not know the signature of a built-in function
         return False
     return parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY
 
@@ -347,7 +347,7 @@ class PerRank(rank_local.PerRank):
     """
 
     def stateful(self, value: Any) -> Any:
-        """Return what gives and takes the state of a value."""
+        """Return the object with the state of a value."""
         if isinstance(value, tf.data.Dataset):
             raise ConfigError("PerRank", "a data set has no place of its own; pass iter(dataset)")
         return _State(value) if isinstance(value, tf.data.Iterator) else super().stateful(value)

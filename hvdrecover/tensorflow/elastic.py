@@ -1,7 +1,7 @@
-"""``horovod.tensorflow.elastic``, with our states and loop in the place of Horovod's.
+"""A replacement for ``horovod.tensorflow.elastic``, with our states and training loop.
 
-A script that was not written for us may draw the same numbers on all ranks from a global generator; so these
-states leave random generators alone.
+A script that was not written for hvdrecover may need the same random numbers on all ranks, from a global
+generator. So these states do not seed random generators.
 """
 
 from __future__ import annotations

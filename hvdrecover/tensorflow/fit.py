@@ -74,7 +74,7 @@ def fit_callbacks(
             "loop over state.steps(dataset)",
         )
     if commit_every_batches is not None and commit_every_batches < 1:
-        raise ConfigError("commit_every_batches", f"{commit_every_batches!r} is not a number from 1 on")
+        raise ConfigError("commit_every_batches", f"must be an integer ≥ 1, got {commit_every_batches!r}")
     for name in ("epoch", "batch"):
         if not isinstance(getattr(state, name, None), int):
             raise ConfigError(f"state.{name}", f"make the state with {name}=0; model.fit is resumed by it")
@@ -361,7 +361,7 @@ class LearningRate(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, state: TensorFlowState, warmup_epochs: float) -> None:
         super().__init__()
         if warmup_epochs < 0:
-            raise ConfigError("warmup_epochs", f"{warmup_epochs!r} is not a number of epochs from 0 on")
+            raise ConfigError("warmup_epochs", f"must be a number of epochs ≥ 0, got {warmup_epochs!r}")
         if not isinstance(getattr(state, "learning_rate", None), float):
             raise ConfigError(
                 "state.learning_rate",

@@ -52,7 +52,7 @@ _BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
 
 
 class View(np.ndarray):
-    """A tensor over memory of an arena; TensorFlow's own can't be written to."""
+    """A tensor over memory of an arena, as an array: TensorFlow's tensors are immutable."""
 
 
 class TensorFlowFramework:
@@ -114,7 +114,7 @@ class TensorFlowFramework:
         )
 
     def pin(self, arena: Arena, tensors: Sequence[tf.Tensor | tf.Variable]) -> None:
-        """Do nothing: TensorFlow copies through host memory of its own."""
+        """Do nothing: TensorFlow copies through its own host memory."""
 
     def views(self, arena: Arena) -> dict[str, View]:
         """A view of each tensor's bytes in an arena; no copies."""
@@ -127,7 +127,7 @@ class TensorFlowFramework:
         }
 
     def clone(self, tensor: Any) -> tf.Tensor:
-        """A tensor of its own memory."""
+        """A copy of a tensor, in new memory."""
         return _own(tensor)
 
     def move(self, tree: Tree, present: Any) -> Tree:
@@ -202,7 +202,7 @@ class TensorFlowFramework:
         return guard.describe(component)
 
     def rank_local(self, component: Any) -> set[str]:
-        """Variables that are not trained: each rank has running statistics and metrics of its own."""
+        """Variables that are not trained: running statistics and metrics, which differ between ranks."""
         return {name for name, each in _of_model(component).items() if not each.trainable}
 
     def trained(self, component: Any) -> dict[str, tf.Variable]:
@@ -264,7 +264,7 @@ class TensorFlowFramework:
         report_gradients(contents.components(), judge)
 
     def _keras_states(self) -> Iterator[tf.Variable]:
-        """The global seed generator's state, then all that have been part of a commit."""
+        """Yield the state of the global seed generator, then of all generators that were part of a commit."""
         yield global_seed_generator().state.value
         for reference in self._seeds.values():
             if (seed := reference()) is not None:
@@ -274,7 +274,7 @@ class TensorFlowFramework:
 def _tensorflow_generator() -> tf.random.Generator:
     try:
         return tf.random.get_global_generator()
-    except RuntimeError:  # with op determinism, TensorFlow makes none of its own
+    except RuntimeError:  # with op determinism, TensorFlow does not make one by itself
         tf.random.set_global_generator(tf.random.Generator.from_seed(0, alg="philox"))
         return tf.random.get_global_generator()
 
@@ -312,5 +312,5 @@ def _own(tensor: Any) -> tf.Tensor:
 
 
 def _of_model(component: Any) -> dict[str, tf.Variable]:
-    """The variables of what is not an optimizer."""
+    """The variables of a component; none for an optimizer."""
     return {} if isinstance(component, keras.optimizers.Optimizer) else named(component)

@@ -64,7 +64,7 @@ def distribute(
         raise ConfigError("optimizer", "it averages gradients already; make it distributed once")
     if backward_passes_per_step < 1:
         raise ConfigError(
-            "backward_passes_per_step", f"{backward_passes_per_step!r} is not a number from 1 on"
+            "backward_passes_per_step", f"must be an integer ≥ 1, got {backward_passes_per_step!r}"
         )
     if use_locking:
         raise ConfigError("use_locking", "Keras's optimizers have no locks; leave it out")
@@ -132,7 +132,7 @@ class Hooked(keras.optimizers.Optimizer):  # type: ignore[misc]
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Add up several passes, average gradients across the ranks, look at them, and apply them."""
         if trainable_variables is None and not self.built:
-            super().apply(grads)  # which says what is missing
+            super().apply(grads)  # raises Keras's own error: the variables are missing
         hooks, gradients = self._hvdrecover, list(grads)
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         if hooks.reduction is None:

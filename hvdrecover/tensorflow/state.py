@@ -112,14 +112,14 @@ class TensorFlowState(State):
         op: Any = hvd.Average,
         compression: Any = hvd.Compression.none,
     ) -> Iterator[Step]:
-        """Go through what is left of a pass over the data, step by step of all virtual ranks.
+        """Iterate over the remaining steps of a pass over the data, in each all virtual ranks.
 
         ::
 
             for step in state.steps(dataset):
                 for images, labels in step:                 # one batch for each virtual rank of this process
                     step.add(gradients_of(images, labels))  # by a plain tf.GradientTape
-                optimizer.apply(step.gradients(), model.trainable_variables)  # those of the whole job
+                optimizer.apply(step.gradients(), model.trainable_variables)  # averaged over the job
                 state.commit()
 
         Samples are counted as done; don't call ``record_batch``. A data set's ``set_epoch`` is the script's.
@@ -127,7 +127,7 @@ class TensorFlowState(State):
         Args:
             data: an `elastic_dataset` of this state, whose samples are dealt out to the virtual ranks; or a
                 `PerRank` of this state, with an iterator for each of them.
-            variables: what there are gradients of; None for all that ``state.model`` trains.
+            variables: the variables that the gradients belong to; None for all that ``state.model`` trains.
             op: ``hvd.Average`` or ``hvd.Sum``.
             compression: ``hvd.Compression.fp16`` adds up and sends float16.
 

@@ -19,7 +19,8 @@ Gradient = Any
 """A ``tf.Tensor``, ``tf.IndexedSlices`` or None."""
 Layers: TypeAlias = keras.layers.Layer | Sequence[keras.layers.Layer] | None
 
-# Keras numbers what has no name of its own by how many of its kind the process has made: dense, dense_1, ….
+# Keras numbers layers without a name by how many of their kind the process has made: dense, dense_1, ….
+# So the numbers of a new process differ.
 _NUMBER = re.compile(r"_\d+(?=[/_]|$)")
 
 
@@ -119,7 +120,8 @@ def mean_the_same(stored: Sequence[str], mine: Sequence[str]) -> bool:
 
 
 def _added(longer: str, shorter: str) -> str | None:
-    """Return what a name lacks at its beginning or after its first slash, such as ``net``; None for more."""
+    """Return the part, such as ``net``, that ``longer`` has in addition, at the beginning or after the first
+    slash of ``shorter``; None if the names differ in another way."""
     for place in (0, shorter.find("/") + 1):
         rest = shorter[place:]
         part = longer[place : len(longer) - len(rest)]

@@ -87,7 +87,7 @@ class VirtualRanks(Ranks, Hook):
     ) -> None:
         policy = policy or "equal"
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ConfigError("virtual_ranks", f"{size!r} is not a number of virtual ranks; use 1 or more")
+            raise ConfigError("virtual_ranks", f"must be an integer ≥ 1, got {size!r}")
         if policy not in get_args(shares.Policy):
             raise ConfigError(
                 "shares", f"{policy!r} is not a way to deal virtual ranks out; use 'equal' or 'by-speed'"
@@ -253,7 +253,7 @@ class VirtualRanks(Ranks, Hook):
             raise ConfigError(
                 "virtual_ranks",
                 f"the commit has {size}, and this state {self.size}. Their number is part of the result: "
-                f"make the state with virtual_ranks={size}, or name another checkpoint root to start anew",
+                f"make the state with virtual_ranks={size}, or name another checkpoint root to start over",
             )
         self.steps = int(found.get("steps", 0))
         self._open, self.current, self._done = None, None, nothing
@@ -343,10 +343,10 @@ def virtual_size() -> int:
 
 
 def virtual_rank() -> int:
-    """The virtual rank that is being carried out, where a script without them has ``hvd.rank()``.
+    """The virtual rank whose batch is being processed. Use it where other scripts use ``hvd.rank()``.
 
     Raises:
-        StepError: none is, as outside of a step's inner loop; or there is no state with virtual ranks.
+        StepError: called outside of a step's inner loop; or no state with virtual ranks has been made yet.
 
     Examples:
         >>> for step in state.steps(loader):  # doctest: +SKIP

@@ -95,7 +95,7 @@ def test_what_none_of_our_processes_has_set_is_left_alone(name, text):
         ("NEAR", "near/here", "'near/here'"),
         ("EVENTS", "s3://bucket/events", "URL"),
         ("LOG", "loud", "debug, info"),
-        ("MAX_RESTARTS", "-1", "from 0 on"),
+        ("MAX_RESTARTS", "-1", "≥ 0"),
         ("HANG_TIMEOUT", "4.9", "less than 5"),
         *(("MAX_DURABLE_AGE", text, f"'{text}'") for text in ("0", "-1", "nan", "inf", "10 min", "true")),
     ],

@@ -45,7 +45,7 @@ _TIMEOUTS = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout", "channel
 class SftpStorage(RemoteStorage):
     """A folder on an SFTP server, which need not be connected yet."""
 
-    _session: _Session  # of the operation that is under way
+    _session: _Session  # the session of the operation that is under way
 
     def __init__(self, filesystem: StrictSftpFileSystem, root: str, url: str, piece: int = _PIECE) -> None:
         super().__init__(filesystem, root, url, piece)

@@ -22,7 +22,7 @@ _PAGE = 500  # pods in one answer of the API server
 _SHARE = 0.9  # of the time that requests may take, so that there is some left to say which one has hung
 _QUANTITY = re.compile(r"([0-9]{1,18})(m?)")
 
-Pod = Mapping[str, Any]  # as the API has it
+Pod = Mapping[str, Any]  # as the API returns it
 
 
 @source(
@@ -60,7 +60,7 @@ def kubernetes(
     # The client writes keys to files, and this process may end without its cleaning up.
     with tempfile.TemporaryDirectory(prefix="hvdrecover-") as folder:
         configuration = client.Configuration()
-        configuration.retries = False  # it is asked again soon anyway
+        configuration.retries = False  # discovery asks again soon anyway
         default = _log_in(configuration, context, environ, folder)
         with client.ApiClient(configuration) as api:
             pods = _pods(api, namespace or default, selector, deadline)
@@ -107,7 +107,7 @@ def _name(pod: Pod) -> str:
 
 
 def _age(pod: Pod) -> tuple[str, list[str | int]]:
-    """Return what sorts pods by age; of those made in the same second worker-2 comes before worker-10."""
+    """Return a key that sorts pods by age; for pods of the same second, worker-2 comes before worker-10."""
     words = re.split(r"([0-9]+)", _name(pod))
     return pod["metadata"]["creationTimestamp"], [int(word) if word.isdecimal() else word for word in words]
 
@@ -168,7 +168,7 @@ def _log_in(configuration: Any, context: str, environ: Mapping[str, str], folder
         contexts, current = config.list_kube_config_contexts(path)
         used = next((each for each in contexts if each["name"] == context), current)
         return used["context"].get("namespace") or "default"
-    except Exception as error:  # whatever a malformed file leads the client to
+    except Exception as error:  # a malformed file makes the client raise errors of any kind
         text = str(error) if isinstance(error, config.ConfigException) else f"{type(error).__name__}: {error}"
         remedy = f"name a working kubeconfig in {_KUBECONFIG}; kubectl get pods tells"
         if in_cluster:

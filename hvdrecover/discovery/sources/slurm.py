@@ -164,7 +164,7 @@ def _gpus(match: re.Match[str]) -> int:
 def tasks_per_node(environ: Mapping[str, str]) -> dict[str, int]:
     """The tasks on each node that the job was given when it started.
 
-    Empty in a step of some of its nodes, which is told of its own tasks only.
+    Empty in a step on only some of the job's nodes: there, Slurm gives the tasks of the step, not of the job.
     """
     tasks: dict[str, int] = {}
     for group in filter(None, map(_HET_GROUP.fullmatch, environ)):

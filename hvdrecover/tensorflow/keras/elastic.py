@@ -1,4 +1,4 @@
-"""``horovod.tensorflow.keras.elastic``, with our state, loop and callbacks in the place of Horovod's."""
+"""A replacement for ``horovod.tensorflow.keras.elastic``, with our state, training loop and callbacks."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     Args:
         state: the state.
-        batches_per_commit: commit after every so many batches. After the last of an epoch, that is left to
-            the epoch's end, where the counters are those of the next epoch.
+        batches_per_commit: number of batches between commits. After the last batch of an epoch, the commit
+            waits for the epoch's end, when the counters already point to the next epoch.
     """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
@@ -61,11 +61,11 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         arrange(self, last=[self])
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Count anew, as all ranks do after a recovery."""
+        """Count from zero, as all ranks do after a recovery."""
         self.batches_remaining = self.batches_per_commit
 
     def on_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Commit if it is time."""
+        """Commit after every ``batches_per_commit`` batches."""
         heartbeat.stepped()
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
@@ -86,7 +86,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
 class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Keeps in ``state.batch`` how many batches of the epoch are done.
 
-    If the number of steps of an epoch is known, one that is resumed has only those that are left.
+    If the number of steps in an epoch is known, a resumed epoch has only its remaining steps.
 
     Args:
         state: has the attribute ``batch``.
@@ -100,12 +100,12 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._ended = False
 
     def set_model(self, model: keras.Model) -> None:
-        """Take the first place in Keras's list: a later callback that ends the training ends it for good."""
+        """Take the first place in Keras's list: if a later callback stops the training, it stays stopped."""
         super().set_model(model)
         arrange(self, first=[self])
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Ask for the number of steps anew; a ``fit`` that a fault has ended leaves nothing behind."""
+        """Reset the counts: an earlier ``fit`` may have been ended by a fault."""
         self.steps_per_epoch, self._ended = None, False
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -117,7 +117,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self.params["steps"] = self.steps_per_epoch - self._done
 
     def on_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Count; Keras's own loop goes through as many batches as in any epoch, if it is not stopped."""
+        """Count a batch, and stop a resumed epoch after its last one: Keras would run a whole epoch."""
         self.state.batch = self._done + batch + 1
         over = self._done and self.steps_per_epoch and self.state.batch >= self.steps_per_epoch
         if over and not self.model.stop_training:
