@@ -31,6 +31,7 @@ class Guardian:
     leaves: bool = False  # whether its host leaves
     begun: bool = False  # whether a process of its slot has imported hvdrecover
     commit: list[int] | None = None  # generation and number of the last commit that it reported, or None
+    reported: float = 0.0  # the time of its newest event, by the supervisor's clock
 
 
 class Guardians:

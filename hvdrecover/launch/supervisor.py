@@ -386,8 +386,10 @@ class Supervisor:
     def _hear(self, guardian: Guardian, message: Message) -> None:
         if message.get("kind") == "event":
             if self._record is not None:
-                # Hosts' clocks differ, so an event gets its time here.
-                self._record.put({**message["event"], "time": self._clock.now() - message["age"]})
+                # Hosts' clocks differ, so an event gets its time here. A message may be read late, but the
+                # events of one guardian keep their order.
+                guardian.reported = max(guardian.reported, self._clock.now() - message["age"])
+                self._record.put({**message["event"], "time": guardian.reported})
             return
         attempt = self._attempts[-1]
         commit = message.get("commit")

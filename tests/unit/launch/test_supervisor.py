@@ -23,6 +23,7 @@ from hvdrecover.launch.horovodrun import Options
 from hvdrecover.launch.link import Message
 from hvdrecover.launch.restarts import Attempt, Outcome
 from hvdrecover.launch.supervisor import Settings, State, Supervisor
+from hvdrecover.record import Record, read
 from tests.fakes.clock import FakeClock
 from tests.unit.launch.children import environment, until
 from tests.unit.launch.supervising import FAULT
@@ -66,6 +67,17 @@ def test_a_signal_after_the_job_leaves_by_a_plan_is_the_first_one(supervisor: Su
     assert supervisor._state is State.LEAVING
     supervisor._handle_signal(signal.SIGTERM)
     assert (supervisor._state, supervisor._code) == (State.STOPPED, config.PREEMPTED)
+
+
+def test_events_of_a_guardian_keep_their_order_though_one_was_read_late(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    supervisor._record, supervisor._clock = Record(tmp_path), FakeClock()
+    guardian, event = Guardian("h1", 0), {"kind": "fault", "host": "h1", "rank": 0, "pid": 7}
+    for name, age in (("crash", 0.1), ("early_exit", 0.2)):  # the second reads as the older one
+        supervisor._hear(guardian, {"kind": "event", "event": {**event, "fault": name}, "age": age})
+    supervisor._record.flush()
+    assert [event.facts["fault"] for event in read(tmp_path)] == ["crash", "early_exit"]
 
 
 def test_credentials_in_the_command_are_not_written_down(tmp_path: Path) -> None:
