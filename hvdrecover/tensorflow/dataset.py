@@ -88,12 +88,7 @@ def elastic_dataset(
     dealing = _Dealing(order, batch_size)
     pipeline = (_of_dataset if isinstance(data, tf.data.Dataset) else _of_arrays)(data, dealing)
     transformed = _transformed(pipeline, transform)
-    # TensorFlow's thread that tunes a pipeline may miss that its iterator ends. One of ten iterators took
-    # seconds to end, up to 10 in a test, and up to a minute by the code. Meanwhile the process stands still
-    # in the middle of a recovery, of a garbage collection or of its exit.
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    made = ElasticDataset(transformed.prefetch(tf.data.AUTOTUNE).with_options(options), dealing)
+    made = ElasticDataset(untuned(transformed.prefetch(tf.data.AUTOTUNE)), dealing)
     made.draws = functools.partial(_drawing_operation, transformed)
     return made
 
@@ -261,6 +256,16 @@ def _length(data: Any, shuffle: bool) -> int:
     if len(lengths) != 1:
         raise ConfigError("dataset", f"its arrays have no common length, but {sorted(lengths)}")
     return lengths.pop()
+
+
+def untuned(data: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a data set whose iterators end at once."""
+    # TensorFlow's thread that tunes a pipeline may miss that its iterator ends. One of ten iterators took
+    # seconds to end, up to 10 in a test, and up to a minute by the code. Meanwhile the process stands still
+    # in the middle of a recovery, of a garbage collection or of its exit.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return data.with_options(options)
 
 
 def reshuffles(data: tf.data.Dataset) -> bool:

@@ -23,7 +23,7 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from hvdrecover.data.order import Indices, permutation
 from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow.dataset import reshuffles
+from hvdrecover.tensorflow.dataset import reshuffles, untuned
 
 OnEpochEnd = Callable[[int, Callable[[], None]], None]
 """Calls the second argument with generators that are seeded by the first."""
@@ -122,7 +122,7 @@ class _Arrays(Resumable):
         arrays = array_slicing.convert_to_sliceable(self._arrays._inputs, target_backend="tensorflow")
         inputs = tf.data.Dataset.from_tensors(tree.lists_to_tuples(arrays)).repeat()
         batches = tf.data.Dataset.zip((indices, inputs)).map(_taken, tf.data.AUTOTUNE)
-        return _calm(batches.prefetch(tf.data.AUTOTUNE))
+        return untuned(batches.prefetch(tf.data.AUTOTUNE))
 
 
 def _order(length: int, seed: int, number: int, shuffle: Any) -> Indices:
@@ -138,13 +138,6 @@ def _taken(indices: tf.Tensor, arrays: Any) -> Any:
         return tf.gather(part, indices) if tf.is_tensor(part) else None
 
     return tree.traverse(take, arrays)
-
-
-def _calm(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a data set whose iterators end at once; see `elastic_dataset`."""
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.with_options(options)
 
 
 class _Pipeline(Resumable):
@@ -239,7 +232,7 @@ class _Sequence(Resumable):
         self.on_epoch_end()
         self._adapter = PyDatasetAdapter(self._rest, self._class_weight)
         self._adapter._output_signature = self._signature
-        return _calm(self._adapter.get_tf_dataset())
+        return untuned(self._adapter.get_tf_dataset())
 
     def on_epoch_begin(self) -> None:
         """Keras begins an epoch."""
