@@ -19,16 +19,7 @@ from tests.fakes.world import FakeJob, FakeWorld, Fault
 
 URL = "fake://root"
 
-CONFIG = Config(
-    checkpoint=None,
-    events=None,
-    log="info",
-    elastic=True,
-    launched=True,
-    controller_chosen=True,
-    controller_inherited=False,
-    host="host",
-)
+CONFIG = Config(elastic=True, launched=True, controller_chosen=True, host="host")
 STATIC = dataclasses.replace(CONFIG, elastic=False)
 
 

@@ -156,7 +156,7 @@ def a_model() -> keras.Model:
 
 
 class TwoOptimizers(keras.Model):  # type: ignore[misc]
-    """Trains its last layer by an optimizer of its own, too, as a GAN does its discriminator."""
+    """Trains its last layer also by a second optimizer, as a GAN trains its discriminator."""
 
     def __init__(self) -> None:
         super().__init__()
