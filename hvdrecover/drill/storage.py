@@ -82,11 +82,11 @@ class DrillFileSystem(LocalFileSystem):  # type: ignore[misc]
         shown = [info for info in found if not Path(info["name"]).name.startswith(TEMPORARY)]
         return shown if detail else [info["name"] for info in shown]
 
-    def info(self, path: Any, **options: Any) -> Any:  # noqa: D102
+    def info(self, path: Any, **options: Any) -> Any:
         self.check()
         return super().info(path, **options)
 
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:  # noqa: D102
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
         self.check(writes=True)
         super().makedirs(path, exist_ok=exist_ok)
 
@@ -104,11 +104,11 @@ class DrillFileSystem(LocalFileSystem):  # type: ignore[misc]
         finally:
             new.unlink(missing_ok=True)
 
-    def rm_file(self, path: str) -> None:  # noqa: D102
+    def rm_file(self, path: str) -> None:
         self.check()
         super().rm_file(path)
 
-    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:  # noqa: D102
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         self.check()
         super().rm(path, recursive=recursive, maxdepth=maxdepth)
 

@@ -62,6 +62,23 @@ def docstring(module: str, name: str) -> str:
     return ast.get_docstring(_tree(module)) or ""
 
 
+def undocumented(package: str, name: str) -> list[str]:
+    """Return the public name and its public methods, as far as they have no docstring."""
+    module = home(package, name)
+    found = [node for node in _tree(module).body if getattr(node, "name", "") == name]
+    methods = [
+        child
+        for node in found
+        if isinstance(node, ast.ClassDef)
+        for child in node.body
+        if isinstance(child, ast.FunctionDef)
+        and not child.name.startswith("_")
+        and not any("setter" in ast.unparse(each) for each in child.decorator_list)
+    ]
+    lacking = [each.name for each in methods if ast.get_docstring(each) is None]
+    return lacking if docstring(module, name) else [name, *lacking]
+
+
 def examples(package: str, name: str) -> list[doctest.Example]:
     """Return the examples in a public name's docstring."""
     return doctest.DocTestParser().get_examples(docstring(home(package, name), name))

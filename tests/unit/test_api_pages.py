@@ -40,6 +40,11 @@ def test_keras_has_the_names_of_its_page() -> None:
 
 
 @pytest.mark.parametrize("package", api.PAGES)
+def test_a_public_name_and_its_methods_have_docstrings(package: str) -> None:
+    assert [lack for name in api.names(package) for lack in api.undocumented(package, name)] == []
+
+
+@pytest.mark.parametrize("package", api.PAGES)
 def test_a_public_name_has_an_example_or_a_reason(package: str) -> None:
     assert [name for name in without_example(package) if not reason(name)] == []
 
