@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import LONG
 from tests.support.gates import GatedRun
 from tests.support.jobs import PATIENCE, PREEMPTED, Job, durable, kill, near_folder, near_root, wait_until
 
@@ -67,7 +66,6 @@ def test_it_ends_with_the_same_weights_after_a_kill_and_a_kill_of_all(gated: Gat
     assert "Traceback" not in log
 
 
-@LONG
 def test_a_preempted_job_leaves_at_a_commit_and_a_later_start_continues(
     gated: GatedRun, expected: str
 ) -> None:
