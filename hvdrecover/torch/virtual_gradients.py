@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import pickle
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -12,10 +10,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.errors import ConfigError
-from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.optimizers import parameters_of
 from hvdrecover.torch.stepping import averages, is_adasum, steps_of
 from hvdrecover.virtual.exchange import NOTHING, Exchange, buckets
@@ -43,8 +38,6 @@ class Gradients:
 
     _exchange: Exchange | None = None  # of the step that is under way
     _ended: Exchange | None = None  # of a step whose inner loop has ended
-    _hold: int | None = None  # a virtual rank whose gradients are held back
-    _held: _Taken
 
     def __init__(self, name: str, optimizer: Any, size: int) -> None:
         _check(name, optimizer)
@@ -92,11 +85,7 @@ class Gradients:
         for listener in steps_of(self._optimizer).sending:
             for parameter in self._parameters:
                 listener(parameter)
-        taken = self._take()
-        if self._rank == self._hold:
-            self._held = taken
-        else:
-            self._add(self._rank, taken)
+        self._add(self._rank, self._take())
 
     def finish(self) -> None:
         """Wait for the other processes; then each parameter has the gradient of the job."""
@@ -109,8 +98,7 @@ class Gradients:
         if self._exchange is not None or self._ended is not None:
             self._collectives.forget()
             self._memory.clear()  # Horovod may still write there
-        self._exchange = self._ended = self._hold = None
-        self._held = []
+        self._exchange = self._ended = None
         self._finished = False
 
     def average(self) -> None:
@@ -133,50 +121,6 @@ class Gradients:
                 "after the inner loop has ended, without a break: for step in state.steps(loader): for part "
                 "in step: …",
             )
-
-    # -- replays; see `hvdrecover.virtual.replay` ------------------------------------------------------------
-
-    def specs(self) -> list[TensorSpec]:
-        """Return dtype, shape and name of each gradient."""
-        return [
-            TorchFramework().spec(
-                torch.empty((), dtype=wire).expand(parameter.shape),
-                self._optimizer._parameter_names[parameter],
-            )
-            for wire, parameter in zip(self._wires, self._parameters, strict=True)
-        ]
-
-    def packed(self, value: Any) -> bytes:
-        """Return a pickle of the inputs of a part."""
-        file = io.BytesIO()
-        _Pickler(file, protocol=5).dump(value)
-        return file.getvalue()
-
-    def hold(self, rank: int) -> None:
-        """Keep the gradients of this process's last virtual rank in this step until `release`."""
-        self._hold = rank
-
-    def held(self) -> list[Bytes]:
-        """Return these gradients, by parameter."""
-        return self._bytes(self._held)
-
-    def release(self, data: Iterator[Bytes]) -> None:
-        """Add up these gradients instead of those that were held back."""
-        pairs = zip(self._parameters, self._wires, data, strict=False)
-        gradients = [
-            torch.from_numpy(each).view(wire).view(parameter.shape).to(parameter.device)
-            for parameter, wire, each in pairs
-        ]
-        assert self._hold is not None
-        self._add(self._hold, [*gradients])
-
-    def replayed(self) -> list[Bytes]:
-        """Take the gradients of a part that is only compared."""
-        return self._bytes(self._take())
-
-    def _bytes(self, gradients: _Taken) -> list[Bytes]:
-        whole = [self._nothing(place) if each is None else each for place, each in enumerate(gradients)]
-        return [each.contiguous().view(-1).view(torch.uint8).cpu().numpy() for each in whole]
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -257,18 +201,6 @@ def _added(left: _Taken, right: _Taken) -> _Taken:
         other if mine is None else mine if other is None else mine.add_(other)
         for mine, other in zip(left, right, strict=True)
     ]
-
-
-class _Pickler(pickle.Pickler):
-    """Sends only a tensor's elements: a slice has the storage of the whole tensor."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is not torch.Tensor or value.layout is not torch.strided:
-            return NotImplemented
-        if value.untyped_storage().nbytes() <= value.numel() * value.element_size():
-            return NotImplemented
-        whole = value.detach().clone().requires_grad_(value.requires_grad)
-        return whole.__reduce_ex__(5)  # type: ignore[no-untyped-call]
 
 
 # -- between processes ---------------------------------------------------------------------------------------

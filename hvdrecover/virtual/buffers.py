@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hvdrecover.checkpoint.digest import digest_numbers
@@ -141,12 +141,6 @@ class Buffers(ABC):
         """Note which virtual ranks are carried out; the models have the common buffers now."""
         self._own = {rank: each for rank, each in self._own.items() if rank in carried.ranks}
         self._remember()
-
-    def stand_in(self, rank: int, state: Tree) -> Callable[[], None]:
-        """Give the models the buffers that a virtual rank begins with; return the undo."""
-        before = {name: self.read(name) for name in self.names()}
-        self._put(state)
-        return lambda: self._put(before)
 
     # -- inside ----------------------------------------------------------------------------------------------
 

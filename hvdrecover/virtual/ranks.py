@@ -27,7 +27,6 @@ from hvdrecover.state.rank_local import Carried, Ranks
 from hvdrecover.state.startup import WatchedLibrary
 from hvdrecover.virtual import shares
 from hvdrecover.virtual.buffers import Buffers
-from hvdrecover.virtual.replay import Replay
 
 if TYPE_CHECKING:
     from hvdrecover.data.order import SampleOrder
@@ -73,8 +72,6 @@ class VirtualRanks(Ranks, Hook):
         dealt: how often they were assigned.
         steps: number of steps that the run has done.
         current: the virtual rank that is being carried out; None between parts.
-        replay: has parts computed by a second process; None without ``Guard(replay=…)``.
-        replaying: whether the present part is only compared.
 
     Raises:
         ConfigError: an invalid number, or an unknown policy.
@@ -98,8 +95,6 @@ class VirtualRanks(Ranks, Hook):
         self.dealt = 0
         self.steps = 0
         self.current: int | None = None
-        self.replay: Replay | None = None
-        self.replaying = False
         self._policy = policy
         self._buffers = buffers
         self._open: object = None  # the step that is under way
@@ -120,8 +115,6 @@ class VirtualRanks(Ranks, Hook):
         """Take a place in a state."""
         self._context = context
         self._own = own
-        if guard is not None and guard.replay:
-            self.replay = Replay(guard, context, own, self)
         _latest.append(self)
         return (self,)
 
@@ -257,7 +250,6 @@ class VirtualRanks(Ranks, Hook):
             )
         self.steps = int(found.get("steps", 0))
         self._open, self.current, self._done = None, None, nothing
-        self.replaying = False
         for each in self.gradients:
             each.abandon()
 
@@ -281,8 +273,6 @@ class VirtualRanks(Ranks, Hook):
         """Assign the virtual ranks: at each rendezvous, and at a commit if that makes steps faster."""
         seconds = [int(each) / 1e6 or None for each in table[:, 0]]
         if moment.kind == "rendezvous":
-            if self.replay is not None:
-                self.replay.anew()
             known = self._policy == "by-speed"
             counts = shares.by_speed(self.size, seconds) if known else shares.equal(self.size, len(seconds))
             self._deal(counts, seconds)

@@ -33,8 +33,7 @@ Feed = Callable[[VirtualRanks], Iterator[Batches]]
 class Step:
     """One step of all virtual ranks. Iterate over it, once: over the batches of those of this process.
 
-    When its loop has ended, the gradients are those of the whole job. With ``Guard(replay=…)`` the loop of
-    some steps has one batch more, whose gradients are only compared.
+    When its loop has ended, the gradients are those of the whole job.
     """
 
     def __init__(self, ranks: VirtualRanks, batches: Batches, clock: Clock) -> None:
@@ -47,31 +46,18 @@ class Step:
         if self.begun:
             raise StepError("state.steps()", "a step can't be gone through twice; its samples are done")
         self.begun = True
-        ranks, replay, fetch = self._ranks, self._ranks.replay, self._batches.fetch
+        ranks = self._ranks
         ranks.step_begins(self)
-        if replay is not None:
-            fetch = replay.begin(fetch)
-            yield from replay.before()
         for rank in ranks.carried.ranks:
             started = self._clock.monotonic()
-            batch = fetch(rank)
+            batch = self._batches.fetch(rank)
             ranks.part_begins(rank)
             try:
                 yield batch
             finally:
                 ranks.current = None  # also if the script leaves
             ranks.part_ends(rank, self._clock.monotonic() - started)
-        if replay is not None:
-            yield from replay.after()
-            if replay.error is not None:
-                ranks.step_ends(nothing)  # the others wait for this process's sums
-                raise replay.error
         ranks.step_ends(self._batches.done)
-
-    @property
-    def replaying(self) -> bool:
-        """Return whether the present batch is another process's, to be compared only."""
-        return self._ranks.replaying
 
 
 Made = TypeVar("Made", bound=Step)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import horovod.torch as hvd
@@ -246,53 +244,6 @@ def test_parameters_that_come_later_are_refused(change: str) -> None:
         later.requires_grad_()
     with pytest.raises(ConfigError, match=r"^state\.optimizer: .*\(7,\)"):
         step(gradients, model, 2)
-
-
-# -- replays -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("heals", [False, True])
-def test_gradients_on_hold_are_added_up_as_they_were_left(heals: bool) -> None:
-    model = network()
-    gradients = Gradients("optimizer", wrapped(model, op=hvd.Sum), 2)
-    own = leaves(model, 3)
-    gradients.begin([2], 0)
-    gradients.hold(1)
-    gradients.part_begins(0)
-    loss(model, 0).backward()  # type: ignore[no-untyped-call]
-    gradients.part_ends()
-    gradients.part_begins(1)
-    loss(model, 1).backward()  # type: ignore[no-untyped-call]
-    gradients.part_ends()
-    held = gradients.held()
-    assert [each.tobytes() for each in held] == [each.numpy().tobytes() for each in own[1]]
-    loss(model, 2).backward()  # type: ignore[no-untyped-call]
-    replayed = gradients.replayed()
-    assert [each.tobytes() for each in replayed] == [each.numpy().tobytes() for each in own[2]]
-    gradients.release(iter(replayed if heals else held))
-    gradients.finish()
-    for parameter, first, second in zip(model.parameters(), own[0], own[2 if heals else 1], strict=True):
-        assert parameter.grad is not None
-        assert torch.equal(parameter.grad, first + second)
-
-
-@dataclass
-class Batch:
-    """A class of a script's own."""
-
-    inputs: torch.Tensor
-    texts: list[str]
-
-
-def test_batches_arrive_as_they_were_without_what_they_were_cut_out_of() -> None:
-    gradients = Gradients("optimizer", wrapped(network()), 2)
-    inputs = torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)
-    arrived = pickle.loads(gradients.packed(Batch(inputs, ["a", "b"])))
-    assert torch.equal(arrived.inputs, inputs)
-    assert (arrived.inputs.stride(), arrived.texts) == (inputs.stride(), ["a", "b"])
-    data = gradients.packed({"inputs": torch.arange(1 << 20, dtype=torch.float32)[100:108]})
-    assert len(data) < 5_000
-    assert pickle.loads(data)["inputs"].tolist() == list(range(100, 108))
 
 
 def test_complex_parameters_are_refused() -> None:
