@@ -1,26 +1,23 @@
-"""The guard in torch: structure, gradients that are missing or not finite, shares of the data."""
+"""The guard in torch: structure, gradients that are missing or not finite."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import torch
 import torch.utils.data
 
 from hvdrecover.errors import ConfigError
-from hvdrecover.guard import structure
 from hvdrecover.guard.numbers import Judge, Missing
 from hvdrecover.state.adapter import Entry
 from hvdrecover.torch.optimizers import by_name, parameters_of
 from hvdrecover.torch.stepping import averages, is_adasum, steps_of
-from hvdrecover.torch.world import TorchWorld
 
 try:
     from hvdrecover.torch._finite import are_finite as _compiled
@@ -307,44 +304,3 @@ def _complete_groups(optimizer: Any) -> None:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         handles[group] = optimizer._grouped_allreduce_grad_async(group)
-
-
-# -- shares of the data ------------------------------------------------------------------------------------
-
-
-def check_shards(loader: torch.utils.data.DataLoader[Any]) -> None:
-    """Have all ranks compare their data loaders before an epoch: the samples, and how many batches.
-
-    A rank with fewer batches than the others would leave them waiting in the last allreduce. Its sampler is
-    gone through once; one that draws from a global generator draws from it. What ``drop_last`` leaves out of
-    a rank's share is not missed.
-
-    Args:
-        loader: this rank's, for this epoch; all ranks must call this.
-
-    Raises:
-        ConfigError: its data set has no length.
-        ShardsError: samples are missing or come more than once, or the number of batches or the length of the
-            data set differ; on all ranks.
-
-    Examples:
-        >>> data = torch.utils.data.TensorDataset(torch.arange(8))
-        >>> sampler = torch.utils.data.DistributedSampler(data, hvd.size(), hvd.rank())
-        >>> recover.check_shards(torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler))
-    """
-    try:
-        batches, length = len(loader), len(loader.dataset)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise ConfigError(
-            "loader", "its data set has no length, so nobody knows how many batches there will be"
-        ) from error
-    structure.check_shards(TorchWorld(), batches, np.fromiter(_samples(loader), dtype=np.int64), length)
-
-
-def _samples(loader: torch.utils.data.DataLoader[Any]) -> Iterator[int]:
-    sampler = getattr(loader.batch_sampler, "sampler", None) if loader.batch_sampler else loader.sampler
-    if sampler is not None:
-        yield from sampler
-    else:  # batches of the user's own making
-        for batch in loader.batch_sampler or ():
-            yield from batch

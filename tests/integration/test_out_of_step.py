@@ -29,7 +29,6 @@ FAULTS = {
     "nan_budget": 'nan {"numerics": "skip", "numerics_budget": 1}',
     "poison_rollback": 'poison {"numerics": "rollback"}',
     "flip_in_many": f"flip_in_many {EVERY}}}",
-    "shards": "shards",
 }
 
 Outcome = dict[str, Any]
@@ -89,13 +88,6 @@ def test_what_ranks_were_started_with_is_compared(
     for outcome in of_two[fault]:
         assert (outcome["error"], outcome["steps"]) == ("StructureError", 0)
         assert line in outcome["text"]
-
-
-def test_a_rank_with_more_batches_is_named_before_it_waits(of_two: dict[str, list[Outcome]]) -> None:
-    outcome = the_same(of_two["shards"])
-    assert outcome["error"] == "ShardsError"
-    line = "batches: 12 on rank 0; 13 on rank 1; after batch 12, rank 1 would wait for rank 0"
-    assert line in outcome["text"]
 
 
 def test_one_flipped_bit_is_named(of_two: dict[str, list[Outcome]]) -> None:

@@ -144,26 +144,13 @@ class Script:
         return found
 
 
-def unequal_shards() -> dict[str, Any]:
-    """Each rank has loaded a part of its own, and one has more."""
-    data = TensorDataset(torch.arange(SAMPLES // 2 + BATCH * hvd.rank()))
-    try:
-        recover.check_shards(DataLoader(data, batch_size=BATCH))
-    except recover.OutOfStepError as error:
-        return {"error": type(error).__name__, "text": str(error)}
-    return {"error": None}
-
-
 def main() -> None:
     torch.set_num_threads(1)
     hvd.init()
     reports = Path(sys.argv[1])
     for number, words in enumerate(sys.argv[2:]):
         fault, _, guard = words.partition(" ")
-        if fault == "shards":
-            outcome = unequal_shards()
-        else:
-            outcome = Script(fault, json.loads(guard or "{}")).outcome()
+        outcome = Script(fault, json.loads(guard or "{}")).outcome()
         (reports / f"{number}-{hvd.rank()}.json").write_text(json.dumps(outcome))
 
 

@@ -10,10 +10,9 @@ import horovod.torch as hvd
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import hvdrecover.torch as recover
-from hvdrecover.errors import ConfigError, NumericsError, ShardsError
+from hvdrecover.errors import ConfigError, NumericsError
 from hvdrecover.guard.numbers import Missing
 from hvdrecover.state.hooks import Moment
 from hvdrecover.torch import guard
@@ -280,39 +279,3 @@ def test_batch_norm_and_plain_tensors_are_named_and_trained_ones_are_not(
     (line,) = [each.getMessage() for each in caplog.records if "after a recovery" in each.getMessage()]
     assert line.startswith("state.noise differs between the ranks; running statistics are each rank's own")
     assert "(model.1.running_mean, model.1.running_var)" in line
-
-
-# -- shares of the data -------------------------------------------------------------------------------
-
-DATA = TensorDataset(torch.arange(10))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"batch_size": 3, "shuffle": True},
-        {"batch_size": 4, "sampler": recover.ElasticSampler(DATA)},
-        {"batch_size": 4, "drop_last": True},
-        {"batch_size": None},
-        {"batch_sampler": [list(range(5)), list(range(5, 10))]},
-    ],
-)
-def test_a_loader_whose_samples_all_come_is_let_pass(options: dict[str, Any]) -> None:
-    recover.check_shards(DataLoader(DATA, **options))
-
-
-def test_overlapping_and_missing_shares_are_found() -> None:
-    with pytest.raises(ShardsError, match=r"overlap: 3 of 10 .*: 2, 3, 4"):
-        recover.check_shards(DataLoader(DATA, batch_sampler=[list(range(5)), list(range(2, 10))]))
-    half: DistributedSampler[int] = DistributedSampler(DATA, num_replicas=2, rank=0, shuffle=False)
-    with pytest.raises(ShardsError, match=r"missing: 5 of 10 .*: 1, 3, 5, 7, 9"):
-        recover.check_shards(DataLoader(DATA, batch_size=3, sampler=half))
-
-
-def test_a_stream_has_no_known_batches() -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self):  # type: ignore[no-untyped-def]
-            return iter(range(3))
-
-    with pytest.raises(ConfigError, match=r"^loader: "):
-        recover.check_shards(DataLoader(Stream()))
