@@ -23,9 +23,6 @@ _CHOICES = {
 class Guard:
     """The comparisons of the ranks, and the reaction to a difference. All ranks must have the same guard.
 
-    When ranks compare a commit, rank 0 also warns once of plain objects and running statistics that differ
-    between the ranks: after a recovery all ranks have those of one rank.
-
     Args:
         parameters_every_commits: compare the ranks' parameters and optimizer slots at every so many commits;
             None never does.

@@ -16,8 +16,6 @@ from hvdrecover.errors import ConfigError, NumericsError
 from hvdrecover.guard.numbers import Missing
 from hvdrecover.state.hooks import Moment
 from hvdrecover.torch import guard
-from hvdrecover.torch.framework import TorchFramework
-from tests.unit.state.jobs import Process, on_ranks
 
 WIDTH = 150  # a layer's weight is large, its bias is small
 OPTIONS: list[dict[str, Any]] = [
@@ -256,26 +254,3 @@ def test_ranks_agree_on_missing_gradients_since_the_last_commit(
     for each in (survivor, newcomer):
         each.steps(2)
     assert survivor.digest() == newcomer.digest() != 0
-
-
-# -- rank-local state ---------------------------------------------------------------------------------
-
-
-def test_batch_norm_and_plain_tensors_are_named_and_trained_ones_are_not(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def body(process: Process) -> None:
-        process.framework = TorchFramework()  # type: ignore[assignment]
-        model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-        settings = recover.Guard(parameters_every_commits=1)
-        state = process.state(guard=settings, model=model, noise=torch.zeros(2), step=0)
-        state.sync()
-        model(torch.arange(8.0).view(4, 2) * (1 + process.world.rank()))
-        state.noise += process.world.rank()
-        state.step += 1
-        state.commit()
-
-    on_ranks(2, body)
-    (line,) = [each.getMessage() for each in caplog.records if "after a recovery" in each.getMessage()]
-    assert line.startswith("state.noise differs between the ranks; running statistics are each rank's own")
-    assert "(model.1.running_mean, model.1.running_var)" in line
