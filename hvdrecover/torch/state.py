@@ -114,7 +114,7 @@ class TorchState(State):
         context = self._session.context
         ranks = virtual_of(context.ranks)
         feed = virtual.feed(loader, context.attributes, context.framework)
-        return steps(ranks, feed, context.clock, Step)
+        return steps(ranks, feed, Step)
 
 
 def load(

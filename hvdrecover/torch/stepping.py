@@ -98,8 +98,8 @@ def steps_of(optimizer: Any) -> Steps:
             )
         steps = optimizer._hvdrecover_steps = Steps()
         if not averages(optimizer):  # `_step` reports by itself; torch calls the hooks of those twice
-            optimizer.register_step_pre_hook(lambda *_: _tell(steps.begins, steps.applying))
-            optimizer.register_step_post_hook(lambda *_: _tell(steps.ended))
+            optimizer.register_step_pre_hook(lambda *_: tell(steps.begins, steps.applying))
+            optimizer.register_step_post_hook(lambda *_: tell(steps.ended))
     return steps
 
 
@@ -113,7 +113,7 @@ def is_adasum(optimizer: Any) -> bool:
     return hasattr(optimizer, "_starting_models")
 
 
-def _tell(*listeners: list[Callable[[], object]]) -> None:
+def tell(*listeners: list[Callable[[], object]]) -> None:
     for each in listeners:
         for listener in each:
             listener()
@@ -141,7 +141,7 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
                 "virtual ranks sum up gradients before the step, so a closure cannot compute them again. "
                 "Call backward() in the parts, and then step() without a closure",
             )
-    _tell(steps.begins)
+    tell(steps.begins)
 
     def averaged() -> Any:
         assert closure is not None
@@ -152,7 +152,7 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
             self.synchronize()
         self._synchronized = False
         loss = wait()
-        _tell(steps.applying)
+        tell(steps.applying)
         return loss
 
     if closure is None:
@@ -164,22 +164,24 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
                 )
             self.synchronize()
         self._synchronized = False
-        _tell(steps.applying)
+        tell(steps.applying)
     result = super(self.__class__, self).step(None if closure is None else averaged)
     if heartbeat.watched():
         heartbeat.stepped()
-    _tell(steps.ended)
+    tell(steps.ended)
     return result
 
 
 def _synchronize(self: Any) -> None:
-    steps = steps_of(self)
-    _tell(steps.averaging)
     if hasattr(self, "virtual_gradients"):
-        self.virtual_gradients.average()
-    else:
-        _average(self)
-    _tell(steps.averaged)
+        # The gradients are averages already. A script that clips them calls this, to no effect.
+        self.virtual_gradients.require_finished()
+        self._synchronized = True
+        return
+    steps = steps_of(self)
+    tell(steps.averaging)
+    _average(self)
+    tell(steps.averaged)
 
 
 def _average(self: Any) -> None:

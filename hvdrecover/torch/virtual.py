@@ -14,6 +14,7 @@ from hvdrecover.data.order import SampleOrder, is_sampler
 from hvdrecover.errors import ConfigError
 from hvdrecover.state.adapter import Framework
 from hvdrecover.state.rank_local import PerRank
+from hvdrecover.torch.copying import all_equal
 from hvdrecover.torch.optimizers import parameters_of
 from hvdrecover.torch.virtual_gradients import Gradients
 from hvdrecover.virtual import buffers, ranks
@@ -82,44 +83,21 @@ class Buffers(buffers.Buffers):
         super().__init__()
 
     def names(self) -> Iterator[str]:
-        """Return the names of the buffers that are not None."""
         return (name for name, (buffers, key) in self._slots.items() if buffers[key] is not None)
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a copy of a buffer."""
         return self._tensor(name).clone()
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Copy a tensor into a buffer."""
         self._tensor(name).copy_(tensor)
 
-    def bits(self, tensor: torch.Tensor) -> bytes:
-        """Return the bytes of a copy."""
-        return bytes(_bytes(tensor).cpu().numpy().tobytes())
-
     def same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Return whether two copies have the same bits."""
-        return torch.equal(_bytes(one), _bytes(other).to(one.device))
-
-    def changed(self, copies: Mapping[str, torch.Tensor]) -> list[str]:
-        """Return the names of the buffers that differ from their copies."""
-        # Compare contents, because batch norm does not raise the version of its buffers. Compare all at once
-        # first, because each comparison waits for the device.
-        present = {name: self._tensor(name) for name in copies}
-        if len({each.device for each in (*present.values(), *copies.values())}) == 1 and torch.equal(
-            *(torch.cat([_bytes(each) for each in tensors.values()]) for tensors in (present, copies))
-        ):
-            return []
-        return [name for name, each in copies.items() if not self.same(present[name], each)]
+        return one.shape == other.shape and all_equal([(one, other)])
 
     def _tensor(self, name: str) -> torch.Tensor:
         module, key = self._slots[name]
         tensor: torch.Tensor = module[key]
         return tensor.detach()
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 # -- batches -------------------------------------------------------------------------------------------------

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import horovod.torch as hvd
@@ -12,8 +11,8 @@ import torch
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.torch.optimizers import parameters_of
-from hvdrecover.torch.stepping import averages, is_adasum, steps_of
-from hvdrecover.virtual.exchange import NOTHING, Exchange, buckets
+from hvdrecover.torch.stepping import averages, is_adasum, steps_of, tell
+from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up
 from hvdrecover.virtual.ranks import OURS
 
 _ALIGNMENT = 64  # bytes
@@ -28,89 +27,96 @@ _SENT = {
 }
 
 
+@dataclass
+class _Kind:
+    """The gradients that are sent in one flat tensor: those of one dtype on one device."""
+
+    dtype: torch.dtype
+    device: torch.device
+    shapes: dict[int, torch.Size] = field(default_factory=dict)  # by the place of the parameter
+    # Flat tensors by the number of the partial sum. They are kept, because new pages cost more than sending.
+    # So gradients of parameters may be overwritten in the next step.
+    memory: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def packed(self, number: int, gradients: _Taken) -> torch.Tensor:
+        """Return gradients one after the other."""
+        if number not in self.memory:
+            self.memory[number] = torch.zeros(sum(self._sizes()), dtype=self.dtype, device=self.device)
+        for place, part in self.parts(self.memory[number]):
+            gradient = gradients[place]
+            part.fill_(NOTHING) if gradient is None else part.copy_(gradient)
+        return self.memory[number]
+
+    def parts(self, flat: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the places of parameters, and their parts of a flat tensor."""
+        for (place, shape), part in zip(self.shapes.items(), torch.split(flat, self._sizes()), strict=True):
+            yield place, part[: shape.numel()].view(shape)
+
+    def _sizes(self) -> list[int]:
+        # Aligned as torch's own memory: kernels may round differently elsewhere.
+        unit = _ALIGNMENT // self.dtype.itemsize
+        return [-(-shape.numel() // unit) * unit for shape in self.shapes.values()]
+
+
 class Gradients:
     """Takes an optimizer's gradients from each part, and gives it the gradients of the whole job.
 
-    In a step, `begin`; for each virtual rank of this process `part_begins`, backward passes, `part_ends`;
-    then `finish`. A gradient that some virtual ranks lack counts as zeros there. The optimizer no longer
-    averages gradients by itself.
+    A gradient that some virtual ranks lack counts as zeros there. The optimizer no longer averages gradients
+    by itself.
     """
-
-    _exchange: Exchange | None = None  # of the step that is under way
-    _ended: Exchange | None = None  # of a step whose inner loop has ended
 
     def __init__(self, name: str, optimizer: Any, size: int) -> None:
         _check(name, optimizer)
         self._name = name
         self._optimizer = optimizer
+        self._size = size
         self._parameters = [each for each in parameters_of(optimizer) if each.requires_grad]
         self._divisor = size if optimizer.op == hvd.Average else 1
         halves = optimizer._compression is hvd.Compression.fp16
-        self._wires = [torch.float16 if halves else each.dtype for each in self._parameters]
-        pairs = list(zip(self._wires, self._parameters, strict=True))
-        kinds = [(wire, each.dtype, each.device) for wire, each in pairs]
-        self._buckets = buckets(kinds, [wire.itemsize * each.numel() for wire, each in pairs])
-        # Places in flat tensors, aligned as torch's own memory: kernels may round differently elsewhere.
-        sizes = [
-            -(-each.numel() * wire.itemsize // _ALIGNMENT) * _ALIGNMENT // wire.itemsize
-            for wire, each in pairs
-        ]
-        self._offsets = [
-            [*accumulate((sizes[place] for place in places), initial=0)] for places in self._buckets
-        ]
+        self._dtypes = [torch.float16 if halves else each.dtype for each in self._parameters]
+        self._kinds: dict[Any, _Kind] = {}
+        for place, (dtype, each) in enumerate(zip(self._dtypes, self._parameters, strict=True)):
+            kind = self._kinds.setdefault((dtype, each.device), _Kind(dtype, each.device))
+            kind.shapes[place] = each.shape
         self._collectives = _Collectives()
-        # Flat tensors by bucket and partial sum. They are kept, because new pages cost more than sending. So
-        # gradients of parameters may be overwritten in the next step.
-        self._memory: dict[tuple[int, int], torch.Tensor] = {}
+        self._sums: RunningSum[_Taken] | None = None  # of the step that is under way
+        self._finished = False
         _take_over(name, optimizer)
         optimizer.virtual_gradients = self
-        self.abandon()
 
-    def begin(self, shares: Sequence[int], process: int) -> None:
-        """Begin a step with these shares on this process, and forget one that was not finished."""
+    def begin(self) -> None:
         self.abandon()
         self._require_known()
-        self._optimizer._should_synchronize = True
         for parameter in self._parameters:
             parameter.grad = None
-        name, count = f"{OURS}.virtual.{self._name}", len(self._buckets)
-        self._exchange = Exchange(self._collectives, name, shares, process, count, _added, self._packed)
+        self._sums = RunningSum(self._size, _added)
 
-    def part_begins(self, rank: int) -> None:
-        """Begin the backward passes of a virtual rank."""
-        self._rank = rank
-
-    def part_ends(self) -> None:
-        """Take the gradients of the virtual rank."""
+    def part_ends(self, rank: int) -> None:
         for listener in steps_of(self._optimizer).sending:
             for parameter in self._parameters:
                 listener(parameter)
-        self._add(self._rank, self._take())
+        assert self._sums is not None
+        self._sums.push(range(rank, rank + 1), self._take())
 
-    def finish(self) -> None:
-        """Wait for the other processes; then each parameter has the gradient of the job."""
-        self._ended, self._exchange = self._exchange, None
-        self._optimizer.synchronize()  # reports it to listeners, and calls `average`
-        self._optimizer._should_synchronize = False
+    def finish(self, shares: Sequence[int], process: int) -> None:
+        assert self._sums is not None
+        steps = steps_of(self._optimizer)
+        tell(steps.averaging)
+        for place, total in self._totals(self._sums.values, shares, process):
+            parameter = self._parameters[place]
+            gradient = (self._nothing(place) if total is None else total).to(parameter.dtype)
+            if gradient.stride() != parameter.stride():  # fused optimizers need their parameter's order
+                gradient = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+            parameter.grad = gradient if self._divisor == 1 else gradient.div_(self._divisor)
+        self._sums, self._finished = None, True
+        tell(steps.averaged)
 
     def abandon(self) -> None:
-        """Forget a step that is under way, as after a fault."""
-        if self._exchange is not None or self._ended is not None:
-            self._collectives.forget()
-            self._memory.clear()  # Horovod may still write there
-        self._exchange = self._ended = None
-        self._finished = False
-
-    def average(self) -> None:
-        """Do Horovod's ``synchronize``. A script that clips gradients calls it again, to no effect."""
-        if self._ended is not None:
-            totals, self._ended = self._ended.finish(), None
-            self._collectives.handles.clear()
-            for bucket, total in enumerate(totals):
-                self._give(bucket, total)
-            self._finished = True
-        self.require_finished()
-        self._optimizer._synchronized = True
+        if self._sums is not None:  # Horovod may still write there
+            for kind in self._kinds.values():
+                kind.memory.clear()
+            self._collectives.outputs.clear()
+        self._sums, self._finished = None, False
 
     def require_finished(self) -> None:
         """Refuse a step without gradients of the job."""
@@ -121,8 +127,6 @@ class Gradients:
                 "after the inner loop has ended, without a break: for step in state.steps(loader): for part "
                 "in step: …",
             )
-
-    # -- inside ----------------------------------------------------------------------------------------------
 
     def _require_known(self) -> None:
         """Refuse parameters that came after the optimizer was wrapped: no process adds their gradients up."""
@@ -139,7 +143,7 @@ class Gradients:
     def _take(self) -> _Taken:
         """Take the gradients away from the parameters, in the dtypes in which they are added up."""
         taken: _Taken = []
-        for parameter, wire in zip(self._parameters, self._wires, strict=True):
+        for parameter, dtype in zip(self._parameters, self._dtypes, strict=True):
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None and gradient.is_sparse:
                 if not self._optimizer.sparse_as_dense:
@@ -150,49 +154,25 @@ class Gradients:
                         "layer with sparse=False",
                     )
                 gradient = gradient.to_dense()
-            taken.append(None if gradient is None else gradient.detach().to(wire))
+            taken.append(None if gradient is None else gradient.detach().to(dtype))
         return taken
 
-    def _add(self, rank: int, gradients: _Taken) -> None:
-        assert self._exchange is not None
-        for bucket, places in enumerate(self._buckets):
-            self._exchange.add(bucket, rank, [gradients[place] for place in places])
-
-    def _packed(self, bucket: int, number: int, gradients: _Taken | None) -> torch.Tensor:
-        """Return gradients one after the other; see `Exchange`."""
-        places = self._buckets[bucket]
-        *offsets, length = self._offsets[bucket]
-        if (bucket, number) not in self._memory:
-            like, wire = self._parameters[places[0]], self._wires[places[0]]
-            self._memory[bucket, number] = torch.zeros(length, dtype=wire, device=like.device)
-        flat = self._memory[bucket, number]
-        for place, offset, gradient in zip(places, offsets, gradients or [None] * len(places), strict=True):
-            there = self._part_of(flat, offset, place)
-            there.fill_(NOTHING) if gradient is None else there.copy_(gradient)
-        return flat
-
-    def _give(self, bucket: int, total: torch.Tensor | _Taken) -> None:
-        """Give the parameters of a bucket their gradients."""
-        places = self._buckets[bucket]
-        if isinstance(total, torch.Tensor):  # a single process has not packed it
-            offsets = self._offsets[bucket]
-            total = [
-                self._part_of(total, offset, place) for place, offset in zip(places, offsets, strict=False)
-            ]
-        for place, each in zip(places, total, strict=True):
-            parameter = self._parameters[place]
-            gradient = (self._nothing(place) if each is None else each).to(parameter.dtype)
-            if gradient.stride() != parameter.stride():  # fused optimizers need their parameter's order
-                gradient = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
-            parameter.grad = gradient if self._divisor == 1 else gradient.div_(self._divisor)
-
-    def _part_of(self, flat: torch.Tensor, offset: int, place: int) -> torch.Tensor:
-        parameter = self._parameters[place]
-        return flat[offset : offset + parameter.numel()].view(parameter.shape)
+    def _totals(
+        self, sums: Sequence[_Taken], shares: Sequence[int], process: int
+    ) -> Iterator[tuple[int, torch.Tensor | None]]:
+        """Yield the places of parameters, and the sums of all virtual ranks."""
+        if len(shares) == 1:
+            yield from enumerate(sums[0])
+            return
+        for number, kind in enumerate(self._kinds.values()):
+            nothing: _Taken = [None] * len(self._parameters)
+            flats = [kind.packed(partial, each) for partial, each in enumerate(sums or [nothing])]
+            name = f"{OURS}.virtual.{self._name}.{number}"
+            yield from kind.parts(add_up(self._collectives, name, shares, process, flats))
 
     def _nothing(self, place: int) -> torch.Tensor:
-        parameter, wire = self._parameters[place], self._wires[place]
-        return torch.full_like(parameter, NOTHING, dtype=wire, requires_grad=False)
+        parameter, dtype = self._parameters[place], self._dtypes[place]
+        return torch.full_like(parameter, NOTHING, dtype=dtype, requires_grad=False)
 
 
 def _added(left: _Taken, right: _Taken) -> _Taken:
@@ -203,61 +183,43 @@ def _added(left: _Taken, right: _Taken) -> _Taken:
     ]
 
 
-# -- between processes ---------------------------------------------------------------------------------------
-
-
 class _Collectives:
     """See `hvdrecover.virtual.exchange.Collectives`."""
 
     exact: Collection[Any] = (torch.float32, torch.float64)
 
     def __init__(self) -> None:
-        self.handles: list[int] = []  # of operations that were not waited for
-        self._outputs: dict[str, torch.Tensor] = {}  # kept, like `Gradients._memory`
+        self.outputs: dict[str, torch.Tensor] = {}  # kept, like `_Kind.memory`
 
-    def forget(self) -> None:
-        """Free the tensors that Horovod keeps for operations after a fault."""
-        for handle in self.handles:
-            hvd.mpi_ops._handle_map.pop(handle, None)
-        self.handles.clear()
-        self._outputs.clear()
+    def allreduce(self, flat: torch.Tensor, name: str) -> torch.Tensor:
+        return _result(hvd.allreduce_async_(flat, name=name, op=hvd.Sum), flat.dtype)
 
-    def allreduce(self, flat: torch.Tensor, name: str) -> _Pending:
-        return self._begun(hvd.allreduce_async_(flat, name=name, op=hvd.Sum), flat)
-
-    def alltoall(self, flat: torch.Tensor, counts: Sequence[int], name: str) -> _Pending:
+    def alltoall(self, flat: torch.Tensor, counts: Sequence[int], name: str) -> torch.Tensor:
         sent, splits = flat.view(_SENT[flat.dtype]), torch.tensor(counts, dtype=torch.int32)
         output, process_set = self._output(name, sent), hvd.global_process_set
         handle = hvd.mpi_ops._alltoall_async(sent, splits, output, splits.new_empty(0), name, process_set)
-        return self._begun(handle, flat)
+        return _result(handle, flat.dtype)
 
-    def allgather(self, flat: torch.Tensor, name: str) -> _Pending:
+    def allgather(self, flat: torch.Tensor, name: str) -> torch.Tensor:
         sent = flat.view(_SENT[flat.dtype])
         output = self._output(name, sent)
-        return self._begun(hvd.mpi_ops._allgather_async(sent, output, name, hvd.global_process_set), flat)
-
-    def _output(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        return self._outputs.setdefault(name, like.new_empty(0))  # Horovod resizes it
+        handle = hvd.mpi_ops._allgather_async(sent, output, name, hvd.global_process_set)
+        return _result(handle, flat.dtype)
 
     def joined(self, flats: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat(list(flats))
 
-    def _begun(self, handle: int, flat: torch.Tensor) -> _Pending:
-        self.handles.append(handle)
-        return _Pending(handle, flat.dtype)
+    def _output(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        return self.outputs.setdefault(name, like.new_empty(0))  # Horovod resizes it
 
 
-@dataclass(frozen=True)
-class _Pending:
-    """See `hvdrecover.virtual.exchange.Pending`."""
-
-    handle: int
-    dtype: torch.dtype
-
-    def wait(self) -> torch.Tensor:
-        found = hvd.synchronize(self.handle)
-        result: torch.Tensor = found[0] if isinstance(found, tuple) else found  # alltoall's has sizes as well
-        return result.view(self.dtype)
+def _result(handle: int, dtype: torch.dtype) -> torch.Tensor:
+    try:
+        found = hvd.synchronize(handle)
+    finally:
+        hvd.mpi_ops._handle_map.pop(handle, None)  # after a fault Horovod would keep the tensors for ever
+    result: torch.Tensor = found[0] if isinstance(found, tuple) else found  # alltoall's has sizes as well
+    return result.view(dtype)
 
 
 # -- Horovod's optimizer -------------------------------------------------------------------------------------

@@ -143,11 +143,10 @@ def test_virtual_ranks_average_also_what_others_were_told_of_before(make: Any) -
     model, optimizer = make("wrapped")
     log = log_of(optimizer)
     gradients = Gradients("optimizer", optimizer, 1)
-    gradients.begin([1], 0)
-    gradients.part_begins(0)
+    gradients.begin()
     model(torch.ones(2, 3)).sum().backward()
-    gradients.part_ends()
-    gradients.finish()
+    gradients.part_ends(0)
+    gradients.finish([1], 0)
     optimizer.step()
     assert log == [*INSIDE, "begins", "applying", "ended"]
 

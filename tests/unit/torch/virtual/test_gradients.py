@@ -35,12 +35,11 @@ def loss(model: torch.nn.Module, virtual_rank: int) -> torch.Tensor:
 
 
 def step(gradients: Gradients, model: torch.nn.Module, size: int) -> None:
-    gradients.begin([size], 0)
+    gradients.begin()
     for virtual_rank in range(size):
-        gradients.part_begins(virtual_rank)
         loss(model, virtual_rank).backward()  # type: ignore[no-untyped-call]
-        gradients.part_ends()
-    gradients.finish()
+        gradients.part_ends(virtual_rank)
+    gradients.finish([1], 0)
 
 
 def leaves(model: torch.nn.Module, size: int) -> list[list[torch.Tensor]]:
@@ -99,13 +98,12 @@ def test_a_gradient_that_some_virtual_ranks_lack() -> None:
     nowhere = torch.nn.Parameter(torch.ones(2))
     bare = torch.optim.SGD([*model.parameters(), other, nowhere], lr=0.1)
     gradients = Gradients("optimizer", hvd.DistributedOptimizer(bare), 4)
-    gradients.begin([4], 0)
+    gradients.begin()
     for virtual_rank in range(4):
-        gradients.part_begins(virtual_rank)
         if virtual_rank == 2:
             (other * 6).sum().backward()  # type: ignore[no-untyped-call]
-        gradients.part_ends()
-    gradients.finish()
+        gradients.part_ends(virtual_rank)
+    gradients.finish([1], 0)
     assert other.grad is not None and nowhere.grad is not None
     assert torch.equal(other.grad, torch.full((3,), 1.5))
     assert torch.equal(nowhere.grad, torch.zeros(2))
@@ -116,13 +114,12 @@ def test_passes_within_a_virtual_rank_are_added_up_first() -> None:
     gradients = Gradients("optimizer", wrapped(model), 2)
     first = next(model.parameters())
     own = [each[0] for each in leaves(model, 3)]
-    gradients.begin([2], 0)
+    gradients.begin()
     for virtual_rank, passes in enumerate(([0, 1], [2])):  # the other part has but one
-        gradients.part_begins(virtual_rank)
         for number in passes:
             loss(model, number).backward()  # type: ignore[no-untyped-call]
-        gradients.part_ends()
-    gradients.finish()
+        gradients.part_ends(virtual_rank)
+    gradients.finish([1], 0)
     assert first.grad is not None
     assert torch.equal(first.grad, ((own[0] + own[1]) + own[2]) / 2)
 
@@ -152,11 +149,9 @@ def test_each_own_gradient_is_shown_once_and_hooks_of_others_see_it_too() -> Non
 def test_a_step_after_one_that_was_cut_short_is_that_of_an_undisturbed_run() -> None:
     model, undisturbed = network(), network()
     gradients = Gradients("optimizer", wrapped(model), 3)
-    gradients.begin([3], 0)
-    gradients.part_begins(0)
+    gradients.begin()
     loss(model, 7).backward()  # type: ignore[no-untyped-call]
-    gradients.part_ends()
-    gradients.part_begins(1)
+    gradients.part_ends(0)
     loss(model, 7).backward()  # type: ignore[no-untyped-call]
     gradients.abandon()
     step(gradients, model, 3)
@@ -169,12 +164,11 @@ def test_a_step_after_one_that_was_cut_short_is_that_of_an_undisturbed_run() -> 
 def test_a_gradient_in_another_layout_gets_that_of_its_parameter() -> None:
     parameter = torch.nn.Parameter(torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
     gradients = Gradients("optimizer", hvd.DistributedOptimizer(torch.optim.SGD([parameter])), 1)
-    gradients.begin([1], 0)
-    gradients.part_begins(0)
+    gradients.begin()
     values = torch.arange(120.0).view(2, 3, 4, 5)
     parameter.grad = values.clone()
-    gradients.part_ends()
-    gradients.finish()
+    gradients.part_ends(0)
+    gradients.finish([1], 0)
     assert parameter.grad is not None
     assert parameter.grad.stride() == parameter.stride() and torch.equal(parameter.grad, values)
 
@@ -198,16 +192,15 @@ def test_what_can_not_be_summed_is_refused(make: Callable[[torch.nn.Module], Any
 def test_sparse_gradients_are_refused_unless_made_dense(dense: bool) -> None:
     layer = torch.nn.Embedding(4, 2, sparse=True)
     gradients = Gradients("optimizer", wrapped(layer, sparse_as_dense=dense), 1)
-    gradients.begin([1], 0)
-    gradients.part_begins(0)
+    gradients.begin()
     total = layer(torch.tensor([1])).sum()
     total.backward()
     if not dense:
         with pytest.raises(ConfigError, match="sparse_as_dense=True"):
-            gradients.part_ends()
+            gradients.part_ends(0)
         return
-    gradients.part_ends()
-    gradients.finish()
+    gradients.part_ends(0)
+    gradients.finish([1], 0)
     assert layer.weight.grad is not None
     assert torch.equal(layer.weight.grad, torch.tensor([[0.0, 0], [1, 1], [0, 0], [0, 0]]))
 
@@ -221,7 +214,7 @@ def test_no_step_without_gradients_of_a_whole_step(begun: bool, skips: bool) -> 
     before = [each.detach().clone() for each in model.parameters()]
     if begun:
         step(gradients, model, 2)
-        gradients.begin([2], 0)
+        gradients.begin()
     with pytest.raises(ConfigError, match=r"^state\.optimizer: .*for part in step"):
         if skips:
             with optimizer.skip_synchronize():
