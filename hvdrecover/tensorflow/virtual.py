@@ -26,7 +26,7 @@ from hvdrecover.tensorflow.sync_batch_norm import SyncBatchNormalization
 from hvdrecover.tensorflow.variables import Gradient, Variable, name_of, named, raw
 from hvdrecover.tensorflow.world import raised
 from hvdrecover.virtual import buffers, ranks, steps
-from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up
+from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up, buckets
 from hvdrecover.virtual.ranks import OURS, VirtualRanks
 from hvdrecover.virtual.shares import Counts, Policy
 
@@ -176,7 +176,7 @@ def feed(data: Any, tracked: Mapping[str, Any], framework: Framework) -> steps.F
 
 
 class _Layout:
-    """The places of gradients in a few flat tensors, one for each dtype.
+    """The places of gradients in a few flat tensors, one for each bucket.
 
     The last elements of the first tensor are a number for each variable: how many virtual ranks have a
     gradient. ``hvd.Compression.fp16`` adds up and sends float16.
@@ -189,14 +189,14 @@ class _Layout:
                 f"a sum of what {compression!r} makes would depend on the number of processes; pass "
                 "Compression.none or Compression.fp16",
             )
-        self.variables = list(variables)
-        self._places: dict[tf.DType, list[int]] = {}
-        for place, each in enumerate(variables):
-            dtype = raw(each).dtype
+        dtypes = [raw(each).dtype for each in variables]
+        for each, dtype in zip(variables, dtypes, strict=True):
             if dtype not in _DTYPES:
                 raise ConfigError("variables", f"{name_of(each)} is {dtype.name}, which has no gradient")
-            self._places.setdefault(dtype, []).append(place)
+        self.variables = list(variables)
         self._sizes = [int(raw(each).shape.num_elements()) for each in variables]
+        nbytes = [dtype.size * size for dtype, size in zip(dtypes, self._sizes, strict=True)]
+        self._buckets = [(dtypes[places[0]], places) for places in buckets(dtypes, nbytes)]
         self._halves = compression == hvd.Compression.fp16
         self.packed = tf.function(self._packed, autograph=False)
         self.sent = tf.function(self._sent, autograph=False)
@@ -209,7 +209,7 @@ class _Layout:
 
     def average(self, totals: Flat, divisor: int) -> list[Gradient]:
         """Return the gradients that are in flat tensors, divided; None where there was none at all."""
-        wide = [tf.cast(each, dtype) for each, dtype in zip(totals, self._places, strict=True)]
+        wide = [tf.cast(each, dtype) for each, (dtype, _) in zip(totals, self._buckets, strict=True)]
         counts, gradients = self._unpacked(wide, [tf.constant(divisor, each.dtype) for each in wide])
         there = (counts.numpy() > 0).tolist()
         return [gradient if here else None for gradient, here in zip(gradients, there, strict=True)]
@@ -217,7 +217,7 @@ class _Layout:
     def _packed(self, gradients: Sequence[Gradient]) -> Flat:
         """Flat tensors, in the variables' dtypes."""
         flat = []
-        for number, (dtype, places) in enumerate(self._places.items()):
+        for number, (dtype, places) in enumerate(self._buckets):
             parts = [
                 tf.fill([self._sizes[place]], tf.constant(NOTHING, dtype))
                 if gradients[place] is None
@@ -239,7 +239,7 @@ class _Layout:
     def _taken_apart(self, flat: Flat, divisors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
         counts = flat[0][-len(self.variables) :]
         gradients: dict[int, tf.Tensor] = {}
-        for each, divisor, places in zip(flat, divisors, self._places.values(), strict=True):
+        for each, divisor, (_, places) in zip(flat, divisors, self._buckets, strict=True):
             sizes = [self._sizes[place] for place in places]
             given = (each / divisor)[: sum(sizes)]
             for place, part in zip(places, tf.split(given, sizes), strict=True):

@@ -12,7 +12,7 @@ import torch
 from hvdrecover.errors import ConfigError
 from hvdrecover.torch.optimizers import parameters_of
 from hvdrecover.torch.stepping import averages, is_adasum, steps_of, tell
-from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up
+from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up, buckets
 from hvdrecover.virtual.ranks import OURS
 
 _ALIGNMENT = 64  # bytes
@@ -28,12 +28,12 @@ _SENT = {
 
 
 @dataclass
-class _Kind:
-    """The gradients that are sent in one flat tensor: those of one dtype on one device."""
+class _Bucket:
+    """The gradients that are sent in one flat tensor."""
 
     dtype: torch.dtype
     device: torch.device
-    shapes: dict[int, torch.Size] = field(default_factory=dict)  # by the place of the parameter
+    shapes: dict[int, torch.Size]  # by the place of the parameter
     # Flat tensors by the number of the partial sum. They are kept, because new pages cost more than sending.
     # So gradients of parameters may be overwritten in the next step.
     memory: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -74,10 +74,12 @@ class Gradients:
         self._divisor = size if optimizer.op == hvd.Average else 1
         halves = optimizer._compression is hvd.Compression.fp16
         self._dtypes = [torch.float16 if halves else each.dtype for each in self._parameters]
-        self._kinds: dict[Any, _Kind] = {}
-        for place, (dtype, each) in enumerate(zip(self._dtypes, self._parameters, strict=True)):
-            kind = self._kinds.setdefault((dtype, each.device), _Kind(dtype, each.device))
-            kind.shapes[place] = each.shape
+        pairs = list(zip(self._dtypes, self._parameters, strict=True))
+        kinds = [(dtype, each.device) for dtype, each in pairs]
+        self._buckets = [
+            _Bucket(*kinds[places[0]], {place: self._parameters[place].shape for place in places})
+            for places in buckets(kinds, [dtype.itemsize * each.numel() for dtype, each in pairs])
+        ]
         self._collectives = _Collectives()
         self._sums: RunningSum[_Taken] | None = None  # of the step that is under way
         self._finished = False
@@ -113,8 +115,8 @@ class Gradients:
 
     def abandon(self) -> None:
         if self._sums is not None:  # Horovod may still write there
-            for kind in self._kinds.values():
-                kind.memory.clear()
+            for bucket in self._buckets:
+                bucket.memory.clear()
             self._collectives.outputs.clear()
         self._sums, self._finished = None, False
 
@@ -164,11 +166,11 @@ class Gradients:
         if len(shares) == 1:
             yield from enumerate(sums[0])
             return
-        for number, kind in enumerate(self._kinds.values()):
+        for number, bucket in enumerate(self._buckets):
             nothing: _Taken = [None] * len(self._parameters)
-            flats = [kind.packed(partial, each) for partial, each in enumerate(sums or [nothing])]
+            flats = [bucket.packed(partial, each) for partial, each in enumerate(sums or [nothing])]
             name = f"{OURS}.virtual.{self._name}.{number}"
-            yield from kind.parts(add_up(self._collectives, name, shares, process, flats))
+            yield from bucket.parts(add_up(self._collectives, name, shares, process, flats))
 
     def _nothing(self, place: int) -> torch.Tensor:
         parameter, dtype = self._parameters[place], self._dtypes[place]
@@ -189,7 +191,7 @@ class _Collectives:
     exact: Collection[Any] = (torch.float32, torch.float64)
 
     def __init__(self) -> None:
-        self.outputs: dict[str, torch.Tensor] = {}  # kept, like `_Kind.memory`
+        self.outputs: dict[str, torch.Tensor] = {}  # kept, like `_Bucket.memory`
 
     def allreduce(self, flat: torch.Tensor, name: str) -> torch.Tensor:
         return _result(hvd.allreduce_async_(flat, name=name, op=hvd.Sum), flat.dtype)

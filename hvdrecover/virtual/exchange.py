@@ -16,12 +16,14 @@ Exact sums (int64, or two float32) would need no tree, but took 2 to 6 times as 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
 NOTHING = -0.0
 """Stands for a missing gradient: adding it changes no number, not even the sign of a zero."""
+BUCKET = 16 << 20
+"""Bytes. The memory of larger tensors is given back to the system, and new pages cost more than sending."""
 
 Value = TypeVar("Value")
 Node = range
@@ -65,6 +67,23 @@ def pieces(shares: Sequence[int]) -> list[list[Node]]:
         for leaf in range(start, stop):
             running.push(range(leaf, leaf + 1), None)
         found.append(running.nodes)
+    return found
+
+
+def buckets(kinds: Sequence[Hashable], nbytes: Sequence[int]) -> list[list[int]]:
+    """Group tensors into buckets that are sent at once; return the places of each bucket's tensors.
+
+    A bucket holds tensors of one kind: at most `BUCKET` bytes, or one tensor.
+    """
+    found: list[list[int]] = []
+    last: dict[Hashable, tuple[list[int], int]] = {}  # the bucket that is being filled, and its bytes
+    for place, (kind, size) in enumerate(zip(kinds, nbytes, strict=True)):
+        if kind not in last or last[kind][1] + size > BUCKET:
+            last[kind] = [], 0
+            found.append(last[kind][0])
+        bucket, filled = last[kind]
+        bucket.append(place)
+        last[kind] = bucket, filled + size
     return found
 
 
