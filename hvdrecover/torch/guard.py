@@ -234,7 +234,7 @@ class Gradients:
     def _sort(self) -> None:
         """Tell large parameters from others."""
         # Horovod sends nothing in a job of one that is not elastic. Compressed gradients may overflow later.
-        sent = hasattr(self._optimizer, "_later_hooks") or hasattr(self._optimizer, "virtual_gradients")
+        sent = hasattr(self._optimizer, "hooked") or hasattr(self._optimizer, "virtual_gradients")
         kept = sent and self._optimizer._compression is hvd.Compression.none
         self._large, self._others = {}, []
         for each in parameters_of(self._optimizer):

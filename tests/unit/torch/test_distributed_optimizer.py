@@ -35,20 +35,6 @@ def wrapped_pair(optimizer: str = "SGD", **options: Any) -> tuple[Any, Any]:
     return model, hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters(), **options)
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["named", "unnamed"])
-def test_horovod_averages_by_names_that_neither_order_nor_compilation_changes(told: bool) -> None:
-    model = network()
-    compiled = torch.compile(model, backend="eager")
-    inner = torch.optim.SGD(list(model.parameters())[::-1], lr=0.1)
-    optimizer: Any = hvd.DistributedOptimizer(inner, compiled.named_parameters() if told else None)
-    joined(model=compiled, optimizer=optimizer)
-    prefix = "" if told else "model."
-    expected = {f"{prefix}{name}": each for name, each in model.named_parameters()}
-    found = {name: each for each, name in optimizer._parameter_names.items()}
-    assert found.keys() == expected.keys()
-    assert all(found[name] is each for name, each in expected.items())
-
-
 def backward(model: torch.nn.Module) -> None:
     model(torch.linspace(-1, 1, 15).view(5, 3)).square().sum().backward()
 

@@ -134,7 +134,7 @@ def test_a_step_after_one_that_failed_is_told_of_as_any(kind: str, where: str, m
 
 def test_an_optimizer_that_was_wrapped_before_the_import_is_refused(make: Any) -> None:
     _, optimizer = make("wrapped")
-    del type(optimizer).forget_parameter  # as Horovod's own classes have none
+    del type(optimizer).reports_steps  # as Horovod's own classes have none
     with pytest.raises(ConfigError, match=r"import hvdrecover\.torch at the top"):
         steps_of(optimizer)
 
@@ -149,6 +149,32 @@ def test_virtual_ranks_average_also_what_others_were_told_of_before(make: Any) -
     gradients.finish([1], 0)
     optimizer.step()
     assert log == [*INSIDE, "begins", "applying", "ended"]
+
+
+@pytest.mark.parametrize("change", ["added", "unfrozen"])
+def test_parameters_that_come_later_are_refused(change: str, make: Any) -> None:
+    model, optimizer = make("wrapped")
+    backward(model, optimizer)
+    optimizer.step()
+    later = torch.nn.Parameter(torch.zeros(7))
+    optimizer.add_param_group({"params": [later]})
+    if change == "unfrozen":
+        later.requires_grad_(False)
+        backward(model, optimizer)
+        optimizer.step()
+        later.requires_grad_()
+    backward(model, optimizer)
+    with pytest.raises(ConfigError, match=r"^DistributedOptimizer: .*\(7,\) .*freeze them afterwards"):
+        optimizer.step()
+
+
+def test_frozen_parameters_are_not_moved(make: Any) -> None:
+    optimizer = make("wrapped")[1]
+    frozen = optimizer.param_groups[0]["params"][0].requires_grad_(False)
+    before = frozen.clone()
+    optimizer.step()
+    assert frozen.grad is None
+    assert torch.equal(frozen, before)
 
 
 # -- those that are told -----------------------------------------------------------------------------------
