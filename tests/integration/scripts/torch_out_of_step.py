@@ -66,7 +66,6 @@ class Script:
         self.optimizer = hvd.DistributedOptimizer(
             torch.optim.Adam(self.model.parameters(), lr=0.02 if self.has("rate") else 0.01),
             named_parameters=self.model.named_parameters(),
-            groups=2 if fault == "missing_in_group" else None,
         )
         self.sampler = recover.ElasticSampler(self.data(), seed=int(self.has("seed")))
         self.loader = DataLoader(self.sampler.dataset, batch_size=BATCH, sampler=self.sampler)
