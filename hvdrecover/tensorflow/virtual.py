@@ -22,7 +22,6 @@ from hvdrecover.state.rank_local import PerRank
 from hvdrecover.tensorflow.averaging import own, sums_of
 from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.optimizer import is_distributed
-from hvdrecover.tensorflow.sync_batch_norm import SyncBatchNormalization
 from hvdrecover.tensorflow.variables import Gradient, Variable, name_of, named, raw
 from hvdrecover.tensorflow.world import raised
 from hvdrecover.virtual import buffers, ranks, steps
@@ -39,7 +38,7 @@ def virtual_ranks(components: Mapping[str, Any], size: int, policy: Policy | Non
     """Make the virtual ranks of a state, given its attributes by name.
 
     Raises:
-        ConfigError: an optimizer averages gradients over processes, or a layer averages statistics.
+        ConfigError: an optimizer averages gradients over processes.
     """
     for name, each in components.items():
         if is_distributed(each):
@@ -49,11 +48,6 @@ def virtual_ranks(components: Mapping[str, Any], size: int, policy: Policy | Non
                 "out DistributedOptimizer",
             )
     layers = {name: each for name, each in components.items() if isinstance(each, keras.layers.Layer)}
-    for name, layer in layers.items():
-        for inner in layer._flatten_layers():
-            if isinstance(inner, SyncBatchNormalization):
-                place, instead = f"state.{name}.{inner.name}", "keras.layers.BatchNormalization"
-                raise ranks.averages(place, "SyncBatchNormalization", instead, "GroupNormalization")
     ranks.watch(hvd.mpi_ops, "MPI_LIB", _guarded)  # for functions that are traced from now on, too
     return VirtualRanks(size, policy, _Buffers(layers), [Gradients(size)])
 

@@ -25,8 +25,8 @@ an optimizer that is wrapped after `hvdrecover.torch` was imported reports its s
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ _adasums_step = _DistributedAdasumOptimizer.step
 
 
 def extend() -> None:
-    """Replace methods of Horovod's classes; called once, when `hvdrecover.torch` is imported."""
+    """Replace methods of Horovod's classes."""
     _DistributedOptimizer.step = _step
     _DistributedOptimizer.synchronize = _synchronize
     _DistributedOptimizer._allreduce_grad_async = _send
@@ -66,27 +66,27 @@ def extend() -> None:
 # -- reports -----------------------------------------------------------------------------------------------
 
 
+Listener = Callable[[], object]
+
+
+@dataclass
 class Steps:
-    """The listeners to the steps of one optimizer, in the order in which they are called.
+    """The listeners to the steps of one optimizer, in the order in which they are called."""
 
-    Attributes:
-        sending: given each parameter whose gradient of this rank is about to be sent, or added up.
-    """
-
-    def __init__(self) -> None:
-        self.begins: list[Callable[[], object]] = []
-        self.sending: list[Callable[[torch.Tensor], object]] = []
-        self.averaging: list[Callable[[], object]] = []
-        self.averaged: list[Callable[[], object]] = []
-        self.applying: list[Callable[[], object]] = []
-        self.ended: list[Callable[[], object]] = []
+    begins: list[Listener] = field(default_factory=list)
+    # Given each parameter whose gradient of this rank is about to be sent, or added up.
+    sending: list[Callable[[torch.Tensor], object]] = field(default_factory=list)
+    averaging: list[Listener] = field(default_factory=list)
+    averaged: list[Listener] = field(default_factory=list)
+    applying: list[Listener] = field(default_factory=list)
+    ended: list[Listener] = field(default_factory=list)
 
 
 def steps_of(optimizer: Any) -> Steps:
     """Return the listeners of an optimizer. Copies of the optimizer have none."""
     steps: Steps | None = vars(optimizer).get("_hvdrecover_steps")
     if steps is None:
-        if averages(optimizer) and not _is_extended(optimizer):
+        if averages(optimizer) and not hasattr(optimizer, "reports_steps"):
             raise ConfigError(
                 "DistributedOptimizer",
                 "the optimizer was wrapped before hvdrecover.torch was imported, so its steps are not seen; "
@@ -109,18 +109,14 @@ def is_adasum(optimizer: Any) -> bool:
     return hasattr(optimizer, "_starting_models")
 
 
-def tell(*listeners: list[Callable[[], object]]) -> None:
+def tell(*listeners: list[Listener]) -> None:
     for each in listeners:
         for listener in each:
             listener()
 
 
-def _is_extended(optimizer: Any) -> bool:
-    return hasattr(optimizer, "reports_steps")
-
-
 def _beat(optimizer: Any, arguments: Any, keywords: Any) -> None:
-    if not _is_extended(optimizer):
+    if not hasattr(optimizer, "reports_steps"):
         heartbeat.stepped()
 
 
@@ -151,11 +147,6 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
 
     if closure is None:
         if self._should_synchronize and virtual is None:
-            if self._synchronized:
-                warnings.warn(
-                    "step() after synchronize() averages once more; step in optimizer.skip_synchronize()",
-                    stacklevel=2,
-                )
             self.synchronize()
         self._synchronized = False
         tell(steps.applying)

@@ -24,9 +24,7 @@ from hvdrecover.virtual.steps import Batches, Feed, Part, aside, deal, streams
 
 
 def virtual_ranks(components: Mapping[str, Any], size: int, policy: Policy | None) -> VirtualRanks:
-    """Make the virtual ranks of a state with these attributes, modules and optimizers among them."""
     modules = {name: each for name, each in components.items() if isinstance(each, torch.nn.Module)}
-    _refuse_averages(modules)
     ranks.watch(hvd.mpi_ops, "mpi_lib", _look)
     optimizers = {name: each for name, each in components.items() if isinstance(each, torch.optim.Optimizer)}
     _require_apart(optimizers)
@@ -45,14 +43,6 @@ def _require_apart(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
                     f"it has a parameter that {owners[each]} has, too, and virtual ranks give a gradient "
                     "to one optimizer; leave it to one of them",
                 )
-
-
-def _refuse_averages(modules: Mapping[str, torch.nn.Module]) -> None:
-    """Refuse batch norm over processes."""
-    for name, module in modules.items():
-        for inner, each in module.named_modules(prefix=f"state.{name}"):
-            if isinstance(each, hvd.SyncBatchNorm):
-                raise ranks.averages(inner, "SyncBatchNorm", "torch.nn.BatchNorm1d, 2d or 3d", "GroupNorm")
 
 
 def _look(call: str, function: Callable[..., Any]) -> Callable[..., Any]:

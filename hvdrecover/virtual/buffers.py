@@ -80,13 +80,11 @@ class Buffers(ABC):
     # -- as a value of each virtual rank; see `hvdrecover.state.rank_local.Value` -------------------------
 
     def states(self, carried: Carried) -> dict[int, Tree]:
-        """Return the changed buffers of these virtual ranks, by name."""
         self.absorb()
         return {rank: dict(self._own.get(rank, {})) for rank in carried.ranks}
 
     def made_anew(self, carried: Carried) -> list[int]:
-        """Return no rank: buffers exist as long as their models."""
-        return []
+        return []  # buffers exist as long as their models
 
     def gathered(self, states: Mapping[int, Tree]) -> None:
         """Give the models virtual rank 0's buffers, so that a commit's model is the same on all processes.
@@ -100,7 +98,6 @@ class Buffers(ABC):
         self._apart = False
 
     def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
-        """Go to the buffers of virtual ranks at a commit."""
         for rank in carried.ranks:
             if rank not in states:
                 raise PerRankError(

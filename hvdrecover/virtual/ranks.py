@@ -57,17 +57,6 @@ class Gradients(Protocol):
 class VirtualRanks(Ranks, Hook):
     """The virtual ranks, as one process sees them.
 
-    Attributes:
-        size: number of virtual ranks.
-        virtual: the same.
-        counts: number of virtual ranks of each process.
-        dealt: how often they were assigned.
-        steps: number of steps that the run has done.
-        open: the step that is under way.
-        done: counts the last step's samples as done, once the script has applied the gradients.
-        current: the virtual rank that is being carried out; None between parts.
-        times: seconds of this process's last parts.
-
     Raises:
         ConfigError: an invalid number, or an unknown policy.
     """
@@ -88,13 +77,13 @@ class VirtualRanks(Ranks, Hook):
         self.size = self.virtual = size
         self.buffers = buffers
         self.gradients = gradients
-        self.counts: shares.Counts = (size,)
-        self.dealt = 0
-        self.steps = 0
-        self.open: object = None
-        self.done: Callable[[], None] = nothing
-        self.current: int | None = None
-        self.times: deque[float] = deque(maxlen=_REMEMBERED)
+        self.counts: shares.Counts = (size,)  # number of virtual ranks of each process
+        self.dealt = 0  # how often they were assigned
+        self.steps = 0  # that the run has done
+        self.open: object = None  # the step that is under way
+        self.done: Callable[[], None] = nothing  # counts the last step's samples as done
+        self.current: int | None = None  # the virtual rank that is being carried out
+        self.times: deque[float] = deque(maxlen=_REMEMBERED)  # seconds of this process's last parts
         self._policy = policy
         self._seconds: float | None = None  # of a part
 
@@ -122,7 +111,6 @@ class VirtualRanks(Ranks, Hook):
         order.dealt_to = lambda: (self.carried.ranks, self.carried.size)
 
     def carried_by(self, rank: int, size: int) -> Carried:
-        """Return the virtual ranks of a process, by its rank, whatever the number of processes is."""
         if not self.context.place.joined and not self.dealt:
             return Carried(tuple(range(self.size)), self.size)
         return Carried(tuple(shares.run_of(self.counts, rank)), self.size)
@@ -133,14 +121,12 @@ class VirtualRanks(Ranks, Hook):
 
     @property
     def carried(self) -> Carried:
-        """The virtual ranks of this process."""
         world = self.context.world
         return self.carried_by(world.rank(), world.size())
 
     # -- steps; see `hvdrecover.virtual.steps` ---------------------------------------------------------------
 
     def rank(self) -> int:
-        """Return the virtual rank that is being carried out."""
         if self.current is None:
             raise StepError(
                 "virtual_rank", "no virtual rank is being carried out; call it in a step's inner loop"
@@ -195,7 +181,6 @@ class VirtualRanks(Ranks, Hook):
             each.abandon()
 
     def objection(self, *, committing: bool) -> HvdrecoverError | None:
-        """Refuse a commit in the middle of a step."""
         self.refuse_open("a commit was made")
         self.settle()
         return None
@@ -234,7 +219,6 @@ class VirtualRanks(Ranks, Hook):
 
 
 def virtual_of(ranks: Ranks) -> VirtualRanks:
-    """Return a state's ranks as virtual ranks; a ConfigError if it has none."""
     if not isinstance(ranks, VirtualRanks):
         raise ConfigError("state.steps()", "the state has no virtual ranks; make it with virtual_ranks=")
     return ranks
@@ -278,30 +262,19 @@ def _of_latest_state() -> VirtualRanks:
 
 
 def are_carried_out() -> bool:
-    """Return whether the part of a virtual rank is under way."""
     return bool(_latest) and _latest[0].current is not None
 
 
 def refuse(call: str) -> None:
-    """Refuse a collective, such as ``allreduce``, in the part of a virtual rank."""
     if are_carried_out():
         raise StepError(
             f"hvd.{call}()",
             "called in a step's inner loop, in the part of a virtual rank. Processes carry out different "
             "numbers of parts, so their collectives would not match. Collect values in the inner loop, and "
-            "call the collective after the loop. Gradients need no collective: they are averaged "
-            "anyway",
+            "call the collective after the loop. Gradients need no collective: they are averaged anyway. If "
+            "a layer calls it to average batch statistics, use BatchNorm, of which each virtual rank has its "
+            "own statistics, or a norm without batch statistics, such as GroupNorm",
         )
-
-
-def averages(layer: str, kind: str, instead: str, others: str) -> ConfigError:
-    """Return the error for a layer that averages its statistics: its sum has as many parts as processes."""
-    return ConfigError(
-        layer,
-        f"{kind} averages over processes, so the result would depend on their number. Use {instead}, of "
-        "which each virtual rank has its own statistics, or a norm without batch statistics, such as "
-        f"{others}",
-    )
 
 
 class Watched(WatchedLibrary):
@@ -311,7 +284,7 @@ class Watched(WatchedLibrary):
 def watch(
     mpi_ops: ModuleType, library: str, look: Callable[[str, Callable[..., Any]], Callable[..., Any]]
 ) -> None:
-    """Watch the library of a framework's collectives; called for each state, to an effect once."""
+    """Watch the library of a framework's collectives; called for each state."""
     present = getattr(mpi_ops, library)
     if not isinstance(present, Watched):
         setattr(mpi_ops, library, Watched(present, look))
