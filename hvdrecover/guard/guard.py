@@ -17,7 +17,6 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.data.version import differences
 from hvdrecover.errors import DataChangedError, DivergedError, StructureError
-from hvdrecover.events import logger
 from hvdrecover.guard import parameters, structure
 from hvdrecover.guard.parameters import Difference, Tensor
 from hvdrecover.guard.settings import Guard
@@ -45,7 +44,6 @@ class GuardHook(Hook):
     # -- rendezvous ------------------------------------------------------------------------------------
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        """Send digests of this rank's structure and of the parameters in its newest commit."""
         if moment.kind != "rendezvous":
             return ()
         held, ballot = moment.held, _ABSENT
@@ -55,11 +53,9 @@ class GuardHook(Hook):
         return [*structure.numbers(self._description), *ballot]
 
     def prefer(self, holders: Sequence[int], table: Table) -> Sequence[int]:
-        """Prefer the ranks whose parameters more ranks hold than any other."""
         return [holders[place] for place in _vote_of(holders, table).right]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Return an error if the ranks were not started with the same, or hold different parameters."""
         election = moment.elected
         if election is None:
             return None
@@ -101,10 +97,7 @@ class GuardHook(Hook):
     # -- parameters ------------------------------------------------------------------------------------
 
     def inspect(self, memory: Memory) -> bool:
-        """Compare the parameters of a commit across the ranks, if a comparison is due.
-
-        Returns whether tensors of the commit in memory were replaced, so that it must be loaded.
-        """
+        """Compare the parameters of a commit across the ranks, if a comparison is due."""
         every = self._guard.parameters_every_commits if self._guard is not None else None
         commit = memory.attempt
         if every is None or commit.commit % every or self._world.size() == 1:
@@ -194,12 +187,7 @@ class GuardHook(Hook):
         data = self._guard.data if self._guard is not None else None
         if self._guard is None or data is None or stored.dataset is None:
             return
-        if stored.dataset.get("version") == 1:
-            logger.warning(
-                "%s: an earlier hvdrecover saved a fingerprint of the training data, which cannot be "
-                "compared with their version now; continuing without the comparison",
-                where,
-            )
+        if stored.dataset.get("version") == 1:  # a fingerprint of the data, by an earlier release
             return
         lines = differences(stored.dataset, data)
         if not lines:

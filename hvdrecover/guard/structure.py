@@ -41,7 +41,6 @@ def describe(guard: Guard, framework: Framework, contents: Contents) -> Descript
 
 
 def numbers(description: Description) -> tuple[int, int]:
-    """Return the digest of a description."""
     return digest_numbers("\0".join(f"{each.name}\0{each.value}" for each in description).encode())
 
 
