@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
@@ -93,34 +92,19 @@ if _compiled is not None and _table is not None:
 
 
 def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
-    """Return whether tensors hold finite numbers only, by one operation for all of a device and dtype.
-
-    It is the operation that torch's scaler of losses uses. It also multiplies the tensors, here by one.
-    """
-    groups: dict[Any, list[torch.Tensor]] = defaultdict(list)
-    for each in tensors:
-        if each is not None:
-            groups[each.device, each.dtype].append(_values(each))
-    flags = []
-    for (device, _), group in groups.items():
-        flags.append(torch.zeros((), device=device))
-        torch._amp_foreach_non_finite_check_and_unscale_(group, flags[-1], torch.ones((), device=device))
-    return not any(flag.item() for flag in flags)  # all devices are asked before one is waited for
+    """Return whether tensors hold finite numbers only. If they are very large, the answer may be no."""
+    held = [_values(each) for each in tensors if each is not None]
+    return math.isfinite(torch.nn.utils.get_total_norm(held).item())  # one operation for all of a device
 
 
 def not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     """Names of the tensors that hold NaN or infinity."""
-    # A sum needs one pass and no memory. It is not finite if one of its terms is not, or if they are large.
-    totals: dict[Any, list[torch.Tensor]] = defaultdict(list)
-    for each in map(_total, tensors.values()):
-        totals[each.device, each.dtype].append(each)
-    if all(math.isfinite(torch.stack(each).sum().item()) for each in totals.values()):
+    if are_finite(tensors.values()):
         return []
     return [name for name, tensor in tensors.items() if not bool(torch.isfinite(_values(tensor)).all())]
 
 
 def _total(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor's numbers, in float32 at least; nothing is waited for."""
     held = _values(tensor)
     return held.sum(dtype=torch.float32) if held.itemsize < 4 else held.sum()
 
@@ -209,7 +193,7 @@ class Gradients:
 
     def _bad_averages(self) -> dict[str, torch.Tensor]:
         """Return the parameters whose averages are not finite, by name."""
-        given = {self._name_of(each): each for each in parameters_of(self._optimizer)}
+        given = {self._names.get(id(each), "?"): each for each in parameters_of(self._optimizer)}
         bad = not_finite({name: each.grad for name, each in given.items() if each.grad is not None})
         return {name: given[name] for name in bad}
 
@@ -218,17 +202,12 @@ class Gradients:
         own = self._totals.get(id(parameter))
         return id(parameter) in self._bad or (own is not None and not math.isfinite(own.item()))
 
-    def _name_of(self, parameter: torch.Tensor) -> str:
-        return self._names.get(id(parameter), "a parameter without a name")
-
 
 def _first(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The place of a tensor's first number."""
     return (0,) * tensor.dim()
 
 
 def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
-    """Tell the judge of steps of Horovod-wrapped optimizers whose gradients are not finite."""
     names, watched = _names(components), []
     for name, optimizer in components.items():
         if isinstance(optimizer, torch.optim.Optimizer) and is_adasum(optimizer):

@@ -26,18 +26,6 @@ Named = Mapping[str, torch.Tensor]
 """The parameters of all modules of a state, by name."""
 _Group = dict[str, Any]
 
-# State that torch's optimizers keep in the shape of its parameter.
-_SHAPED = {
-    "exp_avg",
-    "exp_avg_sq",
-    "max_exp_avg_sq",
-    "momentum_buffer",
-    "square_avg",
-    "grad_avg",
-    "sum",
-    "acc_delta",
-}
-
 
 def tree(optimizer: torch.optim.Optimizer, named: Named) -> Tree:
     """Return the optimizer's ``state_dict``, with names for numbers, and the names of frozen parameters."""
@@ -62,24 +50,17 @@ def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -
             return tree, []
         line = f"{name}: a dict in the commit, a {type(optimizer).__name__} in this state"
         return optimizer.state_dict(), [line]
-    numbers, differences = _numbers(name, optimizer, tree, named)
+    _, differences = _numbers(name, optimizer, tree, named)
     if not differences:
         differences = list(_other_kind(name, optimizer, tree))
     if differences:
         return optimizer.state_dict(), differences
-    parameters, fitting = list(parameters_of(optimizer)), {}
-    for key, entries in tree["state"].items():
-        parameter = parameters[numbers[key]] if key in numbers else None
-        found = _misfits(f"{name}.state.{key}", optimizer, parameter, entries)
-        differences += found
-        if not found:
-            fitting[key] = entries
     # An option that the commit does not know, because this torch is newer or a scheduler was added, stays.
     options = [
         {**{key: value for key, value in present.items() if key != "params"}, **stored}
         for stored, present in zip(tree["param_groups"], optimizer.param_groups, strict=True)
     ]
-    return {**tree, "state": fitting, "param_groups": options}, differences
+    return {**tree, "param_groups": options}, []
 
 
 def load(optimizer: torch.optim.Optimizer, tree: Tree, named: Named, *, keep: bool) -> None:
@@ -177,7 +158,6 @@ def _is_numbered(state: Any, keys: Sequence[int | str]) -> bool:
 
 
 def _relabelled(tree: Tree, labels: Mapping[Any, int | str]) -> Tree:
-    """Return a tree with other keys for parameters."""
     groups = [
         {**group, "params": [labels.get(key, key) for key in group["params"]]}
         for group in tree["param_groups"]
@@ -240,32 +220,12 @@ def _other_kind(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> Iter
             )
 
 
-def _misfits(
-    path: str, optimizer: torch.optim.Optimizer, parameter: torch.Tensor | None, entries: dict[str, Any]
-) -> list[str]:
-    # Optimizers from elsewhere may well keep, say, projected moments under these names.
-    if parameter is None or not isinstance(entries, dict) or not _is_of_torch(optimizer):
-        return []
-    return [
-        f"{path}.{key}: {list(stored.shape)} in the commit, {list(parameter.shape)} for its parameter"
-        for key, stored in entries.items()
-        if key in _SHAPED and isinstance(stored, torch.Tensor) and stored.shape != parameter.shape
-    ]
-
-
-def _is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
-    # Horovod's wrapper is a new class, derived from the one that it wraps.
-    modules = [kind.__module__ for kind in type(optimizer).__mro__ if issubclass(kind, torch.optim.Optimizer)]
-    return any(module.startswith("torch.optim.") and module != "torch.optim.optimizer" for module in modules)
-
-
 # -- names of parameters -------------------------------------------------------------------------------------
 
 _WRAPPERS = {"_orig_mod", "module"}
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """An optimizer's parameters, in its order."""
     for group in optimizer.param_groups:
         yield from group["params"]
 

@@ -27,22 +27,15 @@ def virtual_ranks(components: Mapping[str, Any], size: int, policy: Policy | Non
     modules = {name: each for name, each in components.items() if isinstance(each, torch.nn.Module)}
     ranks.watch(hvd.mpi_ops, "mpi_lib", _look)
     optimizers = {name: each for name, each in components.items() if isinstance(each, torch.optim.Optimizer)}
-    _require_apart(optimizers)
+    parameters = [parameter for each in optimizers.values() for parameter in parameters_of(each)]
+    if len(set(parameters)) < len(parameters):
+        raise ConfigError(
+            "virtual_ranks",
+            "two optimizers have the same parameter, and virtual ranks give a gradient to one optimizer; "
+            "leave the parameter to one of them",
+        )
     gradients = [Gradients(name, each, size) for name, each in optimizers.items()]
     return VirtualRanks(size, policy, Buffers(modules), gradients)
-
-
-def _require_apart(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
-    """Refuse a parameter of two optimizers, because only one of them would be given its gradient."""
-    owners: dict[torch.Tensor, str] = {}
-    for name, optimizer in optimizers.items():
-        for each in parameters_of(optimizer):
-            if owners.setdefault(each, name) != name:
-                raise ConfigError(
-                    f"state.{name}",
-                    f"it has a parameter that {owners[each]} has, too, and virtual ranks give a gradient "
-                    "to one optimizer; leave it to one of them",
-                )
 
 
 def _look(call: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -97,42 +97,6 @@ def test_state_that_is_wider_than_its_parameter_keeps_its_bits() -> None:
     continues_alike(model_and_optimizer, train_one_step)
 
 
-def test_moments_of_another_shape_are_named() -> None:
-    model, wider = (
-        network(),
-        torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 5)),
-    )
-    optimizer = Optimizers.AdamW(model.parameters())
-    state = joined(model=model, optimizer=optimizer)
-    train_one_step(model, optimizer)
-    state.commit()
-    state.model, state.optimizer = wider, Optimizers.AdamW(wider.parameters())
-    with pytest.raises(MismatchError) as caught:
-        state.restore()
-    assert (
-        "optimizer.state.model.2.weight.exp_avg: [2, 4] in the commit, [5, 4] for its parameter"
-        in caught.value.differences
-    )
-    assert not wider[0].weight.equal(model[0].weight)
-
-
-class WithProjectedMoments(WithWideMoments):
-    """Keeps less than its parameter under a name that torch's own optimizers use, too."""
-
-    def _step(self, parameter: torch.Tensor, rate: float) -> None:
-        moment = self.state[parameter].setdefault("exp_avg", torch.zeros(2))
-        moment += parameter.grad.sum()  # type: ignore[union-attr]
-        parameter -= rate * moment.mean()
-
-
-def test_what_other_optimizers_keep_under_torchs_names_is_their_affair() -> None:
-    def model_and_optimizer() -> tuple[Any, ...]:
-        model = network()
-        return model, WithProjectedMoments(model.parameters())
-
-    continues_alike(model_and_optimizer, train_one_step)
-
-
 def test_an_optimizer_of_another_kind_is_named_and_left_as_it_is() -> None:
     model = network()
     state = joined(model=model, optimizer=Optimizers.SGD(model.parameters(), lr=0.1, momentum=0.9))

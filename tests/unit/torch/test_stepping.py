@@ -166,6 +166,7 @@ def test_parameters_that_come_later_are_refused(change: str, make: Any) -> None:
     backward(model, optimizer)
     with pytest.raises(ConfigError, match=r"^DistributedOptimizer: .*\(7,\) .*freeze them afterwards"):
         optimizer.step()
+    end_allreduces(optimizer)
 
 
 def test_frozen_parameters_are_not_moved(make: Any) -> None:
