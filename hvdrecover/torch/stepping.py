@@ -57,8 +57,8 @@ def extend() -> None:
     for kind in (_DistributedOptimizer, _DistributedAdasumOptimizer):
         kind.zero_grad = _zero_grad(kind.zero_grad)
     NoneCompressor.compress, NoneCompressor.decompress = staticmethod(_widen), staticmethod(_narrow)
-    for each in (NoneCompressor, FP16Compressor):
-        each.compress = staticmethod(_contiguous(each.compress))
+    halve = FP16Compressor.compress
+    FP16Compressor.compress = staticmethod(lambda tensor: halve(tensor.contiguous()))
     if heartbeat.watched():
         register_optimizer_step_post_hook(_beat)
 
@@ -249,20 +249,11 @@ def _zero_grad(horovods: Callable[[Any], None]) -> Callable[..., None]:
     return zero_grad
 
 
-def _widen(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
-    """Horovod has no bfloat16."""
-    return (tensor.float(), tensor.dtype) if tensor.dtype is torch.bfloat16 else (tensor, None)
+def _widen(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+    """Horovod has no bfloat16, and refuses other memory formats, such as ``channels_last``."""
+    sent = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
+    return sent.contiguous(), tensor.dtype
 
 
 def _narrow(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return tensor if dtype is None else tensor.to(dtype)
-
-
-def _contiguous(compress: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
-    """Horovod refuses tensors of other memory formats, such as ``channels_last``."""
-
-    def contiguous(tensor: torch.Tensor) -> Any:
-        sent, context = compress(tensor)
-        return (sent if sent.is_sparse else sent.contiguous()), context
-
-    return contiguous

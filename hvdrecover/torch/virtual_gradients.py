@@ -106,7 +106,10 @@ class Gradients:
         tell(steps.averaging)
         for place, total in self._totals(self._sums.values, shares, process):
             parameter = self._parameters[place]
-            gradient = (self._nothing(place) if total is None else total).to(parameter.dtype)
+            if total is None:
+                gradient = torch.full_like(parameter, NOTHING, requires_grad=False)
+            else:
+                gradient = total.to(parameter.dtype)
             if gradient.stride() != parameter.stride():  # fused optimizers need their parameter's order
                 gradient = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
             parameter.grad = gradient if self._divisor == 1 else gradient.div_(self._divisor)
@@ -159,10 +162,6 @@ class Gradients:
             flats = [bucket.packed(partial, each) for partial, each in enumerate(sums or [nothing])]
             name = f"{OURS}.virtual.{self._name}.{number}"
             yield from bucket.parts(add_up(self._collectives, name, shares, process, flats))
-
-    def _nothing(self, place: int) -> torch.Tensor:
-        parameter, dtype = self._parameters[place], self._dtypes[place]
-        return torch.full_like(parameter, NOTHING, dtype=dtype, requires_grad=False)
 
 
 def _added(left: _Taken, right: _Taken) -> _Taken:
@@ -217,9 +216,7 @@ def _result(handle: int, dtype: torch.dtype) -> torch.Tensor:
 
 def _check(name: str, optimizer: Any) -> None:
     """Refuse an optimizer whose gradients virtual ranks cannot add up."""
-    if hasattr(optimizer, "virtual_gradients"):
-        problem = "another state with virtual ranks has it; make a new DistributedOptimizer for this one"
-    elif is_adasum(optimizer):
+    if is_adasum(optimizer):
         problem = "Adasum combines updates of processes, not gradients; pass op=Average or op=Sum"
     elif not averages(optimizer):
         problem = "virtual ranks need its gradients; wrap it in DistributedOptimizer"
