@@ -6,7 +6,6 @@ import copy
 import random
 from typing import Any
 
-import horovod.torch.elastic.state as horovods
 import torch
 
 import hvdrecover.torch as hvd
@@ -30,12 +29,6 @@ def test_it_is_a_torch_state_that_leaves_random_generators_alone() -> None:
     state.commit()
     assert random.getstate() == streams[0]
     assert torch.equal(torch.get_rng_state(), streams[1])
-
-
-def test_the_sampler_has_what_horovods_has() -> None:
-    theirs, ours = horovods.ElasticSampler(range(7)), hvd.elastic.ElasticSampler(range(7))
-    missing = [name for name in vars(theirs) if not name.startswith("_") and not hasattr(ours, name)]
-    assert missing == ["processed_indices"]  # which Horovod's leaves empty
 
 
 class Scheduled(hvd.elastic.TorchState):

@@ -46,21 +46,6 @@ def test_every_optimizer_of_torch_continues_alike(make: Callable[..., Any], step
     continues_alike(model_and_optimizer, train_one_step, steps)
 
 
-@pytest.mark.parametrize("make", [Optimizers.SparseAdam, Optimizers.Adagrad])
-def test_optimizers_of_sparse_gradients_continue_alike(make: Callable[..., Any]) -> None:
-    def model_and_optimizer() -> tuple[Any, ...]:
-        torch.manual_seed(0)
-        model = torch.nn.Embedding(6, 2, sparse=True)
-        return model, make(model.parameters())
-
-    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.zero_grad()
-        model(torch.tensor([1, 4, 1])).square().sum().backward()
-        optimizer.step()
-
-    continues_alike(model_and_optimizer, step)
-
-
 class WithWideMoments(torch.optim.Optimizer):
     """Keeps float32 averages of bfloat16 gradients, also in containers, as optimizers from elsewhere do."""
 
@@ -106,18 +91,6 @@ def test_an_optimizer_of_another_kind_is_named_and_left_as_it_is() -> None:
     assert "betas" in state.optimizer.param_groups[0]
 
 
-def test_an_option_that_the_commit_does_not_know_yet_keeps_its_value() -> None:
-    """Newer releases of torch add options to its optimizers."""
-    model = network()
-    optimizer = Optimizers.AdamW(model.parameters(), lr=0.5)
-    tree = TorchFramework().tree(optimizer)
-    del tree["param_groups"][0]["maximize"]
-    fitting, differences = TorchFramework().fit("optimizer", optimizer, tree)
-    TorchFramework().load(optimizer, fitting)
-    assert differences == []
-    assert (optimizer.param_groups[0]["maximize"], optimizer.param_groups[0]["lr"]) == (False, 0.5)
-
-
 def test_a_commit_from_before_a_scheduler_was_added_keeps_the_schedulers_options() -> None:
     model = network()
     optimizer = Optimizers.SGD(model.parameters(), lr=0.5)
@@ -150,16 +123,6 @@ def test_an_optimizer_with_a_state_dict_of_its_own_making() -> None:
     assert bits(optimizer.state_dict()) != expected
     state.restore()
     assert bits(optimizer.state_dict()) == expected
-
-
-def test_gradients_of_an_interrupted_step_do_not_enter_the_next_one(roots: FakeRoots) -> None:
-    """Scripts may clear gradients after the step instead of before."""
-    model = network()
-    optimizer = Optimizers.SGD(model.parameters(), lr=0.1)
-    state = joined(model=model, optimizer=optimizer)
-    model(torch.ones(1, 3)).sum().backward()
-    state.restore()
-    assert [parameter.grad for parameter in model.parameters()] == [None] * 4
 
 
 def test_a_resumed_optimizer_does_not_share_memory_with_what_is_written_next(roots: FakeRoots) -> None:

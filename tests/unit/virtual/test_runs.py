@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdrecover.errors import ConfigError, HvdrecoverError, StepError
+from hvdrecover.errors import ConfigError, StepError
 from hvdrecover.state.rank_local import PerRank
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
@@ -259,20 +259,3 @@ def test_samples_of_a_step_that_ends_in_an_error_are_not_done() -> None:
             raise ValueError("bad")
 
     on_ranks(1, lambda process: loop(process, body))
-
-
-def test_streams_of_a_script_are_refused() -> None:
-    def body(process: Process) -> None:
-        process.state(rng="store", virtual=virtual(Carrier(process.world), None), epoch=0)
-
-    with pytest.raises(HvdrecoverError, match=r"^rng: .*rng='store'"):
-        on_ranks(1, body)
-
-
-def test_one_loader_is_not_that_of_several_virtual_ranks() -> None:
-    def body(process: Process) -> None:
-        ranks = virtual(Carrier(process.world), None)
-        process.state(virtual=ranks, loader=PerRank(FakeModel(w=[0.0])))
-
-    with pytest.raises(ConfigError, match=r"^PerRank: .*FakeModel.*PerRank\(lambda rank, size"):
-        on_ranks(1, body)

@@ -72,10 +72,3 @@ def test_every_collective_is_refused_there_and_there_only(
         use()
     parts.close()  # type: ignore[attr-defined]
     use()
-
-
-def test_what_does_not_wait_for_others_is_allowed(steps: Iterator[Step]) -> None:
-    handle = hvd.allreduce_async(ONE, name="mine")
-    next(iter(next(steps)))
-    assert (hvd.rank(), hvd.size()) == (0, 1)
-    assert hvd.synchronize(handle) == 1

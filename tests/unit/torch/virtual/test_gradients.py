@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from hvdrecover.errors import ConfigError
-from hvdrecover.torch.stepping import steps_of
 from hvdrecover.torch.virtual_gradients import Gradients
 from tests.unit.torch.jobs import network
 
@@ -124,28 +123,6 @@ def test_passes_within_a_virtual_rank_are_added_up_first() -> None:
     assert torch.equal(first.grad, ((own[0] + own[1]) + own[2]) / 2)
 
 
-def test_each_own_gradient_is_shown_once_and_hooks_of_others_see_it_too() -> None:
-    model = network()
-    first = next(model.parameters())
-    seen: list[torch.Tensor] = []
-    shown: list[torch.Tensor] = []
-
-    def look(parameter: torch.Tensor) -> None:
-        if parameter is first:
-            assert parameter.grad is not None
-            shown.append(parameter.grad.clone())
-
-    optimizer = wrapped(model)
-    gradients = Gradients("optimizer", optimizer, 3)
-    steps_of(optimizer).sending.append(look)
-    first.register_post_accumulate_grad_hook(lambda each: seen.append(each.grad.clone()))  # type: ignore[no-untyped-call]
-    step(gradients, model, 3)
-    own = [each[0] for each in leaves(model, 3)]
-    for found in (seen, shown):
-        assert len(found) == 3
-        assert all(map(torch.equal, found, own))
-
-
 def test_a_step_after_one_that_was_cut_short_is_that_of_an_undisturbed_run() -> None:
     model, undisturbed = network(), network()
     gradients = Gradients("optimizer", wrapped(model), 3)
@@ -237,9 +214,3 @@ def test_parameters_that_come_later_are_refused(change: str) -> None:
         later.requires_grad_()
     with pytest.raises(ConfigError, match=r"^DistributedOptimizer: .*\(7,\)"):
         step(gradients, model, 2)
-
-
-def test_complex_parameters_are_refused() -> None:
-    parameter = torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64))
-    with pytest.raises(ConfigError, match=r"^state\.optimizer: .*complex64.*floating-point"):
-        Gradients("optimizer", hvd.DistributedOptimizer(torch.optim.SGD([parameter])), 2)
