@@ -35,11 +35,6 @@ Flat = list[tf.Tensor]
 
 
 def virtual_ranks(components: Mapping[str, Any], size: int, policy: Policy | None) -> VirtualRanks:
-    """Make the virtual ranks of a state, given its attributes by name.
-
-    Raises:
-        ConfigError: an optimizer averages gradients over processes.
-    """
     for name, each in components.items():
         if is_distributed(each):
             raise ConfigError(
@@ -53,7 +48,6 @@ def virtual_ranks(components: Mapping[str, Any], size: int, policy: Policy | Non
 
 
 def gradients_of(virtual: VirtualRanks) -> Gradients:
-    """Return the gradients of the virtual ranks."""
     (gradients,) = virtual.gradients
     assert isinstance(gradients, Gradients)
     return gradients
@@ -67,7 +61,7 @@ class Step(steps.Step):
 
         Args:
             gradients: one for each variable, as ``tape.gradient(loss, model.trainable_variables)`` gives
-                them; sparse ones are made dense, None adds nothing.
+                them; sparse ones are made dense, None counts as zeros.
 
         Raises:
             StepError: none is being carried out, or there are more or fewer gradients than variables.
@@ -76,7 +70,7 @@ class Step(steps.Step):
             raise StepError("step.add()", "no virtual rank is being carried out; call it in the inner loop")
         gradients_of(self._ranks).add(gradients)
 
-    def gradients(self) -> list[Gradient]:
+    def gradients(self) -> list[tf.Tensor]:
         """Return the gradients of the whole job, one for each variable, when the inner loop has ended.
 
         Raises:
@@ -143,11 +137,7 @@ class _Buffers(buffers.Buffers):
 
 
 def feed(data: Any, tracked: Mapping[str, Any], framework: Framework) -> steps.Feed:
-    """Return the source of a loop's batches: of an elastic data set, or of a `PerRank`, of the state.
-
-    Raises:
-        ConfigError: it is something else, or draws random numbers in the order in which batches are made.
-    """
+    """Return the source of a loop's batches: of an elastic data set, or of a `PerRank`, of the state."""
     if not any(data is each for each in tracked.values()) or not isinstance(data, PerRank | ElasticDataset):
         raise ConfigError(
             "state.steps()",
@@ -172,8 +162,7 @@ def feed(data: Any, tracked: Mapping[str, Any], framework: Framework) -> steps.F
 class _Layout:
     """The places of gradients in a few flat tensors, one for each bucket.
 
-    The last elements of the first tensor are a number for each variable: how many virtual ranks have a
-    gradient. ``hvd.Compression.fp16`` adds up and sends float16.
+    ``hvd.Compression.fp16`` adds up and sends float16.
     """
 
     def __init__(self, variables: Sequence[Variable], compression: Any) -> None:
@@ -201,25 +190,22 @@ class _Layout:
         """Return tensors that stand for no gradients."""
         return self._sent(self._packed([None] * len(self.variables)))
 
-    def average(self, totals: Flat, divisor: int) -> list[Gradient]:
-        """Return the gradients that are in flat tensors, divided; None where there was none at all."""
+    def average(self, totals: Flat, divisor: int) -> list[tf.Tensor]:
+        """Return the gradients that are in flat tensors, divided."""
         wide = [tf.cast(each, dtype) for each, (dtype, _) in zip(totals, self._buckets, strict=True)]
-        counts, gradients = self._unpacked(wide, [tf.constant(divisor, each.dtype) for each in wide])
-        there = (counts.numpy() > 0).tolist()
-        return [gradient if here else None for gradient, here in zip(gradients, there, strict=True)]
+        found: list[tf.Tensor] = self._unpacked([each / tf.constant(divisor, each.dtype) for each in wide])
+        return found
 
     def _packed(self, gradients: Sequence[Gradient]) -> Flat:
         """Flat tensors, in the variables' dtypes."""
         flat = []
-        for number, (dtype, places) in enumerate(self._buckets):
+        for dtype, places in self._buckets:
             parts = [
                 tf.fill([self._sizes[place]], tf.constant(NOTHING, dtype))
                 if gradients[place] is None
                 else tf.reshape(tf.cast(gradients[place], dtype), [-1])
                 for place in places
             ]
-            if not number:
-                parts.append(tf.constant([float(each is not None) for each in gradients], dtype))
             flat.append(tf.concat(parts, 0))
         return flat
 
@@ -230,15 +216,13 @@ class _Layout:
     def _added(self, left: Flat, right: Flat) -> Flat:
         return [mine + other for mine, other in zip(left, right, strict=True)]
 
-    def _taken_apart(self, flat: Flat, divisors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        counts = flat[0][-len(self.variables) :]
+    def _taken_apart(self, flat: Flat) -> list[tf.Tensor]:
         gradients: dict[int, tf.Tensor] = {}
-        for each, divisor, (_, places) in zip(flat, divisors, self._buckets, strict=True):
-            sizes = [self._sizes[place] for place in places]
-            given = (each / divisor)[: sum(sizes)]
-            for place, part in zip(places, tf.split(given, sizes), strict=True):
+        for each, (_, places) in zip(flat, self._buckets, strict=True):
+            parts = tf.split(each, [self._sizes[place] for place in places])
+            for place, part in zip(places, parts, strict=True):
                 gradients[place] = tf.reshape(part, raw(self.variables[place]).shape)
-        return counts, [gradients[place] for place in range(len(self.variables))]
+        return [gradients[place] for place in range(len(self.variables))]
 
 
 class Gradients:
@@ -247,17 +231,13 @@ class Gradients:
     _layout: _Layout
     _sums: RunningSum[Flat]
     _part: Flat | None = None  # the sum of the present part's gradients
-    _result: list[Gradient] | None = None
+    _result: list[tf.Tensor] | None = None
 
     def __init__(self, size: int) -> None:
         self._size = size
 
     def of(self, variables: Sequence[Variable], op: Any, compression: Any) -> None:
-        """Set which variables steps have gradients of, and how these are averaged.
-
-        Raises:
-            ConfigError: virtual ranks cannot do that.
-        """
+        """Set which variables steps have gradients of, and how these are averaged."""
         if op not in (hvd.Average, hvd.Sum):
             problem = "virtual ranks average gradients or sum them up; pass op=Average or op=Sum"
             raise ConfigError("op", problem)
@@ -273,7 +253,6 @@ class Gradients:
         self._finite = np.ones(len(self._layout.variables), bool)
 
     def add(self, gradients: Sequence[Gradient]) -> None:
-        """See `Step.add`."""
         given = [
             tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in gradients
         ]
@@ -312,8 +291,8 @@ class Gradients:
     def abandon(self) -> None:
         self._result = self._part = None
 
-    def result(self) -> list[Gradient]:
-        """Return the gradients of the whole job; None where no virtual rank has one."""
+    def result(self) -> list[tf.Tensor]:
+        """Return the gradients of the whole job; zeros where no virtual rank has one."""
         if self._result is None:
             raise StepError("step.gradients()", "they are there when the inner loop has ended")
         return list(self._result)

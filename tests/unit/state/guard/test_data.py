@@ -138,8 +138,3 @@ def test_all_ranks_must_have_the_same_version() -> None:
 
     (line,) = on_ranks(2, body)[0]
     assert line.startswith("training data: ") and line.endswith(" on rank 1")
-
-
-def test_the_guard_takes_only_a_data_version() -> None:
-    with pytest.raises(ConfigError, match=r"^data: must be a DataVersion, got a str; .*of_files"):
-        Guard(data="/data/train")  # type: ignore[arg-type]
