@@ -40,10 +40,7 @@ def tree(optimizer: torch.optim.Optimizer, named: Named) -> Tree:
 
 
 def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> tuple[Tree, list[str]]:
-    """Return the part of a stored state that fits an optimizer, and a line for each difference.
-
-    If the groups hold other parameters, nothing fits.
-    """
+    """Return a stored state if it fits an optimizer; else the present one, and a line for each difference."""
     if "param_groups" not in tree or "state" not in tree:
         # The class defines the format of its state_dict and must check it; else the tree does not fit.
         if "param_groups" not in optimizer.state_dict():
@@ -177,11 +174,11 @@ def _numbers(
     keys = iter(_keys(optimizer, named))
     present = [[next(keys) for _ in group["params"]] for group in optimizer.param_groups]
     stored = [group["params"] for group in tree["param_groups"]]
+    sizes = [[len(group) for group in groups] for groups in (stored, present)]
+    line = f"{name}: groups of {sizes[0]} parameters in the commit, of {sizes[1]} in the optimizer"
+    lines = [line] if sizes[0] != sizes[1] else []
     if not all(any(isinstance(key, str) for key in chain(*groups)) for groups in (present, stored)):
-        sizes = [[len(group) for group in groups] for groups in (stored, present)]
-        line = f"{name}: groups of {sizes[0]} parameters in the commit, of {sizes[1]} in the optimizer"
-        return {key: number for number, key in enumerate(chain(*stored))}, [line] * (sizes[0] != sizes[1])
-    lines = []
+        return {key: number for number, key in enumerate(chain(*stored))}, lines
     for number, (theirs, mine) in enumerate(zip_longest(stored, present, fillvalue=())):
         where = dict.fromkeys(set(theirs) - set(mine), "in the commit, but not in the optimizer")
         where |= dict.fromkeys(set(mine) - set(theirs), "in the optimizer, but not in the commit")

@@ -143,10 +143,7 @@ def load(
         ConfigError: no object was handed in, an object cannot be loaded into, or the URL cannot be opened.
         UnknownCommitError: the root holds no such commit, or is not a checkpoint root.
         MismatchError: something does not fit. Nothing was loaded.
-        CorruptCheckpointError: the commit that was asked for is damaged. Nothing was loaded.
-        NoUsableCommitError: none was asked for, and all are damaged. Nothing was loaded.
-        FormatVersionError: the commit was written in a newer format.
-        StorageError: the storage failed.
+        CorruptCheckpointError, NoUsableCommitError: the commit, or all commits, are damaged.
 
     Examples:
         >>> loaded = recover.load("s3://bucket/run-1", model=model)  # doctest: +SKIP

@@ -114,12 +114,8 @@ def add_up(
 ) -> Flat:
     """Return the sum of all virtual ranks, from the partial sums of all processes.
 
-    Args:
-        collectives: of the framework.
-        name: begins the names of collectives.
-        shares: number of virtual ranks of each process.
-        process: this process.
-        partial: the values of its `RunningSum`, or one tensor full of `NOTHING` if it has no virtual rank.
+    ``shares`` is the number of virtual ranks of each process. ``partial`` has the values of this process's
+    `RunningSum`, or one tensor full of `NOTHING` if it has no virtual rank.
     """
     parts = pieces(shares)
     nodes, count = [node for each in parts for node in each], len(parts[process])

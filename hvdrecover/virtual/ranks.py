@@ -90,7 +90,6 @@ class VirtualRanks(Ranks, Hook):
     # -- a place in a state; see `hvdrecover.state.rank_local.Ranks` -----------------------------------------
 
     def rng(self, asked: Randomness | None, default: Randomness) -> Randomness:
-        """Return ``"reseed"``: random streams begin with each part."""
         if asked == "store":
             raise ConfigError("rng", "virtual ranks have random streams of their own; leave out rng='store'")
         return asked or "reseed"
@@ -186,11 +185,11 @@ class VirtualRanks(Ranks, Hook):
         return None
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        """Send the time of a part in microseconds; 0 if it is unknown."""
         if moment.kind != "rendezvous" and not moment.returned:
             self.refuse_open("hosts were looked for")
         if moment.kind == "commit" and len(self.times) >= _ENOUGH:
             self._seconds = statistics.median(self.times)
+        # Microseconds of a part; 0 if unknown.
         return [0 if self._seconds is None else max(1, round(self._seconds * 1e6))]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
