@@ -10,7 +10,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.torch.framework import TorchFramework
-from tests.unit.torch.jobs import bits, joined
+from tests.unit.torch.jobs import joined
 
 pytestmark = pytest.mark.usefixtures("roots")
 
@@ -49,19 +49,6 @@ def test_a_tensor_that_is_sharded_over_ranks_is_refused_in_words() -> None:
             joined(box={"weight": sharded})
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_sparse_momentum_is_refused_at_the_commit_and_spoils_nothing() -> None:
-    model = torch.nn.Embedding(4, 2, sparse=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    state = joined(model=model, optimizer=optimizer)
-    before = bits(model.state_dict())
-    model(torch.tensor([1])).sum().backward()
-    optimizer.step()
-    with pytest.raises(UnsupportedTensorError, match=r"state\.model\.weight\.momentum_buffer: .*sparse_coo"):
-        state.commit()
-    state.restore()
-    assert bits(model.state_dict()) == before
 
 
 # -- modules -------------------------------------------------------------------------------------------

@@ -171,14 +171,6 @@ def test_a_sparse_gradient_is_looked_at_beside_others() -> None:
         optimizer.step()
 
 
-def test_an_optimizer_that_horovod_has_not_wrapped_is_left_alone() -> None:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guarded(model, optimizer)
-    a_step(model, optimizer, math.nan)
-    assert not torch.isfinite(model[0].weight).all()
-
-
 def test_adasum_has_no_common_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network()
     optimizer = wrapped(model)
@@ -186,21 +178,6 @@ def test_adasum_has_no_common_gradients(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ConfigError, match=r"^state\.optimizer: Adasum .*Guard\(numerics=None\)"):
         recover.TorchState(model, optimizer, guard=recover.Guard())
     recover.TorchState(model, optimizer, guard=recover.Guard(numerics=None))
-
-
-def test_a_step_that_was_broken_off_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    model = network()
-    optimizer = wrapped(model)
-    state = recover.TorchState(model, optimizer, guard=recover.Guard(numerics="skip"))
-    state.sync()
-    backward(model, math.nan)
-    for handle, _ in optimizer._handles.values():  # what Horovod has begun it gives up when ranks are lost
-        hvd.synchronize(handle)
-    state.restore()
-    before = values(model)
-    a_step(model, optimizer)
-    assert not all(map(torch.equal, before, values(model)))
 
 
 # -- missing gradients ---------------------------------------------------------------------------------

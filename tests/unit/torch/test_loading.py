@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 
 import hvdrecover.torch as recover
@@ -20,7 +17,7 @@ from hvdrecover.errors import (
     MismatchError,
 )
 from tests.unit.checkpoint.roots import content
-from tests.unit.torch.jobs import bits, commit_durably, joined, network, state_of, train_one_step
+from tests.unit.torch.jobs import commit_durably, joined, network, state_of, train_one_step
 
 
 @dataclasses.dataclass
@@ -132,70 +129,7 @@ def test_plain_objects_and_cursors_are_in_the_result(url: str) -> None:
         recover.ElasticSampler(range(8), seed=3).load_state_dict(objects["sampler"])
 
 
-def test_what_is_loaded_is_there_in_a_child(url: str) -> None:
-    """Other memory that commits are read into is not, and the optimizer keeps what it was read into."""
-    program = f"""
-import os, torch, hvdrecover.torch as recover
-import horovod.torch as hvd
-model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-optimizer = torch.optim.AdamW(model.parameters())
-loaded = recover.load({url!r}, model=model, optimizer=optimizer)
-assert not hvd.is_initialized()
-if os.fork() == 0:
-    total = sum(tensor.sum() for state in optimizer.state.values() for tensor in state.values())
-    os._exit(0 if total + sum(each.sum() for each in model.parameters()) else 1)
-print(os.waitstatus_to_exitcode(os.wait()[1]), loaded.commit.commit)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert (done.stdout, done.returncode) == ("0 3\n", 0), done.stderr
-
-
 # -- files for other programs --------------------------------------------------------------------------
-
-
-class Wrapper(torch.nn.Module):
-    """As ``DistributedDataParallel``, it puts ``module.`` before every name."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-
-class Tied(torch.nn.Module):
-    """Nested modules, buffers, and one weight under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(5, 3)
-        self.body = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
-        self.head = torch.nn.Linear(3, 5, bias=False)
-        self.head.weight = self.embedding.weight
-        self.register_buffer("mask", torch.tensor([True, False]))
-        self.register_buffer("scale", torch.arange(3, dtype=torch.bfloat16))
-
-
-@pytest.mark.parametrize("make", [network, Tied, lambda: Wrapper(Tied())], ids=["plain", "tied", "wrapped"])
-def test_a_models_file_loads_with_safetensors_under_its_own_names(make: Any, tmp_path: Path) -> None:
-    model = make()
-    commit_durably(joined(str(tmp_path / "root"), model=model))
-    found = safetensors.torch.load_file(folder(str(tmp_path / "root"), 1) / "model.safetensors")
-    state = dict(model.state_dict())
-    assert {name: bits(found[name]) for name in state} == bits(state)
-    assert found.keys() == model.state_dict().keys()
-    other = make()
-    for parameter in other.parameters():
-        torch.nn.init.zeros_(parameter)
-    other.load_state_dict(found)
-    assert state_of(other) == state_of(model)
-
-
-def test_tied_weights_stay_tied(tmp_path: Path) -> None:
-    model = Tied()
-    commit_durably(joined(str(tmp_path / "root"), model=model))
-    other = Tied()
-    recover.load(str(tmp_path / "root"), model=other)
-    assert other.head.weight is other.embedding.weight
-    assert state_of(other) == state_of(model)
 
 
 def export(*arguments: object) -> int:

@@ -91,17 +91,6 @@ def test_an_optimizer_of_another_kind_is_named_and_left_as_it_is() -> None:
     assert "betas" in state.optimizer.param_groups[0]
 
 
-def test_a_commit_from_before_a_scheduler_was_added_keeps_the_schedulers_options() -> None:
-    model = network()
-    optimizer = Optimizers.SGD(model.parameters(), lr=0.5)
-    state = joined(model=model, optimizer=optimizer)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    state.restore()
-    optimizer.step()
-    scheduler.step()
-    assert optimizer.param_groups[0]["lr"] == 0.05
-
-
 class SavesItsOwnWay(WithWideMoments):
     """Has a ``state_dict`` of another form than torch's."""
 

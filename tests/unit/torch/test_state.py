@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hvdrecover.torch as recover
-from tests.unit.torch.jobs import URL, bits, commit_durably, continues_alike, joined, network, train_one_step
+from tests.unit.torch.jobs import URL, commit_durably, continues_alike, joined, network, train_one_step
 
 schedulers = torch.optim.lr_scheduler
 
@@ -96,22 +96,6 @@ def test_settings_of_the_script_that_a_commit_overrules_are_named(
     )  # also at the start after that: it is still the first one's that count
 
 
-# -- attributes ----------------------------------------------------------------------------------------
-
-
-def test_tensors_among_plain_values_go_back() -> None:
-    state = joined(
-        best=torch.tensor([1.5, float("nan")], dtype=torch.bfloat16),
-        history=[torch.ones(2), {"mask": torch.tensor([True, False]), "none": torch.empty(0), "at": (1, 2)}],
-    )
-    expected = bits([state.best, state.history])
-    state.best += 1
-    state.history[1]["mask"].zero_()
-    state.history.append(3)
-    state.restore()
-    assert bits([state.best, state.history]) == expected
-
-
 # -- learning-rate schedulers and what else has a state ------------------------------------------------
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
@@ -172,34 +156,3 @@ def test_a_gradient_scaler_unscales_a_step_that_is_repeated_after_a_fault() -> N
             state.restore()
     expected = torch.autograd.grad(model(torch.ones(2, 3)).sum(), list(model.parameters()))
     assert all(map(torch.equal, (each.grad for each in model.parameters()), expected))
-
-
-class Average:
-    """A moving average of a model's parameters, as users write it."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.shadow = [parameter.detach().clone() for parameter in model.parameters()]
-        self.updates = 0
-
-    def update(self, model: torch.nn.Module) -> None:
-        self.updates += 1
-        for average, parameter in zip(self.shadow, model.parameters(), strict=True):
-            average.lerp_(parameter.detach(), 0.1)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"shadow": self.shadow, "updates": self.updates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.shadow, self.updates = state["shadow"], state["updates"]
-
-
-def test_a_users_own_component_that_keeps_what_it_is_given_continues_alike(roots: Any) -> None:
-    def components() -> tuple[Any, ...]:
-        model, optimizer = pair()
-        return model, optimizer, Average(model)
-
-    def step(model: Any, optimizer: Any, average: Average) -> None:
-        train_one_step(model, optimizer)
-        average.update(model)
-
-    continues_alike(components, step)

@@ -63,20 +63,6 @@ def test_norms_and_times_of_each_step(tmp_path: Path, kind: str) -> None:
     assert run.steps["seconds/step"] == run.steps["seconds/allreduce_wait"] == [1, 2, 3]
 
 
-def test_gradients_are_measured_before_the_script_clips_them(tmp_path: Path) -> None:
-    model = network()
-    optimizer = wrapped(model)
-    state = joined(tmp_path, model=model, optimizer=optimizer)
-    whole = backward(model, optimizer)
-    optimizer.synchronize()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-    with optimizer.skip_synchronize():
-        optimizer.step()
-    run = run_of(state, tmp_path)
-    assert run.scalars["norm/averaged_gradient"] == {1: pytest.approx(whole)}
-    assert norm(model) == pytest.approx(0.01, rel=1e-3)
-
-
 def test_a_bad_step_that_the_guard_skips_is_seen(tmp_path: Path) -> None:
     model = network()
     optimizer = wrapped(model)
@@ -86,21 +72,6 @@ def test_a_bad_step_that_the_guard_skips_is_seen(tmp_path: Path) -> None:
         optimizer.step()
     norms = run_of(state, tmp_path).scalars["norm/averaged_gradient"]
     assert [math.isfinite(norms[step]) for step in (1, 2, 3)] == [True, False, True]
-
-
-def test_of_several_optimizers_the_first_one_counts_and_each_has_its_norm(tmp_path: Path) -> None:
-    models = {"generator": network(1), "critic": network(2)}
-    optimizers = {name: wrapped(model) for name, model in models.items()}
-    state = joined(tmp_path, **models, one=optimizers["critic"], other=optimizers["generator"])
-    expected: dict[str, Any] = {"one": {}, "other": {}}
-    for step in (1, 2):
-        for name, model in (("other", "generator"), ("one", "critic")):
-            expected[name][step] = pytest.approx(backward(models[model], optimizers[model]))
-            optimizers[model].step()
-    run = run_of(state, tmp_path)
-    for name, norms in expected.items():
-        assert run.scalars[f"norm/averaged_gradient/{name}"] == norms
-    assert run.steps["seconds/step"] == [1, 2]
 
 
 def test_the_loss_keeps_no_graph_and_is_not_changed_later() -> None:

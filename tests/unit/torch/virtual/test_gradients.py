@@ -108,21 +108,6 @@ def test_a_gradient_that_some_virtual_ranks_lack() -> None:
     assert torch.equal(nowhere.grad, torch.zeros(2))
 
 
-def test_passes_within_a_virtual_rank_are_added_up_first() -> None:
-    model = network()
-    gradients = Gradients("optimizer", wrapped(model), 2)
-    first = next(model.parameters())
-    own = [each[0] for each in leaves(model, 3)]
-    gradients.begin()
-    for virtual_rank, passes in enumerate(([0, 1], [2])):  # the other part has but one
-        for number in passes:
-            loss(model, number).backward()  # type: ignore[no-untyped-call]
-        gradients.part_ends(virtual_rank)
-    gradients.finish([1], 0)
-    assert first.grad is not None
-    assert torch.equal(first.grad, ((own[0] + own[1]) + own[2]) / 2)
-
-
 def test_a_step_after_one_that_was_cut_short_is_that_of_an_undisturbed_run() -> None:
     model, undisturbed = network(), network()
     gradients = Gradients("optimizer", wrapped(model), 3)
