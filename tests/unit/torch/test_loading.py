@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 import hvdrecover.torch as recover
@@ -17,7 +18,7 @@ from hvdrecover.errors import (
     MismatchError,
 )
 from tests.unit.checkpoint.roots import content
-from tests.unit.torch.jobs import commit_durably, joined, network, state_of, train_one_step
+from tests.unit.torch.jobs import bits, commit_durably, joined, network, state_of, train_one_step
 
 
 @dataclasses.dataclass
@@ -130,6 +131,43 @@ def test_plain_objects_and_cursors_are_in_the_result(url: str) -> None:
 
 
 # -- files for other programs --------------------------------------------------------------------------
+
+
+class Tied(torch.nn.Module):
+    """Nested modules, buffers, and one weight under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(5, 3)
+        self.body = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+        self.head = torch.nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("scale", torch.arange(3, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("make", [network, Tied])
+def test_a_models_file_loads_with_safetensors_under_its_own_names(make: Any, tmp_path: Path) -> None:
+    model = make()
+    commit_durably(joined(str(tmp_path / "root"), model=model))
+    found = safetensors.torch.load_file(folder(str(tmp_path / "root"), 1) / "model.safetensors")
+    state = dict(model.state_dict())
+    assert {name: bits(found[name]) for name in state} == bits(state)
+    assert found.keys() == model.state_dict().keys()
+    other = make()
+    for parameter in other.parameters():
+        torch.nn.init.zeros_(parameter)
+    other.load_state_dict(found)
+    assert state_of(other) == state_of(model)
+
+
+def test_tied_weights_stay_tied(tmp_path: Path) -> None:
+    model = Tied()
+    commit_durably(joined(str(tmp_path / "root"), model=model))
+    other = Tied()
+    recover.load(str(tmp_path / "root"), model=other)
+    assert other.head.weight is other.embedding.weight
+    assert state_of(other) == state_of(model)
 
 
 def export(*arguments: object) -> int:
