@@ -263,15 +263,11 @@ class StructureError(OutOfStepError):
 
 
 class DivergedError(OutOfStepError):
-    """The ranks' parameters differ, or their gradients from the same inputs do."""
+    """The ranks' parameters differ."""
 
 
 class MissingGradientError(OutOfStepError):
     """A parameter has a gradient on some ranks only."""
-
-
-class ShardsError(OutOfStepError):
-    """The ranks' shares of the training data differ in size, overlap, or leave samples out."""
 
 
 class NumericsError(HvdrecoverError):

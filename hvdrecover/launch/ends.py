@@ -136,11 +136,11 @@ OF_PROCESSES = (
     ),
     End(
         "wrong",
-        "a setting, the state, the structure, the shards or the data are not what they must be",
+        "a setting, the state, the structure or the data are not what they must be",
         "end",
         _ENDS,
         None,
-        ("ConfigError", "StateError", "StructureError", "ShardsError", "DataChangedError"),
+        ("ConfigError", "StateError", "StructureError", "DataChangedError"),
     ),
 )
 # Of the whole job.

@@ -77,20 +77,15 @@ class Value(Protocol):
     def keep(self, carried: Carried) -> None:
         """Note that the values are of these ranks."""
 
-    def stand_in(self, rank: int, state: Tree) -> Callable[[], None]:
-        """Begin a virtual rank with a state for a while; return a function that restores its own value."""
-
 
 class Ranks:
     """The ranks of a job without virtual ranks: a process carries out itself.
 
     Attributes:
         virtual: the number of virtual ranks; None if the job has none.
-        replaying: whether the present computation is another process's, and only compared.
     """
 
     virtual: int | None = None
-    replaying = False
 
     def rng(self, asked: Randomness | None, default: Randomness) -> Randomness:
         """Return how random generators are treated."""
@@ -98,8 +93,6 @@ class Ranks:
 
     def join(self, context: Any, own: RankLocalState, guard: Any) -> tuple[Any, ...]:
         """Take a place in a state; called once. Return the hooks that come with these ranks."""
-        if guard is not None and guard.replay:
-            raise ConfigError("replay", "only parts of virtual ranks are replayed, and the state has none")
         return ()
 
     def values(self) -> Mapping[str, Value]:
@@ -284,19 +277,6 @@ class PerRank:
             self._of(rank).place = (rank, carried.size)
         self._each = {rank: one for rank, one in self._each.items() if rank in carried.ranks}
         self._sent.clear()
-
-    def stand_in(self, rank: int, state: Tree) -> Callable[[], None]:
-        """Begin a virtual rank with a state for a while; return a function that restores its own value."""
-        own = self._each.pop(rank, None)
-        self._sent[rank] = state
-
-        def put_back() -> None:
-            self._sent.clear()
-            self._each.pop(rank, None)
-            if own is not None:
-                self._each[rank] = own
-
-        return put_back
 
     def _resume(self, name: str, states: Mapping[int, Tree], ranks: int, rank: int, size: int) -> None:
         one = self._of(rank)
@@ -550,21 +530,6 @@ class RankLocalState:
             # Those that stay as well: their loaders are iterated over again, which would begin at the start.
             each.resume(f"state.{name}", self._known[name].states, self._known[name].ranks, carried)
             each.keep(carried)
-
-    def share_of(self, rank: int) -> dict[str, Tree]:
-        """Return the states of a virtual rank of this process, by name."""
-        carried = Carried((rank,), self._carried.size)
-        return {name: each.states(carried)[rank] for name, each in self._values.items()}
-
-    def stand_in(self, rank: int, states: Mapping[str, Tree]) -> Callable[[], None]:
-        """Begin a virtual rank's part with states of `share_of`; return a function that restores its own."""
-        undo = [each.stand_in(rank, states[name]) for name, each in self._values.items()]
-
-        def put_back() -> None:
-            for each in undo:
-                each()
-
-        return put_back
 
     def _present(self, carried: Carried) -> dict[str, dict[int, Any]]:
         """The states of ranks: of values as trees, of random streams as JSON."""

@@ -207,10 +207,6 @@ def test_parameters_that_are_not_finite_are_no_commit(odd: set[int]) -> None:
     assert poisoned("skip", odd) == [[5.0]] * 3
 
 
-def test_without_numerics_nobody_looks() -> None:
-    assert poisoned(None, {0, 1, 2}) == [[np.inf]] * 3
-
-
 # -- the budget --------------------------------------------------------------------------------------------
 
 
