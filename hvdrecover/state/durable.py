@@ -38,20 +38,19 @@ FINISH_ATTEMPTS = 25
 REMINDER_SECONDS = 60.0  # between two lines about a wait
 
 
-def is_due(settings: Checkpoint, commits_since: int, seconds_since: float, pacing: Pacing) -> bool:
+def is_due(
+    every_commits: int | None, every_seconds: float | None, commits_since: int, seconds_since: float
+) -> bool:
     """Return whether a commit should be made durable.
 
     Args:
         commits_since: commits since the last durable one, this one included.
         seconds_since: seconds since the last durable one was begun; ``inf`` when there is none.
-        pacing: has the interval for ``interval="auto"``.
     """
-    if settings.interval == "auto":
-        return seconds_since >= pacing.seconds
-    if settings.every_commits is None and settings.every_seconds is None:
+    if every_commits is None and every_seconds is None:
         return True
-    by_count = settings.every_commits is not None and commits_since >= settings.every_commits
-    by_time = settings.every_seconds is not None and seconds_since >= settings.every_seconds
+    by_count = every_commits is not None and commits_since >= every_commits
+    by_time = every_seconds is not None and seconds_since >= every_seconds
     return by_count or by_time
 
 
@@ -61,27 +60,23 @@ class DurableSide(Hook):
     As a hook it votes to stop the job on all ranks if another job has taken the root, or if no commit has
     become durable for too long. Only rank 0 can find that out.
 
-    Args:
-        pacing: decides the interval, if the settings leave it open.
-
     Attributes:
         wanted: whether there is a checkpoint root.
         strict: whether a durable commit must fit the state exactly.
         root: the checkpoint root without credentials; empty if there is none.
+        pacing: decides the interval, if the settings leave that to it.
     """
 
-    def __init__(self, settings: Checkpoint | None, context: Context, pacing: Pacing, memory: Memory) -> None:
+    def __init__(self, settings: Checkpoint | None, context: Context, memory: Memory) -> None:
         self._settings = settings
         self.wanted = settings is not None
         self.strict = settings is None or settings.strict
         self.root = "" if settings is None else redact(settings.url)
         self._context = context
         self._clock = context.clock
-        self._pacing = pacing
-        self._paced: CommitId | None = None  # the last durable commit whose cost was given to pacing
+        self.pacing = Pacing(context.clock) if settings is not None and settings.interval == "auto" else None
         self._memory = memory
-        max_age = context.config.max_durable_age
-        self._max_age = math.inf if max_age is None else max_age
+        self._max_age = context.config.max_durable_age or math.inf
         self._writer: BackgroundWriter | None = None
         self._commits_since = 0
         self._begun: float | None = None
@@ -111,18 +106,21 @@ class DurableSide(Hook):
         snapshot = self._memory.newest
         if self._settings is None or snapshot is None or (writer := self.writer()) is None:
             return
-        if self._pacing.on:
-            self._stretch_ends(writer)
+        if self.pacing is not None and (decision := self.pacing.end(writer.progress)) is not None:
+            message = f"{writer.store.url}: {decision.describe()}"
+            self._context.events.emit("interval", message, **vars(decision), cap=CAP)
         self._commits_since += 1
         seconds = math.inf if self._begun is None else self._clock.monotonic() - self._begun
         if ask:
             with suppress(HvdrecoverError):  # the verdict names final errors
                 self._submit(writer, snapshot, math.inf)
-        elif is_due(self._settings, self._commits_since, seconds, self._pacing):
-            self._try_to_submit(writer, snapshot)
-        if self._pacing.on:
+        else:
+            by_time = self._settings.every_seconds if self.pacing is None else self.pacing.seconds
+            if is_due(self._settings.every_commits, by_time, self._commits_since, seconds):
+                self._try_to_submit(writer, snapshot)
+        if self.pacing is not None:
             # Also if a short write has begun here and is over already.
-            self._pacing.begin(beside=self._commits_since == 0 or not writer.wait_for_cleanup(0.0))
+            self.pacing.begin(beside=self._commits_since == 0 or not writer.wait_for_cleanup(0.0))
 
     def flush(self, timeout: float | None, attempts: int = ATTEMPTS) -> None:
         """Wait until the newest commit in memory is durable; ranks other than 0 have nothing to wait for.
@@ -139,7 +137,8 @@ class DurableSide(Hook):
         deadline = math.inf if timeout is None else self._clock.monotonic() + timeout
         if writer.progress.last_durable == snapshot.id:
             return
-        self._pacing.interrupt()
+        if self.pacing is not None:
+            self.pacing.interrupt()
         if writer.in_flight is not snapshot:
             self._submit(writer, snapshot, deadline)
         self._wait(writer, deadline, attempts)
@@ -232,7 +231,7 @@ class DurableSide(Hook):
         if (writer := self._writer) is not None:
             writer.stop()
             self._memory.arenas.abandon(lambda: writer.in_flight)
-            self._writer, self._paced, self._commits_since, self._begun = None, None, 0, None
+            self._writer, self._commits_since, self._begun = None, 0, None
 
     def writer(self) -> BackgroundWriter | None:
         """Return the writer, on the rank that writes commits; None on the others. Nothing is written yet."""
@@ -297,18 +296,6 @@ class DurableSide(Hook):
                 raise FlushTimeoutError(url, f"{waiting}. The write continues; wait again or longer.")
             facts = {"seconds": writer.progress.behind}
             self._context.events.emit("waiting", f"{url}: {waiting}", level=logging.WARNING, **facts)
-
-    def _stretch_ends(self, writer: BackgroundWriter) -> None:
-        progress = writer.progress
-        if progress.error is not None:
-            self._pacing.interrupt()  # the cost of an outage says nothing about a write
-        self._pacing.end()
-        if progress.last_durable is not None and progress.last_durable != self._paced:
-            self._paced = progress.last_durable
-            self._pacing.written(progress.seconds)
-        if (decision := self._pacing.decide()) is not None:
-            message = f"{writer.store.url}: {decision.describe()}"
-            self._context.events.emit("interval", message, **vars(decision), cap=CAP)
 
     # -- as a voter ------------------------------------------------------------------------------------
 

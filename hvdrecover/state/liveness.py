@@ -8,7 +8,7 @@ the job's first commit, in a recovery, and in a pause.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -101,16 +101,11 @@ Part = Literal["reset", "rendezvous", "load", "sync", "first_step"]
 
 
 class Timings(Hook):
-    """Adds up the parts of each recovery; the last part is the first step of training.
+    """Adds up the parts of each recovery; the last part is the first step of training."""
 
-    Args:
-        restored: is told how long a start from a durable commit took.
-    """
-
-    def __init__(self, clock: Clock, events: Events, restored: Callable[[float], None]) -> None:
+    def __init__(self, clock: Clock, events: Events) -> None:
         self._clock = clock
         self._events = events
-        self._restored = restored
         self._parts: dict[Part, float] = {}
         self._agreements = 0
 
@@ -118,7 +113,6 @@ class Timings(Hook):
         """Wait for the end of the first step."""
         self._agreements += 1
         number, ended, commit = self._agreements, self._clock.monotonic(), agreement.snapshot.id
-        is_durable = agreement.source == "durable"  # the agreement itself would keep its commit's memory
 
         def first_step() -> None:
             if number != self._agreements:
@@ -128,8 +122,6 @@ class Timings(Hook):
             parts: dict[str, Any] = {name: round(self.spent(name), 6) for name in names}
             seconds = round(sum(parts.values()), 6)
             self._parts = {}
-            if is_durable:
-                self._restored(seconds)
             self._events.emit("recovered", **vars(commit), **parts, seconds=seconds)
 
         heartbeat.at_progress(first_step)

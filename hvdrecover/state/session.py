@@ -20,7 +20,6 @@ from hvdrecover.guard.settings import Guard
 from hvdrecover.scalars import Scalars
 from hvdrecover.state.durable import DurableSide
 from hvdrecover.state.hooks import Blank, Context, Hook, Hooks
-from hvdrecover.state.interval import Pacing
 from hvdrecover.state.leaving import Leaving
 from hvdrecover.state.liveness import Liveness, Timings
 from hvdrecover.state.memory import Memory
@@ -74,9 +73,8 @@ class Session:
         dataset = guard.data.as_json() if guard is not None and guard.data is not None else None
         versions = {**context.framework.versions(), "hvdrecover": __version__}
         self.memory = Memory(context.contents, self.own, context.place, versions, dataset)
-        pacing = Pacing(context.clock, on=settings is not None and settings.interval == "auto")
-        self.durable = DurableSide(settings, context, pacing, self.memory)
-        self.timings = Timings(context.clock, context.events, pacing.restored)
+        self.durable = DurableSide(settings, context, self.memory)
+        self.timings = Timings(context.clock, context.events)
         self.leaving = Leaving(context.config)
         self.hooks = Hooks(
             (
@@ -85,7 +83,7 @@ class Session:
                 *_instruments(context),
                 # It watches gradients before the judge, which may skip a step.
                 Scalars(tensorboard, context, tracker) if tensorboard or tracker else Blank(1),
-                *([pacing] if pacing.on else []),
+                *([self.durable.pacing] if self.durable.pacing is not None else []),
                 self.durable,
                 GuardHook(guard, context),
                 *([Missing(context), Judge(guard, context)] if guard is not None else [Blank(2)]),
