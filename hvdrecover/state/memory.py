@@ -119,7 +119,7 @@ class Memory:
             unchanged: whether the newest commit has the same tensors, so that none has to be copied.
         """
         present = present or self._contents.take_apart(self._own.capture(self._place.carried))
-        random = self._random.capture(present.own.get(RANDOM, Shares(0)).states)
+        random = self._random.capture(present.own.get(RANDOM, Shares(0, {})).states)
         self.attempt, self.objection = commit, None
         layouts, arenas, digests = present.layouts(), {}, None
         if unchanged and self.newest is not None and self.newest.layouts == layouts:

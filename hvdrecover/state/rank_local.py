@@ -13,8 +13,8 @@ import copy
 import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -44,11 +44,7 @@ OnResize = Callable[[list[Any], int, int], Any]
 
 @dataclass(frozen=True)
 class Carried:
-    """Ranks whose share of the job a process carries out: the process itself, or its virtual ranks.
-
-    Attributes:
-        ranks: in order; a spare process carries out none.
-    """
+    """The ranks whose share of the job a process carries out: itself, or its virtual ranks (perhaps none)."""
 
     ranks: tuple[int, ...]
     size: int
@@ -77,20 +73,13 @@ class Value(Protocol):
     def keep(self, carried: Carried) -> None:
         """Note that the values are of these ranks."""
 
-    def stand_in(self, rank: int, state: Tree) -> Callable[[], None]:
-        """Begin a virtual rank with a state for a while; return a function that restores its own value."""
-
-
 class Ranks:
     """The ranks of a job without virtual ranks: a process carries out itself.
 
-    Attributes:
-        virtual: the number of virtual ranks; None if the job has none.
-        replaying: whether the present computation is another process's, and only compared.
+    `hvdrecover.virtual.ranks.VirtualRanks` overrides all methods.
     """
 
-    virtual: int | None = None
-    replaying = False
+    virtual: int | None = None  # the number of virtual ranks
 
     def rng(self, asked: Randomness | None, default: Randomness) -> Randomness:
         """Return how random generators are treated."""
@@ -98,8 +87,6 @@ class Ranks:
 
     def join(self, context: Any, own: RankLocalState, guard: Any) -> tuple[Any, ...]:
         """Take a place in a state; called once. Return the hooks that come with these ranks."""
-        if guard is not None and guard.replay:
-            raise ConfigError("replay", "only parts of virtual ranks are replayed, and the state has none")
         return ()
 
     def values(self) -> Mapping[str, Value]:
@@ -128,8 +115,6 @@ class Place:
     still belongs to these.
 
     Attributes:
-        rank: this rank; 0 while it is alone.
-        size: the number of ranks; 1 while this one is alone.
         job: identity of the job; empty while this rank is alone.
         joined: whether this rank has agreed on a state with the others.
     """
@@ -155,11 +140,6 @@ class Place:
     def carried(self) -> Carried:
         """The ranks whose states this process has: itself, or its virtual ranks."""
         return self._ranks.carried_by(self.rank, self.size)
-
-    @property
-    def among_all(self) -> Carried:
-        """The ranks that this process carries out by its rank and size in the present rendezvous."""
-        return self._ranks.carried_by(self._world.rank(), self._world.size())
 
     @property
     def stream(self) -> int:
@@ -212,9 +192,7 @@ class PerRank:
         self.on_iterate: Callable[[], None] | None = None
         self._current: Callable[[], int] | None = None  # the virtual rank that is being carried out
         self._given = value
-        self._one = self._made(value)
-        self._each: dict[int, _One] = {}
-        self._sent: dict[int, Tree] = {}
+        self._each = {0: self._made(value)}  # by virtual rank; without these, of rank 0
 
     @property
     def value(self) -> Any:
@@ -223,10 +201,7 @@ class PerRank:
 
     @value.setter
     def value(self, value: Any) -> None:
-        if self._current is None:
-            self._one = self._made(value)
-        else:
-            self._each[self._current()] = self._made(value)
+        self._each[self._current() if self._current is not None else 0] = self._made(value)
 
     def __iter__(self) -> Iterator[Any]:
         iterator = iter(self.value)
@@ -252,51 +227,34 @@ class PerRank:
 
     def become_virtual(self, size: int, current: Callable[[], int]) -> None:
         """Make a value for each virtual rank; ``current`` returns the rank that is being processed."""
-        if self._one.stateful is not None:
+        if self._each[0].stateful is not None:
             raise ConfigError(
                 "PerRank",
                 f"each virtual rank has its own {type(self._given).__name__}: pass a function that makes it, "
                 "PerRank(lambda rank, size: ...)",
             )
-        self._current, self._size = current, size
+        self._current, self._size, self._each = current, size, {}
 
     def states(self, carried: Carried) -> dict[int, Tree]:
-        """Return the states of these ranks for a commit."""
         return {rank: self._of(rank).state() for rank in carried.ranks}
 
     def made_anew(self, carried: Carried) -> list[int]:
-        """Return the ranks whose value was made again since the last state was loaded."""
         ones = {rank: self._of(rank) for rank in carried.ranks}
         return [rank for rank, one in ones.items() if one.stateful is not None and one.place is None]
 
     def gathered(self, states: Mapping[int, Tree]) -> None:
-        """Learn the states of all ranks that the next commit will hold."""
+        pass
 
     def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
-        """Go to the states of a commit that ``size`` ranks made. ``name`` is for errors."""
         for rank in carried.ranks:
             self._resume(name, states, size, rank, carried.size)
             self._of(rank).place = (rank, carried.size)
 
     def keep(self, carried: Carried) -> None:
-        """Note that the values are of these ranks; drop those of others."""
         for rank in carried.ranks:
             self._of(rank).place = (rank, carried.size)
-        self._each = {rank: one for rank, one in self._each.items() if rank in carried.ranks}
-        self._sent.clear()
-
-    def stand_in(self, rank: int, state: Tree) -> Callable[[], None]:
-        """Begin a virtual rank with a state for a while; return a function that restores its own value."""
-        own = self._each.pop(rank, None)
-        self._sent[rank] = state
-
-        def put_back() -> None:
-            self._sent.clear()
-            self._each.pop(rank, None)
-            if own is not None:
-                self._each[rank] = own
-
-        return put_back
+        if self._current is not None:
+            self._each = {rank: one for rank, one in self._each.items() if rank in carried.ranks}
 
     def _resume(self, name: str, states: Mapping[int, Tree], ranks: int, rank: int, size: int) -> None:
         one = self._of(rank)
@@ -326,14 +284,11 @@ class PerRank:
 
     def _of(self, rank: int) -> _One:
         if self._current is None:
-            return self._one
+            return self._each[0]
         if rank not in self._each:
             given = self._given
-            self._each[rank] = self._made(
-                given(rank, self._size) if callable(given) else copy.deepcopy(given)
-            )
-            if rank in self._sent:
-                self._each[rank].load(self._sent[rank])
+            value = given(rank, self._size) if callable(given) else copy.deepcopy(given)
+            self._each[rank] = self._made(value)
         return self._each[rank]
 
 
@@ -355,17 +310,14 @@ class _One:
             self.stateful.load_state_dict(state)
 
 
-@dataclass(frozen=True)
-class Shares:
-    """The states of one rank-local value on the ranks of a commit.
+class Shares(NamedTuple):
+    """The known states of a rank-local value by rank, and how many ranks made the commit.
 
-    Attributes:
-        ranks: how many ranks made the commit.
-        states: the known states by rank, as trees; those of random streams as JSON, as are their ranks.
+    States are trees; those of random streams are JSON, and so are their ranks.
     """
 
     ranks: int
-    states: Mapping[Any, Any] = field(default_factory=dict)
+    states: Mapping[Any, Any]
 
 
 class _Sent(Mapping[str, Any]):
@@ -380,7 +332,8 @@ class _Sent(Mapping[str, Any]):
 
     @functools.cached_property
     def _states(self) -> dict[str, Any]:
-        return {rank: state for row in self._rows for rank, state in _unpacked(row)[RANDOM].items()}
+        rows = (json.loads(bytes(row)) for row in self._rows)
+        return {rank: state for row in rows for rank, state in row[RANDOM].items()}
 
     def __getitem__(self, rank: str) -> Any:
         return self._states[rank]
@@ -405,13 +358,12 @@ class RankLocalState:
 
     @property
     def exists(self) -> bool:
-        """Return whether there is any rank-local state."""
         return self.random.stored or bool(self._values)
 
     # -- exchange --------------------------------------------------------------------------------------
 
     def gather(self, world: World, carried: Carried) -> None:
-        """Before a commit of all ranks: learn the states of all."""
+        """Before a commit of all ranks: learn the states of all ranks."""
         self.forget()  # the values of a commit that failed later
         if not self.exists:
             return
@@ -451,10 +403,10 @@ class RankLocalState:
             self._known = self._stored(held)
             present = self._present(self._carried)
             for name, each in self._values.items():
-                shares = self._known.get(name)
-                if shares is not None and shares.ranks == self._carried.size:
-                    anew = [rank for rank in each.made_anew(self._carried) if rank in shares.states]
-                    present[name] |= {rank: shares.states[rank] for rank in anew}
+                size, states = self._known.get(name, Shares(0, {}))
+                if size == self._carried.size:
+                    anew = [rank for rank in each.made_anew(self._carried) if rank in states]
+                    present[name] |= {rank: states[rank] for rank in anew}
             mine = self._packed(self._carried, present)
         self._learn([mine] if world.size() == 1 else world.gather(mine, "hvdrecover.own"))
         for name, shares in self._known.items():
@@ -484,18 +436,16 @@ class RankLocalState:
 
     def _learn(self, rows: Iterable[Buffer]) -> None:
         """Add the states that processes have sent to the known ones."""
-        known = {name: Shares(shares.ranks, dict(shares.states)) for name, shares in self._known.items()}
-
-        def add(name: str, ranks: int, states: Mapping[Any, Any]) -> None:
-            shares = known.setdefault(name, Shares(ranks, {}))
-            if shares.ranks == ranks:  # otherwise `PerRank.on_resize` has made other states from these
-                shares.states.update(states)  # type: ignore[attr-defined]
-
-        for message in filter(None, map(_unpacked, rows)):  # None of a process that has no states
-            for name in self._values:
-                add(name, message["size"], self._rebuilt(*message["values"][name]))
+        known = {name: Shares(ranks, dict(states)) for name, (ranks, states) in self._known.items()}
+        for message in filter(None, (json.loads(bytes(row)) for row in rows)):  # None: it has no states
+            size = message["size"]
+            found = {name: self._rebuilt(*message["values"][name]) for name in self._values}
             if self.random.stored:
-                add(RANDOM, message["size"], message[RANDOM])
+                found[RANDOM] = message[RANDOM]
+            for name, states in found.items():
+                ranks, merged = known.setdefault(name, Shares(size, {}))
+                if ranks == size:  # otherwise `PerRank.on_resize` has made other states from these
+                    merged.update(states)  # type: ignore[attr-defined]
         self._known = known
 
     def _rebuilt(self, structure: Any, text: str | None) -> Any:
@@ -524,9 +474,7 @@ class RankLocalState:
     def resume(self, snapshot: Snapshot, carried: Carried, *, load: bool) -> None:
         """Go to the states of a commit, all but the random streams.
 
-        Args:
-            carried: the ranks to whose states to go.
-            load: whether values are loaded; if not, they are at the commit already.
+        Without ``load``, the values are at the commit already, and only belong to these ranks from now on.
         """
         self.forget()
         self._carried = carried
@@ -548,26 +496,11 @@ class RankLocalState:
         self._carried = carried
         for name, each in self._values.items():
             # Those that stay as well: their loaders are iterated over again, which would begin at the start.
-            each.resume(f"state.{name}", self._known[name].states, self._known[name].ranks, carried)
+            ranks, states = self._known[name]
+            each.resume(f"state.{name}", states, ranks, carried)
             each.keep(carried)
 
-    def share_of(self, rank: int) -> dict[str, Tree]:
-        """Return the states of a virtual rank of this process, by name."""
-        carried = Carried((rank,), self._carried.size)
-        return {name: each.states(carried)[rank] for name, each in self._values.items()}
-
-    def stand_in(self, rank: int, states: Mapping[str, Tree]) -> Callable[[], None]:
-        """Begin a virtual rank's part with states of `share_of`; return a function that restores its own."""
-        undo = [each.stand_in(rank, states[name]) for name, each in self._values.items()]
-
-        def put_back() -> None:
-            for each in undo:
-                each()
-
-        return put_back
-
     def _present(self, carried: Carried) -> dict[str, dict[int, Any]]:
-        """The states of ranks: of values as trees, of random streams as JSON."""
         if not self.exists:
             return {}
         streams = self.random.states()
@@ -581,17 +514,12 @@ class RankLocalState:
 
     def _stored(self, snapshot: Snapshot) -> dict[str, Shares]:
         """The states in a commit of the values that this rank has as well."""
-        ranks, found = snapshot.state.get("own", {}), {}
-        for name in [*self._values, *([RANDOM] if self.random.stored else [])]:
-            if name in ranks:
-                if name == RANDOM:
-                    states = snapshot.state["random"]["states"]
-                else:
-                    structure = snapshot.state["attributes"][name]
-                    states = rebuild(self._framework, structure, snapshot.arenas.get(name), own=True)
-                found[name] = Shares(ranks[name], states)
+        ranks = snapshot.state.get("own", {})
+        found = {}
+        for name in self._values.keys() & ranks.keys():
+            structure = snapshot.state["attributes"][name]
+            states = rebuild(self._framework, structure, snapshot.arenas.get(name), own=True)
+            found[name] = Shares(ranks[name], states)
+        if self.random.stored and RANDOM in ranks:
+            found[RANDOM] = Shares(ranks[RANDOM], snapshot.state["random"]["states"])
         return found
-
-
-def _unpacked(row: Buffer) -> Any:
-    return json.loads(bytes(row))

@@ -106,7 +106,8 @@ def agree(session: Session, reached: tuple[int, int] = (0, 0), *, state_unchange
     heartbeat.take_rank(context.world.rank())
     recalled = _recall(session)
     election = _elect(session, recalled)
-    session.own.rendezvous(context.world, context.place.among_all, memory.newest, election.newest)
+    carried = context.ranks.carried_by(context.world.rank(), context.world.size())
+    session.own.rendezvous(context.world, carried, memory.newest, election.newest)
     claimed = _revive(session, recalled) if election.revives else None
     session.root = election.root if claimed is None or claimed.root is None else claimed.root
     try:

@@ -197,8 +197,6 @@ class State:
         Raises:
             ConfigError: a value is not a number.
         """
-        if self._session.context.ranks.replaying:
-            return  # the process that trained this part reports it
         values = as_numbers(self._session.context.framework, {"loss": loss, **others})
         self._session.hooks.notify(Hook.observed, values)
 
