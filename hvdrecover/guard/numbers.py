@@ -88,7 +88,7 @@ class Judge(Hook):
                 )
             self._contents.on_record.insert(0, self._recorded)  # before listeners that would count the batch
         if self.policy is not None:
-            self._context.framework.report_gradients(self._contents, self)
+            self._context.framework.report("gradients", self)
 
     def rolled_back(self) -> None:
         """Forget a bad step that a fault has undone."""
@@ -141,7 +141,7 @@ class Judge(Hook):
         self._bad_parameters = [
             f"parameter {name}.{inner}"
             for name, component in self._contents.components().items()
-            for inner in self._context.framework.not_finite(self._context.framework.trained(component))
+            for inner in self._context.framework.not_finite(component)
         ]
         if self._waits:
             return self._earlier()
@@ -243,7 +243,7 @@ class Missing(Hook):
 
     def attach(self) -> None:
         """Ask the framework to report parameters without a gradient."""
-        self._context.framework.report_missing(self._context.contents, self)
+        self._context.framework.report("missing", self)
 
     def numbers(self, moment: Moment) -> Sequence[int]:
         """Send a digest of the counts; 0 if no gradient was missing."""

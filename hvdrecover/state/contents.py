@@ -179,10 +179,11 @@ class Contents:
             CorruptCheckpointError: the structure of the commit is nonsense. Nothing was loaded.
         """
         try:
-            owned = {name for name in self.values if not give and self._keeps(name)}
+            # `_apply` hands these to the script as they are. Components copy what they keep.
+            plain = {name for name in self.values if not give} - self.components().keys()
             structures, ranks = dict(state["attributes"]), set(state.get("own", ()))
             trees = {
-                name: rebuild(self._framework, structure, arenas.get(name), own=name in owned)
+                name: rebuild(self._framework, structure, arenas.get(name), own=name in plain)
                 for name, structure in structures.items()
                 if name not in ranks
             }
@@ -287,11 +288,6 @@ class Contents:
         for name, order in self.orders.items():
             if name in cursors:
                 order.load_state_dict(cursors[name], name)
-
-    def _keeps(self, name: str) -> bool:
-        """Return whether an attribute keeps the tensors from which it is loaded, without a copy."""
-        value = self.values.get(name)
-        return not (self._framework.is_component(value) and self._framework.copies_on_load(value))
 
 
 def _holds_something(tree: Any) -> bool:

@@ -73,6 +73,7 @@ class Value(Protocol):
     def keep(self, carried: Carried) -> None:
         """Note that the values are of these ranks."""
 
+
 class Ranks:
     """The ranks of a job without virtual ranks: a process carries out itself.
 
@@ -403,10 +404,10 @@ class RankLocalState:
             self._known = self._stored(held)
             present = self._present(self._carried)
             for name, each in self._values.items():
-                size, states = self._known.get(name, Shares(0, {}))
-                if size == self._carried.size:
-                    anew = [rank for rank in each.made_anew(self._carried) if rank in states]
-                    present[name] |= {rank: states[rank] for rank in anew}
+                shares = self._known.get(name)
+                if shares is not None and shares.ranks == self._carried.size:
+                    anew = [rank for rank in each.made_anew(self._carried) if rank in shares.states]
+                    present[name] |= {rank: shares.states[rank] for rank in anew}
             mine = self._packed(self._carried, present)
         self._learn([mine] if world.size() == 1 else world.gather(mine, "hvdrecover.own"))
         for name, shares in self._known.items():

@@ -123,8 +123,7 @@ class Copier:
         names = part.plan.names
         known = self._views.get(arena)
         if known is None or known[0] != names:
-            by_name = self._framework.views(arena)
-            self._framework.pin(arena, part.tensors)
+            by_name = self._framework.views(arena, part.tensors)
             known = self._views[arena] = (names, [by_name[name] for name in names])
         return known[1]
 
