@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from hvdrecover import config as configs
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.errors import ConfigError, StateError
+from hvdrecover.errors import StateError
 from hvdrecover.events import of_training
 from hvdrecover.guard.settings import Guard
 from hvdrecover.scalars import as_numbers
@@ -26,23 +25,6 @@ from hvdrecover.state.rank_local import Place, Ranks
 from hvdrecover.state.rendezvous import agree, reset
 from hvdrecover.state.session import Session, settings_of
 from hvdrecover.trackers import Tracker
-
-Result = TypeVar("Result")
-
-HOROVODS = frozenset(
-    {
-        "check_host_updates",
-        "commit",
-        "on_hosts_updated",
-        "on_reset",
-        "register_reset_callbacks",
-        "reset",
-        "restore",
-        "save",
-        "sync",
-    }
-)
-"""Names of the methods of Horovod's states. No attribute can have one of these names."""
 
 
 class Keywords(TypedDict, total=False):
@@ -75,17 +57,6 @@ _TAKES: dict[str, type | tuple[type, ...]] = {
 }
 
 
-class Yielding(Generic[Result]):
-    """A property that a tracked attribute of the same name shadows."""
-
-    def __init__(self, find: Callable[[Any], Result]) -> None:
-        self._find = find
-        self.__doc__ = find.__doc__
-
-    def __get__(self, holder: Any, owner: type | None = None) -> Result:
-        return self._find(holder)
-
-
 class State:
     """Everything that a job must not lose.
 
@@ -112,8 +83,8 @@ class State:
     After a recovery, all ranks have the source rank's copy of every attribute. So a rank-local value, such as
     a running loss or batch norm's statistics, is replaced unless it is a `PerRank`; a `Guard` warns of this.
 
-    An attribute may have the name of a method that this class adds to Horovod's states, and then shadows it.
-    It may also have the name of a keyword, if the keyword does not accept the value.
+    An attribute cannot have the name of a method. It may have the name of a keyword, if the keyword does not
+    accept the value.
 
     A subclass may define `save`, `restore`, `sync` and `reset`. They are called when Horovod would call them,
     except that `restore` is called after the rendezvous; ``super()`` in them does the work of this class.
@@ -137,16 +108,14 @@ class State:
     ) -> None:
         config = config or configs.read()
         settings, attributes = _divide({**attributes, **keywords})
-        _refuse_private(type(self))
         for name in attributes:
             vars(self).pop(name, None)  # a subclass may have set it before it called this method
         self._due: dict[str, Callable[[], object]] = {}
-        before = frozenset(vars(self))
         ranks = virtual or Ranks()
         self._contents = Contents(
             framework,
             attributes,
-            set(dir(type(self))) - _yielding(type(self)),
+            set(dir(type(self))),
             lambda: commits.iteration_begins(self._session),
             hidden,
             ranks,
@@ -167,24 +136,22 @@ class State:
         self._session.hooks.attach()
         if type(self).reset is not State.reset:
             self._session.reset_callbacks.append(self.reset)
-        self._make_way()
-        self._taken = frozenset(vars(self).keys() - before)  # names that no attribute can have from now on
 
     # -- attributes ------------------------------------------------------------------------------------
 
-    @Yielding
+    @property
     def last_commit(self) -> CommitId:
         """The newest commit in this rank's memory; generation 0 before the first `sync`."""
         return self._session.memory.last
 
-    @Yielding
+    @property
     def last_durable(self) -> CommitId | None:
         """The newest commit that this rank has made durable; None on all ranks but 0."""
         return self._session.durable.last_durable
 
-    @Yielding
+    @property
     def finished(self) -> bool:
-        """Return whether the run's training function has returned, in this start or an earlier one."""
+        """Whether the run's training function has returned, in this start or an earlier one."""
         return self._session.memory.finished
 
     def log_metrics(self, loss: Any = None, **others: Any) -> None:
@@ -336,14 +303,13 @@ class State:
 
     def _not_durable(self) -> str | None:
         """Return a warning if a subclass may store data that durable commits lack; else None."""
-        return _kept_elsewhere(type(self)) if self._session.durable.wanted else None
-
-    def _make_way(self) -> None:
-        """Let tracked attributes shadow properties of ours with the same name."""
-        kind, names = type(self), _yielding(type(self)) & self._contents.values.keys()
-        if names:
-            found = {name: property(functools.partial(_tracked, name=name)) for name in names}
-            self.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **found})
+        own = [f"{verb}()" for verb in ("save", "restore") if not _is_ours(getattr(self, verb))]
+        if not self._session.durable.wanted or not own:
+            return None
+        return (
+            f"{type(self).__name__} has its own {' and '.join(own)}: what it keeps there by itself is not "
+            "part of durable commits; pass that to the state's constructor by name"
+        )
 
     if not TYPE_CHECKING:  # otherwise mypy would accept any name as an attribute, also a misspelt one
 
@@ -358,8 +324,6 @@ class State:
         contents = self.__dict__.get("_contents")
         if contents is not None and name in contents.values:
             contents.put(name, value)
-        elif name in self.__dict__.get("_taken", ()):
-            raise ConfigError(f"state.{name}", "the state has this name for itself; choose another")
         else:
             object.__setattr__(self, name, value)
 
@@ -379,10 +343,6 @@ class State:
             self._due.pop(verb, None)
 
 
-def _tracked(state: State, name: str) -> Any:
-    return state._contents.values[name]
-
-
 def _divide(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divide the arguments of a script into our keywords and its attributes.
 
@@ -396,45 +356,8 @@ def _divide(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return settings, attributes
 
 
-def _is_ours(thing: Any) -> bool:
-    """Return whether a class or a method is of this package."""
-    return str(thing.__module__).startswith("hvdrecover.")
-
-
-def _yielding(kind: type) -> set[str]:
-    """Return the public names of a class of states that a tracked attribute may shadow.
-
-    These are names that Horovod's states do not have: of this class, and of the script's subclass, such as a
-    default. Properties are excluded, as an attribute cannot shadow them.
-    """
-    found = ((name, value) for base in kind.__mro__ for name, value in vars(base).items())
-    public = {name for name, value in found if not name.startswith("_") and not hasattr(value, "__set__")}
-    return public - HOROVODS
-
-
-def _refuse_private(kind: type) -> None:
-    """Refuse a script's subclass that defines a private name of `State`.
-
-    Raises:
-        ConfigError: the subclass defines one.
-    """
-    private = {name for name in vars(State) if name.startswith("_") and not name.endswith("__")}
-    for base in kind.__mro__:
-        if not _is_ours(base) and (both := private & vars(base).keys()):
-            raise ConfigError(
-                f"{base.__name__}.{min(both)}", "a state has this name for itself; choose another"
-            )
-
-
-def _kept_elsewhere(kind: type) -> str | None:
-    """Return a warning if a class may store data that its durable commits lack; else None."""
-    own = [f"{verb}()" for verb in ("save", "restore") if not _is_ours(getattr(kind, verb))]
-    if not own:
-        return None
-    return (
-        f"{kind.__name__} has its own {' and '.join(own)}: what it keeps there by itself is not "
-        "part of durable commits; pass that to the state's constructor by name"
-    )
+def _is_ours(method: Any) -> bool:
+    return str(method.__module__).startswith("hvdrecover.")
 
 
 def _nothing() -> None:

@@ -3,12 +3,13 @@ from __future__ import annotations
 import pytest
 
 from hvdrecover.errors import ConfigError, StateError, UnsupportedTensorError, UnsupportedValueError
+from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeSampler, FakeSchedule
 from tests.unit.state.jobs import Process
 
 
-@pytest.mark.parametrize("name", ["commit", "sync", "reset", "on_hosts_updated"])
-def test_a_name_of_horovods_states_is_refused(process: Process, name: str) -> None:
+@pytest.mark.parametrize("name", ["commit", "sync", "on_hosts_updated", "finished", "flush"])
+def test_a_name_of_a_method_is_refused(process: Process, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"state\.{name}: "):
         process.state(**{name: 1})
 
@@ -83,3 +84,28 @@ def test_a_cursor_that_could_not_be_loaded_again_is_no_commit(process: Process) 
     assert caught.value.path == "state.sampler"
     state.restore()
     assert state.sampler.order.done == 0
+
+
+def test_what_is_not_a_value_for_a_keyword_is_an_attribute(process: Process) -> None:
+    state = process.state({"best": 1}, rng=[1, 2], guard=True, tensorboard=False)  # type: ignore[arg-type]
+    state.sync()
+    state.checkpoint["best"] = 2
+    state.commit()
+    state.checkpoint, state.rng, state.guard, state.tensorboard = {}, None, False, True
+    state.restore()
+    assert (state.checkpoint, state.rng, state.guard, state.tensorboard) == ({"best": 2}, [1, 2], True, False)
+
+
+def test_a_subclass_may_set_an_attribute_before_the_state_is_made(process: Process) -> None:
+    class Early(State):
+        def __init__(self) -> None:
+            self.epoch, self.note = 5, "mine"
+            super().__init__(process.framework, process.world, config=process.config, attributes={"epoch": 1})
+
+    state = Early()
+    assert (state.epoch, state.note) == (1, "mine")
+    state.epoch = 2
+    state.save()
+    state.epoch = 3
+    state.restore()
+    assert state.epoch == 2
