@@ -65,7 +65,6 @@ class Leaving(Hook):
         self._known = 0
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        """Send the wish to leave, the host, and changes of hosts."""
         if moment.kind == "rendezvous":
             return ()
         while not self._reports.empty():
@@ -73,7 +72,6 @@ class Leaving(Hook):
         return [heartbeat.stop_asked(), self._host, self._known]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Return the departure, or the interrupt that leads to a rendezvous."""
         if moment.kind == "rendezvous":
             return None
         asked, hosts, changes = table.T.tolist()
@@ -100,7 +98,7 @@ def decide(asked: Sequence[int], hosts: Sequence[int], *, elastic: bool) -> Depa
 
 
 @contextmanager
-def signals(config: Config, *, reports: bool = False) -> Iterator[None]:
+def signals(numbers: Sequence[int], *, reports: bool = False) -> Iterator[None]:
     """Handle the signals of a preemption: leave at the next commit. A second signal ends the process.
 
     A handler that the script has set stays. ``reports``: log a warning about it.
@@ -108,13 +106,12 @@ def signals(config: Config, *, reports: bool = False) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ours = [number for number in config.stop_signals if signal.getsignal(number) is signal.SIG_DFL]
+    ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     for number in ours:
         signal.signal(number, _take_note)
     if reports:
-        _report_others(config)
-        # Check again at the first commit: the training function may have set a handler.
-        heartbeat.at_commit(functools.partial(_report_others, config))
+        # At the first commit, the training function may have set a handler.
+        heartbeat.at_commit(functools.partial(_report_others, numbers))
     try:
         yield
     finally:
@@ -123,8 +120,8 @@ def signals(config: Config, *, reports: bool = False) -> Iterator[None]:
                 signal.signal(number, signal.SIG_DFL)
 
 
-def _report_others(config: Config) -> None:
-    for number in config.stop_signals:
+def _report_others(numbers: Sequence[int]) -> None:
+    for number in numbers:
         handler = signal.getsignal(number)
         if not callable(handler) or handler is _take_note or number in _reported:
             continue

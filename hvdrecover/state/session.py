@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from enum import Enum, auto
 from importlib import import_module
-from typing import Literal
+from typing import Any, Literal
 
-from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.config import Config
 from hvdrecover.guard.guard import GuardHook
@@ -33,6 +32,15 @@ Hear = Callable[[], BaseException | None]
 """Waits for the votes of all ranks, and returns the error that all are to raise."""
 
 
+class Life(Enum):
+    """The life of a state: made, trained in a function or after `State.resume`, and ended: it is finished."""
+
+    MADE = auto()
+    IN_RUN = auto()
+    RESUMED = auto()
+    ENDED = auto()
+
+
 class Session:
     """The parts of one rank's state, which `commit`, `rendezvous` and `run` work on.
 
@@ -43,13 +51,9 @@ class Session:
 
     Attributes:
         own: the rank-local state.
-        leaving: which ranks leave; and changes of hosts, as Horovod's driver reports them.
         reset_callbacks: functions to call when the ranks are others than before.
         root: the source rank of the last agreement.
-        resumed: handles the stop signals from `State.resume` on; None if that was not called.
-        finished_at: the last commit of a run that an earlier start had finished; else None.
-        ended: whether the run is finished.
-        may_roll_back: whether the guard may go back to the last commit.
+        at_end: ends the handling of stop signals that `State.resume` has begun.
     """
 
     def __init__(
@@ -96,10 +100,9 @@ class Session:
         self.memory.kept = self.hooks.kept
         self.reset_callbacks: list[Callable[[], None]] = []
         self.root = 0
-        self.resumed: AbstractContextManager[None] | None = None
-        self.finished_at: CommitId | None = None
-        self.ended = False
-        self.may_roll_back = guard is not None and guard.numerics == "rollback"
+        self.guard = guard
+        self.life = Life.MADE
+        self.at_end: Callable[..., Any]
 
 
 def settings_of(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoint | None:

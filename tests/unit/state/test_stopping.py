@@ -74,7 +74,7 @@ from hvdrecover import config, heartbeat
 from hvdrecover.state.rank_local import PerRank
 from hvdrecover.state.leaving import signals
 {before}
-with signals(config.read()):
+with signals(config.read().stop_signals):
     print("trains", flush=True)
     while not heartbeat.stop_asked():
         time.sleep(0.005)  # a signal that came before a signal.pause() would not end it
@@ -116,7 +116,7 @@ def default_handlers() -> Iterator[None]:
 def test_in_the_end_the_handlers_are_as_they_were(default_handlers: None) -> None:
     def own(number: int, frame: object) -> None: ...
 
-    with signals(CONFIG):
+    with signals(CONFIG.stop_signals):
         assert all(signal.getsignal(number) not in (signal.SIG_DFL, own) for number in CONFIG.stop_signals)
         signal.signal(signal.SIGUSR1, own)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
