@@ -69,23 +69,16 @@ class Framework(Protocol):
     # Tensors.
 
     def is_tensor(self, value: Any) -> bool:
-        """Return whether a value is a tensor of this framework."""
+        pass
 
     def spec(self, tensor: Tensor, name: str) -> TensorSpec:
-        """Dtype and shape of a tensor.
-
-        Raises:
-            UnsupportedTensorError: safetensors cannot hold it.
-        """
+        """Dtype and shape of a tensor; an UnsupportedTensorError if safetensors cannot hold it."""
 
     def match(self, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> bool:
         """Return whether `spec` would return equal specs. Must be fast; False if that is uncertain."""
 
     def views(self, arena: Arena, sources: Sequence[Tensor] = ()) -> dict[str, Tensor]:
-        """A tensor over each tensor's bytes in an arena; no copies.
-
-        The sources are tensors that will be copied into the arena again and again.
-        """
+        """Return a tensor over each tensor's bytes in an arena, into which ``sources`` will be copied."""
 
     def clone(self, tensor: Tensor) -> Tensor:
         """A copy of a tensor."""
@@ -161,52 +154,34 @@ class HiddenAttribute(Protocol):
 
 @dataclass
 class Past:
-    """The history of this process.
-
-    Attributes:
-        functions: how many training functions it has begun.
-        finished: checkpoint roots whose training functions have returned.
-    """
+    """How many training functions this process has begun, and the roots of those that are finished."""
 
     functions: int = 0
     finished: set[str] = field(default_factory=set)
 
 
 class World(Protocol):
-    """The ranks of the job and the collectives that recovery needs.
-
-    Attributes:
-        past: the history of this process, whatever the state.
-    """
+    """The ranks of the job, the collectives that recovery needs, and this process's `Past`."""
 
     past: Past
 
     def rank(self) -> int:
-        """This process's rank."""
+        pass
 
     def size(self) -> int:
-        """Number of ranks."""
+        pass
 
     def init(self) -> None:
-        """Rendezvous with the other ranks.
-
-        Raises:
-            RemovedError: the job has removed this host.
-            RendezvousError: a rank was lost meanwhile.
-        """
+        """Rendezvous with the other ranks; a RemovedError if this host was removed, or a RendezvousError."""
 
     def shutdown(self) -> None:
-        """Leave the other ranks."""
+        pass
 
     def allow_stalls(self, seconds: int) -> None:
         """Set the seconds after which a collective fails that waits for a missing rank; 0: never."""
 
     def lost(self, error: BaseException) -> bool:
-        """Return whether an error comes from a collective that failed because ranks were lost.
-
-        Horovod's own ``HorovodInternalError`` is known; this is about the errors that a framework makes of
-        it.
-        """
+        """Return whether a framework has made this error of a `HorovodInternalError`."""
 
     def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
         """Return the values of all ranks, as int64 of shape ``[size, len(values)]``."""
@@ -236,13 +211,8 @@ def fit_tensors(
 ) -> tuple[dict[str, Any], list[str]]:
     """Compare a component's tensors with those in a commit, name by name.
 
-    Args:
-        name: the component's attribute name.
-        what: what it is called in a message, such as ``model``.
-        fits_anyway: tells names whose values may be of different kinds.
-
-    Returns:
-        The part of ``stored`` that fits, and a line for each difference.
+    ``what`` the component is called in a message, such as ``model``. Return the part of ``stored`` that fits,
+    and a line for each difference.
     """
 
     def kind(value: Any, key: str) -> str:

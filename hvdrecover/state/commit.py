@@ -31,7 +31,6 @@ from hvdrecover.state.session import Hear, Session
 
 
 def commit(session: Session, *, durable: bool) -> None:
-    """Make a commit on all ranks; see `State.commit`."""
     hooks, memory = session.hooks, session.memory
     hooks.notify(Hook.begins)
     objection = hooks.objection(committing=True)
@@ -63,7 +62,6 @@ def commit(session: Session, *, durable: bool) -> None:
 
 
 def check(session: Session) -> None:
-    """Apply the collective verdict between commits; see `State.check_host_updates`."""
     apply_verdict(session, send_vote(session, Moment("check")), between=True)
 
 
@@ -126,7 +124,6 @@ def apply_verdict(session: Session, hear: Hear, *, between: bool = False) -> Non
 
 
 def roll_back(session: Session) -> None:
-    """Return to the newest commit in this rank's memory."""
     session.memory.resume(reload(session))
 
 
@@ -224,7 +221,6 @@ def leave_if_told(session: Session) -> None:
 
 
 def finish(session: Session) -> None:
-    """Mark the run finished with a last durable commit; see `State.finish`."""
     session.hooks.notify(Hook.closing)
     if not session.durable.wanted:
         return
@@ -240,7 +236,6 @@ def finish(session: Session) -> None:
 
 
 def say_finished(session: Session) -> None:
-    """Report that an earlier start has finished the run."""
     session.durable.near.remove()
     commit = session.memory.last
     message = (

@@ -27,9 +27,8 @@ class Present:
     """The contents of the attributes, taken apart but not copied.
 
     Attributes:
-        parts: by attribute name, all but the samplers; with the hidden attributes.
+        parts: by attribute name, all but the samplers; with the hidden and the rank-local ones.
         cursors: the samplers' cursors by attribute name, as JSON.
-        own: the rank-local states; those of attributes are among the parts as well.
     """
 
     parts: Mapping[str, Part]
@@ -50,22 +49,16 @@ class Present:
 class Contents:
     """The tracked attributes of one State.
 
-    Components (models, optimizers, whatever has ``state_dict`` and ``load_state_dict``) are loaded in place.
-    Samplers give their cursor. Of a `PerRank`, a commit holds a dict of the ranks' states by rank. All else
-    is a plain object, which is replaced by a copy.
+    Components (models, optimizers, other objects with ``state_dict`` and ``load_state_dict``) are loaded in
+    place. Samplers give their cursor. Of a `PerRank`, a commit holds a dict of the ranks' states by rank. All
+    else is a plain object, which is replaced by a copy.
 
     Args:
-        values: attribute name to value.
         reserved: names that an attribute cannot have.
-        on_iterate: called when an iteration of a sampler begins; see `hvdrecover.data.order.SampleOrder`.
+        on_iterate: called when an iteration of a sampler begins.
         hidden: attributes that an adapter adds, by names that begin with an underscore.
-        ranks: which ranks this process carries out; None for itself.
 
     Attributes:
-        values: attribute name to value.
-        per_rank: the rank-local ones.
-        orders: the sample orders of all samplers.
-        copier: copies the tensors of `take_apart`.
         on_record: each is called when a sampler's batch is recorded.
     """
 
@@ -96,7 +89,6 @@ class Contents:
             self.put(name, value)
 
     def put(self, name: str, value: Any) -> None:
-        """Set an attribute."""
         if name in self.per_rank and not isinstance(value, PerRank):
             raise ConfigError(f"state.{name}", f"it is each rank's own; assign to state.{name}.value")
         self.per_rank.pop(name, None)
@@ -113,7 +105,6 @@ class Contents:
             value.order.on_record = self._recorded
 
     def place(self, rank: int, size: int) -> None:
-        """Give all samplers this rank's place among the others."""
         for order in self.orders.values():
             order.place(rank, size)
 
@@ -123,7 +114,6 @@ class Contents:
         return max(used, key=lambda order: (order.recorded, order.begun), default=None)
 
     def components(self) -> dict[str, Any]:
-        """Return the components by attribute name."""
         return {name: value for name, value in self.values.items() if self._framework.is_component(value)}
 
     def rank_local(self) -> dict[str, set[str]]:
@@ -162,16 +152,12 @@ class Contents:
         strict: Strict,
         give: bool = False,
     ) -> list[str]:
-        """Load a commit into the attributes.
+        """Load a commit into the attributes; return a line for each difference.
 
         Args:
-            where: what to call the commit in an error.
             strict: True if all must fit, "components" if only models and optimizers must. Any other attribute
                 that does not fit stays as it is. At least a part of each model and optimizer must fit.
             give: whether the attributes may keep the arenas' memory; no other part may use it then.
-
-        Returns:
-            A line for each difference; empty if all fits.
 
         Raises:
             MismatchError: something that must fit does not: nothing was loaded. Or a component refused a tree

@@ -41,12 +41,7 @@ REMINDER_SECONDS = 60.0  # between two lines about a wait
 def is_due(
     every_commits: int | None, every_seconds: float | None, commits_since: int, seconds_since: float
 ) -> bool:
-    """Return whether a commit should be made durable.
-
-    Args:
-        commits_since: commits since the last durable one, this one included.
-        seconds_since: seconds since the last durable one was begun; ``inf`` when there is none.
-    """
+    """Return whether a commit is due, the last durable one being so many commits and seconds ago."""
     if every_commits is None and every_seconds is None:
         return True
     by_count = every_commits is not None and commits_since >= every_commits
@@ -59,12 +54,6 @@ class DurableSide(Hook):
 
     As a hook it votes to stop the job on all ranks if another job has taken the root, or if no commit has
     become durable for too long. Only rank 0 can find that out.
-
-    Attributes:
-        wanted: whether there is a checkpoint root.
-        strict: whether a durable commit must fit the state exactly.
-        root: the checkpoint root without credentials; empty if there is none.
-        pacing: decides the interval, if the settings leave that to it.
     """
 
     def __init__(self, settings: Checkpoint | None, context: Context, memory: Memory) -> None:
@@ -87,7 +76,6 @@ class DurableSide(Hook):
 
     @property
     def last_durable(self) -> CommitId | None:
-        """The newest commit that this rank has made durable; None on all ranks but 0."""
         return None if self._writer is None else self._writer.progress.last_durable
 
     # -- commits ---------------------------------------------------------------------------------------
@@ -96,10 +84,7 @@ class DurableSide(Hook):
         """Seal the newest commit in the near tier, and write it in the background if it is due.
 
         It is not written while an attempt to write an earlier commit is under way. In an outage it replaces
-        the commit that could not be written.
-
-        Args:
-            ask: write it even if it is not due. Waits first for an attempt that is under way.
+        the commit that could not be written. ``ask``: write it in any case, after an attempt under way.
         """
         if self.near.folder is not None:
             self.near.offer()
@@ -123,12 +108,7 @@ class DurableSide(Hook):
             self.pacing.begin(beside=self._commits_since == 0 or not writer.wait_for_cleanup(0.0))
 
     def flush(self, timeout: float | None, attempts: int = ATTEMPTS) -> None:
-        """Wait until the newest commit in memory is durable; ranks other than 0 have nothing to wait for.
-
-        Args:
-            timeout: seconds to wait; None waits for as long as it takes.
-            attempts: how many attempts may fail from now on.
-        """
+        """Wait until the newest commit is durable, or ``attempts`` have failed from now on."""
         snapshot = self._memory.newest
         if snapshot is None or (writer := self.writer()) is None:
             return
@@ -159,10 +139,7 @@ class DurableSide(Hook):
         self.near.remove()
 
     def settle(self) -> None:
-        """Wait for seals and writes that are under way, when a training function ends. Raises nothing.
-
-        The write gets a few attempts, within `SETTLE_SECONDS`. Then deletions get as long.
-        """
+        """Wait for seals and writes that are under way, twice `SETTLE_SECONDS` at most. Raises nothing."""
         self.near.settle(SETTLE_SECONDS)
         if self._writer is not None and self._verdict() is None:
             self._writer.hurry()
@@ -175,8 +152,7 @@ class DurableSide(Hook):
     def claim(self, left: Mapping[str, str]) -> int:
         """Take the root for this job, on the rank that starts it; return the generation that it may write.
 
-        Args:
-            left: start of a job to the near commit that it has left, with its host, in words.
+        ``left``: start of a job to the near commit that it has left, with its host, in words.
         """
         retry = retrying(self._context.clock)
         if (writer := retry(self.writer)) is None:
@@ -197,9 +173,7 @@ class DurableSide(Hook):
     def standing(self, verified: bool) -> Standing:
         """Return the facts about the claimed root that decide between near and durable commits.
 
-        Args:
-            verified: whether the durable commit must verify. If so, it is read here, and stays in memory for
-                `read_newest`.
+        ``verified``: read the durable commit, which stays in memory for `read_newest`.
         """
         retry, writer = retrying(self._context.clock), self.writer()
         if writer is None:
@@ -274,7 +248,6 @@ class DurableSide(Hook):
         return taken
 
     def _submit(self, writer: BackgroundWriter, snapshot: Snapshot, deadline: float) -> None:
-        """Submit a snapshot as soon as no attempt is under way."""
         while not self._try_to_submit(writer, snapshot):
             try:
                 self._wait(writer, deadline, attempts=1)
@@ -300,16 +273,15 @@ class DurableSide(Hook):
     # -- as a voter ------------------------------------------------------------------------------------
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        """Send the number of an error that must stop the job."""
         if moment.kind == "rendezvous":
             return ()
         self._failure = self._verdict()
         return [0 if self._failure is None else error_kinds.number(self._failure)]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Return this rank's error, or an error that names the class of rank 0's error.
+        """Return this rank's error, or one that names the class of rank 0's error.
 
-        Without it, rank 0 would leave alone, and the others would count it as lost and continue.
+        Otherwise rank 0 would leave alone, and the others would count it as lost and continue.
         """
         if self._failure is not None:
             return self._failure

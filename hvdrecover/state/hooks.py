@@ -37,18 +37,7 @@ Table = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Context:
-    """The surroundings of one rank's state, which each hook is given.
-
-    Attributes:
-        framework: the adapter's facts about its framework.
-        world: the ranks.
-        contents: the state's attributes.
-        config: the process's settings.
-        events: of this process.
-        clock: where times come from.
-        place: this rank's place in the job.
-        ranks: which ranks a process carries out.
-    """
+    """The surroundings of one rank's state, which each hook is given."""
 
     framework: Framework
     world: World
@@ -73,11 +62,7 @@ class Context:
 class Agreement:
     """The state that all ranks resume from.
 
-    Attributes:
-        snapshot: the commit, the same on all ranks.
-        source: where it came from.
-        job: identity of the job.
-        loaded: the name of the durable or near commit that it came from; empty if it came from a memory.
+    ``loaded`` is the name of the near or durable commit that it came from, if any.
     """
 
     snapshot: Snapshot
@@ -193,7 +178,6 @@ class Blank(Hook):
         self._zeros = [0] * width
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        """Send the same number of zeros at each commit and check."""
         return () if moment.kind == "rendezvous" else self._zeros
 
 
@@ -223,7 +207,6 @@ class Hooks:
                     logger.warning("%s fails and is left out from now on: %r", type(hook).__name__, error)
 
     def attach(self) -> None:
-        """Let all hooks ask for reports of steps."""
         for hook in self._of["attach"]:
             hook.attach()
 
@@ -238,7 +221,6 @@ class Hooks:
         return True in [hook.inspect(memory) for hook in self._of["inspect"]]
 
     def resuming(self, stored: Snapshot, where: str) -> None:
-        """Tell all hooks that the source rank is about to load a durable commit."""
         for hook in self._of["resuming"]:
             hook.resuming(stored, where)
 

@@ -39,11 +39,8 @@ def best(stall: float, mtbf: float, write: float) -> float:
 def cost_of_write(clean: Sequence[float], beside: Sequence[float], write: float) -> float:
     """Return how much longer training takes for a write beside it.
 
-    Args:
-        clean: durations of stretches from one commit to the next without a write.
-        beside: durations of stretches with a write, or a part of one.
-        write: duration of a write. Training is assumed to lose all of it while there is too little to
-            compare.
+    ``clean`` and ``beside`` are durations from one commit to the next, without and with a write. While there
+    is too little to compare, training is assumed to lose all of the write's time.
     """
     if len(clean) < _ENOUGH or not beside:
         return write
@@ -61,7 +58,6 @@ class Decision:
     mtbf: float
 
     def describe(self) -> str:
-        """Return the decision in words."""
         return (
             f"commits become durable every {self.seconds:.3g} s from now on: one costs training "
             f"{self.stall:.2g} s and takes {self.write:.2g} s to write, and a loss of the whole job is "
@@ -90,15 +86,12 @@ class Pacing(Hook):
 
     @property
     def seconds(self) -> float:
-        """The present interval."""
         return START if self.decision is None else self.decision.seconds
 
     def capture(self) -> Json:
-        """Return how many seconds the job has run, and how often it was lost."""
         return {"seconds": self._clock.monotonic() - self._started, "failures": self._failures}
 
     def load(self, value: Json | None) -> None:
-        """Return to the counts of a commit."""
         seconds, self._failures = _counted(value)
         self._started = self._clock.monotonic() - seconds
         self.interrupt()

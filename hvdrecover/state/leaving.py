@@ -29,12 +29,7 @@ class Preempted(SystemExit):
 
 
 class Departure(Exception):  # noqa: N818  not an error: the ranks have decided it together
-    """Ranks leave at a commit that all have made.
-
-    Attributes:
-        leaving: for each rank, whether it leaves.
-        whole: whether all ranks leave, so that a later start continues the job.
-    """
+    """Ranks leave at a commit that all have made. If ``whole``, all do, and a later start continues."""
 
     def __init__(self, leaving: Sequence[bool], *, whole: bool) -> None:
         super().__init__("ranks leave")
@@ -81,15 +76,10 @@ class Leaving(Hook):
 
 
 def decide(asked: Sequence[int], hosts: Sequence[int], *, elastic: bool) -> Departure | None:
-    """Decide which ranks leave, if any.
+    """Decide which ranks leave, if any; from each rank's `Stop` and host.
 
     A host leaves as a whole, because Horovod gives up hosts, not ranks. All ranks leave if no host would be
     left, if the job is not elastic, or if the supervisor asks the whole job to leave.
-
-    Args:
-        asked: each rank's `Stop`.
-        hosts: each rank's host, as any number.
-        elastic: whether the job can continue with fewer ranks.
     """
     emptied = {host for host, stop in zip(hosts, asked, strict=True) if stop != Stop.NO}
     whole = Stop.JOB in asked or (bool(emptied) and (not elastic or emptied == set(hosts)))

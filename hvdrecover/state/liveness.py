@@ -70,28 +70,23 @@ class Liveness(Hook):
         self._world = world
 
     def captured(self, snapshot: Snapshot) -> None:
-        """Count a commit as progress."""
         heartbeat.committed(snapshot.id.generation, snapshot.id.commit, snapshot.state["random"]["stream"])
 
     def committed(self) -> None:
-        """Limit waiting as the heartbeat now says."""
         follow(self._world)
 
     def agreed(self, agreement: Agreement) -> None:
-        """Resume training at a commit."""
         commit = agreement.snapshot.id
         heartbeat.stand_at(commit.generation, commit.commit, agreement.snapshot.state["random"]["stream"])
         heartbeat.resume()
         follow(self._world)
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        """Send the longest silences of this rank, in milliseconds."""
         if moment.kind != "rendezvous":
             return ()
         return [math.ceil(seconds * 1000) for seconds in heartbeat.longest()]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Take over the longest of all."""
         if moment.kind == "rendezvous":
             heartbeat.has_seen(*(table.max(axis=0) / 1000).tolist())
         return None
@@ -110,7 +105,6 @@ class Timings(Hook):
         self._agreements = 0
 
     def agreed(self, agreement: Agreement) -> None:
-        """Wait for the end of the first step."""
         self._agreements += 1
         number, ended, commit = self._agreements, self._clock.monotonic(), agreement.snapshot.id
 
@@ -136,9 +130,7 @@ class Timings(Hook):
             self.add(part, self._clock.monotonic() - started)
 
     def add(self, part: Part, seconds: float) -> None:
-        """Add to a part."""
         self._parts[part] = self.spent(part) + seconds
 
     def spent(self, part: Part) -> float:
-        """Return the seconds spent on a part of this recovery so far."""
         return self._parts.get(part, 0.0)

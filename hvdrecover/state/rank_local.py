@@ -197,7 +197,6 @@ class PerRank:
 
     @property
     def value(self) -> Any:
-        """The value itself."""
         return self.of(self._current() if self._current is not None else 0)
 
     @value.setter
@@ -218,7 +217,6 @@ class PerRank:
         return value if all(map(callable, verbs)) and not isinstance(value, type) else None
 
     def of(self, rank: int) -> Any:
-        """Return the value of a virtual rank."""
         return self._of(rank).value
 
     def ended(self, rank: int) -> None:

@@ -108,16 +108,13 @@ class Rollbacks:
 
     @property
     def farthest(self) -> tuple[int, int]:
-        """Return how far the job had come: commits at which the state had changed, and steps since."""
         return max(self._account.changes, 0), self._account.steps
 
     def note(self, reading: Reading, limit: int, changes: int, error: BaseException) -> None:
         """Note a fault: ranks seem to be lost.
 
-        Args:
-            reading: this rank's progress when it learnt of the fault.
-            limit: seconds for which ranks wait for a silent one; 0 without a limit.
-            changes: commits so far at which something had changed.
+        ``limit`` is for how long ranks wait for a silent one; ``changes`` counts commits that had changed
+        anything.
         """
         mine = self._account
         self._faults += 1
@@ -129,7 +126,6 @@ class Rollbacks:
         self._account = replace(mine, size=self._world.size(), reached=reached, done=done)
 
     def rejoined(self) -> None:
-        """Note the end of a rendezvous."""
         if self._faults >= ATTEMPTS:
             raise self._no_progress(self._faults, None, "")
         if self._first is not None:

@@ -23,7 +23,7 @@ import atexit
 import functools
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from hvdrecover import heartbeat
 from hvdrecover.errors import ConfigError, RemovedError, RendezvousError, StateError
@@ -37,14 +37,21 @@ from hvdrecover.state.rendezvous import agree, rendezvous
 from hvdrecover.state.rollbacks import Rollbacks
 from hvdrecover.state.session import Life, Session
 
-if TYPE_CHECKING:
-    from hvdrecover.state.state import State
-
 logger = logging.getLogger(__name__)
 
 RENDEZVOUS = 10
 
 Result = TypeVar("Result")
+
+
+class State(Protocol):
+    """The part of a `hvdrecover.state.state.State` that is used here; that module imports this one."""
+
+    _session: Session
+
+    def on_reset(self) -> None: ...
+    def _has_hooks(self) -> bool: ...
+    def _not_durable(self) -> str | None: ...
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
@@ -94,7 +101,6 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
 
 
 def resume(state: State) -> None:
-    """Bring all ranks to one state, outside a training function; see `State.resume`."""
     session, context = state._session, state._session.context
     if context.place.joined:
         remedy = "Call it once, in a script without @run, which does its work"
@@ -117,7 +123,6 @@ def resume(state: State) -> None:
 
 
 def finish(session: Session) -> None:
-    """Mark the run finished; see `State.finish`."""
     if session.life is not Life.RESUMED:
         commits.finish(session)
         return
@@ -201,7 +206,6 @@ def _agree(session: Session, reached: tuple[int, int], *, unchanged: bool = Fals
 
 
 def _end(session: Session) -> None:
-    """Note that the run is finished."""
     session.life = Life.ENDED
     if session.durable.wanted:
         session.context.world.past.finished.add(session.durable.root)
@@ -249,7 +253,6 @@ def _begin(state: State, session: Session, life: Life) -> None:
 
 
 def _fault(cause: BaseException, context: Context) -> Fault | None:
-    """Return why the training function is to be called again; None if it is not."""
     if isinstance(cause, RolledBack):
         return "numbers"
     return fault_of(cause, context.world) if context.config.elastic else None

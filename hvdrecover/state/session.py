@@ -44,14 +44,8 @@ class Life(Enum):
 class Session:
     """The parts of one rank's state, which `commit`, `rendezvous` and `run` work on.
 
-    Args:
-        settings: of durable commits; None without a checkpoint root.
-        others: the adapter's hooks.
-        call: calls a method of the state that the user's class may override, around our own work.
-
     Attributes:
-        own: the rank-local state.
-        reset_callbacks: functions to call when the ranks are others than before.
+        call: calls a method of the state that the user's class may override, around our own work.
         root: the source rank of the last agreement.
         at_end: ends the handling of stop signals that `State.resume` has begun.
     """
@@ -118,7 +112,6 @@ def settings_of(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoi
 
 
 def _instruments(context: Context) -> tuple[Hook, ...]:
-    """Return the hooks that the environment asks for, such as the witness of a drill."""
     if context.config.instruments is None:
         return ()
     found: tuple[Hook, ...] = import_module(context.config.instruments).observers(context)

@@ -65,11 +65,6 @@ class State:
     All other values are plain objects, which JSON must be able to hold (`hvdrecover.checkpoint.values`).
 
     Args:
-        framework: facts about the framework.
-        world: the ranks.
-        config: the process's settings.
-        clock: the source of times.
-        hooks: the hooks of the adapter.
         hidden: attributes that the adapter adds, by names that begin with an underscore.
         virtual: the virtual ranks; None if the job has none.
         attributes: the attributes to track, and perhaps settings of `Keywords`.
@@ -344,10 +339,7 @@ class State:
 
 
 def _divide(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Divide the arguments of a script into our keywords and its attributes.
-
-    An attribute may have the name of a keyword, if the keyword does not accept its value.
-    """
+    """Divide the arguments of a script into our keywords and its attributes."""
     settings: dict[str, Any] = dict.fromkeys(_TAKES)
     attributes: dict[str, Any] = {}
     for name, value in given.items():

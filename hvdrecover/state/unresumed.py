@@ -47,7 +47,6 @@ class Unresumed(Hook):
         self._of_run = dict(value) if isinstance(value, dict) else dict(self._of_script)
 
     def resumed(self, value: Json | None) -> Json | None:
-        """Warn of settings of the script that are ignored, because the commit has other ones."""
         of_run: Mapping[str, Json] = value if isinstance(value, dict) else {}
         lines = [
             f"{name} to {mine}, but the run was started with {of_run[name]}"
