@@ -4,7 +4,7 @@ import pytest
 
 from hvdrecover.errors import ConfigError, StateError, UnsupportedTensorError, UnsupportedValueError
 from hvdrecover.state.state import State
-from tests.fakes.framework import FakeModel, FakeSampler, FakeSchedule
+from tests.fakes.framework import FakeModel, FakeSampler
 from tests.unit.state.jobs import Process
 
 
@@ -30,14 +30,6 @@ def test_a_value_that_json_can_not_hold_is_named_when_the_state_is_made(process:
         process.state(scheduler=lambda epoch: 0.1)
 
 
-def test_a_value_that_json_can_not_hold_is_named_when_it_is_committed(process: Process) -> None:
-    state = process.state(settings={"a": [1]})
-    state.sync()
-    state.settings["a"].append(lambda: 1)
-    with pytest.raises(UnsupportedValueError, match=r"state\.settings\['a'\]\[1\]: "):
-        state.commit()
-
-
 def test_a_tensor_that_safetensors_can_not_hold_is_named(process: Process) -> None:
     with pytest.raises(UnsupportedTensorError, match=r"w: .*complex128"):
         process.state(model=FakeModel(w=[1j]))
@@ -51,17 +43,6 @@ def test_a_replaced_component_is_the_one_that_is_committed(process: Process) -> 
     state.model.weights["w"][...] = 6.0
     state.restore()
     assert state.model.weights["w"].tolist() == [5.0]
-
-
-def test_a_component_without_tensors_is_loaded_in_place(process: Process) -> None:
-    schedule = FakeSchedule()
-    state = process.state(schedule=schedule)
-    schedule.steps = 4
-    state.save()
-    schedule.steps = 9
-    state.restore()
-    assert state.schedule is schedule
-    assert schedule.steps == 4
 
 
 def test_a_replaced_sampler_is_placed_and_watched_like_the_first(process: Process) -> None:

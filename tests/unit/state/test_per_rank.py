@@ -123,12 +123,6 @@ def visits(rng: Randomness, checkpoint: str | None = None) -> int:
 # -- faults -----------------------------------------------------------------------------------------------
 
 
-def test_ranks_have_different_values() -> None:
-    first, second = undisturbed("reseed")
-    assert first["w"] == second["w"]
-    assert first["losses"] != second["losses"]
-
-
 @pytest.mark.parametrize("action", ["kill", "kill_after", "cut"])
 @pytest.mark.parametrize("rank", range(2))
 @pytest.mark.parametrize("rng", ["reseed", "store"])
@@ -149,20 +143,6 @@ def test_the_whole_job_killed_at_any_collective(rng: Randomness) -> None:
         url = f"fake://killed-{rng}-{nth}"
         FakeJob(Script(url, rng), 2, [fail_at(nth % 2, "", nth, action="kill_all")]).run()
         assert FakeJob(Script(url, rng), 2).results() == expected, nth
-
-
-def test_a_restored_value_is_this_ranks_of_the_commit() -> None:
-    def body(process: Process) -> Any:
-        state = process.state(losses=PerRank([process.world.rank()]), shard=PerRank(FakeSchedule()))
-        state.sync()
-        state.shard.value.steps = 10 + process.world.rank()
-        state.commit()
-        state.losses.value.append(99)
-        state.shard.value.steps = 0
-        state.restore()
-        return state.losses.value, state.shard.value.steps
-
-    assert on_ranks(2, body) == [([0], 10), ([1], 11)]
 
 
 def test_a_save_that_no_rank_was_told_of_lacks_the_lost_ranks_value() -> None:
@@ -228,10 +208,6 @@ def resized(rank_of: Callable[[FakeWorld], Any], *faults: Fault, verb: str = "co
     return FakeJob(main, 2, faults).results()
 
 
-def shared(states: list[int], rank: int, size: int) -> Any:
-    return [rank, size, *states]
-
-
 @pytest.mark.parametrize("verb", ["commit", "check_host_updates"])
 @pytest.mark.parametrize(("ahead", "remove", "size"), [(False, (), 3), (True, (), 3), (False, (1,), 2)])
 def test_with_other_ranks_the_script_says_what_each_resumes_from(
@@ -262,46 +238,9 @@ def test_without_a_word_of_the_script_it_is_an_error_on_all_ranks() -> None:
     assert "on_resize=" in str(outcomes[0].error)
 
 
-def test_a_durable_commit_of_another_number_of_ranks_is_an_error_without_a_word_of_the_script() -> None:
-    def commit(process: Process) -> None:
-        state = process.state(URL, losses=PerRank(process.world.rank()))
-        state.sync()
-        state.commit()
-        state.flush()
-
-    def refused(process: Process) -> str:
-        state = process.state(URL, losses=PerRank(0))
-        with pytest.raises(PerRankError) as error:
-            state.sync()
-        return str(error.value)
-
-    on_ranks(2, commit)
-    (message,) = on_ranks(1, refused)
-    assert re.match(r"state\.losses: 2 ranks .* rank 0 of 1\. .* 2 ranks", message)
-
-
 def test_a_finished_run_is_finished_for_any_number_of_ranks() -> None:
     FakeJob(Script(URL), 2).results()
     assert len(FakeJob(Script(URL), 3).results()) == 3
-
-
-def test_reset_callbacks_may_change_what_a_resized_commit_was_loaded_into() -> None:
-    def commit(process: Process) -> None:
-        state = process.state(URL, losses=PerRank(process.world.rank()))
-        state.sync()
-        state.commit()
-        state.flush()
-
-    def resume(process: Process) -> Any:
-        state = process.state(URL, losses=PerRank(None, shared))
-        state.register_reset_callbacks([lambda: None])
-        state.sync()
-        first = state.losses.value
-        state.restore()
-        return first, state.losses.value
-
-    on_ranks(2, commit)
-    assert on_ranks(3, resume) == [([rank, 3, 0, 1], [rank, 3, 0, 1]) for rank in range(3)]
 
 
 def test_a_loader_made_for_another_rank_is_not_loaded_into() -> None:

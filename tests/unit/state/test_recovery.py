@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,8 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.guard.votes import vote
 from hvdrecover.heartbeat import Page
 from hvdrecover.state import rendezvous
-from hvdrecover.state.adapter import gather_json
 from hvdrecover.state.election import Election, Left, Published, Standing, elect, revive
 from hvdrecover.state.hooks import Agreement, Hooks, Moment
 from hvdrecover.state.liveness import Liveness
@@ -158,23 +156,3 @@ def test_a_large_snapshot_is_passed_on_in_the_same_pieces(monkeypatch: pytest.Mo
     weights = [float(number) for number in range(2000)]
     found = receive_or_keep({1: snapshot_of(*weights)}, snapshot_of(*weights))
     assert found[2][1].snapshot.arenas["model"].bytes_of("w").view(np.float64).tolist() == weights
-
-
-def test_values_of_different_lengths_are_gathered() -> None:
-    def body(world: FakeWorld) -> list[Any]:
-        return gather_json(world, {"rank": "x" * 50 * world.rank(), "ü": None}, "values")
-
-    expected = [{"rank": "x" * 50 * rank, "ü": None} for rank in range(3)]
-    assert on_ranks(3, body) == [expected] * 3
-
-
-@pytest.mark.parametrize(
-    ("commits", "ballots", "root"),
-    [([2, 2, 2], "aab", 0), ([2, 2, 2], "abb", 1), ([2, 2, 1], "bac", 0), ([1, 2, 1], "abb", 1)],
-)
-def test_memories_that_differ_are_outvoted(commits: list[int], ballots: str, root: int) -> None:
-    def prefer(holders: Sequence[int]) -> list[int]:
-        return [holders[place] for place in vote([ballots[rank] for rank in holders]).right]
-
-    election = elect([Published(CommitId(1, commit)) for commit in commits], prefer)
-    assert (election.root, election.newest) == (root, CommitId(1, 2))

@@ -18,8 +18,7 @@ from hvdrecover.state.rollbacks import LIMIT, Account, Rollbacks, kept_waiting, 
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.clock import FakeClock
-from tests.fakes.world import FakeJob, Fault, change_at, fail_at
-from tests.unit.state.jobs import Process, initialised, on_ranks
+from tests.unit.state.jobs import Process, on_ranks
 
 
 def fault(reached: int = 5, done: int = 0, **facts: int) -> Account:
@@ -158,46 +157,3 @@ def test_a_job_that_gets_a_little_farther_each_time_is_left_alone() -> None:
         return len(calls)
 
     assert on_ranks(2, body) == [3 * LIMIT] * 2
-
-
-def test_ranks_that_are_lost_again_and_again_are_not_counted_here() -> None:
-    """Their guardians and the supervisor count them."""
-    faults = [fail_at(1, "gradient", 1, replacement="in_place") for _ in range(3 * LIMIT)]
-    reached: list[int] = []
-
-    def body(process: Process) -> str:
-        state = process.state(step=0)
-
-        @run
-        def train(state: State) -> str:
-            while state.step < 2:
-                state.step += 1
-                process.world.allgather([1], "gradient")
-                state.commit()
-            reached.append(state.step)
-            return "trained"
-
-        return str(train(state))
-
-    assert FakeJob(initialised(body), 2, faults).results() == ["trained"] * 2
-    assert reached == [2, 2]
-
-
-def test_hosts_that_come_and_go_are_no_faults() -> None:
-    faults: list[Fault] = [change_at(0, "gradient", 1, add=1), change_at(0, "gradient", 3, remove=[2])]
-
-    def body(process: Process) -> str:
-        state = process.state(step=0)
-
-        @run
-        def train(state: State) -> str:
-            while state.step < 4:
-                process.world.allgather([1], "gradient")
-                state.step += 1
-                state.check_host_updates()
-            return "trained"
-
-        return str(train(state))
-
-    outcomes = FakeJob(initialised(body), 2, faults).run()
-    assert [outcome.result for outcome in outcomes if outcome.status == "returned"] == ["trained"] * 2
