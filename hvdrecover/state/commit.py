@@ -43,7 +43,7 @@ def commit(session: Session, *, durable: bool) -> None:
             session.call("save", lambda: save(session, None))
         else:
             memory.pass_over()
-        if hooks.inspect(memory):
+        if any(hooks.ask(Hook.inspect, memory)):
             session.call("restore", lambda: reload(session))
         if objection is None:
             session.durable.offer(ask=durable)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from hvdrecover.state.rank_local import Place, Ranks
 
 logger = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
 Source = Literal["memory", "near", "durable", "initial"]
 Table = npt.NDArray[np.int64]
 """The numbers of all ranks; of shape ``[size, n]``."""
@@ -206,23 +207,13 @@ class Hooks:
                     self._failed.add(hook)
                     logger.warning("%s fails and is left out from now on: %r", type(hook).__name__, error)
 
-    def attach(self) -> None:
-        for hook in self._of["attach"]:
-            hook.attach()
+    def ask(self, method: Callable[..., Result], *facts: Any, **options: Any) -> list[Result]:
+        """Call a method of `Hook` on all hooks that define it; errors are raised."""
+        return [getattr(hook, method.__name__)(*facts, **options) for hook in self._of[method.__name__]]
 
     def objection(self, *, committing: bool) -> HvdrecoverError | None:
         """Ask all hooks for a reason against a commit; return the first."""
-        found = [hook.objection(committing=committing) for hook in self._of["objection"]]
-        return next((each for each in found if each is not None), None)
-
-    def inspect(self, memory: Memory) -> bool:
-        """Let all hooks inspect a commit; return whether tensors of this rank were replaced in it."""
-        # A list, not a generator: every hook must be called.
-        return True in [hook.inspect(memory) for hook in self._of["inspect"]]
-
-    def resuming(self, stored: Snapshot, where: str) -> None:
-        for hook in self._of["resuming"]:
-            hook.resuming(stored, where)
+        return next(filter(None, self.ask(Hook.objection, committing=committing)), None)
 
     def send(self, world: World, moment: Moment, own: Sequence[int] = ()) -> Callable[[], list[Table]]:
         """Send the numbers of all voters in one allgather; all ranks call this.
@@ -250,4 +241,4 @@ class Hooks:
     def verdict(self, moment: Moment, tables: Sequence[Table]) -> BaseException | None:
         """Ask all voters for a verdict, as some exchange more data for it; return the first verdict."""
         found = [hook.verdict(moment, table) for hook, table in zip(self.voters, tables, strict=True)]
-        return next((each for each in found if each is not None), None)
+        return next(filter(None, found), None)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from hvdrecover import machine
 from hvdrecover.checkpoint.arena import Arena
@@ -14,25 +14,12 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.near_tier import NearTier
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.values import Json
 from hvdrecover.errors import HvdrecoverError, StateError
 from hvdrecover.machine import Available
 from hvdrecover.state.contents import Contents, Present, Strict
 from hvdrecover.state.rank_local import RANDOM, Place, RankLocalState, Shares
 
 logger = logging.getLogger(__name__)
-
-
-class Kept(Protocol):
-    """The part of a hook that memory uses."""
-
-    key: str
-
-    def capture(self) -> Json | None:
-        pass
-
-    def load(self, value: Json | None) -> None:
-        pass
 
 
 class Memory:
@@ -42,7 +29,7 @@ class Memory:
         newest: None if making the last commit was interrupted.
         attempt: the commit that was last begun, whether or not it was completed.
         objection: the reason why the newest commit must not become durable, if there is one.
-        kept: the hooks that keep JSON in each commit.
+        kept: the hooks that keep JSON in each commit (`hvdrecover.state.hooks.Hook`).
         in_flight: returns the snapshot that is being written and must not change, if any.
         vacate: waits until that snapshot is written, or its write is given up.
     """
@@ -62,7 +49,7 @@ class Memory:
         self._versions = versions
         self._dataset = dataset
         self._positions = contents.positions()  # positions of the samplers at the newest commit
-        self.kept: Sequence[Kept] = ()
+        self.kept: Sequence[Any] = ()
         self.arenas = Arenas()
         self.newest: Snapshot | None = None
         self.attempt = CommitId(0, 0)

@@ -315,7 +315,7 @@ def _from_root(session: Session, generation: int) -> Agreement:
 
 def _resumed(session: Session, stored: Snapshot, generation: int, where: str) -> Snapshot:
     """Load a commit of an earlier start under this one's generation; return it as all ranks get it."""
-    session.hooks.resuming(stored, where)
+    session.hooks.ask(Hook.resuming, stored, where)
     resumed = {hook.key: hook.resumed(stored.state.get(hook.key)) for hook in session.hooks.kept}
     state = {**stored.state, **{key: value for key, value in resumed.items() if value is not None}}
     stored = dataclasses.replace(stored, id=CommitId(generation, stored.id.commit), state=state)
