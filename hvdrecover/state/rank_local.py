@@ -12,7 +12,7 @@ import base64
 import copy
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -60,9 +60,6 @@ class Value(Protocol):
 
     def states(self, carried: Carried) -> dict[int, Tree]:
         """Return the states of these ranks for a commit."""
-
-    def made_anew(self, carried: Carried) -> list[int]:
-        """Return the ranks whose value was made again since the last state was loaded."""
 
     def gathered(self, states: Mapping[int, Tree]) -> None:
         """Learn the states of all ranks that the next commit will hold."""
@@ -237,10 +234,6 @@ class PerRank:
     def states(self, carried: Carried) -> dict[int, Tree]:
         return {rank: self._of(rank).state() for rank in carried.ranks}
 
-    def made_anew(self, carried: Carried) -> list[int]:
-        ones = {rank: self._of(rank) for rank in carried.ranks}
-        return [rank for rank, one in ones.items() if one.stateful is not None and one.place is None]
-
     def gathered(self, states: Mapping[int, Tree]) -> None:
         pass
 
@@ -316,7 +309,7 @@ class Shares(NamedTuple):
     """
 
     ranks: int
-    states: Mapping[Any, Any]
+    states: Any
 
 
 class _Sent(Mapping[str, Any]):
@@ -353,7 +346,6 @@ class RankLocalState:
         self._values = values
         self.random = random
         self._known: dict[str, Shares] = {}
-        self._carried = Carried((0,), 1)  # the ranks to which the present states belong
 
     @property
     def exists(self) -> bool:
@@ -368,11 +360,12 @@ class RankLocalState:
             return
         if world.size() > 1:
             rows = world.gather(self._packed(carried, self._present(carried)), "hvdrecover.own")
-            self._carried = carried
-            if self._values:
-                self._learn(rows)
-            else:
-                self._known = {RANDOM: Shares(carried.size, _Sent(rows))}
+            self._known = {name: Shares(carried.size, {}) for name in self._values}
+            for message in (json.loads(bytes(row)) for row in rows if self._values):
+                for name, shares in self._known.items():
+                    shares.states.update(self._rebuilt(*message["values"][name]))
+            if self.random.stored:
+                self._known[RANDOM] = Shares(carried.size, _Sent(rows))
         else:
             self._known = self.capture(carried)
         for name, each in self._values.items():
@@ -381,33 +374,14 @@ class RankLocalState:
     def rendezvous(
         self, world: World, carried: Carried, held: Snapshot | None, newest: CommitId | None
     ) -> None:
-        """At a rendezvous: learn the present states of the ranks that hold the elected commit.
+        """Learn the states from the elected commit, if this rank holds it.
 
-        Other ranks get theirs from the commit. So does a loader that was made again since, as by a reset
-        callback.
-
-        Args:
-            carried: the ranks that this process carries out from now on.
-            held: the newest commit in this rank's memory.
-            newest: the elected one; None if no memory holds any, and each rank begins with its present
-                states.
+        If no memory holds a commit, each rank begins with its present states, for the ranks in ``carried``.
         """
-        if not self.exists:
-            return
-        self._known = {}
-        mine = b"null"
         if newest is None:
-            mine = self._packed(carried, self._present(carried))
-        elif held is not None and held.id == newest:
-            self._known = self._stored(held)
-            present = self._present(self._carried)
-            for name, each in self._values.items():
-                shares = self._known.get(name)
-                if shares is not None and shares.ranks == self._carried.size:
-                    anew = [rank for rank in each.made_anew(self._carried) if rank in shares.states]
-                    present[name] |= {rank: shares.states[rank] for rank in anew}
-            mine = self._packed(self._carried, present)
-        self._learn([mine] if world.size() == 1 else world.gather(mine, "hvdrecover.own"))
+            self.gather(world, carried)
+            return
+        self._known = self._stored(held) if held is not None and held.id == newest else {}
         for name, shares in self._known.items():
             if name in self._values:
                 self._values[name].gathered(shares.states)
@@ -433,20 +407,6 @@ class RankLocalState:
             )
         return row
 
-    def _learn(self, rows: Iterable[Buffer]) -> None:
-        """Add the states that processes have sent to the known ones."""
-        known = {name: Shares(ranks, dict(states)) for name, (ranks, states) in self._known.items()}
-        for message in filter(None, (json.loads(bytes(row)) for row in rows)):  # None: it has no states
-            size = message["size"]
-            found = {name: self._rebuilt(*message["values"][name]) for name in self._values}
-            if self.random.stored:
-                found[RANDOM] = message[RANDOM]
-            for name, states in found.items():
-                ranks, merged = known.setdefault(name, Shares(size, {}))
-                if ranks == size:  # otherwise `PerRank.on_resize` has made other states from these
-                    merged.update(states)  # type: ignore[attr-defined]
-        self._known = known
-
     def _rebuilt(self, structure: Any, text: str | None) -> Any:
         if text is None:
             return rebuild(self._framework, structure, None, own=False)
@@ -460,7 +420,6 @@ class RankLocalState:
         """Return the states for a commit: all ranks' states if they are known, else this process's."""
         if self._known:
             return self._known
-        self._carried = carried
         present = self._present(carried)
         for name, each in self._values.items():
             each.gathered(present[name])
@@ -476,7 +435,6 @@ class RankLocalState:
         Without ``load``, the values are at the commit already, and only belong to these ranks from now on.
         """
         self.forget()
-        self._carried = carried
         try:
             stored = self._stored(snapshot)
             for name, each in self._values.items():
@@ -492,7 +450,6 @@ class RankLocalState:
 
     def move(self, carried: Carried) -> None:
         """Right after a commit of all: carry out other virtual ranks, from the states that were exchanged."""
-        self._carried = carried
         for name, each in self._values.items():
             # Those that stay as well: their loaders are iterated over again, which would begin at the start.
             ranks, states = self._known[name]

@@ -107,10 +107,6 @@ class Buffers(ABC):
             for rank in carried.ranks
         }
 
-    def made_anew(self, carried: Carried) -> list[int]:
-        """Return no rank: buffers exist as long as their models."""
-        return []
-
     def gathered(self, states: Mapping[int, Tree]) -> None:
         """Give the models virtual rank 0's buffers, so that a commit's model is the same on all processes.
 

@@ -7,7 +7,6 @@ import pytest
 from hvdrecover.state.random import stream
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeFramework, FakeGenerator, FakeLoader, FakeModel, FakeSampler
-from tests.fakes.world import FakeJob, FakeWorld, fail_at
 from tests.unit.state.jobs import URL, Process, on_ranks
 
 
@@ -110,31 +109,6 @@ def test_a_rank_that_no_commit_knows_has_a_seeded_stream() -> None:
     assert results[:2] == [own_draws(0), own_draws(1)]
     seed = FakeFramework(100).draw_seed()
     assert results[2] == draws(FakeGenerator(stream(seed, 1, 2)("fake")))
-
-
-def test_when_a_rank_is_lost_only_its_stream_is_seeded_anew() -> None:
-    def main(world: FakeWorld) -> list[int]:
-        world.init()
-        process = Process(world)
-        state = own_streams(process)
-        if world.newcomer:
-            process.generator.state = 0
-        else:
-            state.sync()
-            draws(process.generator, 5)
-            state.model.weights["w"] += 1.0
-            state.save()
-            with pytest.raises(Exception, match="a rank was lost"):
-                world.allgather([0], "loss")
-            world.shutdown()
-            world.init()
-        state.sync()
-        return draws(process.generator)
-
-    results = FakeJob(main, 3, [fail_at(1, "loss", replacement="in_place")]).results()
-    assert (results[0], results[2]) == (own_draws(0), own_draws(2))
-    seed = FakeFramework(100).draw_seed()
-    assert results[1] == draws(FakeGenerator(stream(seed, 1, 1)("fake")))
 
 
 def test_what_others_send_at_a_commit_is_read_only_when_it_is_asked_for() -> None:
