@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -179,11 +179,18 @@ class Contents:
                 where, f"the structure of the commit can't be read: {error}"
             ) from error
         hidden = {name: trees.pop(name, None) for name in self._hidden}
-        fitting, misfits = self._fit_trees(trees)
+        names = {name for name in (*structures, *cursors) if not name.startswith("_")}
+        absent = [
+            f"{name}: in the commit, but not an attribute of this state"
+            for name in names - self.values.keys()
+        ]
+        absent += [
+            f"{name}: an attribute of this state, but not in the commit"
+            for name in self.values.keys() - names
+        ]
+        fitting, misfits = self._fit_trees({**trees, **dict.fromkeys(ranks)}, ranks)
         places, misplaced = self._fit_cursors(cursors)
-        visible = {name for name in (*structures, *cursors) if not name.startswith("_")}
-        missing = self._missing(visible)
-        differences = sorted([*missing, *self._misowned(structures, ranks), *misfits, *misplaced])
+        differences = sorted([*absent, *misfits, *misplaced])
         if differences if strict is True else strict and misfits:
             raise MismatchError(where, differences)
         if nothing := [
@@ -216,37 +223,25 @@ class Contents:
         for listener in self.on_record:
             listener(order, count)
 
-    def _missing(self, stored: set[str]) -> list[str]:
-        mine = set(self.values)
-        return [
-            *(f"{name}: in the commit, but not an attribute of this state" for name in stored - mine),
-            *(f"{name}: an attribute of this state, but not in the commit" for name in mine - stored),
-        ]
-
-    def _misowned(self, stored: Collection[str], own: Collection[str]) -> list[str]:
-        """Return a line for each attribute that is rank-local only here, or only in the commit."""
+    def _fit_trees(self, trees: Mapping[str, Any], ranks: set[str]) -> tuple[dict[str, Any], list[str]]:
+        """Return the trees that fit, and a line for each difference; ``ranks`` names the rank-local ones."""
         kinds = {True: "one for each rank", False: "one for all ranks"}
-        return [
-            f"{name}: {kinds[name in own]} in the commit, {kinds[name in self.per_rank]} in this state"
-            for name in stored
-            if name in self.values and (name in own) != (name in self.per_rank)
-        ]
-
-    def _fit_trees(self, trees: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         fitting: dict[str, Any] = {}
         differences: list[str] = []
-        for name in [name for name in self.values if name in trees and name not in self.per_rank]:
+        for name in [name for name in self.values if name in trees]:
             value, tree = self.values[name], trees[name]
-            stateful = self._framework.is_component(value)
-            if is_sampler(value) or (stateful and tree is None):
+            own = (name in ranks, name in self.per_rank)
+            if own[0] != own[1]:
+                differences.append(f"{name}: {kinds[own[0]]} in the commit, {kinds[own[1]]} in this state")
+            elif is_sampler(value) or (tree is None and self._framework.is_component(value)):
                 differences.append(
                     f"{name}: a {type(tree).__name__} in the commit, a {type(value).__name__} in this state"
                 )
-            elif not stateful:
-                fitting[name] = tree
-            else:
+            elif self._framework.is_component(value):
                 fitting[name], found = self._framework.fit(name, value, tree)
                 differences += found
+            elif not own[0]:
+                fitting[name] = tree
         return fitting, differences
 
     def _fit_cursors(self, cursors: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
