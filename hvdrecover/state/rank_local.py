@@ -37,7 +37,6 @@ from hvdrecover.state.trees import Copier, rebuild
 RANDOM = "_random"  # the key of random streams; no attribute has this name
 
 _LARGEST = 1 << 26  # bytes that a process sends with each commit
-_layout = functools.lru_cache(maxsize=16)(layout.parse)  # most ranks send a value of the same layout
 
 OnResize = Callable[[list[Any], int, int], Any]
 
@@ -359,7 +358,7 @@ class RankLocalState:
         if not self.exists:
             return
         if world.size() > 1:
-            rows = world.gather(self._packed(carried, self._present(carried)), "hvdrecover.own")
+            rows = world.gather(self._packed(self._present(carried)), "hvdrecover.own")
             self._known = {name: Shares(carried.size, {}) for name in self._values}
             for message in (json.loads(bytes(row)) for row in rows if self._values):
                 for name, shares in self._known.items():
@@ -390,13 +389,13 @@ class RankLocalState:
         """Training continues, so the known states of the other ranks are out of date."""
         self._known = {}
 
-    def _packed(self, carried: Carried, present: Mapping[str, Any]) -> bytes:
+    def _packed(self, present: Mapping[str, Any]) -> bytes:
         """Return these states as JSON, with a safetensors file for each value that holds tensors."""
         parts = self._copier.take_apart({name: present[name] for name in self._values})
         arenas = self._copier.copy(parts, {})
         files = {name: base64.b64encode(arena.buffer.data).decode() for name, arena in arenas.items()}
         values = {name: [part.structure, files.get(name)] for name, part in parts.items()}
-        message = {"size": carried.size, "values": values, RANDOM: present.get(RANDOM, {})}
+        message = {"values": values, RANDOM: present.get(RANDOM, {})}
         row = json.dumps(message).encode()
         if len(row) > _LARGEST:
             largest = max(values, key=lambda name: len(json.dumps(values[name])))
@@ -412,7 +411,7 @@ class RankLocalState:
             return rebuild(self._framework, structure, None, own=False)
         file = np.frombuffer(bytearray(base64.b64decode(text)), dtype=np.uint8)  # writable, as torch wants it
         header = file[: layout.header_size(file[:8].tobytes(), len(file))].tobytes()
-        return rebuild(self._framework, structure, Arena(_layout(header, len(file)), file), own=True)
+        return rebuild(self._framework, structure, Arena(layout.parse(header, len(file)), file), own=True)
 
     # -- commits ---------------------------------------------------------------------------------------
 

@@ -143,27 +143,18 @@ def _elect(session: Session, recalled: Snapshot | None) -> Election:
     row = [own.generation, own.commit, recalled is not None, *numbers, context.world.past.functions]
     published, *tables = hooks.send(context.world, moment, row)()
     if (published[:, 4:] != published[0, 4:]).any():
-        raise _different_states(session)
+        raise RecoveryError(
+            "the ranks are at different states of the script: this one is in call "
+            f"{context.world.past.functions} of a training function, at checkpoint root "
+            f"{session.durable.root or None!r}. All ranks start again, to reach the same state. Give each "
+            "state its own checkpoint root, the same on all ranks: then a finished state is not trained again"
+        )
     words = [Published(CommitId(*row[:2]), bool(row[2]), row[3]) for row in published.tolist()]
     election = elect(words, lambda holders: hooks.prefer(holders, tables))
     verdict = hooks.verdict(dataclasses.replace(moment, elected=election), tables)
     if verdict is not None:
         raise verdict
     return election
-
-
-def _different_states(session: Session) -> RecoveryError:
-    mine = [session.context.world.past.functions, session.durable.root]
-    states = gather_json(session.context.world, mine, "hvdrecover.states")
-    listed = ", ".join(
-        f"rank {rank} in call {number} of a training function, at checkpoint root {root or None!r}"
-        for rank, (number, root) in enumerate(states)
-    )
-    return RecoveryError(
-        f"the ranks are at different states of the script: {listed}. All ranks start again, to reach "
-        "the same state. Give each state its own checkpoint root, the same on all ranks: then a finished "
-        "state is not trained again"
-    )
 
 
 # -- a job that starts again on hosts that still have commits of its earlier start -------------------------

@@ -28,9 +28,6 @@ from hvdrecover.state.unresumed import Unresumed
 from hvdrecover.trackers import Tracker
 from hvdrecover.version import __version__
 
-Hear = Callable[[], BaseException | None]
-"""Waits for the votes of all ranks, and returns the error that all are to raise."""
-
 
 class Life(Enum):
     """The life of a state: made, trained in a function or after `State.resume`, and ended: it is finished."""

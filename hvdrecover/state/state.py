@@ -209,7 +209,7 @@ class State:
 
     def save(self) -> None:
         """Make a commit in this rank's memory only. The other ranks take no part."""
-        self._due.pop("save", lambda: commits.keep_alone(self._session))()
+        self._due.pop("save", self._save_alone)()
 
     def restore(self) -> None:
         """Return to the newest commit in this rank's memory.
@@ -285,6 +285,10 @@ class State:
         """Called before the reset callbacks. Does nothing; a subclass may override it."""
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _save_alone(self) -> None:
+        self._session.own.forget()
+        commits.keep(self._session)
 
     def _has_hooks(self) -> bool:
         """Return whether the script's own code runs between a fault and the next agreement."""
