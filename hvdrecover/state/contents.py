@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -66,7 +66,7 @@ class Contents:
         self,
         framework: Framework,
         values: Mapping[str, Any],
-        reserved: set[str],
+        reserved: Container[str],
         on_iterate: Callable[[], None] | None = None,
         hidden: Mapping[str, HiddenAttribute] | None = None,
         ranks: Ranks | None = None,

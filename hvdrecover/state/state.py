@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
@@ -25,6 +26,19 @@ from hvdrecover.state.rank_local import Place, Ranks
 from hvdrecover.state.rendezvous import agree, reset
 from hvdrecover.state.session import Session, settings_of
 from hvdrecover.trackers import Tracker
+
+# The methods of Horovod's states; no attribute can have one of these names.
+HOROVODS = {
+    "check_host_updates",
+    "commit",
+    "on_hosts_updated",
+    "on_reset",
+    "register_reset_callbacks",
+    "reset",
+    "restore",
+    "save",
+    "sync",
+}
 
 
 class Keywords(TypedDict, total=False):
@@ -78,8 +92,8 @@ class State:
     After a recovery, all ranks have the source rank's copy of every attribute. So a rank-local value, such as
     a running loss or batch norm's statistics, is replaced unless it is a `PerRank`; a `Guard` warns of this.
 
-    An attribute cannot have the name of a method. It may have the name of a keyword, if the keyword does not
-    accept the value.
+    An attribute may have the name of a method that this class adds to Horovod's states, and then hides it.
+    It may also have the name of a keyword, if the keyword does not accept the value.
 
     A subclass may define `save`, `restore`, `sync` and `reset`. They are called when Horovod would call them,
     except that `restore` is called after the rendezvous; ``super()`` in them does the work of this class.
@@ -110,7 +124,7 @@ class State:
         self._contents = Contents(
             framework,
             attributes,
-            set(dir(type(self))),
+            HOROVODS,
             lambda: commits.iteration_begins(self._session),
             hidden,
             ranks,
@@ -131,6 +145,11 @@ class State:
         self._session.hooks.ask(Hook.attach)
         if type(self).reset is not State.reset:
             self._session.reset_callbacks.append(self.reset)
+
+        kind = type(self)
+        if hides := attributes.keys() & set(dir(kind)):
+            found = {name: property(functools.partial(_tracked, name)) for name in hides}
+            self.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **found})
 
     # -- attributes ------------------------------------------------------------------------------------
 
@@ -340,6 +359,10 @@ class State:
             self._due.pop(verb, _nothing)()
         finally:
             self._due.pop(verb, None)
+
+
+def _tracked(name: str, state: State) -> Any:
+    return state._contents.values[name]
 
 
 def _divide(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,8 +8,8 @@ from tests.fakes.framework import FakeModel, FakeSampler
 from tests.unit.state.jobs import Process
 
 
-@pytest.mark.parametrize("name", ["commit", "sync", "on_hosts_updated", "finished", "flush"])
-def test_a_name_of_a_method_is_refused(process: Process, name: str) -> None:
+@pytest.mark.parametrize("name", ["commit", "sync", "on_hosts_updated"])
+def test_a_name_of_horovods_states_is_refused(process: Process, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"state\.{name}: "):
         process.state(**{name: 1})
 
@@ -90,3 +90,15 @@ def test_a_subclass_may_set_an_attribute_before_the_state_is_made(process: Proce
     state.epoch = 3
     state.restore()
     assert state.epoch == 2
+
+
+@pytest.mark.parametrize("name", ["finished", "flush", "last_commit"])
+def test_an_attribute_hides_a_method_that_horovods_states_lack(process: Process, name: str) -> None:
+    state = process.state(**{name: [1]})
+    state.sync()
+    getattr(state, name).append(2)
+    state.commit()
+    setattr(state, name, None)
+    state.restore()
+    assert getattr(state, name) == [1, 2]
+    assert isinstance(state, State)
