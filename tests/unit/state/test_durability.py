@@ -21,7 +21,6 @@ from hvdrecover.errors import (
     FlushTimeoutError,
     StateError,
     StoppedError,
-    StorageError,
 )
 from hvdrecover.events import Events
 from hvdrecover.machine import Available
@@ -86,14 +85,6 @@ def test_every_commit_is_due_by_default(process: Process, root: FakeRoot) -> Non
     assert root.published == [CommitId(1, 1), CommitId(1, 2), CommitId(1, 3)]
 
 
-def test_by_time(process: Process, root: FakeRoot) -> None:
-    state = begun(process, every_seconds=60)
-    for _ in range(6):
-        process.clock.seconds += 25
-        commit_and_settle(state)
-    assert [commit.commit for commit in root.published] == [1, 4]
-
-
 def test_only_rank_0_writes(root: FakeRoot) -> None:
     def body(process: Process) -> CommitId | None:
         state = begun(process)
@@ -155,14 +146,6 @@ def test_a_commit_that_is_asked_to_be_durable_waits_for_the_write_in_flight(
     training.join(HANG_SECONDS)
     state.flush()
     assert root.published == [CommitId(1, 1), CommitId(1, 2)]
-
-
-def test_flush_makes_the_newest_commit_durable_though_none_was_due(process: Process, root: FakeRoot) -> None:
-    state = begun(process, every_commits=100)
-    state.commit()
-    state.flush()
-    state.flush()
-    assert root.published == [CommitId(1, 1)]
 
 
 def test_flush_gives_up_after_its_timeout_and_the_write_continues(process: Process, root: FakeRoot) -> None:
@@ -330,27 +313,3 @@ def test_all_ranks_of_a_job_that_was_replaced_stop_together(root: FakeRoot, root
         first[0] == other[0] == "FencedError"
     )  # so whoever hears of either ends the job for the same reason
     assert "StoppedError" in other
-
-
-def test_a_root_that_has_vanished_is_not_made_anew_when_rank_0_changes(
-    process: Process, root: FakeRoot
-) -> None:
-    state = begun(process)
-    state.commit()
-    state.flush()
-    root.files.clear()
-    state._session.durable.retire()  # rank 0 is another process from now on, which has never claimed anything
-    state.sync()
-    state.commit()
-    with pytest.raises(StorageError, match="claims/ "):
-        state.flush()
-    assert root.files == {}
-
-
-def test_settling_waits_for_the_write_in_flight_and_raises_nothing(process: Process, root: FakeRoot) -> None:
-    state = begun(process)
-    root.failures = 1
-    state.commit()
-    state._session.durable.settle()
-    assert state._session.durable._writer is not None
-    assert state._session.durable._writer.in_flight is None

@@ -171,32 +171,6 @@ def test_commits_with_bad_numbers_are_not_sealed(near: Path) -> None:
     assert [began[0] for began in job(near, 0)] == [2, 2]
 
 
-def test_what_was_sealed_before_stays_until_this_start_has_sealed_a_commit(near: Path) -> None:
-    def killed(process: Process) -> None:
-        state = made(process, near)
-        state.sync()
-        train(state, 4)
-        state._session.durable.near.offer = lambda: None  # type: ignore[method-assign]
-        state.step += 1
-        state.commit(durable=True)
-        state.flush()
-        dies(state)
-
-    def resumed(process: Process) -> Any:
-        state = made(process, near)
-        offer, state._session.durable.near.offer = state._session.durable.near.offer, lambda: None  # type: ignore[method-assign]
-        state.sync()
-        state._session.durable.near.settle(30)
-        before = sealed(near)
-        state._session.durable.near.offer = offer  # type: ignore[method-assign]
-        train(state, 2)
-        dies(state)
-        return state.step, before, sealed(near)[-1]
-
-    on_ranks(1, killed)
-    assert on_ranks(1, resumed) == [(7, ["g0001-c00000004"], "g0002-c00000007")]
-
-
 def sealed(near: Path) -> list[str]:
     """The names of the near commits, oldest first."""
     return sorted(path.parent.name for path in near.glob("*/*/g*/MANIFEST.json"))

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from hvdrecover.errors import MismatchError, PerRankError
-from hvdrecover.guard.settings import Guard
 from hvdrecover.state import loading
 from hvdrecover.state.random import Randomness
-from hvdrecover.state.rank_local import Carried, OnResize, PerRank
+from hvdrecover.state.rank_local import OnResize, PerRank
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeFramework, FakeGenerator, FakeModel, FakeSchedule
@@ -145,45 +144,6 @@ def test_the_whole_job_killed_at_any_collective(rng: Randomness) -> None:
         assert FakeJob(Script(url, rng), 2).results() == expected, nth
 
 
-def test_a_save_that_no_rank_was_told_of_lacks_the_lost_ranks_value() -> None:
-    def main(world: FakeWorld) -> Any:
-        world.init()
-        state = Process(world).state(losses=PerRank(world.rank()))
-        if not world.newcomer:
-            state.sync()
-            state.commit()
-            state.save()
-            with pytest.raises(Exception, match="a rank was lost"):
-                world.allgather([0], "loss")
-            world.shutdown()
-            world.init()
-        state.sync()
-        return state.losses.value
-
-    outcomes = FakeJob(main, 2, [fail_at(1, "loss", replacement="in_place")]).run()
-    errors = [str(each.error) for each in outcomes if each.error is not None]
-    assert [each.result for each in outcomes if each.status == "returned"] == [0]
-    (error,) = errors
-    assert re.match(r"state\.losses: .* rank 1; state\.save\(\) .* state\.commit\(\)", error)
-
-
-def test_a_heal_leaves_values_where_they_are() -> None:
-    """The loop that runs has taken an iterator, which would not hear of it."""
-
-    def body(process: Process) -> int:
-        rank, size = process.world.rank(), process.world.size()
-        shard = Shard(rank, size, process.generator)
-        guard = Guard(parameters_every_commits=1, on_divergence="heal")
-        state = process.state(guard=guard, model=FakeModel(w=[1.0]), data=PerRank(shard))
-        state.sync()
-        state.model.weights["w"] += rank == 2
-        state.commit()
-        assert state.model.weights["w"].tolist() == [1.0]
-        return shard.loaded
-
-    assert on_ranks(3, body) == [0, 0, 0]
-
-
 # -- other ranks ------------------------------------------------------------------------------------------
 
 
@@ -241,22 +201,6 @@ def test_without_a_word_of_the_script_it_is_an_error_on_all_ranks() -> None:
 def test_a_finished_run_is_finished_for_any_number_of_ranks() -> None:
     FakeJob(Script(URL), 2).results()
     assert len(FakeJob(Script(URL), 3).results()) == 3
-
-
-def test_a_loader_made_for_another_rank_is_not_loaded_into() -> None:
-    shard = PerRank(FakeSchedule())
-    shard.keep(Carried((2,), 4))
-    states = {rank: {"steps": rank} for rank in range(4)}
-    with pytest.raises(PerRankError, match=r"^state\.data: .*\(2, 4\).* rank 0 of 4"):
-        shard.resume("state.data", states, 4, Carried((0,), 4))
-    shard.value = FakeSchedule()  # made anew, as by a reset callback
-    shard.resume("state.data", states, 4, Carried((0,), 4))
-    assert shard.value.steps == 0
-    shard.resume("state.data", states, 4, Carried((0,), 4))
-    counter = PerRank(7)
-    counter.keep(Carried((2,), 4))
-    counter.resume("state.losses", {0: "rank 0's"}, 4, Carried((0,), 4))
-    assert counter.value == "rank 0's"
 
 
 @pytest.mark.parametrize(("remove", "size"), [((), 3), ((1,), 2)])

@@ -109,17 +109,3 @@ def test_a_rank_that_no_commit_knows_has_a_seeded_stream() -> None:
     assert results[:2] == [own_draws(0), own_draws(1)]
     seed = FakeFramework(100).draw_seed()
     assert results[2] == draws(FakeGenerator(stream(seed, 1, 2)("fake")))
-
-
-def test_what_others_send_at_a_commit_is_read_only_when_it_is_asked_for() -> None:
-    def body(process: Process) -> tuple[bool, list[str], bool]:
-        state = process.state(rng="store", model=FakeModel(w=0.0))
-        state.sync()
-        state.commit()
-        assert state._session.memory.newest is not None
-        states = state._session.memory.newest.state["random"]["states"]
-        unread = "_states" not in vars(states)
-        state.restore()
-        return unread, list(states), "_states" in vars(states)
-
-    assert on_ranks(3, body) == [(True, ["0", "1", "2"], True)] * 3

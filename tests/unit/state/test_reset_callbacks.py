@@ -11,7 +11,7 @@ from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import FakeJob, Fault, change_at, fail_at
-from tests.unit.state.jobs import URL, Process, initialised, on_ranks
+from tests.unit.state.jobs import URL, Process, initialised
 
 
 @dataclass
@@ -85,13 +85,6 @@ def test_what_they_change_reaches_the_ranks_that_join() -> None:
     assert sorted(scaling.entries)[1:] == [(0, 3, 2, 0.3), (1, 3, 2, 0.3), (2, 3, 2, 0.3)]
 
 
-def test_what_they_change_is_not_undone_by_a_fault_before_the_next_commit() -> None:
-    scaling = Scaling()
-    faults = [change_at(0, "gradient", 2, add=1), fail_at(1, "gradient", 1, replacement="in_place")]
-    assert scaling.results(1, *faults) == [pytest.approx(0.2)] * 2
-    assert scaling.entries[-1][3] == 0.2
-
-
 def killed(scaling: Scaling, size: int) -> None:
     scaling.results(size, fail_at(0, "gradient", 4, action="kill_all"))
     scaling.calls.clear()
@@ -104,17 +97,3 @@ def test_they_are_called_when_a_durable_commit_is_resumed_with_another_number_of
     assert scaling.results(3) == [pytest.approx(0.3)] * 3
     assert sorted(scaling.calls) == [(rank, 3, 2, (rank, 3)) for rank in range(3)]
     assert sorted(scaling.entries) == [(rank, 3, 2, 0.3) for rank in range(3)]
-
-
-def test_what_they_change_at_a_durable_resume_is_what_a_fault_goes_back_to() -> None:
-    killed(Scaling(URL), 2)
-
-    def body(process: Process) -> float:
-        scaling = Scaling(URL)
-        state = scaling.made(process)
-        state.sync()
-        state.optimizer.rate = 9.0
-        state.restore()
-        return float(state.optimizer.rate)
-
-    assert on_ranks(3, body) == [pytest.approx(0.3)] * 3

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,6 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.errors import (
-    NoProgressError,
     RecoveryError,
     RemovedError,
     RendezvousError,
@@ -33,7 +31,6 @@ from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.fakes.root import FakeRoots
 from tests.fakes.world import (
-    HANG_SECONDS,
     FakeJob,
     Fault,
     Outcome,
@@ -249,43 +246,6 @@ def test_what_a_script_has_changed_after_a_rollback_is_sent_as_well(make: Callab
     assert (found[True], found[False][0]) == ((9.0, False), 9.0)
 
 
-@pytest.mark.parametrize("method", ["restore", "on_reset"])
-def test_a_method_of_the_script_that_finds_a_rank_lost_each_time_has_an_end(method: str) -> None:
-    class Failing(Adjusting):
-        def _adjust(self, method: str) -> None:
-            if method == self._method:
-                raise HorovodInternalError("a collective of the script's own")
-
-    def body(process: Process) -> None:
-        state = Failing(process, method)
-        run(lambda state: [count(process, state) for _ in range(4)])(state)
-
-    job = FakeJob(initialised(body), 2, [fail_at(1, "gradient", 3)])
-    [outcome] = [each for each in job.run() if each.error is not None]
-    assert isinstance(outcome.error, NoProgressError)
-
-
-@pytest.mark.parametrize(
-    ("size", "faults", "places"),
-    [
-        (2, [fail_at(0, "gradient", 3)], [(0, 1)]),
-        (3, [fail_at(1, "gradient", 3)], [(0, 2), (1, 2)]),
-        (1, [change_at(0, "gradient", 2, add=2)], [(0, 3), (1, 3), (2, 3)]),
-        (3, [change_at(0, "gradient", 2, remove=[0])], [(0, 2), (1, 2)]),
-        (2, [change_at(0, "gradient", 2, add=2, remove=[1])], [(0, 3), (1, 3), (2, 3)]),
-        (2, [change_at(1, "gradient", 2, add=1, ahead=True)], [(0, 3), (1, 3), (2, 3)]),
-    ],
-)
-def test_samplers_have_their_new_place_when_training_continues(
-    size: int, faults: Sequence[Fault], places: list[tuple[int, int]]
-) -> None:
-    counting = Counting()
-    counting.run(size, *copy.deepcopy(faults))
-    after = [entry for entry in counting.entries if entry.step > 0]
-    assert sorted(entry.place for entry in after) == places
-    assert all(entry.place == (entry.rank, entry.size) for entry in counting.entries)
-
-
 # -- hosts that come and go --------------------------------------------------------------------------------
 
 
@@ -307,20 +267,6 @@ def test_an_interrupt_between_commits_never_mixes_old_counters_with_new_weights(
     counting.run(2, *faults)
     assert all(entry.weight == entry.step for entry in counting.entries)
     assert entered(counting)[2:] == [(1, 0, 3), (1, 1, 3), (1, 2, 3), (3, 0, 1), (3, 0, 2), (3, 1, 2)]
-
-
-def test_news_from_before_a_rendezvous_is_old_news() -> None:
-    counting = Counting()
-    faults = [change_at(0, "gradient", 1, add=1), fail_at(1, "gradient", 1)]
-    assert counting.results(2, *faults) == [("trained", 6, 6.0)] * 2
-    assert len(counting.entries) == 2 + 2
-
-
-def test_when_all_hosts_change_at_once_the_durable_commit_takes_over() -> None:
-    counting = Counting(URL, flush=True, check=True)
-    outcomes = counting.run(2, change_at(0, "gradient", 3, add=2, remove=[0, 1]))
-    assert [outcome.status for outcome in outcomes] == ["returned"] * 2 + ["left"] * 2
-    assert [(entry.newcomer, entry.step) for entry in counting.entries][2:] == [(True, 2), (True, 2)]
 
 
 def test_a_static_job_does_not_look_at_hosts(process: Process) -> None:
@@ -393,42 +339,6 @@ def test_a_rank_that_is_no_longer_rank_0_stops_writing(roots: FakeRoots) -> None
     assert ours == [CommitId(2, 3), CommitId(2, 4), CommitId(2, 5)]
 
 
-def test_a_retired_writer_gives_up_its_retries(roots: FakeRoots) -> None:
-    root = roots[URL]
-
-    def body(process: Process) -> None:
-        state = process.state(URL, model=FakeModel(w=0.0))
-        state.sync()
-        if not process.world.newcomer:
-            root.gate.clear()
-            root.failures = 1
-            state.commit()
-            assert root.at_the_gate.wait(HANG_SECONDS)
-            writer = state._session.durable._writer  # type: ignore[union-attr]
-            process.world.shutdown()
-            process.world.init()
-            state.sync()
-            root.gate.set()
-            with pytest.raises(StorageError):
-                writer.wait()
-        process.world.allgather([0], "the old write has failed")
-        state.model.weights["w"] += 1.0
-        state.commit()
-        state.flush()
-
-    def main(process: Process) -> None:
-        if process.world.newcomer:
-            body(process)
-            return
-        process.world.told.clear()
-        process.world.allgather([0], "change")
-        body(process)
-
-    FakeJob(initialised(main), 1, [change_at(0, "change", add=1, ahead=True)]).results()
-    assert root.published == [CommitId(2, 2)]
-    assert root.attempts == 2
-
-
 # -- errors of the user's own ------------------------------------------------------------------------------
 
 
@@ -447,17 +357,6 @@ def test_an_error_of_the_user_passes_unchanged(process: Process) -> None:
         train(process.state())
     assert caught.value is error
     assert caught.value.__cause__ is None
-
-
-def test_an_error_of_one_rank_is_a_lost_rank_to_the_others() -> None:
-    def fail_once(process: Process, state: State) -> None:
-        if process.world.rank() == 1 and state.step == 3:
-            raise OwnError
-
-    outcomes = Counting(at_step=fail_once).run(2)
-    assert [outcome.status for outcome in outcomes] == ["returned", "failed"]
-    assert outcomes[0].result == ("trained", 6, 6.0)
-    assert isinstance(outcomes[1].error, OwnError)
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import numpy as np
@@ -8,24 +7,8 @@ import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.errors import MismatchError, UnsupportedValueError
-from hvdrecover.state.rank_local import PerRank
 from tests.fakes.framework import FakeModel
 from tests.unit.state.jobs import Process, on_ranks
-
-
-def test_the_commit_after_a_torn_one_is_whole_and_in_step_with_the_other_ranks(process: Process) -> None:
-    state = process.state(model=FakeModel(w=[1.0], v=[2.0]))
-    state.sync()
-    state.commit()
-    state.model.weights["w"] += 1  # what has not changed is not copied
-    process.framework.tear = 1
-    with pytest.raises(RuntimeError):
-        state.commit()
-    state.commit()
-    assert state.last_commit == CommitId(1, 3)
-    state.model.weights["w"] += 1
-    state.restore()
-    assert state.model.weights["w"].tolist() == [2.0]
 
 
 def test_a_value_that_can_not_be_committed_does_not_spoil_the_last_commit(process: Process) -> None:
@@ -59,22 +42,6 @@ def test_ranks_whose_commit_failed_stay_in_step_with_the_others(failing: set[int
         return state.last_commit.commit
 
     assert on_ranks(2, body) == [2, 2]
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_commit_after_one_that_failed_is_of_one_moment(size: int) -> None:
-    def body(process: Process) -> float:
-        state = process.state(losses=PerRank(0.0), box=None)
-        state.sync()
-        for box in (None, object(), None):
-            state.losses.value, state.box = state.losses.value + 1.0, box
-            with contextlib.suppress(UnsupportedValueError):
-                state.commit()
-        state.losses.value = 99.0
-        state.restore()
-        return state.losses.value
-
-    assert on_ranks(size, body) == [3.0] * size
 
 
 def test_restoring_into_another_model_names_what_differs_and_loads_nothing(process: Process) -> None:

@@ -35,13 +35,6 @@ def world(process: Process) -> FakeWorld:
     return process.world
 
 
-def test_without_a_guardian_there_is_never_a_limit(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "_notes", None)
-    heartbeat.enter(Phase.TRAINING)
-    liveness.follow(process.world)
-    assert process.world.allowed == []
-
-
 def test_a_pause_lifts_the_limit_until_there_is_progress_again(world: FakeWorld) -> None:
     with liveness.paused():
         assert world.allowed == [ALLOWED, 0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.config import PREEMPTED
-from hvdrecover.errors import StorageError
 from hvdrecover.heartbeat import Page, Phase, Stop
 from hvdrecover.state.leaving import Preempted, decide
 from hvdrecover.state.rank_local import PerRank
@@ -230,18 +228,6 @@ def test_a_whole_job_leaves_at_one_durable_commit_and_continues_from_it(
     assert sorted(again.resumed) == [(3, 0, 2), (3, 1, 2)]
 
 
-def test_ranks_that_only_look_at_hosts_leave_with_what_they_have(
-    monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
-) -> None:
-    job = Job(monkeypatch, ["h1", "h2"], {3: (0, HOST)})
-    job.check_only = True
-    outcomes = job.run()
-    assert [outcome.status for outcome in outcomes] == ["returned", "left"]
-    assert outcomes[0].result[:2] == (6, 6.0)
-    assert job.left == [(0, 3)]
-    assert sorted(job.resumed) == [(0, 0, 2), (0, 1, 2), (3, 0, 1)]
-
-
 def test_a_training_function_that_ends_because_the_job_is_stopped_has_not_finished(
     monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
 ) -> None:
@@ -271,17 +257,3 @@ def test_a_training_function_that_ends_because_a_host_leaves_is_called_again_on_
     assert outcomes[0].result[:2] == (6, 6.0)
     assert sorted(job.resumed) == [(0, 0, 2), (0, 1, 2), (4, 0, 1)]
     assert set(totals) == {8}  # of two ranks at commit 4; step 5 is repeated
-
-
-def test_a_job_whose_last_commit_can_not_be_made_durable_says_so(
-    process: Process, page: Page, roots: FakeRoots
-) -> None:
-    state = process.state(URL, model=FakeModel(w=0.0))
-    state.sync()
-    state.commit()
-    state.flush()
-    roots[URL].failures = math.inf
-    page.ask(Stop.JOB)
-    with pytest.raises(StorageError):
-        state.commit()
-    assert page.read().phase != Phase.LEFT

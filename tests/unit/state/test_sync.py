@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ from horovod.common.exceptions import HorovodInternalError
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.errors import MismatchError, NoUsableCommitError, RecoveryError
-from hvdrecover.state.rendezvous import agree
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.root import FakeRoots
@@ -64,26 +61,6 @@ def write_commits(number: int, size: int = 1, **options: Any) -> list[Any]:
     return on_ranks(size, body, **options)
 
 
-def test_a_new_process_lets_go_of_its_initial_state_before_it_loads_another() -> None:
-    def body(process: Process) -> list[bool]:
-        state, held = made(process), []
-        load = state.model.load_state_dict
-
-        def noted(tree: Any) -> None:
-            held.append(state._session.memory.newest is not None)
-            load(tree)
-
-        state.model.load_state_dict = noted
-        initial = weakref.ref(state._session.memory.newest.arenas["model"])
-        state.sync()
-        gc.collect()
-        state.restore()
-        return [initial() is not None, *held]
-
-    # Rank 0 begins with its own state, and keeps the memory; a roll-back lets go of nothing.
-    assert on_ranks(2, body) == [[True, True], [False, False, True]]
-
-
 def test_if_every_save_was_torn_and_nothing_is_durable_no_state_is_made_up() -> None:
     def body(process: Process) -> None:
         state = made(process)
@@ -96,22 +73,6 @@ def test_if_every_save_was_torn_and_nothing_is_durable_no_state_is_made_up() -> 
             state.sync()
 
     on_ranks(2, body)
-
-
-def test_if_every_save_was_torn_the_durable_commit_is_taken(roots: FakeRoots) -> None:
-    def body(process: Process) -> list[float]:
-        state = made(process, URL)
-        state.sync()
-        state.commit()
-        state.flush()
-        step(state)
-        process.framework.tear = 1
-        with pytest.raises(RuntimeError):
-            state.save()
-        assert agree(state._session) == "durable"
-        return list(state.history)
-
-    assert on_ranks(2, body) == [[0.0], [0.0]]
 
 
 @pytest.mark.parametrize("nth", [1, 2])
@@ -195,23 +156,6 @@ def test_a_commit_that_does_not_fit_names_what_differs_and_is_not_loaded() -> No
     assert all(isinstance(error, RecoveryError) for error in errors[1:])
 
 
-def test_a_component_where_the_commit_has_none_is_a_difference() -> None:
-    def first(process: Process) -> None:
-        state = process.state(URL, model=None)
-        state.sync()
-        state.commit()
-        state.flush()
-
-    on_ranks(1, first)
-
-    def second(process: Process) -> None:
-        process.state(URL, model=FakeModel(w=[1.0])).sync()
-
-    (error,) = outcomes_of(second, 1)
-    assert isinstance(error, MismatchError)
-    assert error.differences == ["model: a NoneType in the commit, a FakeModel in this state"]
-
-
 def lenient(process: Process) -> State:
     """A changed model, a data set of another length and a new attribute, all with each rank's own values."""
     mine = 10.0 + process.world.rank()
@@ -240,13 +184,3 @@ def test_not_strict_loads_what_fits_and_lists_the_rest(caplog: pytest.LogCapture
         "optimizer",
         "sampler",
     ]
-
-
-def test_not_strict_gives_all_ranks_the_same_whatever_was_not_in_the_commit() -> None:
-    write_commits(2)
-
-    def body(process: Process) -> tuple[list[float], float]:
-        state = lenient(process)
-        return state.model.weights["head"].tolist(), state.extra
-
-    assert on_ranks(3, body) == [([10.0], 10.0)] * 3
