@@ -35,7 +35,6 @@ from hvdrecover.checkpoint.digest import digest_numbers
 from hvdrecover.checkpoint.layout import parse
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import RecoveryError, StoppedError
-from hvdrecover.state import liveness
 from hvdrecover.state.adapter import World, gather_json
 from hvdrecover.state.commit import among_ranks, load
 from hvdrecover.state.election import Election, Left, Published, elect, revive
@@ -76,7 +75,6 @@ def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
     session.leaving.forget_changes()  # the rendezvous covers all changes so far, and none after it
     with session.timings.of("rendezvous"):
         session.context.world.init()
-    liveness.forget()
 
 
 def reset(session: Session) -> None:
@@ -119,7 +117,7 @@ def agree(session: Session, reached: tuple[int, int] = (0, 0), *, state_unchange
     line = report(agreement, context.world.size(), session.durable.root, seconds, reached, near)
     facts = {"source": agreement.source, **vars(agreement.snapshot.id), "size": context.world.size()}
     context.announce("sync", line, **facts, seconds=seconds)
-    session.timings.add("sync", seconds - session.timings.spent("load"))
+    session.timings.parts["sync"] += seconds - session.timings.parts["load"]
     session.hooks.notify(Hook.agreed, agreement)
     return agreement.source
 

@@ -30,7 +30,7 @@ from hvdrecover.errors import ConfigError, RemovedError, RendezvousError, StateE
 from hvdrecover.events import show_on_terminal
 from hvdrecover.guard.numbers import RolledBack
 from hvdrecover.state import commit as commits
-from hvdrecover.state import leaving, liveness, startup
+from hvdrecover.state import leaving, startup
 from hvdrecover.state.hooks import Context, Hook
 from hvdrecover.state.horovod import Fault, fault_of, mistake_of, notifications
 from hvdrecover.state.rendezvous import agree, rendezvous
@@ -187,7 +187,7 @@ def _loop(train: Callable[[], Result], state: State, session: Session) -> Result
                 raise cause from None
             reason, steps = _text(cause), 0 if fault == "hosts" else heartbeat.steps()
             if fault == "peers":
-                rollbacks.note(heartbeat.read(), liveness.allowed(), session.own.random.number, cause)
+                rollbacks.note(heartbeat.read(), heartbeat.stall_seconds(), session.own.random.number, cause)
             heartbeat.enter(heartbeat.Phase.RECOVERING)
             if isinstance(cause, RolledBack):
                 session.call("restore", functools.partial(commits.skip, session, cause))
