@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import queue
 import signal
 import threading
 import zlib
@@ -40,31 +39,18 @@ class Departure(Exception):  # noqa: N818  not an error: the ranks have decided 
 class Leaving(Hook):
     """Which ranks leave, as after a preemption, and which hosts have come or gone.
 
-    If any rank knows of a change of hosts, all ranks meet in a rendezvous.
+    If any rank knows of a change of hosts since the last rendezvous, all ranks meet in another one.
     """
 
     def __init__(self, config: Config) -> None:
         self._elastic = config.elastic
         self._host = zlib.crc32(config.host.encode())
-        self._reports: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._known = 0  # changes of hosts since the last rendezvous
-
-    def note(self, update: int) -> None:
-        """Note a report of the driver that hosts have come (2) or gone (1). Any thread may call this."""
-        self._reports.put(update)
-
-    def forget_changes(self) -> None:
-        """Forget all changes of hosts so far: a rendezvous takes them into account."""
-        while not self._reports.empty():
-            self._reports.get()
-        self._known = 0
+        self.hosts_changed = threading.Event()
 
     def numbers(self, moment: Moment) -> Sequence[int]:
         if moment.kind == "rendezvous":
             return ()
-        while not self._reports.empty():
-            self._known |= self._reports.get()
-        return [heartbeat.stop_asked(), self._host, self._known]
+        return [heartbeat.stop_asked(), self._host, self.hosts_changed.is_set()]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
         if moment.kind == "rendezvous":

@@ -72,7 +72,7 @@ def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
     session.context.events.emit("reset", reason=reason, steps=steps)
     with session.timings.of("reset"):
         session.context.world.shutdown()
-    session.leaving.forget_changes()  # the rendezvous covers all changes so far, and none after it
+    session.leaving.hosts_changed.clear()  # the rendezvous covers all changes so far, and none after it
     with session.timings.of("rendezvous"):
         session.context.world.init()
 

@@ -294,7 +294,7 @@ class State:
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Called by Horovod on a background thread when hosts have come (2) or gone (1)."""
-        self._session.leaving.note(int(update_res))
+        self._session.leaving.hosts_changed.set()
 
     def on_reset(self) -> None:
         """Called by `run` after each rendezvous."""
