@@ -60,14 +60,6 @@ def elect(
 
 
 @dataclass(frozen=True)
-class Left:
-    """A commit that an earlier process has left on its host; ``start``: the start of the job that made it."""
-
-    commit: CommitId
-    start: str
-
-
-@dataclass(frozen=True)
 class Standing:
     """The answer of a checkpoint root to a job that has just claimed it.
 
@@ -81,17 +73,19 @@ class Standing:
     since: int
 
 
-def revive(left: Sequence[Left | None], standing: Standing) -> int | None:
+def revive(left: Sequence[tuple[CommitId | None, str]], standing: Standing) -> int | None:
     """Return the rank whose host has the commit to resume from; None if that is the durable one.
+
+    ``left``: by rank, the commit that an earlier process has left on its host, and the start that made it.
 
     Generations are counted by each start of a job on its own once it trains, so commits are compared by the
     generation of their start's claim, and only then by their own.
     """
     floor = (standing.since, standing.durable or CommitId(0, 0))
     ranked = [
-        ((standing.starts[each.start], each.commit), -rank)
-        for rank, each in enumerate(left)
-        if each is not None and each.start in standing.starts
+        ((standing.starts[start], commit), -rank)
+        for rank, (commit, start) in enumerate(left)
+        if commit is not None and start in standing.starts
     ]
     best = max(ranked, default=None)
     return -best[1] if best is not None and best[0] >= floor else None

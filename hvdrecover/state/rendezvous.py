@@ -37,7 +37,7 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import RecoveryError, StoppedError
 from hvdrecover.state.adapter import World, gather_json
 from hvdrecover.state.commit import among_ranks, load
-from hvdrecover.state.election import Election, Left, Published, elect, revive
+from hvdrecover.state.election import Election, Published, elect, revive
 from hvdrecover.state.hooks import Agreement, Hook, Moment, Source
 from hvdrecover.state.near import Files
 from hvdrecover.state.session import Session
@@ -183,8 +183,7 @@ def _revive(session: Session, recalled: Snapshot | None) -> Claimed:
 
 def _decide(session: Session, rows: Sequence[tuple[str, str, str]]) -> Claimed:
     """Claim the checkpoint root, and choose between the near commits and the durable one; on rank 0."""
-    parsed = [(CommitId.parse(name), start) for _, name, start in rows]
-    left = [None if commit is None else Left(commit, start) for commit, start in parsed]
+    left = [(CommitId.parse(name), start) for _, name, start in rows]
     starts = {start: f"{name} in the memory of {host}" for host, name, start in rows if name}
     generation = _claim(session, starts)
     standing = session.durable.standing(False)
@@ -194,8 +193,8 @@ def _decide(session: Session, rows: Sequence[tuple[str, str, str]]) -> Claimed:
         standing = session.durable.standing(True)
         chosen = revive(left, standing)
     near, where = "", ""
-    if chosen is not None and (found := left[chosen]) is not None:
-        near, where = found.commit.name, _newer(found.commit.commit, standing.durable, rows[chosen][0])
+    if chosen is not None and (found := left[chosen][0]) is not None:
+        near, where = found.name, _newer(found.commit, standing.durable, rows[chosen][0])
     return Claimed(generation, session.context.place.job, chosen, near, where, list(standing.starts))
 
 

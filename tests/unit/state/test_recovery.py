@@ -16,7 +16,7 @@ from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.heartbeat import Page
 from hvdrecover.state import rendezvous
-from hvdrecover.state.election import Election, Left, Published, Standing, elect, revive
+from hvdrecover.state.election import Election, Published, Standing, elect, revive
 from hvdrecover.state.hooks import Agreement, Hooks, Moment
 from hvdrecover.state.liveness import Liveness
 from tests.fakes.world import FakeJob, FakeWorld, Fault, current_world
@@ -76,20 +76,20 @@ def test_near_commits_are_elected_as_memories_are(published: list[Published], ex
 @pytest.mark.parametrize(
     ("left", "durable", "expected"),
     [
-        ([None, Left(C4, "a")], (C3, 2), 1),
-        ([Left(C4, "a"), Left(C4, "a")], (C3, 2), 0),
-        ([Left(C3, "a"), None], (C3, 2), 0),  # the same commit: near by is nearer
-        ([Left(C3, "a"), None], (C4, 2), None),
-        ([Left(C4, "a"), None], (None, 0), 0),
-        ([Left(C4, "b"), None], (C3, 2), None),  # another job has taken the root since
+        ([(None, ""), (C4, "a")], (C3, 2), 1),
+        ([(C4, "a"), (C4, "a")], (C3, 2), 0),
+        ([(C3, "a"), (None, "")], (C3, 2), 0),  # the same commit: near by is nearer
+        ([(C3, "a"), (None, "")], (C4, 2), None),
+        ([(C4, "a"), (None, "")], (None, 0), 0),
+        ([(C4, "b"), (None, "")], (C3, 2), None),  # another job has taken the root since
         # Once it trains, each start counts its generations by itself: the later start goes first.
-        ([Left(CommitId(9, 1), "a"), Left(CommitId(5, 4), "c")], (C3, 2), 1),
-        ([Left(CommitId(9, 1), "a"), None], (CommitId(5, 2), 5), None),
-        ([Left(C4, ""), None], (None, 0), None),
+        ([(CommitId(9, 1), "a"), (CommitId(5, 4), "c")], (C3, 2), 1),
+        ([(CommitId(9, 1), "a"), (None, "")], (CommitId(5, 2), 5), None),
+        ([(C4, ""), (None, "")], (None, 0), None),
     ],
 )
 def test_a_near_commit_counts_if_nothing_newer_is_durable(
-    left: list[Left | None], durable: tuple[CommitId | None, int], expected: int | None
+    left: list[tuple[CommitId | None, str]], durable: tuple[CommitId | None, int], expected: int | None
 ) -> None:
     assert revive(left, Standing({"a": 2, "c": 5}, *durable)) == expected
 
