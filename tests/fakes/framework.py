@@ -15,7 +15,7 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.data.order import SampleOrder, Tail
 from hvdrecover.errors import UnsupportedTensorError
-from hvdrecover.state.adapter import Entry, StepReport
+from hvdrecover.state.adapter import Entry, StepReport, fit_tensors
 from hvdrecover.trackers import Row, Tracker
 
 Array = npt.NDArray[Any]
@@ -243,24 +243,7 @@ class FakeFramework:
             return tree, []
         if not isinstance(tree, dict):
             return {}, [f"{name}: a {type(tree).__name__} in the commit, a FakeModel in this state"]
-        mine = component.weights
-        differences = [
-            f"{name}.{key}: in the commit, but not in the model" for key in tree.keys() - mine.keys()
-        ]
-        differences += [
-            f"{name}.{key}: in the model, but not in the commit" for key in mine.keys() - tree.keys()
-        ]
-        fitting = {}
-        for key in tree.keys() & mine.keys():
-            if not self.is_tensor(tree[key]):
-                differences.append(f"{name}.{key}: no array in the commit")
-                continue
-            stored, present = self.spec(tree[key], key), self.spec(mine[key], key)
-            if stored == present:
-                fitting[key] = tree[key]
-            else:
-                differences.append(f"{name}.{key}: {stored} in the commit, {present} in the model")
-        return fitting, differences
+        return fit_tensors(self, name, "model", component.weights, tree)
 
     def load(self, component: Any, tree: Any, *, keep: bool = False) -> None:
         component.load_state_dict(tree if keep else copy.deepcopy(tree))
