@@ -193,6 +193,7 @@ class PerRank:
 
     @property
     def value(self) -> Any:
+        """The value itself."""
         return self.of(self._current() if self._current is not None else 0)
 
     @value.setter
@@ -213,6 +214,7 @@ class PerRank:
         return value if all(map(callable, verbs)) and not isinstance(value, type) else None
 
     def of(self, rank: int) -> Any:
+        """The value of a virtual rank."""
         return self._of(rank).value
 
     def ended(self, rank: int) -> None:
@@ -231,17 +233,20 @@ class PerRank:
         self._current, self._size, self._each = current, size, {}
 
     def states(self, carried: Carried) -> dict[int, Tree]:
+        """The states of these ranks for a commit."""
         return {rank: self._of(rank).state() for rank in carried.ranks}
 
     def gathered(self, states: Mapping[int, Tree]) -> None:
-        pass
+        """Does nothing: no value depends on those of other ranks."""
 
     def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
+        """Restore the states of a commit that ``size`` ranks made."""
         for rank in carried.ranks:
             self._resume(name, states, size, rank, carried.size)
             self._of(rank).place = (rank, carried.size)
 
     def keep(self, carried: Carried) -> None:
+        """Note that the values are of these ranks."""
         for rank in carried.ranks:
             self._of(rank).place = (rank, carried.size)
         if self._current is not None:
