@@ -96,7 +96,7 @@ class Scalars(Hook):
     def attach(self) -> None:
         """Ask the framework to report steps, if a folder or tracker takes them."""
         if self._feeds:
-            self._context.framework.report_times(self._context.contents, self)
+            self._context.framework.report("times", self)
 
     def observed(self, values: Mapping[str, Number]) -> None:
         """Take numbers that the script reports; they belong to the step that has just ended."""

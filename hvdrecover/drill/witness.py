@@ -62,7 +62,7 @@ class Witness(Hook):
     def attach(self) -> None:
         """Have samplers and the framework report batches and steps."""
         self._contents.on_record.append(self.recorded)
-        self._context.framework.report_steps(self._contents, self)
+        self._context.framework.report("steps", self)
 
     def agreed(self, agreement: Agreement) -> None:
         """Record a commit to resume from; store an initial state, so that other runs can begin with it."""

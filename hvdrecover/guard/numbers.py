@@ -84,7 +84,7 @@ class Judge(Hook):
                 )
             self._contents.on_record.insert(0, self._recorded)  # before listeners that would count the batch
         if self.policy is not None:
-            self._context.framework.report_gradients(self._contents, self)
+            self._context.framework.report("gradients", self)
 
     def rolled_back(self) -> None:
         self._waits = False  # a fault has undone the bad step
@@ -135,7 +135,7 @@ class Judge(Hook):
         self._bad_parameters = [
             f"parameter {name}.{inner}"
             for name, component in self._contents.components().items()
-            for inner in self._context.framework.not_finite(self._context.framework.trained(component))
+            for inner in self._context.framework.not_finite(component)
         ]
         if self._waits:
             return _unknown_batch([_EARLIER])
@@ -225,7 +225,7 @@ class Missing(Hook):
         self._reported: set[str] = set()
 
     def attach(self) -> None:
-        self._context.framework.report_missing(self._context.contents, self)
+        self._context.framework.report("missing", self)
 
     def numbers(self, moment: Moment) -> Sequence[int]:
         """Send a digest of the counts; 0 if no gradient was missing."""

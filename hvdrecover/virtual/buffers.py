@@ -83,9 +83,6 @@ class Buffers(ABC):
         self.absorb()
         return {rank: dict(self._own.get(rank, {})) for rank in carried.ranks}
 
-    def made_anew(self, carried: Carried) -> list[int]:
-        return []  # buffers exist as long as their models
-
     def gathered(self, states: Mapping[int, Tree]) -> None:
         """Give the models virtual rank 0's buffers, so that a commit's model is the same on all processes.
 

@@ -80,9 +80,7 @@ def test_passes_that_were_interrupted_are_forgotten() -> None:
     assert close(steps(model, optimizer, halves, graph=False), whole)
 
 
-def test_all_ranks_forget_passes_when_they_agree_also_the_one_whose_state_they_take(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_all_ranks_forget_passes_when_they_agree_also_the_one_whose_state_they_take() -> None:
     optimizer = recover.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
     model = a_model()
     optimizer.build(model.trainable_variables)
@@ -90,8 +88,6 @@ def test_all_ranks_forget_passes_when_they_agree_also_the_one_whose_state_they_t
     state.sync()
     steps(model, optimizer, [(X, Y)], graph=False)
     assert int(optimizer._hvdrecover.sums.count) == 1
-    state.commit()
-    assert any("state.optimizer: this commit comes after 1 of 2 backward" in each for each in caplog.messages)
     state.sync()
     assert int(optimizer._hvdrecover.sums.count) == 0
 
