@@ -215,7 +215,7 @@ def _statuses(path: Path) -> list[os.stat_result]:
 
 def reserve(path: Path) -> int:
     """Return how many bytes of shared memory a near root leaves to other programs; 0 for a disk."""
-    if "tmpfs" not in mount_of(path).kind:
+    if mount_of(path)[1] != "tmpfs":
         return 0
     status = os.statvfs(path)
     return max(status.f_blocks * status.f_frsize // 4, _FLOOR)

@@ -1,6 +1,5 @@
 import errno
 import os
-import subprocess
 import threading
 from pathlib import Path
 
@@ -125,22 +124,6 @@ def test_a_file_shorter_than_the_buffer_is_read_to_its_end(tmp_path, size, missi
     assert not longer[len(data) :].any()
 
 
-def test_a_file_system_that_refuses_o_direct_is_written_and_read_all_the_same(tmp_path):
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a file system")
-    folder = tmp_path / "ramfs"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "ramfs", "ramfs", folder], capture_output=True).returncode != 0:
-        pytest.skip("this machine does not let root mount ramfs")
-    try:
-        with pytest.raises(OSError, match="Invalid argument"):
-            os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
-        for size in (PAGE, PIECE + 2 * PAGE + 1):
-            check_there_and_back(folder / "file", size)
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
-
-
 @pytest.mark.parametrize("fail", [{"open": errno.EINVAL}, {"pwrite": errno.EINVAL, "preadv": errno.EINVAL}])
 @pytest.mark.parametrize("size", [PAGE, 3 * PIECE + 1])
 def test_where_o_direct_is_refused_early_or_late_the_page_cache_is_used(tmp_path, calls, fail, size):
@@ -166,11 +149,3 @@ def test_a_file_system_that_transfers_less_than_it_is_asked_to_is_asked_again(tm
     calls.at_most = at_most
     calls.fail = {"open": errno.EINVAL} if at_most % PAGE else {}
     check_there_and_back(tmp_path / "file", 20 * PAGE + 1)
-
-
-def test_a_link_to_elsewhere_is_not_written_through(tmp_path):
-    (tmp_path / "other").write_bytes(b"theirs")
-    (tmp_path / "file").symlink_to(tmp_path / "other")
-    with pytest.raises(StorageError):
-        write(tmp_path / "file", content(PAGE))
-    assert (tmp_path / "other").read_bytes() == b"theirs"
