@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import errno
-import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -66,15 +64,6 @@ def test_looking_does_not_lose_this_processs_own_lock(tmp_path, path):
     keeper.release()
     assert Keeper.take(path) is not None
     near_root._kept.discard(path)
-
-
-def test_a_file_system_without_locks_is_not_one_that_another_process_uses(path, monkeypatch):
-    def lockf(descriptor, kind):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "lockf", lockf)
-    with pytest.raises(StorageError, match=r"No locks available.*near="):
-        Keeper.take(path)
 
 
 def test_a_root_whose_owner_is_unreadable_is_still_listed(tmp_path, path):

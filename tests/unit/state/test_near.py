@@ -210,6 +210,7 @@ def test_a_commit_that_was_not_sealed_is_sent(near: Path) -> None:
             state = made(process, near)
         state.sync()
         resumed = state.step, state.model.weights["w"].tolist()
+        state._session.durable.near.settle(30)  # the memory for the next commit is made
         train(state, 1)
         dies(state)
         return resumed, state.step
