@@ -56,7 +56,10 @@ def expired(commits: Iterable[Facts], keep: Keep, now: float) -> list[CommitId]:
     good = [facts for facts in ordered if facts.commit.commit <= ordered[-1].commit.commit]
     kept = {facts.commit for facts in good[-keep.last :]}
     if keep.period is not None:
-        kept |= _first_of_each_run(good, keep.period)
+        first: dict[int, CommitId] = {}
+        for facts in good:
+            first.setdefault(facts.commit.commit // keep.period, facts.commit)
+        kept.update(first.values())
     if keep.within is not None:
         kept |= {facts.commit for facts in good if now - facts.time < keep.within}
     if keep.best is not None:
@@ -88,13 +91,6 @@ def metric_of(manifest: Manifest, best: Best | None) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _first_of_each_run(good: Sequence[Facts], every: int) -> set[CommitId]:
-    first: dict[int, CommitId] = {}
-    for facts in good:
-        first.setdefault(facts.commit.commit // every, facts.commit)
-    return set(first.values())
-
-
 def _best(good: Sequence[Facts], best: Best) -> set[CommitId]:
     # A script commits more often than it measures, so later commits repeat the number. Only the first commit
     # with a number has the weights that were measured.
@@ -118,13 +114,15 @@ class Pruner:
         self._clock = clock
         self._facts: dict[CommitId, Facts | None] = {}  # None: the commit is broken, and left to the user
 
-    def note(self, manifest: Manifest) -> None:
-        """Record a commit that has just become durable."""
+    def note(self, manifest: Manifest) -> str:
+        """Record a complete commit; return the reason why `Keep.best` cannot rank it, if there is one."""
+        metric, problem = None, ""
         try:
             metric = metric_of(manifest, self._keep.best)
-        except ValueError:
-            metric = None
+        except ValueError as error:
+            problem = str(error)
         self._facts[manifest.id] = Facts(manifest.id, manifest.time, metric)
+        return problem
 
     @property
     def known(self) -> set[CommitId]:
@@ -136,17 +134,21 @@ class Pruner:
 
         Args:
             more: number of newest commits to keep beyond the user's setting.
-
-        Raises:
-            StorageError: the root cannot be listed.
         """
         there = root.commits(self._storage)
         self._facts = {commit: facts for commit, facts in self._facts.items() if commit in there}
         for commit in there:
-            if commit not in self._facts:
-                # If one commit cannot be read, the others must still be pruned: else the disk fills up.
-                with suppress(StorageError, IncompleteCommitError):
-                    self._look_at(commit)
+            if commit in self._facts:
+                continue
+            # If one commit cannot be read, the others must still be pruned: else the disk fills up.
+            with suppress(StorageError, IncompleteCommitError):
+                try:
+                    if root.is_quarantined(self._storage, commit):
+                        self._facts[commit] = None
+                    else:
+                        self.note(root.read_manifest(self._storage, commit))
+                except (CorruptCheckpointError, FormatVersionError):
+                    self._facts[commit] = None  # a reader quarantines it, or a newer hvdrecover reads it
         good = [facts for facts in self._facts.values() if facts is not None]
         keep = replace(self._keep, last=self._keep.last + more)
         return expired(good, keep, self._clock.now())
@@ -158,9 +160,6 @@ class Pruner:
             allowed: called before each deletion; may raise.
             resumed: the commit that the job resumed from, if it has made none since. It is not deleted, nor
                 are later ones, which were skipped on the way to it.
-
-        Raises:
-            StorageError: a commit could not be deleted. Earlier deletions stand; the next call retries.
         """
         for commit in self.expired(more=more):
             if resumed is None or commit < resumed:
@@ -169,17 +168,6 @@ class Pruner:
                 if not root.is_quarantined(self._storage, commit):
                     delete_commit(self._storage, commit)
                 del self._facts[commit]
-
-    def _look_at(self, commit: CommitId) -> None:
-        if root.is_quarantined(self._storage, commit):
-            self._facts[commit] = None
-            return
-        try:
-            self.note(root.read_manifest(self._storage, commit))
-        except IncompleteCommitError:
-            raise
-        except (CorruptCheckpointError, FormatVersionError):
-            self._facts[commit] = None  # a reader quarantines it, or a newer hvdrecover reads it
 
 
 def delete_commit(storage: Storage, commit: CommitId) -> None:
@@ -195,12 +183,11 @@ def delete_commit(storage: Storage, commit: CommitId) -> None:
 def incomplete(
     storage: Storage, before: int, complete: Collection[CommitId] = ()
 ) -> tuple[list[CommitId], list[CommitId]]:
-    """Return the commits of earlier generations that were never completed, newest first.
+    """Return the commits of earlier generations that will never be completed, newest first.
 
-    They will never be completed: their writer reads the claims before it publishes a manifest, and finds a
-    later generation. An incomplete commit may also be one that has lost its manifest. That is the case if its
-    generation had durable commits, and neither it nor a later one has any now: retention always keeps the
-    newest commit.
+    Their writer reads the claims before it publishes a manifest, and finds a later generation. An incomplete
+    commit may also be one that has lost its manifest. That is the case if its generation had durable commits,
+    and neither it nor a later one has any now: retention always keeps the newest commit.
 
     Args:
         before: the generation that is being written.
@@ -212,12 +199,15 @@ def incomplete(
     commits = root.commits(storage)
     there = {each for each in commits if each in complete or root.may_be_complete(storage, each)}
     newest = max((commit.generation for commit in there), default=0)
+    claimed = claims.among(storage.names(root.CLAIMS))
     begun: list[CommitId] = []
     lost: list[CommitId] = []
     for commit in commits:
-        if commit not in there and commit.generation < before and not _is_marked(storage, commit):
-            is_lost = commit.generation > newest and _is_acknowledged(storage, commit.generation)
-            (lost if is_lost else begun).append(commit)
+        number = commit.generation
+        if commit in there or number >= before or root.is_quarantined(storage, commit):
+            continue
+        is_lost = number > newest and number in claimed and claims.read(storage, number).acknowledged
+        (lost if is_lost else begun).append(commit)
     return begun, lost
 
 
@@ -225,15 +215,3 @@ def is_of_before(folder: str, generation: int) -> bool:
     """Return whether temporary files in a folder belong to an earlier generation, or to no commit."""
     commit = CommitId.parse(folder)
     return commit is None or commit.generation < generation
-
-
-def _is_marked(storage: Storage, commit: CommitId) -> bool:
-    try:
-        return root.is_quarantined(storage, commit)
-    except StorageError:
-        return True
-
-
-def _is_acknowledged(storage: Storage, generation: int) -> bool:
-    claimed = claims.among(storage.names(root.CLAIMS))
-    return generation in claimed and claims.read(storage, generation).acknowledged

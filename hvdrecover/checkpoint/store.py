@@ -12,7 +12,7 @@ from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.claims import Claims
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FileEntry, Manifest
-from hvdrecover.checkpoint.retention import Pruner, delete_commit, incomplete, is_of_before, metric_of
+from hvdrecover.checkpoint.retention import Pruner, delete_commit, incomplete, is_of_before
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import Storage, is_full
@@ -43,11 +43,11 @@ class Store:
         self.events = events
         self.clock = clock
         self.claims = Claims(storage, job=job, host=host, clock=clock)
-        self._best = Keep.of(keep).best
         self._host = host
         self._pruner = Pruner(storage, Keep.of(keep), clock)
         self._begun: set[CommitId] = set()  # commits that this process has begun and not completed
         self._has_made_room = False
+        self._has_warned = False  # that commits lack the number of `Keep.best`
         self.resumed: CommitId | None = None
 
     @property
@@ -103,28 +103,31 @@ class Store:
                 not published, and nothing was deleted.
             StorageError: the storage failed; earlier commits are untouched.
         """
-        try:
-            manifest = self._publish(snapshot, rank)
-        except StorageError as error:
-            if not is_full(error):
-                raise
-            self._free(snapshot.id)
+        commit = snapshot.id
+        for attempt in (1, 2):
             try:
                 manifest = self._publish(snapshot, rank)
-            except StorageError as again:
-                if is_full(again):
-                    self._free(snapshot.id)  # other programs need the disk more than a part of a commit
-                raise
-        self._begun.discard(snapshot.id)
+                break
+            except StorageError as error:
+                if is_full(error):
+                    self._free(commit)  # other programs need the disk more than a part of a commit
+                if attempt == 2 or not is_full(error):
+                    raise
+        self._begun.discard(commit)
         self.resumed = None
-        self.claims.acknowledge(snapshot.id.generation)
+        self.claims.acknowledge(commit.generation)
         durable()
-        self._delete_expired(manifest)
+        if (problem := self._pruner.note(manifest)) and not self._has_warned:
+            self._has_warned = True
+            message = f"{self.url}: no commit is kept as one of the best: {problem}"
+            self.events.emit("no_metric", message, level=logging.WARNING, reason=problem)
+        with suppress(FencedError):  # a replaced job deletes nothing; its next write raises the error
+            self._clean_up(commit)
 
     def _publish(self, snapshot: Snapshot, rank: int) -> Manifest:
         commit = snapshot.id
         self.claims.take(commit.generation)
-        self._delete_parts(self._begun - {commit})  # a newer commit replaces one whose write failed
+        self._delete_begun(but=commit)  # a newer commit replaces one whose write failed
         if not self._has_made_room:
             self._free(commit, more=1)
             self._has_made_room = True
@@ -155,61 +158,46 @@ class Store:
             more: how many more of the newest commits to keep than the user asks for.
         """
         self.claims.check(commit.generation)
-        self._delete_parts(self._begun)
+        self._delete_begun()
+        self._clean_up(commit, more=more)
         with self._reporting():
-            self._delete_leftovers(commit.generation)
+            self.storage.tidy(lambda folder: is_of_before(folder, commit.generation))
+
+    def _clean_up(self, commit: CommitId, *, more: int = 0) -> None:
+        """Delete commits that retention does not keep, and those that earlier generations never completed.
+
+        The claims are read again before each deletion: this process may have been stopped for a while. A
+        commit that was complete and has lost its manifest is marked as broken, and left to the user.
+        """
+
+        def check() -> None:
+            self.claims.check(commit.generation)
+
+        check()
         with self._reporting():
-            self._pruner.prune(self._allowed(commit), more=more, resumed=self.resumed)
-        self._delete_temporaries(commit.generation)
+            self._pruner.prune(check, more=more, resumed=self.resumed)
+        with self._reporting():
+            begun, lost = incomplete(self.storage, commit.generation, self._pruner.known)
+            self._quarantine(lost)
+            for each in begun:
+                with self._reporting():
+                    check()
+                    delete_commit(self.storage, each)
+                    message = f"{self.url}: removed {each}, which was never completed"
+                    self.events.emit("leftover", message, commit=each.name)
 
-    def _delete_expired(self, manifest: Manifest) -> None:
-        self._warn_of_no_metric(manifest)
-        self._pruner.note(manifest)
-        with (
-            suppress(FencedError),
-            self._reporting(),
-        ):  # a replaced job deletes nothing; its next write raises the error
-            self.claims.check(manifest.generation)
-            self._pruner.prune(self._allowed(manifest.id))
-            self._delete_leftovers(manifest.generation, self._pruner.known)
-
-    def _delete_parts(self, begun: Collection[CommitId]) -> None:
+    def _delete_begun(self, but: CommitId | None = None) -> None:
         """Delete the files of commits that this process has begun, unless they are complete after all."""
-        for commit in list(begun):
+        for commit in self._begun - {but}:
             with self._reporting():
                 if not root.is_complete(self.storage, commit):
                     self.storage.delete(commit.name)
                 self._begun.discard(commit)
 
-    def _delete_leftovers(self, generation: int, complete: Collection[CommitId] = ()) -> None:
-        """Delete the commits that earlier generations began and never completed.
-
-        A commit that was complete and has lost its manifest is marked as broken, and left to the user.
-        """
-        begun, lost = incomplete(self.storage, generation, complete)
-        self._quarantine(lost)
-        for commit in begun:
-            with self._reporting():
-                delete_commit(self.storage, commit)
-                message = f"{self.url}: removed {commit}, which was never completed"
-                self.events.emit("leftover", message, commit=commit.name)
-
-    def _delete_temporaries(self, generation: int) -> None:
-        """Delete the temporary files that processes of earlier generations have left."""
-        with self._reporting():
-            self.storage.tidy(lambda folder: is_of_before(folder, generation))
-
     def _quarantine(self, lost: Collection[CommitId]) -> None:
         for commit in lost:
             with self._reporting():
                 root.quarantine(self.storage, commit, root.MANIFEST_GONE, self.clock)
-
-    def _allowed(self, commit: CommitId) -> Callable[[], None]:
-        """Return a function that reads the claims again, and raises `FencedError` if this job was replaced.
-
-        It is called before each deletion: this process may have been stopped for a while since the last one.
-        """
-        return lambda: self.claims.check(commit.generation)
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
@@ -223,14 +211,6 @@ class Store:
                 str(error) if isinstance(error, StorageError) else f"{self.url}: could not delete: {error!r}"
             )
             self.events.emit("not_deleted", what, level=logging.WARNING, error=what)
-
-    def _warn_of_no_metric(self, manifest: Manifest) -> None:
-        try:
-            metric_of(manifest, self._best)
-        except ValueError as error:
-            self._best = None  # so the warning comes once only
-            message = f"{self.url}: no commit is kept as one of the best: {error}"
-            self.events.emit("no_metric", message, level=logging.WARNING, reason=str(error))
 
 
 def check_is_ours(storage: Storage) -> None:

@@ -178,7 +178,7 @@ def test_a_job_that_is_replaced_while_it_deletes_goes_no_further(root, step, mon
     old, new = make_store(root, job="old", keep=1), make_store(root, job="new", keep=9)
     generation = old.claim_next()
     with pytest.MonkeyPatch.context() as not_yet:
-        not_yet.setattr(old, "_delete_expired", lambda manifest: None)
+        not_yet.setattr(old, "_clean_up", lambda commit, more=0: None)
         for number in (1, 2):
             old.write(make_snapshot(generation, number), rank=0)
     owner = old._pruner if step == "expired" else retention

@@ -133,7 +133,7 @@ def test_an_old_job_takes_no_file_of_a_new_one(tmp_path):
     root_folder = tmp_path / "root"
     old = make_store(LocalStorage(root_folder), job="old")
     old.claim_next()
-    tidy = old._delete_temporaries
+    tidy = old.storage.tidy
 
     def after_a_stop(*args):
         new = make_store(LocalStorage(root_folder), job="new", keep=1)
@@ -147,7 +147,7 @@ def test_an_old_job_takes_no_file_of_a_new_one(tmp_path):
         tidy(*args)
 
     kept = []
-    old._delete_temporaries = after_a_stop
+    old.storage.tidy = after_a_stop
     with pytest.raises(FencedError):
         old.write(make_snapshot(1, 1), rank=0)
     assert [path for path in kept[0] if "hvdrecover" in path] != []

@@ -195,25 +195,6 @@ def test_a_leftover_beside_the_commits_of_a_later_generation_is_collected(root):
     assert commits(root) == [CommitId(3, 10), CommitId(2, 2)]
 
 
-def test_what_a_later_job_is_writing_is_no_leftover(root):
-    """This job was stopped between its claim and its cleaning up."""
-    root.publish("g0001-c00000001/model.safetensors", b"left by a killed process")
-    store = make_store(root)
-    collect = store._delete_leftovers
-
-    def after_a_stop(*args):
-        make_store(root, job="later").claims.take_after(6)
-        root.publish("g0007-c00000001/model.safetensors", b"under way")
-        collect(*args)
-
-    store._delete_leftovers = after_a_stop
-    store.claim_next()
-    with pytest.raises(FencedError):
-        write_all(store, make_snapshot(2, 2))
-    assert root.names("g0007-c00000001") == ["model.safetensors"]
-    assert root.names("g0001-c00000001") == []
-
-
 # -- fencing -------------------------------------------------------------------------------------------
 
 
