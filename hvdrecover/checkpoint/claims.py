@@ -22,7 +22,6 @@ has lost all commits differs from a root whose first commit was never completed.
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import re
@@ -39,6 +38,7 @@ from hvdrecover.errors import EmptiedRootError, FencedError, OvertakenError, Sto
 from hvdrecover.machine import identity
 
 _NAME = re.compile(r"g([0-9]{4,9})\.json")
+_NO_CLAIM = f"{CLAIMS}/ holds no claim of this job, which has claimed the root before"
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("job", "maker", "host", "start", "process"), (str,)),
     **dict.fromkeys(("generation", "first", "after", "pid"), (int,)),
@@ -57,11 +57,9 @@ class Claim:
         job: identity of the job; empty if the claim is damaged.
         acknowledged: whether a commit of this generation has become durable.
         first: the generation under which the job's start took the root.
-        after: the newest earlier claim when this one was made. The process that made this one has checked
-            that claim and all before it.
-        maker: identity of the process's `Claims` that made it.
-        host: name of the maker's host.
-        pid: the maker's process number there.
+        after: the newest earlier claim when this one was made. The maker has checked that claim and all
+            before it.
+        maker: identity of the `Claims` object that made it.
         time: when it was made, in seconds since the Unix epoch.
         start: identity of the job's start.
         process: the maker's `hvdrecover.machine.identity`; empty if unknown.
@@ -84,13 +82,12 @@ class Claim:
         fields = {name: value for name, value in vars(self).items() if name != "generation"}
         return json.dumps({"format": FORMAT, **fields, "acknowledged": acknowledged}).encode()
 
-    def describe(self, since: float | None) -> str:
-        """Return the job and its process, for messages; ``since`` is when its start took the root."""
+    def describe(self) -> str:
+        """Return the job and its process, for messages."""
         if not self.job:
             return f"a job whose claim {_path(self.generation)} is damaged"
         job, host = (re.sub(r"[^\w.:-]", "?", text) for text in (self.job[:8], self.host[:255]))
-        named = f"job {job} on {host or 'an unknown host'} (process {self.pid or 'unknown'})"
-        return named if since is None else f"{named}, since {_date(since)}"
+        return f"job {job} on {host or 'an unknown host'} (process {self.pid or 'unknown'})"
 
 
 def among(names: Iterable[str]) -> list[int]:
@@ -110,15 +107,11 @@ def read(storage: Storage, generation: int) -> Claim:
     try:
         text = root.read_note(storage, path)
         if not text and storage.size(path) is None:
-            raise StorageError(
-                storage.url,
-                f"{path} is gone, so the root was deleted, emptied or unmounted. Bring it back, or start the "
-                "job again.",
-            )
+            raise _gone(storage, f"{path} is gone")
         fields = json.loads(text)
         version = fields.get("format", 1)
         if type(version) is int and version not in READERS:
-            raise unknown_format(f"{storage.url}/{_path(generation)}", version)
+            raise unknown_format(f"{storage.url}/{path}", version)
         known = {name: value for name, value in fields.items() if name in _TYPES}
         defaults = {"first": generation, "start": fields["job"]}
         claim = Claim(**{**defaults, **known, "generation": generation})
@@ -151,6 +144,8 @@ def owner(found: Iterable[Claim]) -> Claim | None:
 class Claims:
     """The claims of one root, for a process that may claim a generation.
 
+    Every method raises `StorageError` if the claims of this job are gone, or the storage failed.
+
     Args:
         job: identity of this job and of its start, ``JOB/START``. The first part is the same for all starts
             of the job. The whole is the same on all ranks and after each recovery. Without a ``/``, each
@@ -173,7 +168,7 @@ class Claims:
 
     def newest(self) -> int:
         """The newest claimed generation; 0 if there is none."""
-        return next(iter(self.generations()), 0)
+        return max(self.generations(), default=0)
 
     def read(self, generation: int) -> Claim:
         """One claim; see the function `read`."""
@@ -190,14 +185,14 @@ class Claims:
 
         Raises:
             FencedError: this job has claimed the root before, and another job has taken it since.
-            StorageError: this job's claims are gone from the root; or the storage failed.
         """
         while True:
             claimed = self.generations()
-            if again and not self._has_claimed(claimed):
-                raise self._gone(f"{CLAIMS}/ holds no claim of this job, which has claimed the root before")
+            has_claimed = self._has_claimed(claimed, lambda claim: claim.job == self._job)
+            if again and not has_claimed:
+                raise _gone(self._storage, _NO_CLAIM)
             newest = owner(deciding(self._storage, claimed))
-            if newest is not None and newest.job != self._job and self._has_claimed(claimed):
+            if newest is not None and newest.job != self._job and has_claimed:
                 raise self._replaced(newest)
             if newest is not None and newest.generation == claimed[0] and newest.maker == self._maker:
                 self._ours = newest
@@ -256,15 +251,11 @@ class Claims:
         return self.read(generation).first if generation in self.generations() else generation
 
     def take(self, generation: int) -> None:
-        """Claim a generation that this job has reached by a recovery.
-
-        Raises:
-            FencedError: another job, or a later generation of this one, has claimed the root.
-            StorageError: this job's claims are gone from the root; or the storage failed.
-        """
+        """Claim a generation that this job has reached by a recovery. Raises as `check` does."""
         claimed = self.generations()
-        if self._ours is None and generation > 1 and not self._has_claimed(claimed, self._start):
-            raise self._gone(f"{CLAIMS}/ holds no claim of this job, which has claimed the root before")
+        is_first = self._ours is None and generation > 1
+        if is_first and not self._has_claimed(claimed, lambda claim: claim.start == self._start):
+            raise _gone(self._storage, _NO_CLAIM)
         newest = self._judge(claimed, generation)
         if self._ours is not None and self._ours.generation == generation:
             return
@@ -283,7 +274,6 @@ class Claims:
 
         Raises:
             FencedError: another job has taken the root, or a later generation of this one writes to it.
-            StorageError: the claim of this process is gone; or the storage failed.
         """
         self._judge(self.generations(), generation)
 
@@ -298,7 +288,7 @@ class Claims:
     def _judge(self, claimed: Sequence[int], generation: int) -> Claim | None:
         """Do the work of `check`; return the newest claim of this start, or None if there are no claims."""
         if self._ours is not None and self._ours.generation not in claimed:
-            raise self._gone(f"the claim {_path(self._ours.generation)} of this job is gone")
+            raise _gone(self._storage, f"the claim {_path(self._ours.generation)} of this job is gone")
         found = deciding(self._storage, claimed)
         newest = owner(found)
         if newest is not None and newest.start != self._start:
@@ -310,14 +300,14 @@ class Claims:
                 raise self._left_behind(claim)
         return newest
 
-    def _has_claimed(self, claimed: Sequence[int], start: str | None = None) -> bool:
-        """Return whether this job, or only this start, has a claim. Reads about two claims of each start."""
+    def _has_claimed(self, claimed: Sequence[int], is_ours: Callable[[Claim], bool]) -> bool:
+        """Return whether one of the claims is ours. Reads about two claims of each start."""
         low, high = 1, 0  # the range of claims that the last one read rules out
         for generation in claimed:
             if low <= generation <= high:
                 continue
             claim = self.read(generation)
-            if claim.job == self._job and start in (None, claim.start):
+            if is_ours(claim):
                 return True
             # From `first`, where its start took the root, to `after`, the last claim that it had checked, no
             # other start had the root.
@@ -337,7 +327,7 @@ class Claims:
             self._job,
             False,
             first=first,
-            after=next((earlier for earlier in claimed if earlier < generation), 0),
+            after=max((earlier for earlier in claimed if earlier < generation), default=0),
             maker=self._maker,
             host=self._host,
             pid=os.getpid(),
@@ -352,8 +342,7 @@ class Claims:
         return is_placed
 
     def _replaced(self, newest: Claim) -> FencedError:
-        taken = newest if newest.first == newest.generation else self.read(newest.first)
-        by = newest.describe(taken.time if taken.start == newest.start else newest.time)
+        by = newest.describe()
         return FencedError(
             self._storage.url,
             f"generation {newest.generation} has claimed this checkpoint root for {by}, so this process "
@@ -364,24 +353,15 @@ class Claims:
     def _left_behind(self, newest: Claim) -> OvertakenError:
         return OvertakenError(
             self._storage.url,
-            f"generation {newest.generation} of this same job has claimed this checkpoint root "
-            f"({newest.describe(newest.time)}), so this process was left behind by a recovery or a restart, "
-            "and must not write to it any more.",
-        )
-
-    def _gone(self, what: str) -> StorageError:
-        return StorageError(
-            self._storage.url,
-            f"{what}, so the root was deleted, emptied or unmounted. It is not created again. Bring it back, "
-            "or start the job again.",
+            f"generation {newest.generation} of this same job ({newest.describe()}) has claimed this "
+            "checkpoint root, so this process was left behind by a recovery or a restart, and must not write "
+            "to it any more.",
         )
 
 
-def _date(seconds: float) -> str:
-    try:
-        return datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
-    except (ValueError, OverflowError, OSError):
-        return f"{seconds:g} s after 1970"
+def _gone(storage: Storage, what: str) -> StorageError:
+    remedy = "It is not created again. Bring it back, or start the job again."
+    return StorageError(storage.url, f"{what}, so the root was deleted, emptied or unmounted. {remedy}")
 
 
 def _name(generation: int) -> str:

@@ -39,13 +39,11 @@ def test_the_error_names_the_job_that_has_replaced_this_one(root):
     old, new = claims_at(root, "old"), claims_at(root, "3f2a91c4b7", host="host-b")
     old.take_after(0)
     new.take_after(0)
-    new._clock.advance(500.0)
-    new.take(3)  # a recovery of the new job: it has had the root since its start all the same
+    new.take(3)
     with pytest.raises(FencedError) as caught:
         old.check(1)
     fields = json.loads(root.read("claims/g0003.json"))
-    assert caught.value.by.startswith(f"job 3f2a91c4 on host-b (process {fields['pid']}), since 1970-01-01 ")
-    assert ":16:40" in caught.value.by
+    assert caught.value.by == f"job 3f2a91c4 on host-b (process {fields['pid']})"
     assert caught.value.by in str(caught.value)
 
 
@@ -73,7 +71,7 @@ def test_claims_of_earlier_versions_count_as_before(root):
     assert claims.read(3).acknowledged
     assert claims.take_after(0) == 4
     root.publish("claims/g0009.json", json.dumps(OLD).encode())
-    with pytest.raises(FencedError, match=r"job old on h \(process 5\), since 1970-01-01 "):
+    with pytest.raises(FencedError, match=r"job old on h \(process 5\)"):
         claims.check(4)
 
 
