@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.retrying import ATTEMPTS, pause_before
@@ -88,39 +89,40 @@ class Progress:
 
     def succeeded(self, snapshot: Snapshot, seconds: float) -> None:
         """Note that a commit has become durable, and how many seconds the write took."""
-        over = None if self.error is None else self._outage_over(snapshot.id)
+        commit, attempts = snapshot.id, self._attempts
+        age, described = self._age(), self._describe_age()
         self.seconds = seconds
-        self.last_durable, self._durable_since = snapshot.id, self._submitted
-        self.error = self._behind_since = None
-        generation, commit = snapshot.id.generation, snapshot.id.commit
-        self._events.emit(
-            "durable", generation=generation, commit=commit, bytes=snapshot.nbytes, seconds=seconds
-        )
-        if over is not None:
-            message, facts = over
-            self._events.emit("outage_over", message, level=logging.WARNING, **facts)
+        self.last_durable, self._durable_since = commit, self._submitted
+        self.error, self._behind_since, self._attempts = None, None, 0
+        self._emit("durable", commit, bytes=snapshot.nbytes, seconds=seconds)
+        if attempts:
+            outage = self._clock.monotonic() - self._outage_since
+            message = (
+                f"{self._url}: the storage works again after {outage:.0f} s, and commit {commit.commit} is "
+                f"durable; until now, {described}"
+            )
+            facts = {"attempts": attempts, "seconds": outage, "age": age}
+            self._emit("outage_over", commit, message, logging.WARNING, **facts)
 
     def failed(self, commit: CommitId, error: HvdrecoverError) -> None:
         """Note a failed attempt. Any error but a `StorageError` is final."""
         if not isinstance(error, StorageError):
             self.failure = error
             message = f"commit {commit.commit} is not durable, and no later one will be: {error}"
-            self._report("write_failed", commit, error, message, logging.ERROR, attempt=1)
-            return
-        begins = self.error is None
-        if begins:
-            self._outage_since, self._attempts = self._clock.monotonic(), 0
+            return self._emit("write_failed", commit, message, logging.ERROR, error=str(error), attempt=1)
         self._attempts += 1
         self.error = error
         message = f"commit {commit.commit} is not durable (attempt {self._attempts}): {error}"
-        self._report("write_failed", commit, error, message, logging.DEBUG, attempt=self._attempts)
-        if begins:
+        facts = {"error": str(error), "attempt": self._attempts}
+        self._emit("write_failed", commit, message, logging.DEBUG, **facts)
+        if self._attempts == 1:
+            self._outage_since = self._clock.monotonic()
             cause = str(error).rstrip(".")
             message = (
                 f"commit {commit.commit} could not be written: {cause}. Training continues, and this or a "
                 f"later commit will be written when the storage works again; {self._describe_age()}"
             )
-            self._report("outage", commit, error, message, logging.WARNING, age=self._age())
+            self._emit("outage", commit, message, logging.WARNING, error=str(error), age=self._age())
 
     def reinstate(self) -> None:
         """Allow writing again: a rendezvous has begun a new generation, which is not fenced."""
@@ -138,22 +140,11 @@ class Progress:
             )
         return f"the last durable commit, {self.last_durable.commit}, is {self._age():.0f} s old"
 
-    def _outage_over(self, commit: CommitId) -> tuple[str, dict[str, float]]:
-        seconds = self._clock.monotonic() - self._outage_since
-        message = (
-            f"{self._url}: the storage works again after {seconds:.0f} s, and commit {commit.commit} is "
-            f"durable; until now, {self._describe_age()}"
-        )
-        facts = {"generation": commit.generation, "commit": commit.commit, "attempts": self._attempts}
-        return message, {**facts, "seconds": seconds, "age": self._age()}
-
-    def _report(
-        self, kind: str, commit: CommitId, error: Exception, message: str, level: int, **facts: float
+    def _emit(
+        self, kind: str, commit: CommitId, message: str | None = None, level: int = logging.INFO, **facts: Any
     ) -> None:
-        generation, number = commit.generation, commit.commit
-        self._events.emit(
-            kind, message, level=level, generation=generation, commit=number, error=str(error), **facts
-        )
+        numbers = {"generation": commit.generation, "commit": commit.commit}
+        self._events.emit(kind, message, level=level, **numbers, **facts)
 
 
 class BackgroundWriter:
@@ -211,12 +202,7 @@ class BackgroundWriter:
             idle = self._cleaned_up.is_set()
             self._cleaned_up.clear()
         if idle:
-            try:
-                threading.Thread(target=self._run, name="hvdrecover-writer", daemon=True).start()
-            except RuntimeError as error:  # no more threads
-                self._failed(StorageError(self.store.url, f"no thread could be started to write: {error}."))
-                self._let_go()
-                self._cleaned_up.set()
+            threading.Thread(target=self._run, name="hvdrecover-writer", daemon=True).start()
         return True
 
     def hurry(self, attempts: int = ATTEMPTS) -> None:
@@ -299,13 +285,8 @@ class BackgroundWriter:
         """
         try:
             self._write()
-        except HvdrecoverError as error:
-            self._failed(error)
-            return False
         except Exception as error:
-            failure = StorageError(self.store.url, f"writing failed with an unexpected error: {error!r}.")
-            failure.__cause__ = error
-            self._failed(failure)
+            self._failed(error)
             return False
         return True
 
@@ -329,9 +310,12 @@ class BackgroundWriter:
                 raise
             _report_unhandled(error)  # perhaps an error of the user's log handler; the commit is durable
 
-    def _failed(self, error: HvdrecoverError) -> None:
-        _forget_locals(error)
+    def _failed(self, error: Exception) -> None:
+        if not isinstance(error, HvdrecoverError):
+            cause, error = error, StorageError(self.store.url, f"writing failed unexpectedly: {error!r}.")
+            error.__cause__ = cause
         assert self._snapshot is not None
+        _forget_locals(error)
         try:
             self.progress.failed(self._snapshot.id, error)
         except Exception as unhandled:

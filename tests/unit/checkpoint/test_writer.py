@@ -1,19 +1,17 @@
 import contextlib
 import gc
 import logging
-import os
 import re
 import threading
 import weakref
 
 import pytest
 
-from hvdrecover.checkpoint import writer as writers
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.retrying import ATTEMPTS, retry_delay
-from hvdrecover.checkpoint.writer import BACKGROUND, BackgroundWriter
-from hvdrecover.errors import CorruptCheckpointError, FencedError, HvdrecoverError, StorageError
+from hvdrecover.checkpoint.writer import BackgroundWriter
+from hvdrecover.errors import FencedError, HvdrecoverError, StorageError
 from tests.fakes.clock import SharedClock
 from tests.unit.checkpoint.roots import Gate, Wrapped, assert_is, content, make_snapshot, make_store
 
@@ -78,17 +76,6 @@ def test_a_commit_becomes_durable(store, writer):
     assert writer.wait()
     assert (writer.progress.last_durable, writer.in_flight) == (CommitId(1, 2), None)
     assert_is(load_newest(store), snapshot)
-
-
-def test_success_is_an_event_with_its_facts_and_no_line(store, writer):
-    snapshot = make_snapshot(1, 2)
-    writer.submit(snapshot)
-    writer.wait()
-    (facts,) = store.events.of("durable")
-    assert (facts["generation"], facts["commit"], facts["seconds"]) == (1, 2, 0.0)
-    assert facts["bytes"] == snapshot.nbytes == sum(len(arena.buffer) for arena in snapshot.arenas.values())
-    assert facts["message"] is None
-    assert [kind for kind, _ in store.events.noted] == ["durable"]
 
 
 # -- outages -------------------------------------------------------------------------------------------------
@@ -222,14 +209,6 @@ def test_being_fenced_ends_an_outage(store, wrapped, clock, writer):
     assert writer.in_flight is None
 
 
-def test_any_other_error_of_ours_is_final_too(store, wrapped, clock, writer):
-    wrapped.plan = [CorruptCheckpointError("url", "nonsense")]
-    writer.submit(make_snapshot(1, 2))
-    with pytest.raises(CorruptCheckpointError):
-        writer.wait()
-    assert clock.waits == []
-
-
 def test_under_a_new_generation_a_writer_begins_anew(store, wrapped, writer):
     make_store(wrapped.inner).claim_next()  # of the same job, while this process was cut off
     writer.submit(make_snapshot(1, 2))
@@ -258,15 +237,6 @@ def gated(root, clock):
     writer.wait()
 
 
-def test_a_wait_that_is_too_short_says_so_and_the_write_continues(gated):
-    writer, snapshot, gate = gated
-    assert not writer.wait(0)
-    assert writer.in_flight is snapshot
-    gate.open.set()
-    assert writer.wait()
-    assert (writer.progress.last_durable, writer.in_flight) == (snapshot.id, None)
-
-
 def test_one_commit_is_written_at_a_time(gated):
     writer, snapshot, gate = gated
     assert not writer.submit(make_snapshot(1, 2))
@@ -278,47 +248,7 @@ def test_one_commit_is_written_at_a_time(gated):
     assert writer.progress.last_durable == CommitId(1, 2)
 
 
-def test_a_write_under_way_is_not_cut_short_by_hurry(gated, clock):
-    writer, _, gate = gated
-    writer.hurry(1)
-    assert not writer.wait(0)
-    gate.open.set()
-    assert writer.wait()
-    assert clock.waits == []
-
-
 # -- threads and memory --------------------------------------------------------------------------------------
-
-
-def test_a_machine_without_another_thread_is_a_failed_write_and_not_a_hang(store, writer, monkeypatch):
-    class NoThread(threading.Thread):
-        def start(self):
-            raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(writers.threading, "Thread", NoThread)
-        writer.submit(make_snapshot(1, 2))
-    with pytest.raises(StorageError, match="can't start new thread"):
-        writer.wait(0)
-    assert writer.in_flight is None
-    writer.submit(make_snapshot(1, 3))
-    writer.wait()
-    assert writer.progress.last_durable == CommitId(1, 3)
-    assert len(store.events.of("outage_over")) == 1
-
-
-def test_the_writer_steps_back_for_training(store, wrapped, writer, monkeypatch):
-    def niceness():
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-    seen = []
-    inner = wrapped.inner.write
-    monkeypatch.setattr(wrapped.inner, "write", lambda *args: seen.append(niceness()) or inner(*args))
-    mine = niceness()
-    writer.submit(make_snapshot(1, 2))
-    writer.wait()
-    assert seen == [max(mine, BACKGROUND)] * 2
-    assert niceness() == mine
 
 
 @pytest.fixture
@@ -346,14 +276,6 @@ def deep_error(buffer, depth=3):
         raise OSError("no route to host")
     except OSError as error:
         raise StorageError("url", "could not write") from error
-
-
-def test_a_snapshot_is_let_go_when_it_is_durable(writer, no_collector):
-    snapshot, gone = watched(2)
-    writer.submit(snapshot)
-    del snapshot
-    writer.wait()
-    assert gone.wait(TIMEOUT)
 
 
 @pytest.mark.parametrize("ends", ["replaced", "fenced", "stopped"])
