@@ -364,7 +364,7 @@ class MyList(list):
         (a_list_in_itself(), "contains itself"),
         (local_class(), "local_class.<locals>"),
         (Unset(), "later"),
-        (IsAList(), "built-in type"),
+        (IsAList(), "IsAList"),
         (datetime.datetime(2024, 1, 1, tzinfo=SomewhereElse()), "time zone"),
         (deep(200), "deep"),
         (iter([]), "list_iterator"),
