@@ -121,7 +121,8 @@ class Store:
             self._has_warned = True
             message = f"{self.url}: no commit is kept as one of the best: {problem}"
             self.events.emit("no_metric", message, level=logging.WARNING, reason=problem)
-        with suppress(FencedError):  # a replaced job deletes nothing; its next write raises the error
+        # A replaced job deletes nothing; its next write raises the error.
+        with suppress(FencedError), self._reporting():
             self._clean_up(commit)
 
     def _publish(self, snapshot: Snapshot, rank: int) -> Manifest:
