@@ -49,19 +49,14 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Claim:
-    """The claim of one generation.
-
-    The earliest versions wrote only job, host, pid, time and acknowledged. The others then have defaults.
+    """The claim of one generation. Old versions wrote only job, host, pid, time and acknowledged.
 
     Attributes:
         job: identity of the job; empty if the claim is damaged.
-        acknowledged: whether a commit of this generation has become durable.
         first: the generation under which the job's start took the root.
         after: the newest earlier claim when this one was made. The maker has checked that claim and all
             before it.
         maker: identity of the `Claims` object that made it.
-        time: when it was made, in seconds since the Unix epoch.
-        start: identity of the job's start.
         process: the maker's `hvdrecover.machine.identity`; empty if unknown.
     """
 
@@ -78,12 +73,10 @@ class Claim:
     process: str = ""
 
     def text(self, *, acknowledged: bool) -> bytes:
-        """Return the content of the claim's file."""
         fields = {name: value for name, value in vars(self).items() if name != "generation"}
         return json.dumps({"format": FORMAT, **fields, "acknowledged": acknowledged}).encode()
 
     def describe(self) -> str:
-        """Return the job and its process, for messages."""
         if not self.job:
             return f"a job whose claim {_path(self.generation)} is damaged"
         job, host = (re.sub(r"[^\w.:-]", "?", text) for text in (self.job[:8], self.host[:255]))
@@ -97,12 +90,7 @@ def among(names: Iterable[str]) -> list[int]:
 
 
 def read(storage: Storage, generation: int) -> Claim:
-    """Read one claim. If it is damaged, its job is empty, and its generation counts as acknowledged.
-
-    Raises:
-        FormatVersionError: a newer hvdrecover wrote it, in a format that this one cannot read.
-        StorageError: it has vanished since the claims were listed, so the root was emptied or unmounted.
-    """
+    """Read one claim. If it is damaged, its job is empty, and its generation counts as acknowledged."""
     path = _path(generation)
     try:
         text = root.read_note(storage, path)
@@ -147,8 +135,7 @@ class Claims:
     Every method raises `StorageError` if the claims of this job are gone, or the storage failed.
 
     Args:
-        job: identity of this job and of its start, ``JOB/START``. The first part is the same for all starts
-            of the job. The whole is the same on all ranks and after each recovery. Without a ``/``, each
+        job: ``JOB/START``. The whole is the same on all ranks and after each recovery; without a ``/``, each
             start counts as a job.
     """
 
@@ -163,15 +150,12 @@ class Claims:
         self._acknowledged = 0
 
     def generations(self) -> list[int]:
-        """The claimed generations, newest first."""
         return among(self._storage.names(CLAIMS))
 
     def newest(self) -> int:
-        """The newest claimed generation; 0 if there is none."""
         return max(self.generations(), default=0)
 
     def read(self, generation: int) -> Claim:
-        """One claim; see the function `read`."""
         return read(self._storage, generation)
 
     def take_after(self, generation: int, *, again: bool = False) -> int:
@@ -182,9 +166,6 @@ class Claims:
         Args:
             generation: the newest generation that has commits.
             again: whether an earlier start of this job has claimed the root.
-
-        Raises:
-            FencedError: this job has claimed the root before, and another job has taken it since.
         """
         while True:
             claimed = self.generations()
@@ -201,16 +182,10 @@ class Claims:
             self._place(generation, generation, claimed, self._storage.create)
 
     def check_holds(self, left: Mapping[str, str]) -> None:
-        """Check that each start with a near commit has a claim at this root.
-
-        A replaced start still has its claim there. If the claim is missing, the root was emptied or is not
-        mounted: a job that started from the beginning would overwrite the only commits that are left.
+        """Raise `EmptiedRootError` if a start with a near commit has no claim here. A replaced start has one.
 
         Args:
             left: start to its near commit and the folder that holds it, in words.
-
-        Raises:
-            EmptiedRootError: a claim is missing.
         """
         found = {self.read(generation).start for generation in self.generations()}
         if missing := [where for start, where in left.items() if start not in found]:
@@ -224,14 +199,10 @@ class Claims:
             )
 
     def unreplaced(self) -> dict[str, int]:
-        """Return the starts whose near commits this job may use; it has just taken the root.
+        """Return the starts whose near commits this job may use, and the generation with which each began.
 
         These are all starts of this job, and all starts of the last other job with durable commits. Jobs in
-        between that made no durable commit, perhaps because they ended at once, count as well: they have not
-        replaced that job.
-
-        Returns:
-            Start to the generation under which it took the root.
+        between that made no durable commit have not replaced that job, so they count as well.
         """
         found = [self.read(generation) for generation in self.generations()]
         makers = {claim.job for claim in found if claim.acknowledged}
@@ -270,11 +241,7 @@ class Claims:
             raise self._left_behind(self.read(generation))  # another process of this job was first
 
     def check(self, generation: int) -> None:
-        """Check that this process still writes this generation, and that its job still owns the root.
-
-        Raises:
-            FencedError: another job has taken the root, or a later generation of this one writes to it.
-        """
+        """Raise `FencedError` if another job or a later generation of this one writes to the root."""
         self._judge(self.generations(), generation)
 
     def acknowledge(self, generation: int) -> None:
@@ -317,11 +284,7 @@ class Claims:
     def _place(
         self, generation: int, first: int, claimed: Sequence[int], write: Callable[[str, bytes], object]
     ) -> bool:
-        """Write a claim; return whether this process owns it.
-
-        The claim is read back: a store's answer may get lost, and some stores let two processes create the
-        same file.
-        """
+        """Write a claim; return whether this process owns it."""
         claim = Claim(
             generation,
             self._job,
@@ -336,6 +299,7 @@ class Claims:
             process=identity(),
         )
         write(_path(generation), claim.text(acknowledged=False))
+        # Read it back: the answer may get lost, and some stores let two processes create the same file.
         is_placed = self.read(generation).maker == self._maker
         if is_placed:
             self._ours = claim

@@ -48,7 +48,6 @@ class TensorSpec:
 
     @cached_property
     def nbytes(self) -> int:
-        """Return how many bytes the tensor takes."""
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
     def __str__(self) -> str:
@@ -57,12 +56,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """The place of each tensor in a file.
-
-    Attributes:
-        specs: the tensors in the order of their bytes.
-        header: everything before the tensors' bytes.
-    """
+    """The place of each tensor in a file: the tensors in the order of their bytes, after the header."""
 
     specs: tuple[TensorSpec, ...]
     header: bytes
@@ -78,21 +72,15 @@ class Layout:
 
     @cached_property
     def by_name(self) -> dict[str, TensorSpec]:
-        """The tensors by name."""
         return {spec.name: spec for spec in self.specs}
 
     @cached_property
     def nbytes(self) -> int:
-        """The size of the file in bytes."""
         return len(self.header) + sum(spec.nbytes for spec in self.specs)
 
 
 def plan(specs: Sequence[TensorSpec]) -> Layout:
-    """Lay tensors out: widest dtypes first, so that each is aligned; otherwise in the given order.
-
-    Raises:
-        ValueError: two tensors have the same name, a name that the format reserves, or too many names.
-    """
+    """Lay tensors out: widest dtypes first, so that each is aligned; otherwise in the given order."""
     if len({"__metadata__", *(spec.name for spec in specs)}) != len(specs) + 1:
         raise ValueError("tensors need names of their own, other than '__metadata__'")
     ordered = tuple(sorted(specs, key=lambda spec: -ITEM_BYTES[spec.dtype]))
@@ -110,7 +98,7 @@ def plan(specs: Sequence[TensorSpec]) -> Layout:
 
 
 def header_size(prefix: bytes, file_size: int) -> int:
-    """The number of bytes before the tensors, from a file's first 8 bytes."""
+    """Return the number of bytes before the tensors, from a file's first 8 bytes."""
     if len(prefix) < 8:
         raise ValueError("the file is shorter than a safetensors header")
     length = int.from_bytes(prefix[:8], "little")
@@ -120,16 +108,7 @@ def header_size(prefix: bytes, file_size: int) -> int:
 
 
 def parse(header: bytes, file_size: int) -> Layout:
-    """Read a header and check that its tensors fill the rest of the file exactly.
-
-    Args:
-        header: the file's bytes up to the first tensor.
-        file_size: the size of the file in bytes.
-
-    Raises:
-        ValueError: the header is not JSON, or describes overlapping, missing, oversized, unaligned or unknown
-            tensors.
-    """
+    """Read a header, the file's bytes up to the first tensor; its tensors must fill the rest exactly."""
     try:
         entries = json.loads(header[8:].decode())  # or it would guess at other encodings
     except (ValueError, RecursionError) as error:

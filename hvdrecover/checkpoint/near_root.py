@@ -54,11 +54,7 @@ def folder(near: str, url: str) -> Path:
 
 
 def check_private(path: Path) -> None:
-    """Check that only this user can read and write a near root.
-
-    Raises:
-        StorageError: the user's folder belongs to another user, or others have access to it.
-    """
+    """Raise `StorageError` if other users can read or write a near root."""
     status = path.parent.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise StorageError(
@@ -69,12 +65,7 @@ def check_private(path: Path) -> None:
 
 
 def make(path: Path, url: str) -> None:
-    """Make the folder of a near root, for this user only.
-
-    Raises:
-        StorageError: the user's folder belongs to another user, or others have access to it.
-        OSError: the folder cannot be made.
-    """
+    """Make the folder of a near root, for this user only."""
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.parent.mkdir(mode=0o700)
@@ -95,11 +86,7 @@ class Keeper:
 
     @classmethod
     def take(cls, path: Path) -> Keeper | None:
-        """Take the lock of a near root that exists; None if another state or process has it.
-
-        Raises:
-            OSError: the lock cannot be opened, or the file system has no locks.
-        """
+        """Take the lock of a near root that exists; None if another state or process has it."""
         if path in _kept:
             return None
         descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -117,7 +104,6 @@ class Keeper:
         return None
 
     def release(self) -> None:
-        """Release the lock, so that another process can take it."""
         if self.path in _kept:
             _kept.discard(self.path)
             os.close(self._descriptor)
@@ -135,7 +121,6 @@ class NearRoot:
     """A near root of this user.
 
     Attributes:
-        path: its folder.
         url: the checkpoint root that it belongs to; empty if unknown.
         used: when it was last written to, in seconds since the Unix epoch.
         in_use: whether a process has locked it.
@@ -149,11 +134,7 @@ class NearRoot:
 
 
 def roots(near: str = "auto") -> list[NearRoot]:
-    """Return this user's near roots, by path; for ``near`` see `base`.
-
-    Raises:
-        StorageError: the user's folder belongs to another user, or others have access to it.
-    """
+    """Return this user's near roots, by path; for ``near`` see `base`."""
     top = base(near)
     if not top.is_dir():
         return []
@@ -188,7 +169,6 @@ def _seen(path: Path) -> NearRoot:
 
 
 def usage(path: Path) -> int:
-    """Return how many bytes the files of a near root take."""
     return sum(status.st_blocks * 512 for status in _statuses(path) if stat.S_ISREG(status.st_mode))
 
 

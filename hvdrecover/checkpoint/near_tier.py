@@ -82,11 +82,7 @@ class Buffer:
         return {name: arena.layout for name, arena in self.arenas.items()} == layouts
 
     def make(self, layouts: Layouts) -> None:
-        """Map files for commits of these layouts; reuse the memory of files that an earlier process left.
-
-        Raises:
-            OSError: the file system or the memory is full.
-        """
+        """Map files for commits of these layouts; reuse the memory of files that an earlier process left."""
         self._path.mkdir(mode=0o700, exist_ok=True)
         files = {name: self._path / f"{name}{TENSORS}" for name in layouts}
         for file in set(self._path.iterdir()).difference(files.values()):
@@ -120,9 +116,6 @@ class Buffer:
 
 class NearTier:
     """The buffers of a near root, in the process that keeps it.
-
-    A commit is never sealed if the next one needs its memory before that. So the newest sealed commit may be
-    one or two commits behind.
 
     Args:
         recalled: a commit at the near root that this process has mapped, if any.
@@ -159,7 +152,6 @@ class NearTier:
         """Return memory for the next commit; None if it must use private memory this time.
 
         Args:
-            layouts: layouts of the commit's files, by attribute name.
             pinned: arenas that are being read, and must not change.
         """
         if not layouts:
@@ -337,11 +329,7 @@ _libc.mmap.restype = ctypes.c_void_p
 
 
 def _map_file(path: Path, nbytes: int) -> Bytes:
-    """Map a file with all of its memory; make it if it is missing or of another size.
-
-    Raises:
-        OSError: the file cannot be mapped, or the file system or the memory is full.
-    """
+    """Map a file with all of its memory; make it if it is missing or of another size."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         is_new = os.fstat(file).st_size != nbytes

@@ -46,15 +46,12 @@ def read_commit(
     """Read one commit, and verify every byte that is read.
 
     Args:
-        only: the attributes of the state whose tensors to read, such as ``{"model"}``; attributes without
-            tensors are ignored. None reads all. `Snapshot.state` is complete in any case.
+        only: the attributes of the state whose tensors to read, such as ``{"model"}``; None reads all.
+            `Snapshot.state` is complete in any case.
         load: reads a file, given the storage, the path and the size; returns the bytes and their digest.
 
     Raises:
         IncompleteCommitError: the commit has no manifest, or was deleted while it was being read.
-        CorruptCheckpointError: a file is missing, truncated, altered or malformed.
-        FormatVersionError: a newer hvdrecover wrote the commit, in a format that this one cannot read.
-        StorageError: the storage failed, or there is not enough memory.
     """
     manifest = root.read_manifest(storage, commit)
     try:
@@ -85,14 +82,11 @@ def read_newest(
     cannot be read, that commit is skipped like a broken one.
 
     Args:
-        skipped: called for each commit that is skipped.
-        only: see `read_commit`; only these tensors are verified.
         order: takes the commits, newest first, and returns them in the order in which to try them.
 
     Raises:
         NoUsableCommitError: the root holds commits, and none of them verifies.
         FormatVersionError: a newer hvdrecover wrote the newest commit.
-        StorageError: the storage failed, and no older commit could be read.
     """
     again = retrying(clock)
     reasons: dict[str, str] = {}
@@ -128,10 +122,6 @@ def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Sna
         suspects: commits after which the job has failed, as ranges: the names of the first and the last
             commit of each. They are tried last, the oldest of them first: even a suspect commit is better
             than a start from the beginning.
-
-    Raises:
-        NoUsableCommitError: the root has held durable commits, and none of them verifies now.
-        FormatVersionError: a newer hvdrecover wrote the newest commit.
     """
 
     def skipped(commit: CommitId, reason: str, error: CheckpointError | None) -> None:

@@ -30,12 +30,7 @@ from hvdrecover.errors import (
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts about a commit that decide whether it is kept.
-
-    Attributes:
-        time: when it was written, in seconds since the Unix epoch.
-        metric: the number by which `Keep.best` ranks the commit; None if the commit has none.
-    """
+    """The facts about a commit that decide whether it is kept; ``metric`` is the number for `Keep.best`."""
 
     commit: CommitId
     time: float
@@ -47,10 +42,7 @@ def expired(commits: Iterable[Facts], keep: Keep, now: float) -> list[CommitId]:
 
     A job that skips broken or suspect commits continues from an older one, in a later generation. The skipped
     commits may hold the only copy of the progress until the job has passed their numbers. So until then they
-    are neither deleted nor counted.
-
-    Args:
-        commits: the commits of a root that are not broken, in any order. Broken ones are left to the user.
+    are neither deleted nor counted. Broken commits are left to the user.
     """
     ordered = sorted(commits, key=lambda facts: facts.commit)
     good = [facts for facts in ordered if facts.commit.commit <= ordered[-1].commit.commit]
@@ -68,11 +60,7 @@ def expired(commits: Iterable[Facts], keep: Keep, now: float) -> list[CommitId]:
 
 
 def metric_of(manifest: Manifest, best: Best | None) -> float | None:
-    """Return the number by which `Keep.best` ranks a commit; None if it is missing or not finite.
-
-    Raises:
-        ValueError: the state has no such attribute, or it is not a number.
-    """
+    """Return the number by which `Keep.best` ranks a commit; None if it is None or not finite."""
     if best is None:
         return None
     if best.metric not in manifest.attributes:
@@ -130,11 +118,7 @@ class Pruner:
         return {commit for commit, facts in self._facts.items() if facts is not None}
 
     def expired(self, *, more: int = 0) -> list[CommitId]:
-        """Return the commits that may be deleted, oldest first.
-
-        Args:
-            more: number of newest commits to keep beyond the user's setting.
-        """
+        """Return the commits that may be deleted, oldest first; keep ``more`` than the user asks for."""
         there = root.commits(self._storage)
         self._facts = {commit: facts for commit, facts in self._facts.items() if commit in there}
         for commit in there:
@@ -158,8 +142,8 @@ class Pruner:
 
         Args:
             allowed: called before each deletion; may raise.
-            resumed: the commit that the job resumed from, if it has made none since. It is not deleted, nor
-                are later ones, which were skipped on the way to it.
+            resumed: the commit that the job resumed from, if it has made none since. Neither it nor the later
+                ones, which were skipped on the way to it, are deleted.
         """
         for commit in self.expired(more=more):
             if resumed is None or commit < resumed:
@@ -171,11 +155,7 @@ class Pruner:
 
 
 def delete_commit(storage: Storage, commit: CommitId) -> None:
-    """Delete a commit, or the folder of one that was never completed.
-
-    The manifest is deleted first: a process that is killed at any step leaves a whole commit or an incomplete
-    one, never a broken one.
-    """
+    """Delete a commit. Its manifest goes first, so a process that is killed leaves no broken commit."""
     storage.remove(root.manifest_path(commit))
     storage.delete(commit.name)
 
@@ -190,7 +170,6 @@ def incomplete(
     and neither it nor a later one has any now: retention always keeps the newest commit.
 
     Args:
-        before: the generation that is being written.
         complete: commits that are known to be complete.
 
     Returns:

@@ -39,7 +39,6 @@ class Snapshot(HasState):
 
     @classmethod
     def of(cls, manifest: Manifest, arenas: dict[str, Arena]) -> Snapshot:
-        """Return the commit that a manifest describes, with the files that were read and verified."""
         digests = {name: file.digest for name, file in manifest.by_attribute.items()}
         return cls(
             id=manifest.id,
@@ -60,7 +59,6 @@ class Snapshot(HasState):
         return replace(self, digests={name: digest(arena.buffer) for name, arena in self.arenas.items()})
 
     def manifest(self, files: Sequence[FileEntry], writer: dict[str, Any], time: float) -> Manifest:
-        """Return the manifest of the commit."""
         return Manifest(
             generation=self.id.generation,
             commit=self.id.commit,
@@ -76,10 +74,8 @@ class Snapshot(HasState):
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """The layouts of the files, by attribute name."""
         return {name: arena.layout for name, arena in self.arenas.items()}
 
     @property
     def nbytes(self) -> int:
-        """The size of all files in bytes."""
         return sum(arena.layout.nbytes for arena in self.arenas.values())

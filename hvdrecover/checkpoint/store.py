@@ -27,10 +27,6 @@ _OF_THE_FILE_SYSTEM = {"lost+found"}
 class Store:
     """One checkpoint root, for the process that writes to it (rank 0).
 
-    Args:
-        job: identity of this job and of its start; see `hvdrecover.checkpoint.claims.Claims`.
-        host: name of this host, for the claim and the manifests.
-
     Attributes:
         resumed: the commit that the job resumes from, if it was read from this root. It is not deleted
             before a later commit is durable.
@@ -52,23 +48,16 @@ class Store:
 
     @property
     def url(self) -> str:
-        """The root's URL without credentials."""
         return self.storage.url
 
     def claim_next(self, *, again: bool = False) -> int:
-        """Claim a new generation for a job that starts.
+        """Claim a generation for a job that starts, later than all generations at the root.
 
-        It is later than all generations at the root. Earlier commits that have lost their manifest are marked
-        as broken. Leftovers are not deleted here, since all ranks wait for this call: `write` deletes them
-        before the first commit.
+        Earlier commits that have lost their manifest are marked as broken. Leftovers are not deleted here,
+        since all ranks wait for this call: `write` deletes them before the first commit.
 
         Args:
             again: whether an earlier start of this job has claimed the root.
-
-        Raises:
-            FencedError: another job has taken the root from this one, which must not start again.
-            ForeignRootError: the root holds files that hvdrecover did not write; nothing was touched.
-            StorageError: the root cannot be read or written; or the earlier claims of this job are gone.
         """
         check_is_ours(self.storage)
         commits = root.commits(self.storage)
@@ -79,11 +68,7 @@ class Store:
         return generation
 
     def newest(self, suspects: Collection[tuple[str, str]] = ()) -> CommitId | None:
-        """Return the newest commit that has a manifest, verified or not; None if there is none.
-
-        Args:
-            suspects: ranges of commits that the job must not resume from; see `load_newest`.
-        """
+        """Return the newest commit that has a manifest, verified or not; `load_newest` tells of suspects."""
         commits = (each for each in root.commits(self.storage) if not each.is_within(suspects))
         return next((each for each in commits if root.is_complete(self.storage, each)), None)
 
@@ -97,11 +82,6 @@ class Store:
 
         Args:
             durable: called as soon as the commit is durable; deleting may take as long as writing.
-
-        Raises:
-            FencedError: another job, or a later generation of this one, has claimed the root; the commit was
-                not published, and nothing was deleted.
-            StorageError: the storage failed; earlier commits are untouched.
         """
         commit = snapshot.id
         for attempt in (1, 2):
@@ -152,12 +132,7 @@ class Store:
     # -- deletions -------------------------------------------------------------------------------------
 
     def _free(self, commit: CommitId, *, more: int = 0) -> None:
-        """Delete all files that are not needed, even files of commits that this process has begun.
-
-        Args:
-            commit: the commit that is being written.
-            more: how many more of the newest commits to keep than the user asks for.
-        """
+        """Delete all files that are not needed, even files of commits that this process has begun."""
         self.claims.check(commit.generation)
         self._delete_begun()
         self._clean_up(commit, more=more)
@@ -167,11 +142,10 @@ class Store:
     def _clean_up(self, commit: CommitId, *, more: int = 0) -> None:
         """Delete commits that retention does not keep, and those that earlier generations never completed.
 
-        The claims are read again before each deletion: this process may have been stopped for a while. A
-        commit that was complete and has lost its manifest is marked as broken, and left to the user.
+        A commit that was complete and has lost its manifest is marked as broken, and left to the user.
         """
 
-        def check() -> None:
+        def check() -> None:  # before each deletion: this process may have been stopped for a while
             self.claims.check(commit.generation)
 
         check()
@@ -215,13 +189,7 @@ class Store:
 
 
 def check_is_ours(storage: Storage) -> None:
-    """Refuse a root that holds files of other programs, or whose storage lacks a feature that we need.
-
-    Raises:
-        ConfigError: the storage lacks a feature.
-        ForeignRootError: the root holds files of other programs.
-        StorageError: the root cannot be read or written.
-    """
+    """Refuse a root that holds files of other programs, or whose storage lacks a feature that we need."""
     names = set(storage.names()) - _OF_THE_FILE_SYSTEM - {root.CLAIMS, root.READERS}
     claimed = storage.names(root.CLAIMS)
     foreign = {name for name in names if CommitId.parse(name) is None and not name.startswith(TEMPORARY)}

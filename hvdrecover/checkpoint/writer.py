@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -30,10 +29,7 @@ BACKGROUND = 17  # niceness: training goes first, at a ratio of 45 to 1 for a co
 
 
 def step_back(niceness: int = BACKGROUND) -> None:
-    """Give this thread and the threads that it starts a lower CPU priority than training has.
-
-    On Linux each thread has its own niceness.
-    """
+    """Give this thread and those that it starts a lower CPU priority than training has, as Linux can."""
     thread = threading.get_native_id()
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, thread, max(niceness, os.getpriority(os.PRIO_PROCESS, thread)))
@@ -45,8 +41,7 @@ class Progress:
     Times are monotonic seconds. Only the thread that handles the snapshot changes it; any thread may read.
 
     Attributes:
-        last_durable: the newest commit that has become durable.
-        seconds: how long its write took.
+        seconds: how long the write of the last durable commit took.
         error: why the last attempt failed; None if it succeeded, so there is no outage.
         failure: the error after which no commit is written any more; None if there was none.
     """
@@ -66,15 +61,11 @@ class Progress:
 
     @property
     def behind(self) -> float:
-        """Return for how many seconds commits have waited to become durable; 0 if none waits.
-
-        A newer commit may replace one whose write failed. Then the time still counts from the first one.
-        """
+        """Return for how many seconds commits have waited to become durable; a newer one may replace one."""
         since = self._behind_since
         return 0.0 if since is None else self._clock.monotonic() - since
 
     def describe(self) -> str:
-        """Return the state of the newest write in words."""
         if self.error is None:
             seconds = self._clock.monotonic() - self._submitted
             return f"the write has been under way for {seconds:.0f} s; {self._describe_age()}"
@@ -82,13 +73,11 @@ class Progress:
         return f"{error}. Attempts that failed: {self._attempts}; {self._describe_age()}"
 
     def submitted(self) -> None:
-        """Note that a commit was submitted for writing."""
         self._submitted = self._clock.monotonic()
         if self._behind_since is None:
             self._behind_since = self._submitted
 
     def succeeded(self, snapshot: Snapshot, seconds: float) -> None:
-        """Note that a commit has become durable, and how many seconds the write took."""
         commit, attempts = snapshot.id, self._attempts
         age, described = self._age(), self._describe_age()
         self.seconds = seconds
@@ -152,9 +141,6 @@ class BackgroundWriter:
 
     Args:
         release: called with each snapshot just before it is no longer `in_flight`.
-
-    Attributes:
-        progress: the last durable commit, and the error of the last attempt.
     """
 
     def __init__(
@@ -183,11 +169,7 @@ class BackgroundWriter:
     def submit(self, snapshot: Snapshot) -> bool:
         """Begin to write a snapshot. If an earlier one waits for its next attempt, replace it.
 
-        Returns:
-            False if the snapshot was refused: an attempt is under way, or a final error has stopped writing.
-
-        Raises:
-            RuntimeError: the writer has been stopped.
+        Return False if an attempt is under way, or a final error has stopped writing.
         """
         with self._lock:
             if self._stopped:
@@ -217,14 +199,7 @@ class BackgroundWriter:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is in flight, or until the number of attempts given to `hurry` have failed.
 
-        The writer continues in any case.
-
-        Args:
-            timeout: seconds to wait; None waits for as long as it takes.
-
-        Raises:
-            StorageError: the last attempt has failed.
-            HvdrecoverError: a final error has stopped all writing.
+        Return False after ``timeout`` seconds; raise the error if the last attempt has failed.
         """
         if timeout is None:
             self._answered.wait()
@@ -248,7 +223,7 @@ class BackgroundWriter:
                 self._wake.set()
 
     def wait_for_cleanup(self, timeout: float) -> bool:
-        """Wait until nothing is in flight and expired commits are deleted; return False after a timeout."""
+        """Wait until nothing is in flight and expired commits are deleted."""
         return self.store.clock.wait(self._cleaned_up, timeout)
 
     def stop(self) -> None:
@@ -279,13 +254,10 @@ class BackgroundWriter:
                 failed = 0
 
     def _attempt(self) -> bool:
-        """Write the snapshot; return whether it is durable.
-
-        All errors are caught: the thread must survive to end the `wait` of the training thread.
-        """
+        """Write the snapshot; return whether it is durable."""
         try:
             self._write()
-        except Exception as error:
+        except Exception as error:  # the thread must survive to end the `wait` of the training thread
             self._failed(error)
             return False
         return True
@@ -312,10 +284,11 @@ class BackgroundWriter:
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, HvdrecoverError):
-            cause, error = error, StorageError(self.store.url, f"writing failed unexpectedly: {error!r}.")
-            error.__cause__ = cause
+            error = StorageError(self.store.url, f"writing failed unexpectedly: {error!r}.")
         assert self._snapshot is not None
-        _forget_locals(error)
+        # The error is kept. The frames of its traceback and of its causes would keep the snapshot's memory.
+        error = error.with_traceback(None)
+        error.__cause__ = error.__context__ = None
         try:
             self.progress.failed(self._snapshot.id, error)
         except Exception as unhandled:
@@ -336,14 +309,6 @@ class BackgroundWriter:
 
 
 def _report_unhandled(error: Exception) -> None:
-    """Print an error as if it had ended this thread, and release the memory that its frames hold."""
+    """Print an error as if it had ended this thread."""
     facts = (type(error), error, error.__traceback__, threading.current_thread())
     threading.excepthook(threading.ExceptHookArgs(facts))
-    _forget_locals(error)
-
-
-def _forget_locals(error: BaseException | None) -> None:
-    """Clear the frames of an error that will be kept: their variables would keep the snapshot's memory."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
