@@ -1,6 +1,4 @@
-import ctypes
 import faulthandler
-import mmap
 import os
 import re
 import resource
@@ -58,22 +56,3 @@ def test_memory_is_offered_back_to_the_system():
     arena.take_back()
     arena.bytes_of("w")[:] = 2
     assert int(mapping(arena.buffer)["LazyFree"][0]) == 0
-
-
-def test_memory_that_the_system_took_makes_a_whole_file_when_filled_again():
-    arena = Arena(plan([TensorSpec("w", "U8", (SIZE,))]))
-    arena.bytes_of("w")[:] = 1
-    arena.offer_back()
-    have_it_taken(arena.buffer)
-    arena.take_back()
-    arena.bytes_of("w")[:] = 2
-    fresh = Arena(arena.layout)
-    fresh.bytes_of("w")[:] = 2
-    assert arena.buffer.tobytes() == fresh.buffer.tobytes()
-
-
-def have_it_taken(buffer):
-    """Do as the system does when it takes all that it is offered."""
-    libc, address = ctypes.CDLL(None, use_errno=True), ctypes.c_void_p(buffer.ctypes.data)
-    assert libc.madvise(address, ctypes.c_size_t(len(buffer)), mmap.MADV_DONTNEED) == 0
-    assert not buffer.any()

@@ -113,17 +113,6 @@ def test_whole_pages_go_past_the_page_cache_and_only_the_rest_through_it(
         assert max(calls.past(name), default=0) <= PIECE
 
 
-@pytest.mark.parametrize("missing", [1, PAGE - 1, PAGE, PAGE + 1])
-@pytest.mark.parametrize("size", [PAGE, 5 * PAGE, 2 * PIECE + PAGE])
-def test_a_file_shorter_than_the_buffer_is_read_to_its_end(tmp_path, size, missing):
-    data = content(max(0, size - missing))
-    write(tmp_path / "file", data)
-    longer = allocate(size)
-    assert read(tmp_path / "file", longer) == (len(data), digest(data))
-    assert np.array_equal(longer[: len(data)], data)
-    assert not longer[len(data) :].any()
-
-
 @pytest.mark.parametrize("fail", [{"open": errno.EINVAL}, {"pwrite": errno.EINVAL, "preadv": errno.EINVAL}])
 @pytest.mark.parametrize("size", [PAGE, 3 * PIECE + 1])
 def test_where_o_direct_is_refused_early_or_late_the_page_cache_is_used(tmp_path, calls, fail, size):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvdrecover import cli
 from hvdrecover.checkpoint import near_root
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
@@ -111,17 +109,6 @@ def test_the_first_commit_does_not_wait_for_memory(process: Process) -> None:
     assert process.tier.acquire({"model": layout()}, set()) is None
     process.settle()
     assert process.tier.acquire({"model": layout()}, set()) is not None
-
-
-def test_verify_reads_a_root_while_it_is_kept(process: Process, capsys: pytest.CaptureFixture[str]) -> None:
-    process.commit(1)
-    process.commit(2)
-    assert cli.main(["verify", str(process.path)]) == 0
-    file = process.path / "g0002-c00000002" / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"?")
-    assert cli.main(["verify", str(process.path), "--json"]) == 1
-    verified = json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
-    assert [each["intact"] for each in verified["commits"]] == [False, True]
 
 
 def test_a_state_that_grows_gets_memory_of_its_new_size(process: Process) -> None:

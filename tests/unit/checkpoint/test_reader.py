@@ -7,12 +7,10 @@ import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FILE_NAME
-from hvdrecover.checkpoint.reader import load_newest, read_commit, read_newest
-from hvdrecover.checkpoint.root import QUARANTINE, is_complete, is_quarantined, read_manifest
+from hvdrecover.checkpoint.reader import load_newest, read_commit
+from hvdrecover.checkpoint.root import QUARANTINE, is_quarantined
 from hvdrecover.errors import (
-    CorruptCheckpointError,
     FormatVersionError,
-    IncompleteCommitError,
     NoUsableCommitError,
     StorageError,
 )
@@ -97,16 +95,6 @@ def test_a_commit_without_its_manifest_is_walked_back_over(store):
     assert "never completed" in store.events.of("skipped")[0]["reason"]
 
 
-def test_a_quarantined_commit_that_is_still_broken_is_reported_again_and_keeps_its_note(store):
-    flip(store.storage, MODEL)
-    load_newest(store)
-    note = store.storage.read(f"{NEWEST}/{QUARANTINE}")
-    later = make_store(store.storage, clock=FakeClock(start=99.0))
-    assert_is(load_newest(later), make_snapshot(1, 1))
-    assert len(later.events.of("skipped")) == 1
-    assert later.storage.read(f"{NEWEST}/{QUARANTINE}") == note
-
-
 def test_a_quarantined_commit_that_was_repaired_is_used_and_a_normal_commit_again(store):
     whole = store.storage.read(MODEL)
     flip(store.storage, MODEL)
@@ -115,17 +103,6 @@ def test_a_quarantined_commit_that_was_repaired_is_used_and_a_normal_commit_agai
     later = make_store(store.storage)
     assert_is(load_newest(later), make_snapshot(1, 2))
     assert not is_quarantined(later.storage, CommitId(1, 2))
-
-
-def test_a_note_that_cannot_be_written_does_not_stop_the_walk(store, monkeypatch):
-    flip(store.storage, MODEL)
-
-    def refuse(path, data):
-        raise StorageError(path, "read-only")
-
-    monkeypatch.setattr(store.storage, "publish", refuse)
-    assert_is(load_newest(store), make_snapshot(1, 1))
-    assert store.events.of("write_failed")[0]["commit"] == NEWEST
 
 
 def test_a_suspect_is_passed_over_and_stays_a_normal_commit(store):
@@ -207,31 +184,6 @@ def test_only_the_tensors_that_are_asked_for_are_read(store):
     assert read_commit(store.storage, CommitId(1, 2), only=set()).arenas == {}
 
 
-def test_the_newest_of_which_a_part_verifies(store):
-    flip(store.storage, f"{NEWEST}/optimizer.safetensors")
-    before = content(store.storage)
-    told = []
-    assert read_newest(store.storage, lambda *skip: told.append(skip), {"model"}).id == CommitId(1, 2)
-    assert told == []
-    assert read_newest(store.storage, lambda *skip: told.append(skip)).id == CommitId(1, 1)
-    ((commit, reason, error),) = told
-    assert (commit, type(error)) == (CommitId(1, 2), CorruptCheckpointError)
-    assert re.match(r"optimizer\.safetensors: .*digest", reason)
-    assert content(store.storage) == before
-
-
-def test_a_manifest_is_read_without_its_files(store):
-    for name in ("model", "optimizer"):
-        lose(store.storage, f"{NEWEST}/{name}.safetensors")
-    found = read_manifest(store.storage, CommitId(1, 2))
-    assert (found.id, [file.name for file in found.files]) == (
-        CommitId(1, 2),
-        ["model.safetensors", "optimizer.safetensors"],
-    )
-    with pytest.raises(IncompleteCommitError, match=r"g0001-c00000009/MANIFEST\.json: "):
-        read_manifest(store.storage, CommitId(1, 9))
-
-
 # -- storage that fails --------------------------------------------------------------------------------
 
 
@@ -261,15 +213,6 @@ def test_a_commit_that_cannot_be_read_is_walked_back_over_and_not_quarantined(st
     assert (skipped["commit"], skipped["level"]) == (NEWEST, logging.WARNING)
     assert re.fullmatch(f"{file}: .*I/O error", skipped["reason"])
     assert content(store.storage) == before
-
-
-@pytest.mark.parametrize("start", [False, True], ids=["reading", "starting"])
-def test_a_folder_that_cannot_be_looked_into_does_not_stop_a_start(store, start):
-    sick = make_store(Sick(store.storage, f"{NEWEST}/"))
-    if start:
-        sick.claim_next()
-    assert_is(load_newest(sick), make_snapshot(1, 1))
-    assert is_complete(store.storage, CommitId(1, 2))
 
 
 def test_a_commit_that_cannot_be_read_at_first_is_tried_again(store):

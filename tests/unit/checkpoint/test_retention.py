@@ -112,22 +112,6 @@ def test_the_newest_ones_stay(commits, keep, now):
 
 
 @given(roots, keeps, times)
-def test_once_deleted_nothing_more_is_to_be_deleted(commits, keep, now):
-    gone = set(expired(commits, keep, now))
-    left = [found for found in commits if found.commit not in gone]
-    assert expired(left, keep, now) == []
-
-
-@given(roots, keeps, keeps, times)
-def test_a_rule_never_makes_another_one_keep_less(commits, keep, more, now):
-    both = Keep(
-        max(keep.last, more.last), keep.period or more.period, keep.within or more.within,
-        keep.best or more.best,
-    )  # fmt: skip
-    assert set(expired(commits, both, now)) <= set(expired(commits, keep, now))
-
-
-@given(roots, keeps, times)
 def test_pruning_after_each_commit_keeps_what_each_rule_is_after(commits, keep, now):
     """As a job does it: one commit more at a time, in order, deletions in between."""
     left = []
@@ -179,18 +163,6 @@ def test_the_number_is_read_from_the_state(value, metric):
 def test_what_is_no_number_is_said(value):
     with pytest.raises(ValueError, match=r"^state\.loss .*float\(\)"):
         metric_of(manifest({"loss": encode(value, "")}), Best("loss"))
-
-
-@pytest.mark.parametrize("value", [{"$tensor": "value"}, {"$enum": ["gone:Class", "X"]}, {"$numpy": 3}])
-def test_what_only_the_training_can_read_is_no_number(value):
-    with pytest.raises(ValueError, match=r"^state\.loss .*float\(\)"):
-        metric_of(manifest({"loss": value}), Best("loss"))
-
-
-@pytest.mark.parametrize("attributes", [{}, {"accuracy": 1.0}])
-def test_an_attribute_that_is_not_there_is_said(attributes):
-    with pytest.raises(ValueError, match="'loss'"):
-        metric_of(manifest(attributes), Best("loss"))
 
 
 # -- settings ------------------------------------------------------------------------------------------

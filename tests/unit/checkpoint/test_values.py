@@ -276,11 +276,6 @@ def test_a_zone_comes_back_with_its_rules_and_fold():
     assert round_trip(datetime.time(1, fold=1, tzinfo=BERLIN)).tzinfo is BERLIN
 
 
-def test_equal_sets_are_encoded_alike():
-    names = [f"name{index}" for index in range(50)]
-    assert encode(set(names), "x") == encode({*names[25:], *names[:25]}, "x")
-
-
 def test_containers_are_fresh_and_arrays_writable():
     inner, array = [1], np.arange(3)
     value = {"a": inner, "b": inner, "c": array}
@@ -295,12 +290,6 @@ def test_what_post_init_put_beside_the_fields_comes_back_without_calling_it():
     before = Busy.made
     copy = round_trip(busy)
     assert (copy.value, copy.double, Busy.made) == (2, 4, before)
-
-
-def test_a_field_with_a_default_may_be_missing_in_the_commit():
-    encoded = encode(Schedule(0.5, [1], 2), "x")
-    del encoded["$dataclass"][1]["inner"]
-    assert decode(encoded) == Schedule(0.5, [1], None)
 
 
 def test_a_field_without_a_default_that_is_missing_is_named():
@@ -411,17 +400,6 @@ def test_a_leaf_encodes_what_it_knows_and_resolve_brings_it_back():
         "a": [("$custom", "state.x['a'][0]")],
         "b": 1,
     }
-
-
-def test_a_tag_that_nobody_knows_is_a_value_error():
-    with pytest.raises(ValueError, match=r"\$custom$"):
-        decode({"$custom": 1})
-
-    def resolve(tag, payload):
-        raise KeyError(tag)
-
-    with pytest.raises(ValueError, match=r"\$custom"):
-        decode({"$custom": 1}, resolve)
 
 
 HERE = __name__

@@ -97,15 +97,6 @@ def test_a_storage_that_comes_back_is_retried_with_back_off(store, wrapped, cloc
     assert_is(load_newest(store), make_snapshot(1, 2))
 
 
-@pytest.mark.parametrize("call", range(4))
-def test_a_failure_at_any_call_is_made_up_for(store, wrapped, writer, call):
-    wrapped.plan = [None] * call + [away()]
-    writer.submit(make_snapshot(1, 2))
-    writer.wait()
-    assert len(store.events.of("write_failed")) == 1
-    assert_is(load_newest(make_store(wrapped.inner)), make_snapshot(1, 2))
-
-
 def test_an_outage_is_one_line_when_it_begins_and_one_when_it_ends(store, wrapped, clock, writer):
     writer.submit(make_snapshot(1, 2))
     writer.wait()
@@ -140,16 +131,6 @@ def test_in_a_pause_a_newer_commit_takes_the_place_of_the_one_that_waits(store, 
     assert writer.progress.last_durable == CommitId(1, 9)
     assert f"{CommitId(1, 2)}/MANIFEST.json" not in content(wrapped.inner)
     assert_is(load_newest(store), newer)
-
-
-def test_what_is_waited_for_is_tried_at_once(store, wrapped, clock, writer):
-    begin_outage(writer, wrapped, clock)
-    wrapped.plan.clear()
-    before = clock.seconds
-    writer.hurry()
-    writer.wait()
-    assert writer.progress.last_durable == CommitId(1, 2)
-    assert clock.seconds == before
 
 
 def test_the_wait_ends_with_the_reasons_and_the_writer_continues(store, wrapped, clock, writer):
@@ -198,15 +179,6 @@ def test_being_fenced_is_final(store, wrapped, clock, writer):
     assert store.events.of("outage") == []
     assert not writer.submit(make_snapshot(1, 3))
     assert_is(load_newest(store), make_snapshot(1, 1))
-
-
-def test_being_fenced_ends_an_outage(store, wrapped, clock, writer):
-    begin_outage(writer, wrapped, clock)
-    make_store(wrapped.inner, job="new").claim_next()
-    writer.hurry()
-    with pytest.raises(FencedError):
-        writer.wait()
-    assert writer.in_flight is None
 
 
 def test_under_a_new_generation_a_writer_begins_anew(store, wrapped, writer):
