@@ -36,7 +36,6 @@ class Temporary(NamedTuple):
     """A file that `Storage.names` does not show: it is being written, or a killed process left it.
 
     Attributes:
-        path: the file, for messages.
         folder: the folder below the root that the file belongs to; empty for the root itself.
         handle: the storage's own identity of an unfinished upload.
     """
@@ -77,7 +76,6 @@ class Storage(ABC):
             return self._size(path)
 
     def read(self, path: str) -> bytes:
-        """Return the content of a small file."""
         with self._failures(path, "read the file"):
             return self._read(path)
 

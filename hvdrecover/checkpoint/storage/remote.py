@@ -32,7 +32,6 @@ class RemoteStorage(Storage):
 
     Args:
         root: the folder's path in it.
-        url: the root as messages show it, without credentials.
         piece: bytes of a large file that are transferred at a time.
     """
 
@@ -98,8 +97,7 @@ class RemoteStorage(Storage):
         yield from transferred(buffer[: max(nbytes - start, 0)], self._piece, at_once, get)
 
     def _write_pieces(self, path: str, buffer: Bytes) -> Iterator[Bytes]:
-        self._make_folder(self._path(path).rpartition("/")[0])
-        with self._fs.open(self._path(path), "wb") as file:
+        with self._fs.open(self._made(path), "wb") as file:
             for start in range(0, len(buffer), PIECE):
                 piece = buffer[start : start + PIECE]
                 if file.write(piece.data) not in (len(piece), None):  # some return None
@@ -107,13 +105,11 @@ class RemoteStorage(Storage):
                 yield piece
 
     def _publish(self, path: str, data: bytes) -> None:
-        self._make_folder(self._path(path).rpartition("/")[0])
-        self._fs.pipe_file(self._path(path), data)
+        self._fs.pipe_file(self._made(path), data)
 
     def _create(self, path: str, data: bytes) -> bool:
-        self._make_folder(self._path(path).rpartition("/")[0])
         try:
-            self._fs.pipe_file(self._path(path), data, mode="create")
+            self._fs.pipe_file(self._made(path), data, mode="create")
         except OSError:
             if self._size(path) is None:  # storages differ in the error for a file that exists
                 raise
@@ -132,6 +128,12 @@ class RemoteStorage(Storage):
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
+
+    def _made(self, path: str) -> str:
+        """Return a file's path in the file system; its folder is made."""
+        target = self._path(path)
+        self._make_folder(target.rpartition("/")[0])
+        return target
 
     def _make_folder(self, folder: str) -> None:
         self._fs.makedirs(folder, exist_ok=True)

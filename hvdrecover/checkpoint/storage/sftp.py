@@ -45,35 +45,21 @@ _TIMEOUTS = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout", "channel
 class SftpStorage(RemoteStorage):
     """A folder on an SFTP server, which need not be connected yet."""
 
-    _session: _Session  # the session of the operation that is under way
-
     def __init__(self, filesystem: StrictSftpFileSystem, root: str, url: str, piece: int = _PIECE) -> None:
         super().__init__(filesystem, root, url, piece)
+
+    @property
+    def _session(self) -> _Session:
+        """The session of the operation that is under way."""
+        return self._fs.ftp  # type: ignore[no-any-return]
 
     def check(self) -> None:
         """Do nothing: SFTP's rename does not replace, and nothing is cached."""
 
     @contextmanager
     def _failures(self, path: str, action: str) -> Iterator[None]:
-        with failures(self.url, path, action), self._fs.session() as self._session:
+        with failures(self.url, path, action), self._fs.connected():
             yield
-
-    def _names(self, folder: str) -> list[str]:
-        try:
-            return self._session.listdir(self._path(folder))  # type: ignore[no-any-return]
-        except FileNotFoundError:
-            return []
-
-    def _size(self, path: str) -> int | None:
-        try:
-            status = self._session.stat(self._path(path))
-        except FileNotFoundError:
-            return None
-        return int(status.st_size) if stat.S_ISREG(status.st_mode) else None
-
-    def _read(self, path: str) -> bytes:
-        with self._session.open(self._path(path), "rb") as file:
-            return file.read()  # type: ignore[no-any-return]
 
     def _read_pieces(self, path: str, buffer: Bytes, start: int) -> Iterator[tuple[Bytes, int]]:
         with self._session.open(self._path(path), "rb") as file:
@@ -213,12 +199,7 @@ class StrictSftpFileSystem(SFTPFileSystem):  # type: ignore[misc]
     """fsspec's SFTP, but only with servers whose host key is known, and with the user's ``~/.ssh/config``.
 
     Args:
-        host: the server, or a name in ``~/.ssh/config``.
         known_hosts: a file of host keys, instead of those in `KNOWN_HOSTS`.
-        ssh_kwargs: as in fsspec's `SFTPFileSystem`.
-
-    Raises:
-        ConfigError: the file does not exist, or a host key policy was given.
     """
 
     def __init__(self, host: str, known_hosts: str | None = None, **ssh_kwargs: Any) -> None:
@@ -239,20 +220,14 @@ class StrictSftpFileSystem(SFTPFileSystem):  # type: ignore[misc]
         self.client = paramiko.SSHClient()
 
     @contextmanager
-    def session(self) -> Iterator[_Session]:
-        """Return the session, for the calling thread alone; connect first if there is none.
-
-        Raises:
-            HostKeyError: the server's key is unknown, has changed or is revoked.
-            OSError: the server cannot be reached.
-            paramiko.SSHException: the server refused.
-        """
+    def connected(self) -> Iterator[None]:
+        """Give the calling thread the session `ftp` for itself; connect first if there is none."""
         with self._lock:
             try:
                 transport = self.client.get_transport()
                 if transport is None or not transport.is_active():
                     self._open_connection()
-                yield self.ftp
+                yield
             except FileNotFoundError:  # an ordinary answer
                 raise
             except BaseException:
