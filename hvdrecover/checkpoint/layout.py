@@ -12,29 +12,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeGuard
+from typing import Any
 
 PAGE = 4096
 MAX_HEADER = 100_000_000  # the limit that safetensors' own reader sets
 _MAX_DIMENSIONS = 64  # numpy's and torch's limit
 
 ITEM_BYTES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "U16": 2,
-    "I16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "U32": 4,
-    "I32": 4,
-    "F32": 4,
-    "U64": 8,
-    "I64": 8,
-    "F64": 8,
-    "C64": 8,
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
 
 
@@ -131,18 +119,18 @@ def parse(header: bytes, file_size: int) -> Layout:
 
 
 def _entry(name: str, entry: Any) -> tuple[TensorSpec, int, int]:
-    """One tensor of a header: its spec, first byte and end, the latter two counted from the header's end."""
+    """Return a tensor of a header, its first byte and its end, both counted from the header's end."""
     if not isinstance(entry, dict):
         raise ValueError(f"tensor '{name}' is not a JSON object")
-    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    facts: list[Any] = [entry.get(key) for key in ("dtype", "shape", "data_offsets")]
+    dtype, shape, offsets = facts
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise ValueError(f"tensor '{name}' has the unknown dtype {dtype!r}")
-    if not _is_counts(shape) or not _is_counts(offsets) or len(offsets) != 2:
-        raise ValueError(f"tensor '{name}' has a shape or offsets that are not lists of counts")
-    return TensorSpec(name, dtype, tuple(shape)), offsets[0], offsets[1]
-
-
-def _is_counts(value: Any) -> TypeGuard[list[int]]:
-    if not isinstance(value, list) or len(value) > _MAX_DIMENSIONS:
-        return False
-    return all(type(item) is int and 0 <= item < 2**63 for item in value)
+    for counts in (shape, offsets):
+        if not isinstance(counts, list) or not all(
+            type(each) is int and 0 <= each < 2**63 for each in counts
+        ):
+            raise ValueError(f"tensor '{name}' has a shape or offsets that are not lists of counts")
+    if len(shape) > _MAX_DIMENSIONS or len(offsets) != 2:
+        raise ValueError(f"tensor '{name}' has too many dimensions, or not two offsets")
+    return TensorSpec(name, dtype, tuple(shape)), *offsets

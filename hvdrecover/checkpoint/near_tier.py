@@ -36,7 +36,7 @@ from hvdrecover.checkpoint.arena import HUGE_PAGE, Arena, Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.layout import Layout
-from hvdrecover.checkpoint.manifest import TENSORS, FileEntry
+from hvdrecover.checkpoint.manifest import TENSORS
 from hvdrecover.checkpoint.near_root import BUFFERS, Keeper
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import ReadBytes, Storage
@@ -290,12 +290,8 @@ class NearTier:
         with self._changed:
             self._changed.wait_for(lambda: buffer.snapshot is not snapshot, _HEAD_START)
         digests = snapshot.digested().digests or {}
-        files = [
-            FileEntry(f"{name}{TENSORS}", arena.layout.nbytes, digests[name])
-            for name, arena in buffer.arenas.items()
-        ]
         writer = {**self._writer, "pid": os.getpid()}
-        manifest = manifests.dumps(snapshot.manifest(files, writer, self._clock.now()))
+        manifest = manifests.dumps(snapshot.manifest(digests, writer, self._clock.now()))
         with self._changed:
             if self._stopped or buffer.snapshot is not snapshot:
                 return  # the next commit has taken the buffer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.layout import Layout
-from hvdrecover.checkpoint.manifest import FileEntry, HasState, Manifest
+from hvdrecover.checkpoint.manifest import TENSORS, FileEntry, HasState, Manifest
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,11 @@ class Snapshot(HasState):
             return self
         return replace(self, digests={name: digest(arena.buffer) for name, arena in self.arenas.items()})
 
-    def manifest(self, files: Sequence[FileEntry], writer: dict[str, Any], time: float) -> Manifest:
+    def manifest(self, digests: Mapping[str, str], writer: dict[str, Any], time: float) -> Manifest:
+        files = [
+            FileEntry(f"{name}{TENSORS}", arena.layout.nbytes, digests[name])
+            for name, arena in self.arenas.items()
+        ]
         return Manifest(
             generation=self.id.generation,
             commit=self.id.commit,

@@ -11,7 +11,7 @@ from hvdrecover.checkpoint import claims, root
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.claims import Claims
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.manifest import FileEntry, Manifest
+from hvdrecover.checkpoint.manifest import TENSORS, Manifest
 from hvdrecover.checkpoint.retention import Pruner, delete_commit, incomplete, is_of_before
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.snapshot import Snapshot
@@ -117,13 +117,12 @@ class Store:
         # An earlier attempt may have failed after it published the manifest. While the files are written
         # again, that manifest would declare half-written files complete.
         self.storage.remove(path)
-        files = []
-        for name, arena in snapshot.arenas.items():
-            file = f"{name}{manifests.TENSORS}"
-            digest = self.storage.write(f"{commit.name}/{file}", arena.buffer)
-            files.append(FileEntry(file, arena.layout.nbytes, digest))
+        digests = {
+            name: self.storage.write(f"{commit.name}/{name}{TENSORS}", arena.buffer)
+            for name, arena in snapshot.arenas.items()
+        }
         writer = {"host": self._host, "pid": os.getpid(), "rank": rank}
-        manifest = snapshot.manifest(files, writer, self.clock.now())
+        manifest = snapshot.manifest(digests, writer, self.clock.now())
         text = manifests.dumps(manifest)
         self.claims.check(commit.generation)
         self.storage.publish(path, text)

@@ -55,12 +55,6 @@ def test_a_later_rendezvous_of_the_same_job_replaces_no_job(root):
     assert caught.value.by == ""
 
 
-def test_a_claim_tells_a_terminal_nothing(root):
-    claims_at(root, "\x1b[31mred", host="host\n\x1b]0;title").take_after(0)
-    with pytest.raises(FencedError, match=r"\?\?31mred on host\?\?\?0\?title \(process"):
-        claims_at(root, "other").check(1)
-
-
 OLD = {"job": "old", "host": "h", "pid": 5, "time": 7.0, "acknowledged": True}
 
 
@@ -223,43 +217,6 @@ def test_a_start_overtakes_a_recovery_in_every_order(old_job, new_job):
             later.check(generation)
     assert orders > 50
     assert generations == {4, 11}
-
-
-class Overwriting(FakeStorage):
-    """A store that ignores ``If-None-Match``: whoever creates a file is told that it is his."""
-
-    def create(self, path, data):
-        self.publish(path, data)
-        return True
-
-
-def test_where_creating_is_not_exclusive_one_continues_in_every_order():
-    orders, storages = 0, []
-    verbs = ("names", "read", "create", "publish")
-
-    def begin():
-        storages.append(Overwriting("fake://root", FakeRoot(), None))
-        kept = []
-
-        def start(job):
-            def go(thread):
-                claims = claims_at(Watched(thread, storages[-1], verbs), job)
-                kept.append((job, claims, claims.take_after(0)))
-
-            return Thread(go, storages[-1])
-
-        storages[-1].kept = kept
-        return [start("a"), start("b")]
-
-    for threads in every_order(begin):
-        orders += 1
-        storage = storages.pop()
-        for claims in (claims for _, claims, _ in storage.kept):
-            claims._storage = storage  # there are no more turns to wait for
-        assert all(thread.result is None or isinstance(thread.result, FencedError) for thread in threads)
-        on = [job for job, claims, generation in storage.kept if stands(claims, generation)]
-        assert len(on) == 1
-    assert orders > 100
 
 
 # -- answers that are lost -----------------------------------------------------------------------------

@@ -113,16 +113,6 @@ def test_whole_pages_go_past_the_page_cache_and_only_the_rest_through_it(
         assert max(calls.past(name), default=0) <= PIECE
 
 
-@pytest.mark.parametrize("fail", [{"open": errno.EINVAL}, {"pwrite": errno.EINVAL, "preadv": errno.EINVAL}])
-@pytest.mark.parametrize("size", [PAGE, 3 * PIECE + 1])
-def test_where_o_direct_is_refused_early_or_late_the_page_cache_is_used(tmp_path, calls, fail, size):
-    calls.fail = fail
-    check_there_and_back(tmp_path / "file", size)
-    # It is asked once, or twice if two pieces were under way; not again for each.
-    assert len(calls.past("pwrite")) <= 2
-    assert len(calls.past("preadv")) <= 2
-
-
 @pytest.mark.parametrize("call", ["open", "pwrite"])
 @pytest.mark.parametrize("size", [PAGE, 4 * PIECE])
 def test_any_other_error_is_raised_and_no_descriptor_is_left(tmp_path, calls, call, size):

@@ -356,11 +356,3 @@ def test_a_commit_folder_that_is_a_link_is_not_written_or_deleted_through(tmp_pa
         later.write(make_snapshot(generation, number), rank=0)
     with contextlib.suppress(StorageError):
         LocalStorage(root).delete("g0001-c00000004")
-
-
-def test_claims_that_are_a_link_are_not_written_through(tmp_path, outside):
-    root = tmp_path / "root"
-    root.mkdir()
-    (root / "claims").symlink_to(outside)
-    with pytest.raises(StorageError, match="symbolic link"):
-        make_store(LocalStorage(root)).claim_next()

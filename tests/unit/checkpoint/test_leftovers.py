@@ -59,27 +59,6 @@ def test_a_commit_that_was_replaced_in_an_outage_leaves_nothing(root):
     assert commits(root) == [CommitId(1, 6)]
 
 
-def test_a_commit_that_turns_out_to_be_whole_is_no_leftover(root):
-    """Its publication was answered by an error, and a newer commit is written next."""
-    wrapped = Wrapped(root)
-    store = make_store(wrapped, keep=2)
-    store.claim_next()
-    publish = wrapped.publish
-
-    def lossy(path, data):
-        publish(path, data)
-        if path == f"g0001-c00000001/{FILE_NAME}":
-            raise StorageError(path, "the answer was lost")
-
-    wrapped.publish = lossy
-    with pytest.raises(StorageError):
-        store.write(make_snapshot(1, 1), rank=0)
-    store.write(make_snapshot(1, 2), rank=0)
-    assert commits(root) == [CommitId(1, 2), CommitId(1, 1)]
-    store.write(make_snapshot(1, 3), rank=0)  # and retention counts it
-    assert commits(root) == [CommitId(1, 3), CommitId(1, 2)]
-
-
 def test_the_commit_that_a_job_was_resumed_from_stays_until_a_later_one_is_durable(root):
     """The newer ones may be why the last start failed."""
     earlier = make_store(root, keep=9)

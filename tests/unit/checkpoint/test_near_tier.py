@@ -12,7 +12,7 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import Layout, TensorSpec, plan
 from hvdrecover.checkpoint.near_root import Keeper
-from hvdrecover.checkpoint.near_tier import BUFFER, NearTier, mapped
+from hvdrecover.checkpoint.near_tier import NearTier, mapped
 from hvdrecover.checkpoint.reader import Load, copied, read_commit, read_newest
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
@@ -140,20 +140,6 @@ def test_the_newest_sealed_commit_is_never_overwritten(process: Process) -> None
         assert (found := recalled(process.path)) is not None
         assert values(found) == {float(found.id.commit)}
         assert found.id.commit >= number - 2
-
-
-def test_of_three_buffers_two_hold_a_sealed_commit_and_the_third_is_memory_for_the_next(
-    process: Process,
-) -> None:
-    first = process.commit(1)
-    assert first is not None
-    for number in range(2, 6):
-        process.commit(number, pinned=tuple(first.arenas.values()))
-        process.settle()
-    for number in range(6, 12):
-        process.commit(number)
-        assert process.names() == [f"g0002-c{each:08}" for each in (number - 1, number)]
-        assert len(list(process.path.glob(f"{BUFFER}*/*.safetensors"))) == 1
 
 
 @pytest.mark.parametrize(

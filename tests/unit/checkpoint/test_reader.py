@@ -7,7 +7,7 @@ import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FILE_NAME
-from hvdrecover.checkpoint.reader import load_newest, read_commit
+from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.root import QUARANTINE, is_quarantined
 from hvdrecover.errors import (
     FormatVersionError,
@@ -153,16 +153,6 @@ def test_going_back_to_an_earlier_generation_because_a_later_ones_commits_are_go
     assert (skipped["commit"], skipped["reason"]) == ("generation 4", "its commits are gone from the root")
 
 
-def test_only_a_commit_that_was_never_completed_is_a_fresh_start_with_a_warning(root):
-    make_store(root).claim_next()
-    root.publish(MODEL, b"half")
-    store = make_store(root)
-    store.claim_next()
-    assert load_newest(store) is None
-    (skipped,) = store.events.of("skipped")
-    assert (skipped["level"], "never completed" in skipped["message"]) == (logging.WARNING, True)
-
-
 def test_a_newer_format_is_an_error_and_not_walked_back_over(store):
     store.storage.publish(MANIFEST, json.dumps({"format": 2, "digest": "of another kind"}).encode())
     before = content(store.storage)
@@ -173,15 +163,6 @@ def test_a_newer_format_is_an_error_and_not_walked_back_over(store):
 
 
 # -- reading a part ------------------------------------------------------------------------------------
-
-
-def test_only_the_tensors_that_are_asked_for_are_read(store):
-    lose(store.storage, f"{NEWEST}/optimizer.safetensors")
-    found = read_commit(store.storage, CommitId(1, 2), only={"model", "unknown"})
-    whole = make_snapshot(1, 2)
-    del whole.arenas["optimizer"]
-    assert_is(found, whole)
-    assert read_commit(store.storage, CommitId(1, 2), only=set()).arenas == {}
 
 
 # -- storage that fails --------------------------------------------------------------------------------
@@ -213,14 +194,6 @@ def test_a_commit_that_cannot_be_read_is_walked_back_over_and_not_quarantined(st
     assert (skipped["commit"], skipped["level"]) == (NEWEST, logging.WARNING)
     assert re.fullmatch(f"{file}: .*I/O error", skipped["reason"])
     assert content(store.storage) == before
-
-
-def test_a_commit_that_cannot_be_read_at_first_is_tried_again(store):
-    clock = FakeClock()
-    sick = make_store(Sick(store.storage, NEWEST, times=3), clock=clock)
-    assert_is(load_newest(sick), make_snapshot(1, 2))
-    assert sick.events.of("skipped") == []
-    assert len(clock.waits) == 3
 
 
 def test_a_storage_that_is_away_is_an_error_and_nothing_is_walked_back_over(store):

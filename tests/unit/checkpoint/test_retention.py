@@ -75,13 +75,6 @@ def test_the_best_are_kept():
     assert kept(commits, last=1, best=Best("loss", count=2)) == [1, 4, 6]
 
 
-def test_what_is_no_finite_number_is_never_among_the_best():
-    commits = measured(math.nan, math.inf, -math.inf, None, 7.0, math.nan, None)
-    for mode in ("min", "max"):
-        assert kept(commits, last=1, best=Best("loss", mode=mode, count=3)) == [4, 6]
-    assert kept(measured(math.nan, None, math.nan), last=1, best=Best("loss")) == [2]
-
-
 # -- what always holds ---------------------------------------------------------------------------------
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)
@@ -109,26 +102,6 @@ def test_the_newest_ones_stay(commits, keep, now):
     assert gone == sorted(set(gone))
     assert set(gone) <= set(good)
     assert not set(gone) & set(good[-keep.last :])
-
-
-@given(roots, keeps, times)
-def test_pruning_after_each_commit_keeps_what_each_rule_is_after(commits, keep, now):
-    """As a job does it: one commit more at a time, in order, deletions in between."""
-    left = []
-    for found in sorted(commits, key=lambda found: found.commit):
-        left.append(found)
-        gone = set(expired(left, keep, now))
-        left = [other for other in left if other.commit not in gone]
-    good = sorted(commits, key=lambda found: found.commit)
-    kept_ids = {found.commit for found in left}
-    if keep.period is not None:
-        for_each = [{found.commit.commit // keep.period for found in some} for some in (good, left)]
-        assert for_each[0] == for_each[1]
-    if keep.best is not None:
-        finite = {found.metric for found in good if found.metric is not None and math.isfinite(found.metric)}
-        ranked = sorted(finite, reverse=keep.best.mode == "max")[: keep.best.count]
-        assert set(ranked) <= {found.metric for found in left}
-    assert {found.commit for found in good[-keep.last :]} <= kept_ids
 
 
 # -- the number ----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hvdrecover.checkpoint.storage import LocalStorage, RemoteStorage, open_storage
-from hvdrecover.checkpoint.storage.local import UNSUPPORTED_MOUNTS, fuse_program, mount_of
+from hvdrecover.checkpoint.storage.local import UNSUPPORTED_MOUNTS, fuse_program
 from hvdrecover.doctor import storage as doctor
 from hvdrecover.errors import ConfigError, StorageError
 from hvdrecover.redaction import redact
@@ -190,11 +190,6 @@ def test_files_and_their_folders_are_synced_before_a_write_returns(local, tmp_pa
 def test_the_program_of_a_fuse_mount_is_known_by_its_type_or_its_source(kind, source, program):
     assert fuse_program(source, kind) == program
     assert not program or program in UNSUPPORTED_MOUNTS
-
-
-def test_the_mount_of_a_folder_is_the_one_below_which_it_lies():
-    assert mount_of(Path("/proc/self"))[1] == "proc"
-    assert mount_of(Path("/"))[1] not in ("", "proc")
 
 
 def test_a_root_in_an_unsupported_mount_is_refused_at_the_start_and_by_the_doctor_and_can_be_read(

@@ -1,5 +1,4 @@
 import json
-import logging
 
 import pytest
 
@@ -7,8 +6,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.root import commits, is_complete, is_quarantined
-from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.errors import FencedError, ForeignRootError, NoUsableCommitError, StorageError
+from hvdrecover.errors import ForeignRootError, NoUsableCommitError, StorageError
 from tests.fakes.clock import FakeClock
 from tests.unit.checkpoint.roots import Wrapped, assert_is, content, make_snapshot, make_store
 
@@ -63,12 +61,6 @@ def test_a_foreign_root_is_refused_and_left_byte_for_byte(root, files):
     assert any(path.split("/")[0] in str(caught.value) for path in files)
     assert content(root) == files
     assert wrapped.calls == []
-
-
-def test_a_start_that_died_before_its_first_claim_is_no_obstacle(tmp_path):
-    (tmp_path / "claims").mkdir()
-    (tmp_path / "claims" / ".hvdrecover-1234").write_bytes(b"half a cl")
-    assert make_store(LocalStorage(tmp_path)).claim_next() == 1
 
 
 # -- writing -------------------------------------------------------------------------------------------
@@ -137,18 +129,6 @@ def test_what_was_never_completed_is_collected_before_the_next_write_and_not_at_
     assert "never completed" in leftover["message"]
 
 
-def test_a_leftover_that_cannot_be_deleted_does_not_stop_the_write(root):
-    root.publish("g0001-c00000002/model.safetensors", b"half")
-    wrapped = Wrapped(root)
-    wrapped.plan = [None, StorageError("url", "read-only")]
-    store = make_store(wrapped)
-    store.claim_next()
-    write_all(store, make_snapshot(2, 3))
-    assert wrapped.calls[1] == f"remove g0001-c00000002/{FILE_NAME}"  # which comes first
-    assert len(store.events.of("not_deleted")) == 1
-    assert is_complete(root, CommitId(2, 3))
-
-
 def test_a_commit_that_lost_only_its_manifest_is_quarantined_and_no_leftover(root):
     """The claim says that there were commits, and retention never deletes the newest one."""
     write_all(make_store(root), make_snapshot(1, 1), make_snapshot(1, 2))
@@ -168,37 +148,4 @@ def test_a_commit_that_lost_only_its_manifest_is_quarantined_and_no_leftover(roo
 # -- fencing -------------------------------------------------------------------------------------------
 
 
-def test_two_processes_of_one_job_cannot_both_write_one_generation(root):
-    one, other = make_store(root), make_store(root)
-    one.claim_next()
-    write_all(one, make_snapshot(2, 2))
-    with pytest.raises(FencedError):
-        write_all(other, make_snapshot(2, 3))
-
-
 # -- being killed --------------------------------------------------------------------------------------
-
-
-class Faulty:
-    """A storage with a mistake in it that shows when a commit is deleted."""
-
-    def __init__(self, inner):
-        self._inner = inner
-
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
-
-    def delete(self, folder):
-        raise ZeroDivisionError("a mistake")
-
-
-def test_no_mistake_in_deleting_makes_a_durable_commit_a_failed_one(root):
-    store = make_store(Faulty(root), keep=1)
-    store.claim_next()
-    durable = []
-    for number in (1, 2):
-        store.write(make_snapshot(1, number), 0, lambda number=number: durable.append(number))
-    assert durable == [1, 2]
-    (told,) = store.events.of("not_deleted")
-    assert "a mistake" in told["error"]
-    assert (told["level"], store.url in told["error"]) == (logging.WARNING, True)

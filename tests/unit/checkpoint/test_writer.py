@@ -1,4 +1,3 @@
-import contextlib
 import gc
 import logging
 import re
@@ -9,7 +8,7 @@ import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.reader import load_newest
-from hvdrecover.checkpoint.retrying import ATTEMPTS, retry_delay
+from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.writer import BackgroundWriter
 from hvdrecover.errors import FencedError, HvdrecoverError, StorageError
 from tests.fakes.clock import SharedClock
@@ -79,22 +78,6 @@ def test_a_commit_becomes_durable(store, writer):
 
 
 # -- outages -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("failures", [1, 2, 3 * ATTEMPTS])
-def test_a_storage_that_comes_back_is_retried_with_back_off(store, wrapped, clock, writer, failures):
-    wrapped.plan = [away() for _ in range(failures)]
-    writer.submit(make_snapshot(1, 2))
-    while writer.in_flight is not None:
-        with contextlib.suppress(StorageError):
-            writer.wait()
-    assert writer.progress.last_durable == CommitId(1, 2)
-    assert len(clock.waits) == failures
-    for attempt, wait in enumerate(clock.waits, 1):
-        assert retry_delay(attempt) / 2 <= wait <= retry_delay(attempt)
-    assert [facts["attempt"] for facts in store.events.of("write_failed")] == list(range(1, failures + 1))
-    assert "the storage is away" in store.events.of("write_failed")[0]["error"]
-    assert_is(load_newest(store), make_snapshot(1, 2))
 
 
 def test_an_outage_is_one_line_when_it_begins_and_one_when_it_ends(store, wrapped, clock, writer):
@@ -179,18 +162,6 @@ def test_being_fenced_is_final(store, wrapped, clock, writer):
     assert store.events.of("outage") == []
     assert not writer.submit(make_snapshot(1, 3))
     assert_is(load_newest(store), make_snapshot(1, 1))
-
-
-def test_under_a_new_generation_a_writer_begins_anew(store, wrapped, writer):
-    make_store(wrapped.inner).claim_next()  # of the same job, while this process was cut off
-    writer.submit(make_snapshot(1, 2))
-    with pytest.raises(FencedError):
-        writer.wait()
-    writer.progress.reinstate()
-    assert (writer.progress.failure, writer.progress.behind) == (None, 0)
-    assert writer.submit(make_snapshot(3, 3))
-    writer.wait()
-    assert writer.progress.last_durable == CommitId(3, 3)
 
 
 # -- slow writes ---------------------------------------------------------------------------------------------
