@@ -79,19 +79,14 @@ class Progress:
 
     def succeeded(self, snapshot: Snapshot, seconds: float) -> None:
         commit, attempts = snapshot.id, self._attempts
-        age, described = self._age(), self._describe_age()
         self.seconds = seconds
         self.last_durable, self._durable_since = commit, self._submitted
         self.error, self._behind_since, self._attempts = None, None, 0
         self._emit("durable", commit, bytes=snapshot.nbytes, seconds=seconds)
         if attempts:
             outage = self._clock.monotonic() - self._outage_since
-            message = (
-                f"{self._url}: the storage works again after {outage:.0f} s, and commit {commit.commit} is "
-                f"durable; until now, {described}"
-            )
-            facts = {"attempts": attempts, "seconds": outage, "age": age}
-            self._emit("outage_over", commit, message, logging.WARNING, **facts)
+            message = f"{self._url}: the storage works again after {outage:.0f} s; {commit} is durable"
+            self._emit("outage_over", commit, message, logging.WARNING, attempts=attempts, seconds=outage)
 
     def failed(self, commit: CommitId, error: HvdrecoverError) -> None:
         """Note a failed attempt. Any error but a `StorageError` is final."""
@@ -111,23 +106,18 @@ class Progress:
                 f"commit {commit.commit} could not be written: {cause}. Training continues, and this or a "
                 f"later commit will be written when the storage works again; {self._describe_age()}"
             )
-            self._emit("outage", commit, message, logging.WARNING, error=str(error), age=self._age())
+            self._emit("outage", commit, message, logging.WARNING, error=str(error))
 
     def reinstate(self) -> None:
         """Allow writing again: a rendezvous has begun a new generation, which is not fenced."""
         if self.failure is not None:
             self.failure = self._behind_since = None
 
-    def _age(self) -> float:
-        """Return the age of the last durable commit, in seconds; without one, the age of this record."""
-        return self._clock.monotonic() - self._durable_since
-
     def _describe_age(self) -> str:
+        age = self._clock.monotonic() - self._durable_since
         if self.last_durable is None:
-            return (
-                f"no commit has become durable in the {self._age():.0f} s since this process began to write"
-            )
-        return f"the last durable commit, {self.last_durable.commit}, is {self._age():.0f} s old"
+            return f"no commit has become durable in the {age:.0f} s since this process began to write"
+        return f"the last durable commit, {self.last_durable.commit}, is {age:.0f} s old"
 
     def _emit(
         self, kind: str, commit: CommitId, message: str | None = None, level: int = logging.INFO, **facts: Any
