@@ -28,7 +28,7 @@ class CommitId:
 
     @classmethod
     def parse(cls, name: str) -> CommitId | None:
-        """Return the commit whose folder has this name; None if it is no commit's."""
+        """Return the commit whose folder has this name; None if the name is invalid."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None

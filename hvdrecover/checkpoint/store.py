@@ -68,7 +68,7 @@ class Store:
         return generation
 
     def newest(self, suspects: Collection[tuple[str, str]] = ()) -> CommitId | None:
-        """Return the newest commit that has a manifest, verified or not; `load_newest` tells of suspects."""
+        """Return the newest commit that has a manifest, verified or not; for suspects see `load_newest`."""
         commits = (each for each in root.commits(self.storage) if not each.is_within(suspects))
         return next((each for each in commits if root.is_complete(self.storage, each)), None)
 

@@ -62,10 +62,10 @@ def encode(value: Any, path: str, leaf: Leaf | None = None) -> Json:
     Raises:
         UnsupportedValueError: the value, or one inside it, is none of these; the error names it.
     """
-    return _encode(value, path, leaf, ())
+    return _encode(value, path, leaf, 0)
 
 
-def _encode(value: Any, path: str, leaf: Leaf | None, outer: tuple[int, ...]) -> Json:
+def _encode(value: Any, path: str, leaf: Leaf | None, depth: int) -> Json:
     if leaf is not None and (encoded := leaf(value, path)) is not NotImplemented:
         return encoded
     kind = type(value)
@@ -75,16 +75,13 @@ def _encode(value: Any, path: str, leaf: Leaf | None, outer: tuple[int, ...]) ->
         return value if value.bit_length() <= _MAX_INT_BITS else {"$int": hex(value)}
     if kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
-    if id(value) in outer:
+    if depth == _MAX_DEPTH:
         raise UnsupportedValueError(
-            path, f"the {kind.__name__} contains itself, which JSON can't hold. {_REMEDY}"
+            path, f"it lies more than {_MAX_DEPTH} containers deep, or contains itself. {_REMEDY}"
         )
-    if len(outer) == _MAX_DEPTH:
-        raise UnsupportedValueError(path, f"it lies more than {_MAX_DEPTH} containers deep. {_REMEDY}")
-    outer = (*outer, id(value))
 
     def inner(item: Any, where: str) -> Json:
-        return _encode(item, path + where, leaf, outer)
+        return _encode(item, path + where, leaf, depth + 1)
 
     if kind is list:
         if _is_json(value):

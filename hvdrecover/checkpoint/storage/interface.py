@@ -101,7 +101,7 @@ class Storage(ABC):
     def publish(self, path: str, data: bytes) -> None:
         """Write a small file that is durable on return; readers see all of it or nothing."""
         with self._failures(path, "write the file"):
-            self._publish(path, data)
+            self._publish(path, data, exclusive=False)
 
     def create(self, path: str, data: bytes) -> bool:
         """Like `publish`, but if the file exists, change nothing and return False.
@@ -109,7 +109,7 @@ class Storage(ABC):
         If an answer is lost and the client repeats the request, a file that this call made may give False.
         """
         with self._failures(path, "create the file"):
-            return self._create(path, data)
+            return self._publish(path, data, exclusive=True)
 
     def remove(self, path: str) -> None:
         """Delete a file, if it exists."""
@@ -154,10 +154,8 @@ class Storage(ABC):
         """Write ``buffer`` piece by piece, in order; yield each piece that is written."""
 
     @abstractmethod
-    def _publish(self, path: str, data: bytes) -> None: ...
-
-    @abstractmethod
-    def _create(self, path: str, data: bytes) -> bool: ...
+    def _publish(self, path: str, data: bytes, *, exclusive: bool) -> bool:
+        """Return whether the file was written; False if ``exclusive`` and it exists."""
 
     @abstractmethod
     def _remove(self, path: str) -> None: ...

@@ -97,18 +97,25 @@ class LocalStorage(Storage):
             file.forget(0, len(buffer))
         _sync_folder(target.parent)
 
-    def _publish(self, path: str, data: bytes) -> None:
-        with self._written_aside(path, data) as (temporary, target):
-            temporary.replace(target)
-
-    def _create(self, path: str, data: bytes) -> bool:
+    def _publish(self, path: str, data: bytes, *, exclusive: bool) -> bool:
+        target = self._inside(path)
+        _make_folder(target.parent)
+        # The name has no process number: two containers on a shared file system may have the same one.
+        temporary = target.with_name(TEMPORARY + uuid.uuid4().hex)
         try:
-            with self._written_aside(path, data) as (temporary, target):
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if exclusive:
                 os.link(temporary, target)  # unlike a rename, this fails if the name exists
+            else:
+                temporary.replace(target)
         except FileExistsError:
-            if not os.path.lexists(self._root / path):  # a file exists where a folder should be
-                raise
             return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(target.parent)
         return True
 
     def _remove(self, path: str) -> None:
@@ -132,23 +139,6 @@ class LocalStorage(Storage):
             if folder.is_symlink():
                 raise OSError(errno.ELOOP, "the folder is a symbolic link", str(folder))
         return target
-
-    @contextmanager
-    def _written_aside(self, path: str, data: bytes) -> Iterator[tuple[Path, Path]]:
-        """Write a temporary file beside a target; at the end, make the target's name durable."""
-        target = self._inside(path)
-        _make_folder(target.parent)
-        # The name has no process number: two containers on a shared file system may have the same one.
-        temporary = target.with_name(TEMPORARY + uuid.uuid4().hex)
-        try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            yield temporary, target
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync_folder(target.parent)
 
 
 class _File:

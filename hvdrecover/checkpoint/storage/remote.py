@@ -97,21 +97,22 @@ class RemoteStorage(Storage):
         yield from transferred(buffer[: max(nbytes - start, 0)], self._piece, at_once, get)
 
     def _write_pieces(self, path: str, buffer: Bytes) -> Iterator[Bytes]:
-        with self._fs.open(self._made(path), "wb") as file:
+        target = self._path(path)
+        self._make_folder(target.rpartition("/")[0])
+        with self._fs.open(target, "wb") as file:
             for start in range(0, len(buffer), PIECE):
                 piece = buffer[start : start + PIECE]
                 if file.write(piece.data) not in (len(piece), None):  # some return None
                     raise OSError(errno.EIO, "the storage accepts no more bytes")
                 yield piece
 
-    def _publish(self, path: str, data: bytes) -> None:
-        self._fs.pipe_file(self._made(path), data)
-
-    def _create(self, path: str, data: bytes) -> bool:
+    def _publish(self, path: str, data: bytes, *, exclusive: bool) -> bool:
+        target = self._path(path)
+        self._make_folder(target.rpartition("/")[0])
         try:
-            self._fs.pipe_file(self._made(path), data, mode="create")
+            self._fs.pipe_file(target, data, **({"mode": "create"} if exclusive else {}))
         except OSError:
-            if self._size(path) is None:  # storages differ in the error for a file that exists
+            if not exclusive or self._size(path) is None:  # storages differ in the error for an existing file
                 raise
             return False
         return True
@@ -128,12 +129,6 @@ class RemoteStorage(Storage):
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
-
-    def _made(self, path: str) -> str:
-        """Return a file's path in the file system; its folder is made."""
-        target = self._path(path)
-        self._make_folder(target.rpartition("/")[0])
-        return target
 
     def _make_folder(self, folder: str) -> None:
         self._fs.makedirs(folder, exist_ok=True)

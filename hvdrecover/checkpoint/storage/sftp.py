@@ -15,7 +15,7 @@ import shlex
 import stat
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -90,19 +90,25 @@ class SftpStorage(RemoteStorage):
             self._session.sync(file)
         self._sync_folder(_parent(target))
 
-    def _publish(self, path: str, data: bytes) -> None:
-        self._place(self._path(path), data, self._session.posix_rename)
-
-    def _create(self, path: str, data: bytes) -> bool:
+    def _publish(self, path: str, data: bytes, *, exclusive: bool) -> bool:
+        """Write a temporary file beside a target, and rename it when it is durable."""
         target = self._path(path)
-        if self._mode(target):
+        if exclusive and self._mode(target):
             return False
+        self._make_folder(_parent(target))
+        temporary = f"{_parent(target)}/{TEMPORARY}{uuid.uuid4().hex}"
         try:
-            self._place(target, data, self._session.rename)
+            with self._session.open(temporary, "wb") as file:
+                file.write(data)
+                self._session.sync(file)
+            (self._session.rename if exclusive else self._session.posix_rename)(temporary, target)
         except OSError:
-            if not self._mode(target):  # servers only say that the rename failed
-                raise
-            return False
+            with suppress(OSError):
+                self._session.remove(temporary)
+            if exclusive and self._mode(target):  # servers only say that the rename failed
+                return False
+            raise
+        self._sync_folder(_parent(target))
         return True
 
     def _remove(self, path: str) -> None:
@@ -127,21 +133,6 @@ class SftpStorage(RemoteStorage):
 
     def _temporaries(self) -> list[Temporary]:
         return Storage._temporaries(self)
-
-    def _place(self, target: str, data: bytes, rename: Callable[[str, str], None]) -> None:
-        """Write a temporary file beside a target, and rename it when it is durable."""
-        self._make_folder(_parent(target))
-        temporary = f"{_parent(target)}/{TEMPORARY}{uuid.uuid4().hex}"
-        try:
-            with self._session.open(temporary, "wb") as file:
-                file.write(data)
-                self._session.sync(file)
-            rename(temporary, target)
-        except OSError:
-            with suppress(OSError):
-                self._session.remove(temporary)
-            raise
-        self._sync_folder(_parent(target))
 
     def _mode(self, path: str) -> int:
         """Return the mode of a file, a folder or a link; 0 if there is none."""

@@ -68,28 +68,6 @@ def test_claims_of_earlier_versions_count_as_before(root):
         claims.check(4)
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        {"first": 99},
-        {"first": -1},
-        {"first": "x"},
-        {"after": 50},
-        {"after": None},
-        {"time": "x"},
-        {"pid": []},
-    ],
-)
-def test_a_malformed_claim_belongs_to_no_job(root, odd):
-    root.publish("claims/g0003.json", json.dumps({**OLD, **odd}).encode())
-    claim = claims_at(root, "new").read(3)
-    assert (claim.first, claim.after) == (3, 0)
-    claims = claims_at(root, "new")
-    claims.take_after(0)
-    root.publish("claims/g0007.json", json.dumps({**OLD, **odd}).encode())
-    assert not stands(claims, 4)
-
-
 def test_a_claim_of_an_unknown_format_stops_the_job_and_is_left_as_it_is(root):
     claims = claims_at(root, "old")
     claims.take_after(0)

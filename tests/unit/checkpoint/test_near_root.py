@@ -29,11 +29,6 @@ def test_a_near_root_is_private_and_says_whose_it_is(tmp_path, path):
     assert seen.nbytes >= 5000
 
 
-def test_each_root_has_a_folder_of_its_own(tmp_path):
-    assert near_root.folder(str(tmp_path), "file:///a") != near_root.folder(str(tmp_path), "file:///b")
-    assert near_root.named("/a/") == near_root.named("file:///a")
-
-
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path, path):
     path.parent.chmod(0o777)
     with pytest.raises(StorageError) as caught:

@@ -89,12 +89,6 @@ def test_a_broken_commit_is_walked_back_over_and_quarantined_with_the_reason(sto
     assert after == before  # nothing was deleted
 
 
-def test_a_commit_without_its_manifest_is_walked_back_over(store):
-    lose(store.storage, MANIFEST)
-    assert_is(load_newest(store), make_snapshot(1, 1))
-    assert "never completed" in store.events.of("skipped")[0]["reason"]
-
-
 def test_a_quarantined_commit_that_was_repaired_is_used_and_a_normal_commit_again(store):
     whole = store.storage.read(MODEL)
     flip(store.storage, MODEL)

@@ -82,17 +82,6 @@ def test_the_manifest_is_written_last_and_says_who_wrote_it(root):
     assert fields["world_size"] == 2
 
 
-def test_the_first_commit_of_a_generation_is_acknowledged_once(root):
-    wrapped = Wrapped(root)
-    store = make_store(wrapped)
-    store.claim_next()
-    write_all(store, make_snapshot(1, 1), make_snapshot(1, 2))
-    assert wrapped.calls.count("publish claims/g0001.json") == 1
-    assert store.claims.read(1).acknowledged
-    write_all(store, make_snapshot(2, 3))
-    assert [store.claims.read(generation).acknowledged for generation in (1, 2)] == [True, True]
-
-
 def test_a_second_attempt_never_alters_files_under_a_manifest(root):
     wrapped = Wrapped(root)
     store = make_store(wrapped)
