@@ -17,7 +17,7 @@ from hvdrecover.state.loading import Loaded
 from hvdrecover.state.random import Randomness
 from hvdrecover.state.state import State
 from hvdrecover.tensorflow import virtual
-from hvdrecover.tensorflow.callback_state import NAME, KeptCallbacks, refuse_backups
+from hvdrecover.tensorflow.callback_state import NAME, FitState
 from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.variables import Variable, build_optimizer, refuse_unbuilt
@@ -81,8 +81,7 @@ class TensorFlowState(State):
         for name, value in attributes.items():
             refuse_unbuilt(f"state.{name}", value)
         self._framework, self._world = TensorFlowFramework(), TensorFlowWorld()
-        self._callbacks = KeptCallbacks()
-        refuse_backups()
+        self._fit = FitState(self._framework, self._world)
         ranks = None
         if virtual_ranks is not None:
             ranks = virtual.virtual_ranks(attributes, virtual_ranks, shares)
@@ -94,7 +93,7 @@ class TensorFlowState(State):
             guard=guard,
             tensorboard=tensorboard,
             tracker=tracker,
-            hidden={NAME: self._callbacks},
+            hidden={NAME: self._fit},
             virtual=ranks,
             attributes=attributes,
         )

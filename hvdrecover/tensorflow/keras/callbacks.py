@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -15,7 +15,6 @@ from keras.src.utils import io_utils
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.stand_in import standing_in
-from hvdrecover.tensorflow.callback_state import batches_done
 from hvdrecover.tensorflow.variables import Variable, is_variable, raw
 
 __all__ = [
@@ -57,11 +56,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             raise ConfigError("local_variables", f"a {type(var).__name__} is not a variable")
         self._local[id(raw(var))] = var
 
-    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Any = None) -> None:
         """Survivors of a recovery broadcast again, with the ranks that have just started."""
         self.broadcast_done = False
 
-    def on_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         """Broadcast after the first batch: before, an optimizer may have no variables."""
         if self.broadcast_done:
             return
@@ -142,18 +141,18 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
         )
 
-    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Any = None) -> None:
         """Find out how many steps an epoch has."""
         self.steps_per_epoch = self.steps_per_epoch or (self.params or {}).get("steps")
         if not self.staircase and not self.steps_per_epoch:
             raise ConfigError("steps_per_epoch", f"Keras does not know it; pass it to {type(self).__name__}")
 
-    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Remember the epoch. Keras counts the batches of a resumed epoch from 0."""
         self.current_epoch = epoch
-        self._done = batches_done(self, self.steps_per_epoch or 0)
+        self._done = (self.params or {}).get("done", 0)
 
-    def on_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Set the rate, if it is time."""
         end = math.inf if self.end_epoch is None else self.end_epoch
         if not self.start_epoch <= self.current_epoch < end or (self.staircase and batch):
@@ -232,8 +231,8 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         mode: str = "auto",
         save_freq: Any = "epoch",
     ) -> None:
-        path = (
+        unused = (
             "unnamed.weights.h5" if save_weights_only else "unnamed.keras"
-        )  # Keras 3 demands a known suffix
-        super().__init__(path, monitor, verbose, True, save_weights_only, mode, save_freq)
+        )  # Keras demands a known suffix
+        super().__init__(unused, monitor, verbose, True, save_weights_only, mode, save_freq)
         self.filepath = None
