@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import horovod.tensorflow as hvd
-import keras
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.variables import Variable, raw
-
-logger = logging.getLogger(__name__)
 
 Made = TypeVar("Made")
 
@@ -171,24 +167,12 @@ def counter(dtype: tf.DType = tf.int64) -> tf.Variable:
 # -- XLA, which cannot compile Horovod's collectives ---------------------------------------------------------
 
 
-def switch_off_xla(model: keras.Model) -> None:
-    """Stop Keras from compiling a model's training step by XLA, and warn once for each model.
-
-    Keras also compiles unasked where there is an accelerator; a model does not show who asked for it.
-    """
-    if getattr(model, "jit_compile", False):
-        logger.warning(
-            "%s: jit_compile is switched off, as XLA can't compile Horovod's collectives", model.name
-        )
-        model.jit_compile = False
-
-
 def xla_compiles() -> bool:
     """Return whether the graph that is being made, or one around it, is for XLA."""
     return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 
-def refuse_xla(what: str) -> None:
+def refuse_xla() -> None:
     """Raise an error if XLA is about to compile the present graph.
 
     Raises:
@@ -197,6 +181,7 @@ def refuse_xla(what: str) -> None:
     if xla_compiles():
         raise ConfigError(
             "jit_compile",
-            f"XLA can't compile {what}; pass jit_compile=False to tf.function or to model.compile, or "
-            "hvdrecover's callbacks to model.fit",
+            "XLA can't compile Horovod's collectives, nor what a guard does about gradients that are not "
+            "finite; pass jit_compile=False to tf.function or to model.compile, or hvdrecover's callbacks to "
+            "model.fit",
         )

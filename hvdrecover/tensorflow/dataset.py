@@ -7,7 +7,6 @@ batches may be prefetched, and after a fault a new iteration continues at the cu
 
 from __future__ import annotations
 
-import functools
 import inspect
 import itertools
 import math
@@ -28,22 +27,6 @@ Seed = npt.NDArray[np.int32]
 """Of shape ``[2]``."""
 _SEED = tf.TensorSpec([2], tf.int32)
 
-# Operations that draw from a hidden random stream, or change a generator's state, as Keras's do.
-_DRAWING = (
-    "Random",
-    "StatefulRandom",
-    "StatefulStandardNormal",
-    "StatefulTruncatedNormal",
-    "StatefulUniform",
-    "TruncatedNormal",
-    "ParameterizedTruncatedNormal",
-    "Multinomial",
-    "Rng",
-    "NonDeterministic",
-    "SampleDistorted",
-    "Assign",
-)
-
 _iterators = itertools.count()
 
 
@@ -60,10 +43,10 @@ def elastic_dataset(
 
     Args:
         data: arrays or tensors of the same length, alone or nested in tuples and dicts; or a ``tf.data``
-            data set of known cardinality that gives the same samples in the same order each time. A data set
-            can't be shuffled by number, so it needs ``shuffle=False``.
+            data set of known cardinality that gives the same samples in the same order each time, which needs
+            ``shuffle=False``.
         batch_size: samples in one rank's batch.
-        shuffle: whether each epoch has an order of its own.
+        shuffle: whether each epoch has its own order.
         seed: seed of the shuffling; the same on all ranks.
         tail: ``"pad"`` repeats samples so that the last round is full on all ranks, ``"drop"`` leaves it out.
         transform: applied to each batch, by ``tf.data.Dataset.map``. If it has a keyword-only parameter
@@ -71,8 +54,8 @@ def elastic_dataset(
             same however often, or by which process, the batch is made.
 
     Raises:
-        ConfigError: data of no common or no known length, a data set that is to be shuffled, a batch size
-            below 1, or an unknown ``tail``.
+        ConfigError: data of no common or no known length, a data set that is to be shuffled, or another
+            invalid value.
 
     Examples:
         >>> dataset = recover.elastic_dataset((np.zeros((100, 8)), np.zeros(100)), batch_size=10)
@@ -85,12 +68,7 @@ def elastic_dataset(
     if hvd.is_initialized():
         order.place(hvd.rank(), hvd.size())
     order.batch_size = batch_size
-    dealing = _Dealing(order, batch_size)
-    pipeline = (_of_dataset if isinstance(data, tf.data.Dataset) else _of_arrays)(data, dealing)
-    transformed = _transformed(pipeline, transform)
-    made = ElasticDataset(untuned(transformed.prefetch(tf.data.AUTOTUNE)), dealing)
-    made.draws = functools.partial(_drawing_operation, transformed)
-    return made
+    return ElasticDataset(data, order, batch_size, transform)
 
 
 class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
@@ -104,17 +82,17 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
     Attributes:
         order: the sample order and the cursor.
         batch_size: samples in one rank's batch; the last one of an epoch may have fewer.
-        draws: returns the name of an operation in the transform with its own random stream; None without one.
     """
 
-    draws: Callable[[], str | None]
-
-    def __init__(self, pipeline: tf.data.Dataset, dealing: _Dealing) -> None:
-        self._pipeline = pipeline
-        self._dealing = dealing
-        self.order = dealing.order
-        self.batch_size = dealing.batch_size
-        super().__init__(pipeline._variant_tensor)
+    def __init__(
+        self, data: Any, order: SampleOrder, batch_size: int, transform: Callable[..., Any] | None
+    ) -> None:
+        self.order, self.batch_size = order, batch_size
+        self._virtual: Sequence[int] | None = None  # ranks whose batches are dealt in turn; None: this rank
+        batches = self._of_dataset(data) if isinstance(data, tf.data.Dataset) else self._of_arrays(data)
+        made = _transformed(batches, transform)
+        self._pipeline = untuned(made.prefetch(tf.data.AUTOTUNE))
+        super().__init__(self._pipeline._variant_tensor)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the remaining batches of the epoch.
@@ -127,7 +105,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
 
     def batches(self, ranks: Sequence[int] | None) -> Iterator[Any]:
         """Iterate over the remaining batches of the epoch, of ``ranks`` in turn; None: of this rank."""
-        self._dealing.ranks = ranks
+        self._virtual = ranks
         iterator: Iterator[Any] = super().__iter__()
         return iterator
 
@@ -171,78 +149,107 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         if self.order.dealt_to is not None:
             raise StepError("dataset", f"its samples are dealt out to virtual ranks; {remedy}")
 
+    # The pipeline: each iteration begins at the cursor, and yields batches with their seeds.
 
-def _of_arrays(data: Any, dealing: _Dealing) -> tf.data.Dataset:
-    tensors = tf.nest.map_structure(tf.convert_to_tensor, data)
+    def _of_arrays(self, data: Any) -> tf.data.Dataset:
+        tensors = tf.nest.map_structure(tf.convert_to_tensor, data)
 
-    def look_up(indices: tf.Tensor, seed: tf.Tensor) -> Any:
-        return tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), tensors), seed
+        def batches() -> Iterator[tuple[Indices, Seed]]:
+            self.order.begin()
+            shares = {rank: self.order.share_of(rank) for rank in self._ranks()}
+            for start, rank, seed in self._parts():
+                yield shares[rank][start : start + self.batch_size], seed
 
-    spec = (tf.TensorSpec([None], tf.int64), _SEED)
-    return tf.data.Dataset.from_generator(dealing.batches, output_signature=spec).map(look_up)
+        def look_up(indices: tf.Tensor, seed: tf.Tensor) -> Any:
+            return tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), tensors), seed
 
+        spec = (tf.TensorSpec([None], tf.int64), _SEED)
+        return tf.data.Dataset.from_generator(batches, output_signature=spec).map(look_up)
 
-def _of_dataset(data: tf.data.Dataset, dealing: _Dealing) -> tf.data.Dataset:
-    def place() -> tuple[Indices, Indices, Indices]:
-        dealing.order.begin()
-        runs = np.array(dealing.order.runs(), dtype=np.int64).reshape(-1, 2)
-        return runs, np.array(dealing.dealt_to, dtype=np.int64), np.array(dealing.order.size, dtype=np.int64)
+    def _of_dataset(self, data: tf.data.Dataset) -> tf.data.Dataset:
+        def place() -> tuple[Indices, Indices, Indices]:
+            self.order.begin()
+            runs = np.array(self.order.runs(), dtype=np.int64).reshape(-1, 2)
+            return runs, np.array(self._ranks(), dtype=np.int64), np.array(self.order.size, dtype=np.int64)
 
-    def samples(_: tf.Tensor) -> tf.data.Dataset:
-        runs, ranks, size = tf.numpy_function(place, [], (tf.int64, tf.int64, tf.int64))
-        runs.set_shape([None, 2])
-        ranks.set_shape([None])
-        size.set_shape([])
-        pieces = tf.data.Dataset.from_tensor_slices(runs)
-        dealt = pieces.flat_map(lambda run: data.skip(run[0]).take(run[1]))
-        # Each rank's batches in turn; the data is read once for each of them.
-        return tf.data.Dataset.from_tensor_slices(ranks).interleave(
-            lambda rank: dealt.shard(size, rank).batch(dealing.batch_size),
-            cycle_length=tf.size(ranks, tf.int64),
-            block_length=1,
+        def samples(_: tf.Tensor) -> tf.data.Dataset:
+            runs, ranks, size = tf.numpy_function(place, [], (tf.int64, tf.int64, tf.int64))
+            runs.set_shape([None, 2])
+            ranks.set_shape([None])
+            size.set_shape([])
+            pieces = tf.data.Dataset.from_tensor_slices(runs)
+            dealt = pieces.flat_map(lambda run: data.skip(run[0]).take(run[1]))
+            # Each rank's batches in turn; the data is read once for each of them.
+            return tf.data.Dataset.from_tensor_slices(ranks).interleave(
+                lambda rank: dealt.shard(size, rank).batch(self.batch_size),
+                cycle_length=tf.size(ranks, tf.int64),
+                block_length=1,
+            )
+
+        batches = tf.data.Dataset.from_tensors(0).flat_map(samples)
+        seeds = tf.data.Dataset.from_generator(
+            lambda: (seed for _, _, seed in self._parts()), output_signature=_SEED
         )
+        return tf.data.Dataset.zip((batches, seeds))
 
-    batches = tf.data.Dataset.from_tensors(0).flat_map(samples)
-    seeds = tf.data.Dataset.from_generator(dealing.seeds, output_signature=_SEED)
-    return tf.data.Dataset.zip((batches, seeds))
+    def _ranks(self) -> Sequence[int]:
+        return (self.order.rank,) if self._virtual is None else self._virtual
+
+    def _parts(self) -> Iterator[tuple[int, int, Seed]]:
+        """Yield each batch of the iteration that was begun: its first sample, its rank and its seed."""
+        order, first, ranks = self.order, self.order.done, self._ranks()
+        for start in range(0, order.rounds, self.batch_size):
+            position = order.position(first, start)
+            for rank in ranks:
+                # The seed of a batch depends on its place in the order, not on the process that makes it.
+                facts = [order.seed % 2**64, order.epoch, position, rank]
+                yield start, rank, np.random.SeedSequence(facts).generate_state(2).view(np.int32)
 
 
 def _transformed(pipeline: tf.data.Dataset, transform: Callable[..., Any] | None) -> tf.data.Dataset:
     """Batches without their seeds, as they are or as a function makes them."""
     if transform is None:
         return pipeline.map(lambda batch, seed: batch)
-    seeded = _takes_seed(transform)
+    try:
+        seed = inspect.signature(transform).parameters.get("seed")
+    except (TypeError, ValueError):  # Python may not know the signature of a built-in function
+        seed = None
+    is_seeded = seed is not None and seed.kind is inspect.Parameter.KEYWORD_ONLY
 
     def apply(batch: Any, seed: tf.Tensor) -> Any:
         given = batch if isinstance(batch, tuple) else (batch,)
-        return transform(*given, seed=seed) if seeded else transform(*given)
+        return transform(*given, seed=seed) if is_seeded else transform(*given)
 
     return pipeline.map(apply, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
 def _length(data: Any, shuffle: bool) -> int:
-    if isinstance(data, tf.data.Dataset):
-        if shuffle:
-            raise ConfigError(
-                "dataset",
-                "samples of a tf.data data set can't be looked up by number, so it can't be shuffled here; "
-                "pass shuffle=False, or arrays",
-            )
-        if reshuffles(data):
-            raise ConfigError(
-                "dataset",
-                "its shuffle() gives another order each time, so a resumed epoch would repeat samples and "
-                "miss others; write shuffle(..., seed=0, reshuffle_each_iteration=False) and "
-                "list_files(..., shuffle=False), or pass arrays",
-            )
-        length = int(data.cardinality())
-        if length < 0:
-            raise ConfigError(
-                "dataset",
-                "its number of samples is unknown or infinite; say it by "
-                "dataset.apply(tf.data.experimental.assert_cardinality(n))",
-            )
-        return length
+    if not isinstance(data, tf.data.Dataset):
+        return _length_of_arrays(data)
+    if shuffle:
+        raise ConfigError(
+            "dataset",
+            "samples of a tf.data data set can't be looked up by number, so it can't be shuffled here; "
+            "pass shuffle=False, or arrays",
+        )
+    if reshuffles(data):
+        raise ConfigError(
+            "dataset",
+            "its shuffle() gives another order each time, so a resumed epoch would repeat samples and "
+            "miss others; write shuffle(..., seed=0, reshuffle_each_iteration=False) and "
+            "list_files(..., shuffle=False), or pass arrays",
+        )
+    length = int(data.cardinality())
+    if length < 0:
+        raise ConfigError(
+            "dataset",
+            "its number of samples is unknown or infinite; say it by "
+            "dataset.apply(tf.data.experimental.assert_cardinality(n))",
+        )
+    return length
+
+
+def _length_of_arrays(data: Any) -> int:
     lengths = set()
     for each in tf.nest.flatten(data):
         if not (shape := tuple(getattr(each, "shape", ()))):
@@ -279,60 +286,6 @@ def part_done(found: Sequence[ElasticDataset]) -> float:
     Nothing is done of one that is validated on.
     """
     return max((data.order.done / data.order.length for data in found if data.order.length), default=0.0)
-
-
-class _Dealing:
-    """Deals batches: of this rank, or of the virtual ``ranks`` in turn."""
-
-    def __init__(self, order: SampleOrder, batch_size: int) -> None:
-        self.order = order
-        self.batch_size = batch_size
-        self.ranks: Sequence[int] | None = None
-
-    @property
-    def dealt_to(self) -> Sequence[int]:
-        return (self.order.rank,) if self.ranks is None else self.ranks
-
-    def batches(self) -> Iterator[tuple[Indices, Seed]]:
-        """Begin an iteration: yield the samples of each batch, and its seed."""
-        self.order.begin()
-        shares = {rank: self.order.share_of(rank) for rank in self.dealt_to}
-        for start, rank, seed in self._parts():
-            yield shares[rank][start : start + self.batch_size], seed
-
-    def seeds(self) -> Iterator[Seed]:
-        """Yield the seed of each batch of the iteration that was begun."""
-        for _, _, seed in self._parts():
-            yield seed
-
-    def _parts(self) -> Iterator[tuple[int, int, Seed]]:
-        order, first, ranks = self.order, self.order.done, self.dealt_to
-        for start in range(0, order.rounds, self.batch_size):
-            position = order.position(first, start)
-            for rank in ranks:
-                # The seed of a batch depends on its place in the order, not on the process that makes it.
-                facts = [order.seed % 2**64, order.epoch, position, rank]
-                yield start, rank, np.random.SeedSequence(facts).generate_state(2).view(np.int32)
-
-
-def _takes_seed(transform: Callable[..., Any]) -> bool:
-    """Return whether a function has a keyword-only parameter ``seed``."""
-    try:
-        parameter = inspect.signature(transform).parameters.get("seed")
-    except (TypeError, ValueError):  # Python may not know the signature of a built-in function
-        return False
-    return parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY
-
-
-def _drawing_operation(pipeline: tf.data.Dataset) -> str | None:
-    """Return an operation of a data set's own functions that draws random numbers in the order of batches."""
-    for wrapped in pipeline._functions():
-        graph = wrapped.function.graph.as_graph_def()
-        nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-        for node in nodes:
-            if node.op.startswith(_DRAWING):
-                return str(node.op)
-    return None
 
 
 class PerRank(rank_local.PerRank):

@@ -154,7 +154,7 @@ def feed(data: Any, tracked: Mapping[str, Any], framework: Framework) -> steps.F
     """Return the source of a loop's batches: of an elastic data set, or of a `PerRank`, of the state.
 
     Raises:
-        ConfigError: it is something else, or draws random numbers in the order in which batches are made.
+        ConfigError: it is something else.
     """
     if not any(data is each for each in tracked.values()) or not isinstance(data, PerRank | ElasticDataset):
         raise ConfigError(
@@ -164,13 +164,6 @@ def feed(data: Any, tracked: Mapping[str, Any], framework: Framework) -> steps.F
         )
     if isinstance(data, PerRank):
         return lambda ranks: steps.streams(data, ranks, framework)
-    if (operation := data.draws()) is not None:
-        raise ConfigError(
-            "transform",
-            f"it draws random numbers ({operation}) in the order in which a process makes batches, so "
-            "they would depend on the number of processes; give it a keyword-only parameter seed, and "
-            "draw by tf.random.stateless_*(..., seed=seed)",
-        )
     # The data set deals its samples out by itself, in the same way.
     return lambda ranks: steps.deal(
         data.order, data.batch_size, ranks, lambda parts: data.batches(ranks.carried.ranks)
