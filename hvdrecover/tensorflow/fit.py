@@ -57,7 +57,7 @@ def fit_callbacks(
         >>> callbacks = recover.fit_callbacks(state, commit_every_batches=10)
         >>> model.fit(dataset, epochs=10, callbacks=callbacks)  # doctest: +SKIP
     """
-    if state._virtual_ranks is not None:
+    if state._session.context.ranks.virtual is not None:
         raise ConfigError(
             "model.fit",
             "it does a step for each batch, and a step of virtual ranks has one for each of them; train by a "

@@ -24,7 +24,7 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from hvdrecover.data.order import Indices, permutation
 from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow.dataset import reshuffles, untuned
+from hvdrecover.tensorflow.dataset import untuned
 
 
 def resumable(x: Any, options: dict[str, Any], epochs: int, seed: Callable[[], int]) -> Resumable:
@@ -46,7 +46,7 @@ def resumable(x: Any, options: dict[str, Any], epochs: int, seed: Callable[[], i
         can_convert_arrays((x, options["y"], options["sample_weight"])),
     )
     if isinstance(x, tf.data.Dataset):
-        return _Pipeline(get_data_adapter(x, **given), steps, epochs, reshuffles(x))
+        return _Pipeline(get_data_adapter(x, **given), steps, epochs)
     if not is_arrays and (not isinstance(x, PyDataset) or x.num_batches is None):
         raise ConfigError(
             "model.fit",
@@ -130,7 +130,13 @@ def _taken(indices: tf.Tensor, arrays: Any) -> Any:
 class _Pipeline(Resumable):
     """A ``tf.data`` pipeline. With ``steps_per_epoch``, one iteration covers all epochs."""
 
-    def __init__(self, adapter: TFDatasetAdapter, steps: int | None, epochs: int, reshuffles: bool) -> None:
+    costs = (
+        "after a fault, its tf.data pipeline begins again, and what comes before the place is read and "
+        "thrown away. Write shuffle(..., seed=0, reshuffle_each_iteration=False): in another order, samples of "
+        "one epoch may come twice or not at all"
+    )
+
+    def __init__(self, adapter: TFDatasetAdapter, steps: int | None, epochs: int) -> None:
         length = int(adapter._dataset.cardinality())
         if steps is not None and 0 <= length < steps * epochs:
             raise ConfigError(
@@ -138,23 +144,12 @@ class _Pipeline(Resumable):
                 f"{epochs} epochs of {steps} batches are more than the {length} batches of the data set, so "
                 "Keras cuts epochs short; add .repeat() to it, or leave steps_per_epoch out",
             )
-        self._steps = steps
-        self._data = _Skipping(adapter._dataset)
+        self._steps, self._data = steps, _Skipping(adapter._dataset)
         self.steps = steps or (length if length >= 0 else None)
-        self.is_counted = steps is not None or length != tf.data.UNKNOWN_CARDINALITY
         self.num_batches = self.steps if steps is None else None
-        costs = (
-            "after a fault, its tf.data pipeline begins again, and what comes before the place is read and "
-            "thrown away"
-        )
-        if not self.is_counted:
-            costs = "after a fault, its epoch begins again, as the length of its tf.data pipeline is unknown"
-        if reshuffles:
-            costs += (
-                "; its shuffle() has another order then, so that samples of one epoch may come twice or not "
-                "at all, unless you write shuffle(..., seed=0, reshuffle_each_iteration=False)"
-            )
-        self.costs = costs
+        if steps is None and length == tf.data.UNKNOWN_CARDINALITY:
+            self.is_counted = False
+            self.costs = "after a fault, its epoch begins again, as its tf.data pipeline has no known length"
 
     def go_to(self, epoch: int, batch: int) -> None:
         self._data.first = batch if self._steps is None else epoch * self._steps + batch
@@ -188,18 +183,19 @@ class _Batches(Resumable):
     costs = "after a fault, its epoch begins again, as a PyDataset makes its batches by itself"
 
     def __init__(self, dataset: PyDataset, options: dict[str, Any]) -> None:
-        self._adapter = PyDatasetAdapter(dataset, options["class_weight"], options["shuffle"])
+        self._given = dataset, options["class_weight"], options["shuffle"]
+        self._adapter = PyDatasetAdapter(*self._given)
         self.steps = self.num_batches = dataset.num_batches
 
     def get_tf_dataset(self) -> tf.data.Dataset:
+        """Drop the batches that a ``fit`` has fetched before a fault: Keras would hand them out first."""
+        if self._adapter._within_epoch:
+            self._adapter.on_epoch_end()
+        self._adapter = PyDatasetAdapter(*self._given)
         return untuned(self._adapter.get_tf_dataset())
 
     def on_epoch_begin(self) -> None:
-        """Keras begins an epoch. It has not ended the last one if a fault has."""
-        if self._adapter._within_epoch:
-            self._adapter.on_epoch_end()
         self._adapter.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Keras ends an epoch, and once before the first one."""
         self._adapter.on_epoch_end()

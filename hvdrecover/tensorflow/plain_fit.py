@@ -186,19 +186,15 @@ class _Progress(Progress):
     is_per_rank = True
 
     def __init__(self, state: _State, keep: list[keras.callbacks.Callback]) -> None:
-        steps = state.data.steps or 4 * _MOST_BATCHES
-        super().__init__(
-            state, max(1, min(_MOST_BATCHES, steps // 4)) if state.data.is_counted else None, keep
-        )
+        often = max(1, min(_MOST_BATCHES, (state.data.steps or _MOST_BATCHES) // 4))
+        super().__init__(state, often if state.data.is_counted else None, keep)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Go to the place in the data."""
         is_first, state = self._is_first, self.state
         super().on_epoch_begin(epoch, logs)
-        if (
-            is_first and state._fit.resumed is not None
-        ):  # what callbacks have drawn until now was drawn before
-            commits.iteration_begins(state._session)
+        if is_first and state._fit.resumed is not None:
+            commits.iteration_begins(state._session)  # what callbacks have drawn until now was drawn before
         state.data.go_to(epoch - state.begun, state.batch)
 
     def is_over(self) -> bool:
@@ -210,14 +206,10 @@ class _Progress(Progress):
 
 
 class _State(TensorFlowKerasState):
-    """The state of one ``fit``.
-
-    Args:
-        number: which ``fit`` of the script, from 1 on.
-        options: the arguments of ``fit``; the samples for its validation are split off.
+    """The state of one ``fit``; making it raises an error that says why the ``fit`` cannot be resumed.
 
     Attributes:
-        number: as above.
+        number: which ``fit`` of the script, from 1 on.
         is_behind: whether other ranks are in a later one.
         data: its data.
         begun: the epoch with which it began.
@@ -226,9 +218,6 @@ class _State(TensorFlowKerasState):
         history: the text of its history, when it has ended.
         own: batch norm's statistics of this rank, and the like.
         at_first: those before the first batch.
-
-    Raises:
-        ConfigError: why it cannot be resumed.
     """
 
     _rng: Randomness = "store"
@@ -290,9 +279,7 @@ class _State(TensorFlowKerasState):
             self.restore()
 
     def end(self) -> keras.callbacks.History:
-        """Return the history, and leave the data as they are after all epochs."""
-        if self.epoch > self.begun:
-            self.data.go_to(self.epoch - 1 - self.begun, 0)
+        """Return the history."""
         history = keras.callbacks.History()
         history.set_model(self.model)
         set_history(history, self.history)
@@ -331,10 +318,8 @@ def _build(model: keras.Model, data: Resumable) -> None:
 
 def _other_optimizers(model: keras.Model) -> dict[str, Any]:
     """Return the optimizers of a model's own training step, such as a GAN's, without ``model.optimizer``."""
-    models = [each for each in model._flatten_layers() if isinstance(each, keras.Model)]
-    values = [value for each in models for value in vars(each).values()]
-    values += [part for value in values if isinstance(value, list | tuple) for part in value]
-    values += [part for value in values if isinstance(value, dict) for part in value.values()]
+    values = list(vars(model).values())
+    values += [part for value in values if isinstance(value, list) for part in value]
     main = getattr(model, "optimizer", None)
     found = [each for each in values if isinstance(each, keras.optimizers.Optimizer) and each is not main]
     return {f"optimizer_{number}": each for number, each in enumerate(dict.fromkeys(found), 2)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
@@ -82,9 +82,7 @@ class TensorFlowState(State):
             refuse_unbuilt(f"state.{name}", value)
         self._framework, self._world = TensorFlowFramework(), TensorFlowWorld()
         self._fit = FitState(self._framework, self._world)
-        ranks = None
-        if virtual_ranks is not None:
-            ranks = virtual.virtual_ranks(attributes, virtual_ranks, shares)
+        ranks = None if virtual_ranks is None else virtual.virtual_ranks(attributes, virtual_ranks, shares)
         super().__init__(
             self._framework,
             self._world,
@@ -111,9 +109,7 @@ class TensorFlowState(State):
         op: Any = hvd.Average,
         compression: Any = hvd.Compression.none,
     ) -> Iterator[Step]:
-        """Iterate over the remaining steps of a pass over the data, in each all virtual ranks.
-
-        ::
+        """Iterate over the remaining steps of a pass over the data, in each all virtual ranks::
 
             for step in state.steps(dataset):
                 for images, labels in step:                 # one batch for each virtual rank of this process
@@ -148,35 +144,19 @@ class TensorFlowState(State):
         return steps(ranks, feed, context.clock, Step)
 
     @property
-    def _virtual_ranks(self) -> int | None:
-        """The number of virtual ranks; None without."""
-        return self._session.context.ranks.virtual
-
-    def _components(self) -> Iterable[Any]:
-        """The tracked attributes."""
-        return self._session.context.attributes.values()
-
-    @property
     def _datasets(self) -> list[ElasticDataset]:
-        """The elastic data sets among the attributes."""
-        return [
-            each for each in self._session.context.attributes.values() if isinstance(each, ElasticDataset)
-        ]
+        attributes = self._session.context.attributes.values()
+        return [each for each in attributes if isinstance(each, ElasticDataset)]
 
 
 class TensorFlowKerasState(TensorFlowState):
-    """A `State` of a Keras model and its optimizer.
+    """A `State` of a Keras model and its optimizer; raises the errors of `TensorFlowState`.
 
     Args:
         model: a model that has been built.
         optimizer: its optimizer; None takes the one that the model was compiled with, if any. One that has no
             slots yet gets them here, so that there is something for a commit to be loaded into.
         attributes: what else to track, by name; and the keywords of `TensorFlowState`.
-
-    Raises:
-        ConfigError: as for `TensorFlowState`.
-        UnsupportedValueError: a plain object that JSON can't hold.
-        UnsupportedTensorError: a tensor that safetensors can't hold.
 
     Examples:
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
@@ -185,14 +165,10 @@ class TensorFlowKerasState(TensorFlowState):
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        optimizer: keras.optimizers.Optimizer | None = None,
-        **attributes: Any,
+        self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None, **attributes: Any
     ) -> None:
         refuse_unbuilt("state.model", model)
-        if optimizer is None:
-            optimizer = getattr(model, "optimizer", None)
+        optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         build_optimizer(optimizer, model)
         super().__init__(model=model, optimizer=optimizer, **attributes)
 
@@ -225,9 +201,9 @@ def load(
     Raises:
         ConfigError: nothing was handed in, or a model that has not been built, or the URL is invalid.
         UnknownCommitError: the root holds no such commit, or is not a checkpoint root.
-        MismatchError: something does not fit. Nothing was loaded.
-        CorruptCheckpointError: the commit that was asked for is damaged. Nothing was loaded.
-        NoUsableCommitError: none was asked for, and all are damaged. Nothing was loaded.
+        MismatchError: something does not fit. Nothing was loaded, as with the following errors.
+        CorruptCheckpointError: the commit that was asked for is damaged.
+        NoUsableCommitError: none was asked for, and all are damaged.
         FormatVersionError: the commit was written in a newer format.
         StorageError: the storage failed.
 

@@ -75,8 +75,6 @@ def test_a_pipeline_skips_to_the_place() -> None:
         12:, 0
     ].tolist()
     assert "thrown away" in data.costs
-    assert "reshuffle_each_iteration" not in data.costs
-    assert "reshuffle_each_iteration" in data_of(pipeline(reshuffle_each_iteration=True)).costs
 
 
 def test_an_epoch_of_unknown_length_and_one_of_a_py_dataset_have_no_places_inside() -> None:
