@@ -104,7 +104,6 @@ class Reduction:
             )
 
     def keep_local(self, variables: Sequence[Variable]) -> None:
-        """Leave the gradients of variables to each rank."""
         self.local.update((id(raw(variable)), variable) for variable in variables)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # it would take seconds
@@ -134,7 +133,6 @@ class Reduction:
         return result
 
     def _of_all(self, given: list[Gradient], variables: Sequence[Variable]) -> list[Gradient]:
-        """Reduce gradients of variables that all ranks have in common."""
         if not given:
             return given
         own.note(given, variables)
@@ -251,7 +249,6 @@ def _name(prefix: str | None, variables: Sequence[Variable]) -> str:
 
 @functools.cache
 def _turns() -> tf.Variable:
-    """Return the variable that all reductions change, so that TensorFlow keeps their order."""
     return counter()
 
 
@@ -290,12 +287,8 @@ def _checked(
 ) -> list[Gradient]:
     """Return reduced gradients if all ranks have the same ones.
 
-    Args:
-        results: the gradients.
-        summed: for each variable, a number that is not 0 if its gradient is missing on some rank, and one
-            that is not 0 if it is present on some rank.
-        here: whether this rank has each.
-        variables: those of the gradients.
+    A column of ``summed`` is not 0 in its first row if the gradient is missing on some rank, and not 0 in its
+    second row if it is present on some rank.
     """
     fail = functools.partial(_fail, here, variables)
     differ = tf.reduce_any(tf.reduce_all(summed != 0, axis=0))
@@ -358,7 +351,6 @@ class _Own:
         self._eager: dict[int, Any] = {}  # the sum of each variable's gradient, by the variable's identity
 
     def note(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> None:
-        """Remember gradients that are about to be averaged."""
         if not self.wanted:
             return
         pairs = zip(variables, gradients, strict=True)
@@ -384,7 +376,6 @@ own = _Own()
 
 
 def numbers_of(gradient: Gradient) -> tf.Tensor:
-    """Return the numbers of a gradient; of a sparse one those of its slices."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
@@ -404,7 +395,6 @@ def _sum(gradient: Gradient) -> tf.Tensor:
 
 
 def is_finite(tensor: tf.Tensor | tf.Variable) -> bool:
-    """Return whether all numbers of a tensor are finite."""
     parts = [tf.math.real(tensor), tf.math.imag(tensor)] if tensor.dtype.is_complex else [tensor]
     return all(bool(tf.reduce_all(tf.math.is_finite(each))) for each in parts)
 
@@ -413,8 +403,6 @@ def is_finite(tensor: tf.Tensor | tf.Variable) -> bool:
 
 
 class Tape:
-    """A ``tf.GradientTape`` whose gradients are averaged across the ranks; see `DistributedGradientTape`."""
-
     def __init__(self, tape: tf.GradientTape, reduction: Reduction) -> None:
         self._tape = tape
         self._reduction = reduction
@@ -430,7 +418,6 @@ class Tape:
         self._tape.__exit__(*error)
 
     def register_local_source(self, source: Variable) -> None:
-        """Leave a variable's gradient to each rank."""
         self._reduction.keep_local([source])
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]

@@ -7,8 +7,7 @@
 3. Before each commit, the ranks `exchange` their metrics, and the state of callbacks that only some ranks
    have, such as a ``ModelCheckpoint`` on rank 0: any rank may be the source rank of a recovery.
 
-Of Keras's own callbacks, a commit holds the attributes in `KEPT`. Of the user's callbacks that are passed as
-``keep=``, it holds all attributes that are plain values.
+A commit holds the attributes in `KEPT` of Keras's own callbacks, and the ``state_dict()`` of the user's.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -28,13 +27,13 @@ import tensorflow as tf
 from keras.callbacks import BackupAndRestore, Callback, CallbackList, CSVLogger
 
 from hvdrecover.checkpoint import values
-from hvdrecover.errors import ConfigError, UnsupportedValueError
+from hvdrecover.errors import ConfigError
 from hvdrecover.state.adapter import Framework, World, gather_json
 
 Record = dict[str, Any]
 NAME = "_callbacks"  # in a commit, beside the state's attributes
+_STATE = "state_dict"  # beside the names of attributes
 _PARTS = {"epochs", "stop", "metrics", "callbacks"}
-_NUMBERS = bool | int | float | np.number
 
 KEPT: dict[str, tuple[str, ...]] = {
     "BroadcastGlobalVariablesCallback": ("broadcast_done",),  # a resumed fit has the weights already
@@ -74,7 +73,6 @@ class FitState:
         self._epochs: int | None = None
         self._metrics: Record | None = None
         self._named: dict[str, Callback] = {}
-        self._keep: set[str] = set()
         self._partial: set[str] = set()  # this rank's callbacks that other ranks lack
         self._elsewhere: Record = {}  # the states of other ranks' callbacks
 
@@ -91,11 +89,7 @@ class FitState:
         return self._held
 
     def load(self, tree: Record | None) -> None:
-        """Take the state from a commit. The next ``fit`` resumes from it.
-
-        Raises:
-            ValueError: it is not what `tree` returns.
-        """
+        """Take the state from a commit. The next ``fit`` resumes from it."""
         if tree is not None and (not isinstance(tree, dict) or not tree.keys() >= _PARTS):
             raise ValueError("the state of Keras's callbacks lacks some of its parts")
         self._held, self._is_followed = tree, self._is_followed and tree is not None
@@ -106,22 +100,11 @@ class FitState:
             self.take(tree)
 
     def start(
-        self,
-        callbacks: Sequence[Callback],
-        keep: Sequence[Callback],
-        epochs: int | None,
-        epoch: int,
-        *,
-        is_per_rank: bool = False,
+        self, callbacks: Sequence[Callback], epochs: int | None, epoch: int, *, is_per_rank: bool = False
     ) -> None:
-        """Before callbacks begin a ``fit`` of so many epochs: find out whether it is resumed.
+        """Before callbacks begin a ``fit`` up to ``epochs``: find out whether it is resumed, at an epoch.
 
-        Args:
-            callbacks: all of this ``fit``, in Keras's order.
-            keep: those whose plain attributes are part of commits.
-            epochs: the last epoch plus 1.
-            epoch: where the state is.
-            is_per_rank: whether each rank gets its own history, and attributes of callbacks, back.
+        With ``is_per_rank``, each rank gets its own history, and attributes of callbacks, back.
         """
         held = self._held
         # A training function may have two fits. The first may be called again though the second resumes.
@@ -129,7 +112,6 @@ class FitState:
         self._is_followed, self.resumed = False, None if is_other else held
         self.stop, self._epochs, self._metrics = False, epochs, None
         self._named = _named(callbacks, self._world.rank(), each_its_own=is_per_rank)
-        self._keep = {key for key, each in self._named.items() if any(each is other for other in keep)}
         self._partial, self._elsewhere = set(), {}
         for key, callback in self._named.items():
             if isinstance(callback, CSVLogger):
@@ -138,11 +120,7 @@ class FitState:
                     callback.append = True  # to its file; it must not open a new one
 
     def begin(self) -> None:
-        """All callbacks have begun: set their attributes, and learn which callbacks the other ranks have.
-
-        Raises:
-            ConfigError: some ranks lack a callback that changes weights or learning rates.
-        """
+        """All callbacks have begun: set their attributes, and learn which callbacks the other ranks have."""
         if self.resumed is not None:
             self.take(self.resumed)
         self._is_followed = self.resumed is not None or self._held is None
@@ -161,10 +139,7 @@ class FitState:
         self.exchange()
 
     def exchange(self, metrics: bytes = b"", at: Sequence[int] = ()) -> None:
-        """Exchange what ranks do not have in common; all ranks call this before each commit.
-
-        Within an epoch, that includes its `metrics_of`, at an epoch and a batch.
-        """
+        """Exchange what ranks do not have in common; within an epoch, also its metrics at epoch and batch."""
         entries = {key: values.encode(self._entry(key), key) for key in sorted(self._partial)}
         mine = {"stop": self.stop, "metrics": metrics.hex(), "callbacks": entries}
         rows = gather_json(self._world, mine, "hvdrecover.fit")
@@ -182,36 +157,31 @@ class FitState:
         return bytes.fromhex(row) if isinstance(row, str) else b""  # version 0.1.0 wrote arrays
 
     def take(self, record: Record) -> None:
-        """Set the state from a commit.
-
-        Anybody who can write to the checkpoint root can choose the values in a commit. So they must not
-        replace methods, or choose where callbacks write.
-        """
+        """Set the state from a commit."""
         self.stop, self._metrics = record["stop"], record["metrics"]
         entries = record["callbacks"]
         self._elsewhere = {key: entry for key, entry in entries.items() if key not in self._named}
         for key, callback in self._named.items():
-            kept, users = _kept(callback), _plain(callback) if key in self._keep else {}
-            for name, value in entries.get(key, {}).get("state", {}).items():
-                if name in kept:
-                    _set(callback, name, value)
-                elif name in users and _may_replace(users[name], value):
-                    setattr(callback, name, _copy(value))
+            state = entries.get(key, {}).get("state", {})
+            # Anybody who can write to the root can choose the names in a commit: no others may be set.
+            for name in _kept(callback) & state.keys():
+                _set(callback, name, state[name])
+            if _STATE in state and _is_stateful(callback):
+                callback.load_state_dict(copy.deepcopy(state[_STATE]))
 
     def end(self) -> None:
-        """The ``fit`` has ended normally."""
         if self._is_followed:
             self._is_followed, self._held = False, None
 
     def _entry(self, key: str) -> Record:
         callback = self._named[key]
-        state = _plain(callback) if key in self._keep else {}
-        names = sorted(_kept(callback) & vars(callback).keys())
-        return {"state": {**state, **{name: _get(callback, name) for name in names}}}
+        state = {name: _get(callback, name) for name in sorted(_kept(callback) & vars(callback).keys())}
+        if _is_stateful(callback):
+            state[_STATE] = copy.deepcopy(callback.state_dict())
+        return {"state": state}
 
 
 def metrics_of(model: keras.Model) -> bytes:
-    """Return the bytes of a model's metrics, in Keras's order."""
     return b"".join(each.numpy().tobytes() for each in model.metrics_variables)
 
 
@@ -231,13 +201,12 @@ def add_metrics(model: keras.Model, data: bytes) -> None:
 def _named(callbacks: Sequence[Callback], rank: int, *, each_its_own: bool) -> dict[str, Callback]:
     """Return callbacks by class and number; a ``CSVLogger`` also by rank, as each rank has its own file.
 
-    With ``each_its_own``, so are all but those in `_COMMON`: each rank gets its own attributes back, such as
-    its history.
+    With ``each_its_own``, so are all but those in `_COMMON`.
     """
     found: dict[str, Callback] = {}
     count: Counter[str] = Counter()
     for each in callbacks:
-        if is_known(type(each)) and not _kinds(each) & KEPT.keys():
+        if _is_known(type(each)) and not _kinds(each) & KEPT.keys():
             continue  # nothing of it has to be kept
         name = type(each).__name__
         count[name] += 1
@@ -247,43 +216,21 @@ def _named(callbacks: Sequence[Callback], rank: int, *, each_its_own: bool) -> d
     return found
 
 
-def is_known(kind: type) -> bool:
-    """Return whether a class of callbacks is Keras's or ours."""
+def _is_known(kind: type) -> bool:
     return kind.__module__.startswith(("keras.", "hvdrecover."))
 
 
 def _kinds(callback: Callback) -> set[str]:
     """Return the names of the classes of Keras's and ours that a callback's class derives from."""
-    return {each.__name__ for each in type(callback).__mro__ if is_known(each)}
+    return {each.__name__ for each in type(callback).__mro__ if _is_known(each)}
 
 
 def _kept(callback: Callback) -> set[str]:
     return {name for kind in _kinds(callback) for name in KEPT.get(kind, ())}
 
 
-def _plain(callback: Callback) -> Record:
-    """Return attributes of a user's callback that JSON can hold, and that no method of Keras's uses."""
-    if is_known(type(callback)):
-        return {}
-    functions = [each for kind in type(callback).__mro__ if is_known(kind) for each in vars(kind).values()]
-    used = {name for each in functions if inspect.isfunction(each) for name in each.__code__.co_names}
-    found = {}
-    for name, value in vars(callback).items():
-        try:
-            values.encode(value, name)
-        except UnsupportedValueError:
-            continue
-        if name not in used and name != "_model":
-            found[name] = copy.deepcopy(value)
-    return found
-
-
-def _may_replace(mine: Any, stored: Any) -> bool:
-    """Return whether both are of one kind, and not paths: where callbacks write is up to the script."""
-    if mine is None or stored is None or (isinstance(mine, _NUMBERS) and isinstance(stored, _NUMBERS)):
-        return True
-    is_path = isinstance(mine, str | PurePath) and os.sep in str(mine)
-    return type(mine) is type(stored) and not is_path
+def _is_stateful(callback: Callback) -> bool:
+    return hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict")
 
 
 def _copy(value: Any) -> Any:
@@ -293,7 +240,6 @@ def _copy(value: Any) -> Any:
 
 
 def _get(callback: Callback, name: str) -> Any:
-    """Return an attribute as a commit holds it."""
     value = getattr(callback, name)
     if name == "best_weights" and value is not None and not all(map(tf.is_tensor, value)):
         with tf.device("CPU:0"):  # a commit holds tensors beside JSON; from now on, so does the callback
@@ -305,7 +251,6 @@ def _get(callback: Callback, name: str) -> Any:
 
 
 def _set(callback: Callback, name: str, value: Any) -> None:
-    """Set an attribute from what a commit holds."""
     if name == "history":
         set_history(callback, value)
     elif name != "csv_file":
@@ -317,7 +262,6 @@ def _set(callback: Callback, name: str, value: Any) -> None:
 
 
 def history_text(callback: keras.callbacks.History) -> str:
-    """Return the epochs and metrics as one text, made once an epoch: a long history would slow commits."""
     epochs = getattr(callback, "epoch", [])
     length, text = getattr(callback, "_hvdrecover_text", (-1, ""))
     if length != len(epochs):
@@ -327,7 +271,6 @@ def history_text(callback: keras.callbacks.History) -> str:
 
 
 def set_history(callback: keras.callbacks.History, text: str) -> None:
-    """Give a callback what `history_text` has returned."""
     callback.epoch, callback.history = json.loads(text)
     callback._hvdrecover_text = (-1, "")
 
@@ -346,9 +289,6 @@ def arrange(
     """Move callbacks to the beginning and to the end of the list that is calling one; return the list.
 
     Keras hands a callback its model, but not its list. So the list is looked for among the callers.
-
-    Raises:
-        ConfigError: the list has a ``BackupAndRestore``.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -380,11 +320,9 @@ class ResumedEpoch(Callback):  # type: ignore[misc]
     _has_ended = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """An earlier ``fit`` may have been ended by a fault."""
         self._has_ended = False
 
     def end_epoch(self) -> None:
-        """End the epoch after its last batch, unless a callback has stopped the training."""
         if not self.model.stop_training:
             self.model.stop_training = self._has_ended = True
 
@@ -393,7 +331,6 @@ class ResumedEpoch(Callback):  # type: ignore[misc]
         self._allow_next_epoch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Go on with the next epoch."""
         self._allow_next_epoch()
 
     def _allow_next_epoch(self) -> None:

@@ -111,7 +111,6 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
 
     @property
     def element_spec(self) -> Any:
-        """The shapes and dtypes of a batch."""
         return self._pipeline.element_spec
 
     def cardinality(self) -> tf.Tensor:
@@ -196,7 +195,6 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         return (self.order.rank,) if self._virtual is None else self._virtual
 
     def _parts(self) -> Iterator[tuple[int, int, Seed]]:
-        """Yield each batch of the iteration that was begun: its first sample, its rank and its seed."""
         order, first, ranks = self.order, self.order.done, self._ranks()
         for start in range(0, order.rounds, self.batch_size):
             position = order.position(first, start)
@@ -266,7 +264,6 @@ def _length_of_arrays(data: Any) -> int:
 
 
 def untuned(data: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a data set whose iterators end at once."""
     # TensorFlow's thread that tunes a pipeline may miss that its iterator ends. One of ten iterators took
     # seconds to end, up to 10 in a test, and up to a minute by the code. Meanwhile the process stands still
     # in the middle of a recovery, of a garbage collection or of its exit.
@@ -305,7 +302,6 @@ class PerRank(rank_local.PerRank):
     """
 
     def stateful(self, value: Any) -> Any:
-        """Return the object with the state of a value."""
         if isinstance(value, tf.data.Dataset):
             raise ConfigError("PerRank", "a data set has no place of its own; pass iter(dataset)")
         return _State(value) if isinstance(value, tf.data.Iterator) else super().stateful(value)

@@ -59,21 +59,15 @@ def _make(file: Path) -> keras.Model:
         else:
             config = {**json.loads(file.read_text()), "compile_config": None}
             model = keras.models.model_from_json(json.dumps(config))
-    except OSError as error:
-        raise ExportError(str(file), f"the file can't be read: {error.strerror or error}") from error
+        if not isinstance(model, keras.Model) or not model.built:
+            raise TypeError(f"it makes a {type(model).__name__}, and no model that has been built")
     except Exception as error:  # Keras raises all kinds
         reason = str(error).rpartition("Exception encountered: ")[2]  # after a page of the config
         raise ExportError(
             str(file),
             f"no model can be made of it ({textwrap.shorten(reason, 200)}). It has to hold what "
-            "model.to_json() gives, or be a .keras file. A model with classes or lambdas of your own is "
-            "exported in Python, where they are known: hvdrecover.tensorflow.load(URL, model=model), then "
-            "model.save(FILE)",
+            "model.to_json() gives after model.build(input_shape), or be a .keras file. A model with classes "
+            "or lambdas of your own is exported in Python, where they are known: "
+            "hvdrecover.tensorflow.load(URL, model=model), then model.save(FILE)",
         ) from error
-    if not isinstance(model, keras.Model) or not model.built:
-        raise ExportError(
-            str(file),
-            f"what is made of it is a {type(model).__name__}, and no model that has been built; write the "
-            "file after model.build(input_shape), or after a call of the model",
-        )
     return model

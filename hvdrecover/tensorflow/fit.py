@@ -13,7 +13,6 @@ Keras calls `Progress` before the user's callbacks, and `Commit` after them:
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,19 +34,17 @@ def fit_callbacks(
     *,
     commit_every_batches: int | None = None,
     average_metrics: bool = True,
-    keep: Sequence[keras.callbacks.Callback] = (),
 ) -> list[keras.callbacks.Callback]:
     """The callbacks of one call of ``model.fit``; they may stand anywhere among your own.
 
     Your callbacks see averaged metrics. A commit comes after all callbacks of a batch or an epoch have run.
-    The state of Keras's own callbacks is part of each commit.
+    The state of Keras's own callbacks is part of each commit, and that of yours with ``state_dict()`` and
+    ``load_state_dict()``: plain values, as a state could hold them.
 
     Args:
         state: has the attributes ``epoch`` and ``batch``.
         commit_every_batches: commit after every so many batches; in any case at the end of each epoch.
         average_metrics: average each epoch's metrics across the ranks.
-        keep: callbacks of your own. Their attributes that a state could hold as plain objects, see
-            `hvdrecover.checkpoint.values`, are part of each commit, too.
 
     Raises:
         ConfigError: the state lacks ``epoch`` or ``batch``, or has virtual ranks, or a number is invalid.
@@ -68,7 +65,7 @@ def fit_callbacks(
     for name in ("epoch", "batch"):
         if not isinstance(getattr(state, name, None), int):
             raise ConfigError(f"state.{name}", f"make the state with {name}=0; model.fit is resumed by it")
-    progress = Progress(state, commit_every_batches, keep)
+    progress = Progress(state, commit_every_batches)
     first = [MetricAverageCallback(), progress] if average_metrics else [progress]
     return [*first, Commit(progress, first)]
 
@@ -86,29 +83,25 @@ class Progress(ResumedEpoch):
 
     is_per_rank = False
 
-    def __init__(
-        self, state: TensorFlowState, every: int | None, keep: Sequence[keras.callbacks.Callback]
-    ) -> None:
+    def __init__(self, state: TensorFlowState, every: int | None) -> None:
         super().__init__()
         self.state = state
         self.callbacks: Sequence[keras.callbacks.Callback] = ()
         self.is_resumed = self.is_due = False
         self.metrics = b""
-        self._every, self._keep = every, keep
+        self._every = every
         self._steps = state._framework.steps
         self._first_batch = 0  # of a run of batches; there are several with ``steps_per_execution``
-        self._is_first = self._is_spoilt = False
+        self._is_first = False
         self._begun: dict[int, int] = {}
 
     def set_model(self, model: keras.Model) -> None:
-        """Prepare the model before ``fit`` makes its training function."""
         super().set_model(model)
         model.jit_compile = False  # XLA cannot compile Horovod's collectives
         if self._steps is not None:
             self._steps.watch(model)
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Find the state that this ``fit`` resumes from."""
         super().on_train_begin(logs)
         state, params = self.state, self.params or {}
         steps, lengths = params.get("steps"), {int(data.cardinality()) for data in state._datasets}
@@ -121,11 +114,10 @@ class Progress(ResumedEpoch):
         for data in state._datasets:
             data.order.batch_size = data.batch_size * int(getattr(self.model, "steps_per_execution", 1) or 1)
         self._is_first, self.metrics = True, b""
-        epochs, own = params.get("epochs"), self.is_per_rank
-        state._fit.start(self.callbacks, self._keep, epochs, state.epoch, is_per_rank=own)
+        epochs = params.get("epochs")
+        state._fit.start(self.callbacks, epochs, state.epoch, is_per_rank=self.is_per_rank)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Go to the epoch, or continue it."""
         state = self.state
         if self._is_first and epoch != state.epoch:
             raise ConfigError(
@@ -133,7 +125,7 @@ class Progress(ResumedEpoch):
                 f"fit begins with epoch {epoch}, and the state is at {state.epoch}; pass "
                 "initial_epoch=state.epoch",
             )
-        self.is_resumed, self._is_first, self._is_spoilt = state.batch > 0, False, False
+        self.is_resumed, self._is_first = state.batch > 0, False
         self.learning_rates = [(each, each.numpy()) for each in _learning_rates(self.model.optimizer)]
         for data in state._datasets:
             data.set_epoch(epoch)
@@ -143,14 +135,15 @@ class Progress(ResumedEpoch):
             self.params["done"] = round(part * steps, 6) if state._datasets else state.batch
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Remember where a run of batches begins."""
         self._first_batch = batch
         for each in self.state._framework.step_observers:
             each.step_begins()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Count the batches, and report the loss."""
-        self._report_loss(logs or {})
+        if self._steps is not None:
+            TensorFlowState.log_metrics(self.state, loss=self._steps.loss())
+        elif logs and "loss" in logs:  # Keras's mean over the epoch so far
+            TensorFlowState.log_metrics(self.state, loss=logs["loss"])
         if self.metrics:  # not before: some metrics are made by the first batch
             add_metrics(self.model, self.metrics)
             self.metrics = b""
@@ -161,22 +154,12 @@ class Progress(ResumedEpoch):
         self.state.batch = before + count
         self.is_due = self._every is not None and before // self._every < self.state.batch // self._every
 
-    def _report_loss(self, logs: Mapping[str, Any]) -> None:
-        """Report the loss of this batch if it is known, else Keras's mean over the epoch so far."""
-        if self._steps is not None:
-            TensorFlowState.log_metrics(self.state, loss=self._steps.loss())
-        elif "loss" in logs and not self._is_spoilt:
-            TensorFlowState.log_metrics(self.state, loss=logs["loss"])
-            # A mean that is not finite stays so until the epoch ends: it tells nothing of later batches.
-            self._is_spoilt = not math.isfinite(logs["loss"])
-
     def _trained_on(self) -> list[ElasticDataset]:
         """Return the data sets whose iteration began in this epoch. The rest may be for the validation."""
         found = self.state._datasets
         return [each for each in found if each.order.begun != self._begun.get(id(each))] or found
 
     def is_over(self) -> bool:
-        """Return whether no data of the epoch are left."""
         found = self._trained_on()
         return bool(found) and all(data.is_done for data in found)
 
@@ -185,7 +168,6 @@ class Progress(ResumedEpoch):
         heartbeat.heartbeat()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Count the epoch."""
         super().on_epoch_end(epoch, logs)
         self.state.epoch, self.state.batch = epoch + 1, 0
 
@@ -199,12 +181,10 @@ class Commit(keras.callbacks.Callback):  # type: ignore[misc]
         self._skips_all = False
 
     def set_model(self, model: keras.Model) -> None:
-        """Take the last place in Keras's list."""
         super().set_model(model)
         self._progress.callbacks = arrange(self, self._first, [self])
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """All callbacks have begun: give them the state that they had."""
         fit = self._state._fit
         fit.begin()
         if fit.resumed is not None and fit.resumed["stop"] and not self._state.batch:
@@ -232,7 +212,6 @@ class Commit(keras.callbacks.Callback):  # type: ignore[misc]
             progress.end_epoch()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Commit the end of the epoch."""
         fit = self._state._fit
         fit.stop = bool(self.model.stop_training)
         fit.exchange()
@@ -240,7 +219,6 @@ class Commit(keras.callbacks.Callback):  # type: ignore[misc]
         self._state.commit()
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """The next ``fit`` is another one."""
         if self._skips_all:
             self.model._initial_epoch, self._skips_all = None, False
         self._state._fit.end()

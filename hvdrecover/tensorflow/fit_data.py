@@ -28,23 +28,13 @@ from hvdrecover.tensorflow.dataset import untuned
 
 
 def resumable(x: Any, options: dict[str, Any], epochs: int, seed: Callable[[], int]) -> Resumable:
-    """Return the data of a ``fit`` in a form that can begin at any place.
+    """Return the data of a ``fit`` of so many epochs in a form that can begin at any place.
 
-    Args:
-        x: what ``fit`` is given, as for the next one.
-        options: ``y``, ``batch_size``, ``steps_per_epoch`` and so on.
-        epochs: how many epochs this ``fit`` has.
-        seed: returns the seed of this rank's shuffling.
-
-    Raises:
-        ConfigError: it has no place to which a new process could go.
+    ``options`` are arguments of ``fit``; ``seed`` returns the seed of this rank's shuffling.
     """
     names = ("y", "sample_weight", "batch_size", "steps_per_epoch", "class_weight")
-    given = {name: options[name] for name in names}
-    steps, is_arrays = (
-        options["steps_per_epoch"],
-        can_convert_arrays((x, options["y"], options["sample_weight"])),
-    )
+    given, steps = {name: options[name] for name in names}, options["steps_per_epoch"]
+    is_arrays = can_convert_arrays((x, options["y"], options["sample_weight"]))
     if isinstance(x, tf.data.Dataset):
         return _Pipeline(get_data_adapter(x, **given), steps, epochs)
     if not is_arrays and (not isinstance(x, PyDataset) or x.num_batches is None):
@@ -53,9 +43,10 @@ def resumable(x: Any, options: dict[str, Any], epochs: int, seed: Callable[[], i
             f"a {type(x).__name__} as data has no place to which a restarted process could go; pass arrays, "
             "a keras.utils.PyDataset of known length or a tf.data.Dataset",
         )
-    data = (
-        _Arrays(get_data_adapter(x, **given), options["shuffle"], seed) if is_arrays else _Batches(x, options)
-    )
+    if is_arrays:
+        data: Resumable = _Arrays(get_data_adapter(x, **given), options["shuffle"], seed)
+    else:
+        data = _Batches(x, options)
     if steps not in (None, data.steps):
         raise ConfigError(
             "steps_per_epoch", f"it is {steps}, and the data have {data.steps} batches; leave it out"
@@ -83,7 +74,6 @@ class Resumable(DataAdapter):  # type: ignore[misc]
         """Have the next iteration begin at a batch of an epoch, counted from the first epoch of this fit."""
 
     def get_tf_dataset(self) -> tf.data.Dataset:
-        """Return the data set that Keras iterates over."""
         raise NotImplementedError
 
 
@@ -97,7 +87,6 @@ class _Arrays(Resumable):
         self._epoch, self._first = epoch, batch
 
     def _indices(self) -> Iterator[Indices]:
-        """Yield the samples of each batch."""
         size, samples = self._arrays.batch_size, self._arrays._num_samples
         order = np.arange(samples, dtype=np.int64)
         if self._shuffle:
@@ -117,8 +106,6 @@ class _Arrays(Resumable):
 
 
 def _taken(indices: tf.Tensor, arrays: Any) -> Any:
-    """Return the samples of a batch, as Keras takes them."""
-
     def take(part: Any) -> Any:
         if isinstance(part, array_slicing.TensorflowSparseWrapper):
             return array_slicing.slice_tensorflow_sparse_wrapper(part, indices)
@@ -132,8 +119,8 @@ class _Pipeline(Resumable):
 
     costs = (
         "after a fault, its tf.data pipeline begins again, and what comes before the place is read and "
-        "thrown away. Write shuffle(..., seed=0, reshuffle_each_iteration=False): in another order, samples of "
-        "one epoch may come twice or not at all"
+        "thrown away. Write shuffle(..., seed=0, reshuffle_each_iteration=False): in another order, samples "
+        "of one epoch may come twice or not at all"
     )
 
     def __init__(self, adapter: TFDatasetAdapter, steps: int | None, epochs: int) -> None:

@@ -48,7 +48,7 @@ def distribute(
             steps only.
         average_aggregated_gradients: whether that is their mean, and not their sum.
         local_layers: layers whose gradients are left to each rank.
-        use_locking: of optimizers of TensorFlow 1; Keras's have none.
+        use_locking: ignored; optimizers of TensorFlow 1 have locks.
         options: see `hvdrecover.tensorflow.averaging.Reduction`.
 
     Raises:
@@ -57,8 +57,7 @@ def distribute(
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
             "optimizer",
-            f"a {type(optimizer).__name__} is not an optimizer of keras.optimizers; those of "
-            "TensorFlow 1 need its sessions, and can't recover",
+            f"a {type(optimizer).__name__} is not an optimizer of keras.optimizers, and can't recover",
         )
     if is_distributed(optimizer):
         raise ConfigError("optimizer", "it averages gradients already; make it distributed once")
@@ -66,8 +65,6 @@ def distribute(
         raise ConfigError(
             "backward_passes_per_step", f"must be an integer ≥ 1, got {backward_passes_per_step!r}"
         )
-    if use_locking:
-        raise ConfigError("use_locking", "Keras's optimizers have no locks; leave it out")
     hooks = _hook(optimizer)
     hooks.reduction = Reduction(**options)
     hooks.reduction.keep_local(weights_of(local_layers))
@@ -125,13 +122,11 @@ class Hooked(keras.optimizers.Optimizer):  # type: ignore[misc]
         super().__setattr__(name, value)
 
     def register_local_var(self, var: Variable) -> None:
-        """Leave a variable's gradient to each rank."""
         if self._hvdrecover.reduction is not None:
             self._hvdrecover.reduction.keep_local([var])
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
-        """Add up several passes, average gradients across the ranks, look at them, and apply them."""
         if trainable_variables is None and not self.built:
             super().apply(grads)  # raises Keras's own error: the variables are missing
         hooks, gradients = self._hvdrecover, list(grads)
@@ -199,9 +194,6 @@ def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
     """Look at averaged gradients before each step of the Keras optimizers.
 
     A ``LossScaleOptimizer`` is left alone: it has overflows as a matter of course, and skips them itself.
-
-    Raises:
-        ConfigError: batches are to be left out, and a step sums up several.
     """
     optimizers = [each for each in components.values() if isinstance(each, keras.optimizers.Optimizer)]
     names = {
@@ -227,16 +219,9 @@ def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
 
 
 def _report(judge: Judge, names: Sequence[str], mine: tf.Tensor, *averages: tf.Tensor) -> bool:
-    """Report averaged gradients of variables to the judge.
+    """Report averaged gradients, and the sums of this rank's own ones; return whether to apply the step.
 
-    Args:
-        judge: of the state's guard.
-        names: those of the variables.
-        mine: the sums of this rank's own gradients.
-        averages: the averaged gradients.
-
-    Returns:
-        Whether to apply the step: all numbers are finite, and only their sum was too large.
+    It is applied if all numbers are finite, and only their sum was too large.
     """
     bad = [name for name, each in zip(names, averages, strict=True) if not is_finite(each)]
     if not bad:
@@ -261,7 +246,6 @@ class Sums:
         self._sums = [tf.Variable(tf.zeros_like(raw(variable)), trainable=False) for variable in variables]
 
     def add(self, gradients: Sequence[Gradient]) -> None:
-        """Add one pass."""
         for total, gradient in zip(self._sums, gradients, strict=True):
             if gradient is not None:
                 total.assign_add(tf.cast(tf.convert_to_tensor(gradient), total.dtype))
@@ -275,14 +259,12 @@ class Sums:
         ]
 
     def forget(self) -> None:
-        """Start again."""
         for total in self._sums:
             total.assign(tf.zeros_like(total))
         self.count.assign(0)
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Return whether an optimizer averages gradients across the ranks."""
     return _hooks_of(optimizer).reduction is not None
 
 

@@ -38,7 +38,7 @@ from hvdrecover.state.horovod import fault_of
 from hvdrecover.state.liveness import paused
 from hvdrecover.state.random import Randomness
 from hvdrecover.state.run import run
-from hvdrecover.tensorflow.callback_state import history_text, is_known, set_history
+from hvdrecover.tensorflow.callback_state import history_text, set_history
 from hvdrecover.tensorflow.dataset import PerRank
 from hvdrecover.tensorflow.fit import Commit, Logs, Progress
 from hvdrecover.tensorflow.fit_data import Resumable, resumable
@@ -171,9 +171,8 @@ def _train(state: _State, options: dict[str, Any]) -> None:
         state.ranks, state.batch = hvd.size(), 0
     if not state.last_commit.commit:  # all ranks have rank 0's
         state.own.value.load_state_dict(state.at_first)
-    users = _callbacks(options)
-    progress = _Progress(state, [each for each in users if not is_known(type(each))])
-    callbacks = [*users, progress, Commit(progress, [progress])]
+    progress = _Progress(state)
+    callbacks = [*_callbacks(options), progress, Commit(progress, [progress])]
     given = {**options, "x": state.data, "initial_epoch": state.epoch, "callbacks": callbacks}
     history = _keras_fit(state.model, **given)
     state.history, state.epochs = history_text(history), options["epochs"]
@@ -185,12 +184,11 @@ class _Progress(Progress):
 
     is_per_rank = True
 
-    def __init__(self, state: _State, keep: list[keras.callbacks.Callback]) -> None:
+    def __init__(self, state: _State) -> None:
         often = max(1, min(_MOST_BATCHES, (state.data.steps or _MOST_BATCHES) // 4))
-        super().__init__(state, often if state.data.is_counted else None, keep)
+        super().__init__(state, often if state.data.is_counted else None)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Go to the place in the data."""
         is_first, state = self._is_first, self.state
         super().on_epoch_begin(epoch, logs)
         if is_first and state._fit.resumed is not None:
@@ -251,7 +249,6 @@ class _State(TensorFlowKerasState):
         self.at_first = self.own.value.state_dict()
 
     def on_reset(self) -> None:
-        """Meet the other ranks after a rendezvous."""
         super().on_reset()
         if hvd.size() != self.ranks:
             raise RecoveryError(
@@ -279,7 +276,6 @@ class _State(TensorFlowKerasState):
             self.restore()
 
     def end(self) -> keras.callbacks.History:
-        """Return the history."""
         history = keras.callbacks.History()
         history.set_model(self.model)
         set_history(history, self.history)

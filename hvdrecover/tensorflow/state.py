@@ -200,21 +200,17 @@ def load(
 
     Raises:
         ConfigError: nothing was handed in, or a model that has not been built, or the URL is invalid.
-        UnknownCommitError: the root holds no such commit, or is not a checkpoint root.
-        MismatchError: something does not fit. Nothing was loaded, as with the following errors.
-        CorruptCheckpointError: the commit that was asked for is damaged.
-        NoUsableCommitError: none was asked for, and all are damaged.
-        FormatVersionError: the commit was written in a newer format.
-        StorageError: the storage failed.
+        CheckpointError: there is no such commit, something does not fit, the commit is damaged or of a newer
+            format, or the storage failed. Nothing was loaded.
 
     Examples:
         >>> loaded = recover.load("s3://bucket/run-1", model=model)  # doctest: +SKIP
         >>> loaded.objects["epoch"]  # doctest: +SKIP
         12
     """
-    given = {"model": model, "optimizer": optimizer, **attributes}
     refuse_unbuilt("model", model)
     build_optimizer(optimizer, model)
+    given = {"model": model, "optimizer": optimizer, **attributes}
     for name, value in given.items():
         refuse_unbuilt(name, value)
     return loading.load(TensorFlowFramework(), url, given, commit, strict=strict)

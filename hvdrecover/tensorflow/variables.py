@@ -25,12 +25,10 @@ _NUMBER = re.compile(r"_\d+(?=[/_]|$)")
 
 
 def is_variable(value: Any) -> bool:
-    """Return whether a value is a variable, of TensorFlow or of Keras."""
     return isinstance(value, tf.Variable | keras.Variable)
 
 
 def raw(variable: Variable) -> tf.Variable:
-    """Return the ``tf.Variable`` of a variable."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
@@ -78,7 +76,6 @@ def seeds(component: Any) -> list[tf.Variable]:
 
 
 def weights_of(local_layers: Layers) -> list[Variable]:
-    """Return what layers train."""
     layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else list(local_layers or [])
     for layer in layers:
         if not isinstance(layer, keras.layers.Layer):
@@ -90,7 +87,6 @@ def weights_of(local_layers: Layers) -> list[Variable]:
 
 
 def name_of(variable: Variable) -> str:
-    """Return a variable's Keras path or name."""
     name = variable.path if isinstance(variable, keras.Variable) else variable.name
     return str(name).removesuffix(":0")
 

@@ -33,10 +33,8 @@ class KerasState(TensorFlowKerasState):
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Commits a state after batches and at the end of each epoch, when all other callbacks have been called.
 
-    Args:
-        state: the state.
-        batches_per_commit: number of batches between commits. After the last batch of an epoch, the commit
-            waits for the epoch's end, when the counters already point to the next epoch.
+    There are ``batches_per_commit`` batches between commits. After the last batch of an epoch, the commit
+    waits for the epoch's end, when the counters already point to the next epoch.
     """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
@@ -55,7 +53,6 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.batches_remaining = self.batches_per_commit
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commit after every ``batches_per_commit`` batches."""
         heartbeat.stepped()
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
@@ -65,11 +62,9 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 self.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Commit."""
         self.commit()
 
     def commit(self) -> None:
-        """Commit."""
         self.state.commit()
 
 
@@ -77,9 +72,6 @@ class UpdateBatchStateCallback(ResumedEpoch):
     """Keeps in ``state.batch`` how many batches of the epoch are done.
 
     If the number of steps in an epoch is known, a resumed epoch has only its remaining steps.
-
-    Args:
-        state: has the attribute ``batch``.
     """
 
     def __init__(self, state: Any) -> None:
@@ -94,7 +86,6 @@ class UpdateBatchStateCallback(ResumedEpoch):
         arrange(self, first=[self])
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Forget the steps of an earlier ``fit``."""
         super().on_train_begin(logs)
         self.steps_per_epoch = None
 
@@ -106,28 +97,21 @@ class UpdateBatchStateCallback(ResumedEpoch):
             self.params |= {"done": self._done, "steps": self.steps_per_epoch - self._done}
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count a batch, and stop a resumed epoch after its last one."""
         self.state.batch = self._done + batch + 1
         if self._done and self.steps_per_epoch and self.state.batch >= self.steps_per_epoch:
             self.end_epoch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """The next epoch begins with its first batch."""
         super().on_epoch_end(epoch, logs)
         self.state.batch = 0
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps in ``state.epoch`` how many epochs are done, by all calls of ``fit`` together.
-
-    Args:
-        state: has the attribute ``epoch``.
-    """
+    """Keeps in ``state.epoch`` how many epochs are done, by all calls of ``fit`` together."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Count the epoch."""
         self.state.epoch += 1

@@ -170,7 +170,5 @@ def test_what_tensorflow_1_had_is_refused_in_words() -> None:
         recover.BroadcastGlobalVariablesHook(0)
     with pytest.raises(ConfigError, match=r"^session: "):
         recover.elastic.TensorFlowState(session=object())
-    with pytest.raises(ConfigError, match=r"^use_locking: "):
-        recover.DistributedOptimizer(keras.optimizers.SGD(), use_locking=True)
     with pytest.raises(ConfigError, match=r"^fused: "):
         recover.SyncBatchNormalization(fused=True)
