@@ -65,9 +65,6 @@ class Reduction:
     Args:
         num_groups: ``groups``, if that is None.
         process_set: must be of all ranks.
-
-    Raises:
-        ConfigError: an invalid value.
     """
 
     op: Any = hvd.Average

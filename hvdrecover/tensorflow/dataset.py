@@ -53,10 +53,6 @@ def elastic_dataset(
             ``seed``, that is int32 of shape ``[2]``, for ``tf.random.stateless_*``: each batch's own, and the
             same however often, or by which process, the batch is made.
 
-    Raises:
-        ConfigError: data of no common or no known length, a data set that is to be shuffled, or another
-            invalid value.
-
     Examples:
         >>> dataset = recover.elastic_dataset((np.zeros((100, 8)), np.zeros(100)), batch_size=10)
         >>> len(dataset)  # batches, on one rank
@@ -95,11 +91,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         super().__init__(self._pipeline._variant_tensor)
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over the remaining batches of the epoch.
-
-        Raises:
-            StepError: samples are dealt out to virtual ranks.
-        """
+        """Iterate over the remaining batches of the epoch."""
         self._refuse_virtual("iterate over state.steps(dataset)")
         return self.batches(None)
 
@@ -111,6 +103,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
 
     @property
     def element_spec(self) -> Any:
+        """The shapes and dtypes of a batch."""
         return self._pipeline.element_spec
 
     def cardinality(self) -> tf.Tensor:
@@ -132,11 +125,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         return rounds(order.left, order.size, order.tail) == 0
 
     def record_batch(self, batches: int = 1) -> None:
-        """Note that every rank has done so many batches.
-
-        Raises:
-            StepError: the state has virtual ranks, and counts samples by itself.
-        """
+        """Note that every rank has done so many batches. With virtual ranks, the state does that."""
         self._refuse_virtual("remove record_batch(): state.steps() counts samples")
         self.order.record(batches * self.batch_size)
 
@@ -278,10 +267,7 @@ def reshuffles(data: tf.data.Dataset) -> bool:
 
 
 def part_done(found: Sequence[ElasticDataset]) -> float:
-    """Return which part of an epoch is done; of data sets that are trained on together, all have come as far.
-
-    Nothing is done of one that is validated on.
-    """
+    """Return which part of an epoch is done: nothing of a data set for the validation, all others alike."""
     return max((data.order.done / data.order.length for data in found if data.order.length), default=0.0)
 
 
@@ -292,9 +278,6 @@ class PerRank(rank_local.PerRank):
     with the content of its shuffle buffers. At the end of an epoch, assign a new iterator to ``value``; with
     virtual ranks, the function that makes iterators is called again.
 
-    Raises:
-        ConfigError: a data set, which has no position; an iterator has one.
-
     Examples:
         >>> batches = recover.PerRank(iter(tf.data.Dataset.range(6).batch(2)))
         >>> next(iter(batches)).numpy().tolist()
@@ -302,6 +285,7 @@ class PerRank(rank_local.PerRank):
     """
 
     def stateful(self, value: Any) -> Any:
+        """Return the object with the state of a value."""
         if isinstance(value, tf.data.Dataset):
             raise ConfigError("PerRank", "a data set has no place of its own; pass iter(dataset)")
         return _State(value) if isinstance(value, tf.data.Iterator) else super().stateful(value)

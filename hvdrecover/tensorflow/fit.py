@@ -46,9 +46,6 @@ def fit_callbacks(
         commit_every_batches: commit after every so many batches; in any case at the end of each epoch.
         average_metrics: average each epoch's metrics across the ranks.
 
-    Raises:
-        ConfigError: the state lacks ``epoch`` or ``batch``, or has virtual ranks, or a number is invalid.
-
     Examples:
         >>> state = recover.TensorFlowState(epoch=0, batch=0)
         >>> callbacks = recover.fit_callbacks(state, commit_every_batches=10)

@@ -50,9 +50,6 @@ def distribute(
         local_layers: layers whose gradients are left to each rank.
         use_locking: ignored; optimizers of TensorFlow 1 have locks.
         options: see `hvdrecover.tensorflow.averaging.Reduction`.
-
-    Raises:
-        ConfigError: not a Keras optimizer, one that has been through this, or an invalid value.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(

@@ -38,19 +38,16 @@ class TensorFlowState(State):
             is written.
         rng: ``"reseed"``, the default, or ``"store"``; see `hvdrecover.state.random`.
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
-        tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank; None writes none. Make
-            the state before functions are traced.
-        tracker: an experiment tracker, such as ``WandB()`` or ``MLflow()``; None reports to none. Make the
-            state before functions are traced.
+        tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank. With it or a tracker,
+            make the state before functions are traced.
+        tracker: an experiment tracker, such as ``WandB()`` or ``MLflow()``.
         virtual_ranks: number of virtual ranks, whose work any number of processes carry out with one and the
             same result; None has none. Train by `steps`.
         shares: how they are dealt out: ``"equal"``, the default, or ``"by-speed"``.
-        attributes: models, optimizers, data sets made by `elastic_dataset` and anything else to track, by
-            name.
+        attributes: models, optimizers, data sets of `elastic_dataset` and anything else to track, by name.
 
     Raises:
-        ConfigError: a setting has no usable value, an attribute's name is taken, or a model or an optimizer
-            has not been built.
+        ConfigError: a setting or a name is invalid, or a model or an optimizer has not been built.
         UnsupportedValueError: a plain object that JSON can't hold.
         UnsupportedTensorError: a tensor that safetensors can't hold.
 
@@ -135,9 +132,8 @@ class TensorFlowState(State):
         if variables is None:
             model = context.attributes.get("model")
             if not isinstance(model, keras.layers.Layer):
-                raise ConfigError(
-                    "state.steps()", "there is no state.model; pass what you train as variables="
-                )
+                problem = "there is no state.model; pass what you train as variables="
+                raise ConfigError("state.steps()", problem)
             variables = model.trainable_variables
         feed = virtual.feed(data, context.attributes, context.framework)
         virtual.gradients_of(ranks).of(variables, op, compression)
@@ -184,18 +180,15 @@ def load(
 ) -> Loaded:
     """Load a commit into models and optimizers, outside of a job. Horovod need not be initialised.
 
-    Only the files of these attributes are read, and every byte of them is verified. The job at the root, if
-    any, is not disturbed.
+    Only the files of these attributes are read, and every byte of them is verified. A job there goes on.
 
     Args:
         url: the checkpoint root: a path or an fsspec URL.
         model: the model that was ``model`` in the state; it must have been built.
         optimizer: the optimizer that was ``optimizer`` in the state. One that has no slots yet gets those of
             the model that is handed in with it.
-        commit: its name, such as ``"g0003-c00000120"``, or its number; None takes the newest that verifies,
-            and warns of each that it passes over.
-        strict: whether everything must fit the commit exactly. If not, what fits is loaded, with a warning
-            about the rest.
+        commit: its name, such as ``"g0003-c00000120"``, or its number; None takes the newest that verifies.
+        strict: whether everything must fit. If not, what fits is loaded, with a warning about the rest.
         attributes: more models, optimizers, lists of variables and so on, by their names in the state.
 
     Raises:
