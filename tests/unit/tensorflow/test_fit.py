@@ -313,19 +313,6 @@ def test_a_tracked_data_set_to_validate_on_is_gone_through_each_time() -> None:
     assert weights(state) == weights(whole)
 
 
-def test_the_part_of_an_epoch_that_was_done_is_the_same_for_any_number_of_ranks() -> None:
-    state = a_state()
-    schedule = LearningRateScheduleCallback(0.1, lambda epoch: epoch, staircase=False)
-    schedule.steps_per_epoch = 5  # of twice as many ranks
-    state.data.record_batch(8)
-    begun: list[float] = []
-    note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: begun.append(schedule._done))
-    ours = recover.fit_callbacks(state)
-    found = keras.callbacks.CallbackList([schedule, note, *ours], model=state.model, steps=5)
-    found.on_epoch_begin(0)
-    assert begun == [4]
-
-
 def test_a_rate_that_changes_with_each_batch_continues_from_where_it_was() -> None:
     def trained(state: Any, *extra: Any) -> list[float]:
         schedule = LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch, staircase=False)
@@ -362,30 +349,6 @@ def test_an_epoch_that_was_interrupted_after_its_last_batch_is_ended_and_not_beg
     assert (again.epoch, again.batch) == (0, 5)  # the tenth batch is committed with the epoch's end
     fit(again, every=5, epochs=2)
     assert weights(again) == weights(undisturbed)
-
-
-def test_averages_of_weights_that_are_swapped_in_continue(tmp_path: Path) -> None:
-    def training(state: Any, *others: Any) -> list[bytes]:
-        fit(state, keras.callbacks.SwapEMAWeights(swap_on_epoch=True), *others, epochs=3)
-        return weights(state)
-
-    def prepared(root: Path | None) -> Any:
-        state = a_state()
-        optimizer = recover.DistributedOptimizer(keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5))
-        state.model.compile(optimizer, state.model.loss)
-        made = recover.TensorFlowKerasState(
-            state.model, data=state.data, epoch=0, batch=0, checkpoint=root and str(root)
-        )
-        made.sync()
-        return made
-
-    undisturbed = training(prepared(None))
-    for number, at in enumerate([(1, 3), (2, 0)]):
-        state = prepared(tmp_path / str(number))
-        with pytest.raises(InterruptionError):
-            training(state, Interrupt(state, *at))
-        state.flush()
-        assert training(prepared(tmp_path / str(number))) == undisturbed
 
 
 # -- what is refused ---------------------------------------------------------------------------------------

@@ -199,17 +199,3 @@ def test_all_optimizers_of_a_model_are_continued(
     assert weights(model) == weights(undisturbed)
     pairs = zip(model.others[0].variables, undisturbed.others[0].variables, strict=True)
     assert all(np.array_equal(one, other) for one, other in pairs)
-
-
-def test_a_finished_fit_that_is_reopened_has_more_epochs(
-    root: Path, monkeypatch: pytest.MonkeyPatch, started: None
-) -> None:
-    undisturbed = a_model()
-    expected = fit(undisturbed, None, X, Y)
-    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", str(root))
-    fit(a_model(), None, X, Y, epochs=EPOCHS - 1)
-    monkeypatch.setenv("HVDRECOVER_REOPEN", "1")
-    model = a_model()
-    found = fit(model, None, X, Y)
-    assert (found.epoch, found.history["loss"]) == ([EPOCHS - 1], expected.history["loss"][EPOCHS - 1 :])
-    assert weights(model) == weights(undisturbed)
