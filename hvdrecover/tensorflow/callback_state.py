@@ -69,7 +69,7 @@ class FitState:
         self.stop = False
         self._framework, self._world = framework, world
         self._held: Record | None = None  # None if no fit has begun, or the last one has ended normally
-        self._is_followed = False  # whether the state is that of the present callbacks
+        self._is_followed = False  # whether the present callbacks have the state
         self._epochs: int | None = None
         self._metrics: Record | None = None
         self._named: dict[str, Callback] = {}
@@ -262,6 +262,7 @@ def _set(callback: Callback, name: str, value: Any) -> None:
 
 
 def history_text(callback: keras.callbacks.History) -> str:
+    """Return the epochs and metrics as one text, made once an epoch: a long history would slow commits."""
     epochs = getattr(callback, "epoch", [])
     length, text = getattr(callback, "_hvdrecover_text", (-1, ""))
     if length != len(epochs):

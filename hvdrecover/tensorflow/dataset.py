@@ -25,7 +25,6 @@ from hvdrecover.state import rank_local
 
 Seed = npt.NDArray[np.int32]
 """Of shape ``[2]``."""
-_SEED = tf.TensorSpec([2], tf.int32)
 
 _iterators = itertools.count()
 
@@ -42,9 +41,7 @@ def elastic_dataset(
     """Deal the samples of an epoch out to the ranks in batches; see `ElasticDataset`.
 
     Args:
-        data: arrays or tensors of the same length, alone or nested in tuples and dicts; or a ``tf.data``
-            data set of known cardinality that gives the same samples in the same order each time, which needs
-            ``shuffle=False``.
+        data: arrays or tensors of the same length, alone or nested in tuples and dicts.
         batch_size: samples in one rank's batch.
         shuffle: whether each epoch has its own order.
         seed: seed of the shuffling; the same on all ranks.
@@ -60,7 +57,7 @@ def elastic_dataset(
     """
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ConfigError("batch_size", f"must be an integer ≥ 1, got {batch_size!r}")
-    order = SampleOrder(_length(data, shuffle), shuffle=shuffle, seed=seed, tail=tail)
+    order = SampleOrder(_length(data), shuffle=shuffle, seed=seed, tail=tail)
     if hvd.is_initialized():
         order.place(hvd.rank(), hvd.size())
     order.batch_size = batch_size
@@ -85,8 +82,9 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
     ) -> None:
         self.order, self.batch_size = order, batch_size
         self._virtual: Sequence[int] | None = None  # ranks whose batches are dealt in turn; None: this rank
-        batches = self._of_dataset(data) if isinstance(data, tf.data.Dataset) else self._of_arrays(data)
-        made = _transformed(batches, transform)
+        spec = tf.TensorSpec([None], tf.int64), tf.TensorSpec([2], tf.int32)
+        numbers = tf.data.Dataset.from_generator(self._batches, output_signature=spec)
+        made = numbers.map(_maker(data, transform), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         self._pipeline = untuned(made.prefetch(tf.data.AUTOTUNE))
         super().__init__(self._pipeline._variant_tensor)
 
@@ -137,114 +135,50 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         if self.order.dealt_to is not None:
             raise StepError("dataset", f"its samples are dealt out to virtual ranks; {remedy}")
 
-    # The pipeline: each iteration begins at the cursor, and yields batches with their seeds.
-
-    def _of_arrays(self, data: Any) -> tf.data.Dataset:
-        tensors = tf.nest.map_structure(tf.convert_to_tensor, data)
-
-        def batches() -> Iterator[tuple[Indices, Seed]]:
-            self.order.begin()
-            shares = {rank: self.order.share_of(rank) for rank in self._ranks()}
-            for start, rank, seed in self._parts():
-                yield shares[rank][start : start + self.batch_size], seed
-
-        def look_up(indices: tf.Tensor, seed: tf.Tensor) -> Any:
-            return tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), tensors), seed
-
-        spec = (tf.TensorSpec([None], tf.int64), _SEED)
-        return tf.data.Dataset.from_generator(batches, output_signature=spec).map(look_up)
-
-    def _of_dataset(self, data: tf.data.Dataset) -> tf.data.Dataset:
-        def place() -> tuple[Indices, Indices, Indices]:
-            self.order.begin()
-            runs = np.array(self.order.runs(), dtype=np.int64).reshape(-1, 2)
-            return runs, np.array(self._ranks(), dtype=np.int64), np.array(self.order.size, dtype=np.int64)
-
-        def samples(_: tf.Tensor) -> tf.data.Dataset:
-            runs, ranks, size = tf.numpy_function(place, [], (tf.int64, tf.int64, tf.int64))
-            runs.set_shape([None, 2])
-            ranks.set_shape([None])
-            size.set_shape([])
-            pieces = tf.data.Dataset.from_tensor_slices(runs)
-            dealt = pieces.flat_map(lambda run: data.skip(run[0]).take(run[1]))
-            # Each rank's batches in turn; the data is read once for each of them.
-            return tf.data.Dataset.from_tensor_slices(ranks).interleave(
-                lambda rank: dealt.shard(size, rank).batch(self.batch_size),
-                cycle_length=tf.size(ranks, tf.int64),
-                block_length=1,
-            )
-
-        batches = tf.data.Dataset.from_tensors(0).flat_map(samples)
-        seeds = tf.data.Dataset.from_generator(
-            lambda: (seed for _, _, seed in self._parts()), output_signature=_SEED
-        )
-        return tf.data.Dataset.zip((batches, seeds))
-
-    def _ranks(self) -> Sequence[int]:
-        return (self.order.rank,) if self._virtual is None else self._virtual
-
-    def _parts(self) -> Iterator[tuple[int, int, Seed]]:
-        order, first, ranks = self.order, self.order.done, self._ranks()
+    def _batches(self) -> Iterator[tuple[Indices, Seed]]:
+        """Begin an iteration at the cursor: yield the samples of each batch, and its seed."""
+        order = self.order
+        order.begin()
+        first, ranks = order.done, (order.rank,) if self._virtual is None else self._virtual
+        shares = [order.share_of(rank) for rank in ranks]
         for start in range(0, order.rounds, self.batch_size):
             position = order.position(first, start)
-            for rank in ranks:
+            for rank, share in zip(ranks, shares, strict=True):
                 # The seed of a batch depends on its place in the order, not on the process that makes it.
                 facts = [order.seed % 2**64, order.epoch, position, rank]
-                yield start, rank, np.random.SeedSequence(facts).generate_state(2).view(np.int32)
+                seed = np.random.SeedSequence(facts).generate_state(2).view(np.int32)
+                yield share[start : start + self.batch_size], seed
 
 
-def _transformed(pipeline: tf.data.Dataset, transform: Callable[..., Any] | None) -> tf.data.Dataset:
-    """Batches without their seeds, as they are or as a function makes them."""
-    if transform is None:
-        return pipeline.map(lambda batch, seed: batch)
+def _maker(data: Any, transform: Callable[..., Any] | None) -> Callable[[tf.Tensor, tf.Tensor], Any]:
+    """Return a function that makes a batch of samples by their numbers and the seed of the batch."""
+    tensors = tf.nest.map_structure(tf.convert_to_tensor, data)
     try:
-        seed = inspect.signature(transform).parameters.get("seed")
+        parameter = inspect.signature(transform).parameters.get("seed") if transform is not None else None
     except (TypeError, ValueError):  # Python may not know the signature of a built-in function
-        seed = None
-    is_seeded = seed is not None and seed.kind is inspect.Parameter.KEYWORD_ONLY
+        parameter = None
+    is_seeded = parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY
 
-    def apply(batch: Any, seed: tf.Tensor) -> Any:
+    def make(samples: tf.Tensor, seed: tf.Tensor) -> Any:
+        batch = tf.nest.map_structure(lambda tensor: tf.gather(tensor, samples), tensors)
+        if transform is None:
+            return batch
         given = batch if isinstance(batch, tuple) else (batch,)
         return transform(*given, seed=seed) if is_seeded else transform(*given)
 
-    return pipeline.map(apply, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return make
 
 
-def _length(data: Any, shuffle: bool) -> int:
-    if not isinstance(data, tf.data.Dataset):
-        return _length_of_arrays(data)
-    if shuffle:
-        raise ConfigError(
-            "dataset",
-            "samples of a tf.data data set can't be looked up by number, so it can't be shuffled here; "
-            "pass shuffle=False, or arrays",
-        )
-    if reshuffles(data):
-        raise ConfigError(
-            "dataset",
-            "its shuffle() gives another order each time, so a resumed epoch would repeat samples and "
-            "miss others; write shuffle(..., seed=0, reshuffle_each_iteration=False) and "
-            "list_files(..., shuffle=False), or pass arrays",
-        )
-    length = int(data.cardinality())
-    if length < 0:
-        raise ConfigError(
-            "dataset",
-            "its number of samples is unknown or infinite; say it by "
-            "dataset.apply(tf.data.experimental.assert_cardinality(n))",
-        )
-    return length
-
-
-def _length_of_arrays(data: Any) -> int:
+def _length(data: Any) -> int:
     lengths = set()
-    for each in tf.nest.flatten(data):
+    for each in [data] if isinstance(data, tf.data.Dataset) else tf.nest.flatten(data):
         if not (shape := tuple(getattr(each, "shape", ()))):
             raise ConfigError(
                 "dataset",
-                f"expected arrays, tensors or a tf.data data set, got a {type(each).__name__}, which has no "
-                "first axis of samples to deal out. If it makes batches, as a PyDataset or a generator does, "
-                "pass the arrays that it reads, or their indices, and make the batches in transform=",
+                f"expected arrays or tensors, got a {type(each).__name__}, which has no first axis of "
+                "samples to deal out. If it makes samples or batches, pass the arrays that it reads, or "
+                "their indices, and make the batches in transform=; or keep iter(dataset) of a tf.data "
+                "data set in a PerRank",
             )
         lengths.add(int(shape[0]))
     if len(lengths) != 1:
@@ -259,11 +193,6 @@ def untuned(data: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.autotune.enabled = False
     return data.with_options(options)
-
-
-def reshuffles(data: tf.data.Dataset) -> bool:
-    """Return whether a data set, or one that it is made of, has another order in each iteration."""
-    return getattr(data, "_reshuffle_each_iteration", False) or any(map(reshuffles, data._inputs()))
 
 
 def part_done(found: Sequence[ElasticDataset]) -> float:

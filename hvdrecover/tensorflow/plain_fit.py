@@ -88,8 +88,6 @@ def _concerns(model: keras.Model, options: dict[str, Any]) -> bool:
     if TensorFlowWorld.past.functions != len(_fits):
         return False  # the script has its own state and training function
     if hvd.size() == 1:
-        if _settings.checkpoint:
-            _say("model.fit: not resumed after a fault: the job has one process")
         return False
     broadcasts = any(isinstance(each, BroadcastGlobalVariablesCallback) for each in _callbacks(options))
     if not broadcasts and not is_distributed(getattr(model, "optimizer", None)):

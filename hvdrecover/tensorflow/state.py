@@ -180,7 +180,7 @@ def load(
 ) -> Loaded:
     """Load a commit into models and optimizers, outside of a job. Horovod need not be initialised.
 
-    Only the files of these attributes are read, and every byte of them is verified. A job there goes on.
+    Only the files of these attributes are read, and every byte of them is verified. A job there continues.
 
     Args:
         url: the checkpoint root: a path or an fsspec URL.
@@ -193,7 +193,7 @@ def load(
 
     Raises:
         ConfigError: nothing was handed in, or a model that has not been built, or the URL is invalid.
-        CheckpointError: there is no such commit, something does not fit, the commit is damaged or of a newer
+        CheckpointError: the commit does not exist, something does not fit, the commit is damaged or of a newer
             format, or the storage failed. Nothing was loaded.
 
     Examples:
