@@ -144,7 +144,7 @@ class Reduction:
         turn = [_turns().assign_add(1)] if is_graph else []
         zero = tf.cast(turn[0] < 0, tf.float32) if is_graph else tf.constant(0.0)
         with tf.control_dependencies(turn):
-            reduced = self._reduced(_filled(given, variables, zero), given, variables, zero)
+            reduced = self._reduced(given, variables, zero)
         if is_graph:
             done = tf.nest.flatten([each for each in reduced if each is not None], expand_composites=True)
             with tf.control_dependencies(done):
@@ -153,14 +153,11 @@ class Reduction:
         return measured.done([mine if mine is None else average for mine, average in pairs])
 
     def _reduced(
-        self,
-        filled: Sequence[Gradient],
-        given: Sequence[Gradient],
-        variables: Sequence[Variable],
-        zero: tf.Tensor,
+        self, given: Sequence[Gradient], variables: Sequence[Variable], zero: tf.Tensor
     ) -> list[Gradient]:
-        """Reduce gradients that have no gaps, and how many ranks have those of ``given``."""
-        name, reduced = _name(self.name, variables), list(filled)
+        """Reduce gradients, with zeros for missing ones, and how many ranks have each of them."""
+        name, filled = _name(self.name, variables), _filled(given, variables, zero)
+        reduced = list(filled)
         here = [gradient is not None for gradient in given]
         presence = tf.cast([[not each for each in here], here], tf.float32) + zero
         summed: tf.Tensor | None = None
@@ -287,17 +284,30 @@ def _checked(
     A column of ``summed`` is not 0 in its first row if the gradient is missing on some rank, and not 0 in its
     second row if it is present on some rank.
     """
-    fail = functools.partial(_fail, here, variables)
-    differ = tf.reduce_any(tf.reduce_all(summed != 0, axis=0))
-    if tf.executing_eagerly():
-        if bool(differ):
-            fail()
-        return results
+
+    def fail() -> None:
+        missing = [place for place, is_here in enumerate(here) if not is_here]
+        error = MissingGradientError(
+            "gradients are missing on some of the ranks",
+            lines(
+                gather_json(TensorFlowWorld(), missing, "hvdrecover.gradients.absent"),
+                [name_of(variable) for variable in variables],
+            ),
+            "Have all ranks compute the loss from the same variables; where one has no use for a variable, "
+            "add 0.0 * tf.reduce_sum(variable) to the loss.",
+        )
+        raised(error)
+        raise error
 
     def fail_in_graph() -> tf.Tensor:
         with tf.device("CPU:0"):
             return tf.py_function(fail, [], tf.bool)
 
+    differ = tf.reduce_any(tf.reduce_all(summed != 0, axis=0))
+    if tf.executing_eagerly():
+        if bool(differ):
+            fail()
+        return results
     # Wait for all results: an error in the middle of collectives would leave other ranks in them.
     there = [each for each in results if each is not None]
     with tf.control_dependencies(tf.nest.flatten(there, expand_composites=True)):
@@ -305,21 +315,6 @@ def _checked(
     with tf.control_dependencies([tf.cond(differ, fail_in_graph, lambda: tf.constant(True))]):
         held = iter(tf.nest.map_structure(tf.identity, there, expand_composites=True))
     return [each if each is None else next(held) for each in results]
-
-
-def _fail(here: Sequence[bool], variables: Sequence[Variable]) -> None:
-    missing = [place for place, is_here in enumerate(here) if not is_here]
-    error = MissingGradientError(
-        "gradients are missing on some of the ranks",
-        lines(
-            gather_json(TensorFlowWorld(), missing, "hvdrecover.gradients.absent"),
-            [name_of(variable) for variable in variables],
-        ),
-        "Have all ranks compute the loss from the same variables; where one has no use for a variable, "
-        "add 0.0 * tf.reduce_sum(variable) to the loss.",
-    )
-    raised(error)
-    raise error
 
 
 def lines(missing: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:

@@ -193,8 +193,8 @@ def load(
 
     Raises:
         ConfigError: nothing was handed in, or a model that has not been built, or the URL is invalid.
-        CheckpointError: the commit does not exist, something does not fit, the commit is damaged or of a newer
-            format, or the storage failed. Nothing was loaded.
+        CheckpointError: the commit is missing, damaged, of a newer format, or does not fit, or the storage
+            failed. Nothing was loaded.
 
     Examples:
         >>> loaded = recover.load("s3://bucket/run-1", model=model)  # doctest: +SKIP

@@ -58,20 +58,6 @@ class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
             raise InterruptionError
 
 
-class EachClass(keras.metrics.Metric):  # type: ignore[misc]
-    """The number of times that each class was predicted: an array."""
-
-    def __init__(self) -> None:
-        super().__init__(name="each_class")
-        self.counts = self.add_weight(shape=(2,), initializer="zeros")
-
-    def update_state(self, true: Any, predicted: Any, sample_weight: Any = None) -> None:
-        self.counts.assign_add(keras.ops.sum(keras.ops.one_hot(keras.ops.argmax(predicted, -1), 2), 0))
-
-    def result(self) -> Any:
-        return keras.ops.convert_to_tensor(self.counts)
-
-
 class Counting(keras.callbacks.Callback):  # type: ignore[misc]
     """A user's own, with state."""
 
@@ -96,7 +82,7 @@ def a_state(root: Path | None = None, **options: Any) -> recover.TensorFlowKeras
     model.build((None, 3))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = recover.DistributedOptimizer(keras.optimizers.Adam(0.01))
-    metrics = ["accuracy", keras.metrics.SparseCategoricalCrossentropy(), EachClass()]
+    metrics = ["accuracy", keras.metrics.SparseCategoricalCrossentropy()]
     model.compile(optimizer, loss, **{"metrics": metrics, **options})
     data = recover.elastic_dataset((X, Y), BATCH)
     checkpoint = None if root is None else str(root)
@@ -148,15 +134,10 @@ def outcome(state: Any, history: Any, folder: Path) -> dict[str, Any]:
     return {
         "epoch": state.epoch,
         "weights": weights(state),
-        "history": (history.epoch, history_of(history)),
+        "history": (history.epoch, history.history),
         "rows": list(csv.reader((folder / "log.csv").read_text().splitlines())),
         "files": stored({name: folder / name for name in files if name.endswith(".h5")}),
     }
-
-
-def history_of(found: Any) -> dict[str, Any]:
-    """Return its numbers, and arrays as lists."""
-    return {name: np.asarray(each).tolist() for name, each in found.history.items()}
 
 
 def stored(files: dict[str, Path]) -> dict[str, list[bytes]]:

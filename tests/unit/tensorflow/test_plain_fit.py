@@ -133,26 +133,6 @@ def a_model() -> keras.Model:
     return model
 
 
-class TwoOptimizers(keras.Model):  # type: ignore[misc]
-    """Trains its last layer also by a second optimizer, as a GAN trains its discriminator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        keras.utils.set_random_seed(1)
-        self.first, self.last = keras.layers.Dense(8, "tanh"), keras.layers.Dense(2)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        self.compile(recover.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss)
-        self.others = [recover.DistributedOptimizer(keras.optimizers.Adam(0.01))]
-
-    def call(self, inputs: Any) -> Any:
-        return self.last(self.first(inputs))
-
-    def train_step(self, data: Any) -> Any:
-        metrics = super().train_step(data)
-        self.others[0].apply([tf.reduce_mean(data[0], axis=0)], [self.last.bias])
-        return metrics
-
-
 def fit(model: keras.Model, at: int | None, *data: Any, epochs: int = EPOCHS) -> keras.callbacks.History:
     """Do the first ``fit`` of a new process."""
     plain_fit._fits.clear()
@@ -185,17 +165,3 @@ def test_an_interrupted_fit_is_continued_and_a_finished_one_returns_its_history(
         found = fit(model, None, X, Y)
         assert (found.epoch, found.history) == (expected.epoch, expected.history)
         assert weights(model) == weights(undisturbed)
-
-
-def test_all_optimizers_of_a_model_are_continued(
-    root: Path, monkeypatch: pytest.MonkeyPatch, started: None
-) -> None:
-    undisturbed, model = TwoOptimizers(), TwoOptimizers()
-    fit(undisturbed, None, X, Y)
-    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", str(root))
-    with pytest.raises(InterruptionError):
-        fit(TwoOptimizers(), 8, X, Y)
-    fit(model, None, X, Y)
-    assert weights(model) == weights(undisturbed)
-    pairs = zip(model.others[0].variables, undisturbed.others[0].variables, strict=True)
-    assert all(np.array_equal(one, other) for one, other in pairs)
