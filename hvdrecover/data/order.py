@@ -339,19 +339,6 @@ class SampleOrder:
         """Return how the end of this pass over the epoch is evened out."""
         return {"epoch": self.epoch, "padding": self.padding, "dropped": self.dropped}
 
-    def runs(self) -> list[tuple[int, int]]:
-        """Return the positions that this pass deals out to all ranks, as runs: (first position, count)."""
-        count = self.rounds * self.size
-        runs: list[tuple[int, int]] = []
-        start = self._start
-        while count > 0:
-            for first, end in [*self.gaps, (self.length, self.length)]:
-                number = min(count, max(0, first - start))
-                runs += [(start, number)] if number else []
-                count, start = count - number, max(start, end)
-            start = 0
-        return runs
-
     # -- in commits --------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

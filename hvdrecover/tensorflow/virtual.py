@@ -146,13 +146,6 @@ def feed(data: Any, tracked: Mapping[str, Any], framework: Framework) -> steps.F
         )
     if isinstance(data, PerRank):
         return lambda ranks: steps.streams(data, ranks, framework)
-    if (operation := data.draws()) is not None:
-        raise ConfigError(
-            "transform",
-            f"it draws random numbers ({operation}) in the order in which a process makes batches, so "
-            "they would depend on the number of processes; give it a keyword-only parameter seed, and "
-            "draw by tf.random.stateless_*(..., seed=seed)",
-        )
     # The data set deals its samples out by itself, in the same way.
     return lambda ranks: steps.deal(
         data.order, data.batch_size, ranks, lambda parts: data.batches(ranks.carried.ranks)

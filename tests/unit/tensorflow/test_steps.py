@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,6 @@ import pytest
 import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
-from hvdrecover.errors import ConfigError
-from hvdrecover.state.hooks import Hook, Hooks
-from hvdrecover.tensorflow.fit import Progress
 from tests.integration.scalars import Run, read
 
 SAMPLES, BATCH = 24, 4
@@ -81,28 +77,6 @@ def test_fit_tells_of_each_batch(tmp_path: Path, eagerly: bool) -> None:
         assert min(run.scalars[name].values()) >= 0.0
 
 
-def test_batches_of_one_call_are_told_of_at_its_end(tmp_path: Path) -> None:
-    state = a_state(tmp_path, steps_per_execution=3)
-    losses, norms = expected(state)
-    fit(state)
-    run = run_of(state, tmp_path)
-    assert run.scalars["loss"] == by_step(losses, 3)
-    assert run.scalars["norm/averaged_gradient"] == by_step(norms, 3)
-    assert run.steps["seconds/step"] == [3, 6]
-
-
-def test_a_model_that_was_trained_before_is_told_of_too(tmp_path: Path) -> None:
-    state = a_state(None)
-    fit(state)
-    later = recover.TensorFlowKerasState(
-        state.model, data=state.data, epoch=1, batch=0, tensorboard=str(tmp_path)
-    )
-    later.sync()
-    fit(later, initial_epoch=1, epochs=2)
-    fit(later, initial_epoch=2, epochs=3)
-    assert run_of(later, tmp_path).steps["loss"] == list(range(1, 13))
-
-
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_loop_tells_of_each_batch(tmp_path: Path, graph: bool) -> None:
     state = a_state(tmp_path)
@@ -151,32 +125,3 @@ def test_what_xla_compiles_leaves_no_marks(tmp_path: Path) -> None:
     assert float(gradient()[0]) == 4.0
     state.commit()
     assert "seconds/step" not in run_of(state, tmp_path).scalars
-
-
-def test_a_tensor_of_a_graph_is_refused() -> None:
-    state = a_state(None)
-
-    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-    def step() -> None:
-        state.log_metrics(loss=tf.constant(1.0))
-
-    with pytest.raises(ConfigError, match=r"^log_metrics\(loss=\): .*SymbolicTensor"):
-        step()
-
-
-def test_without_a_folder_a_mean_that_is_not_finite_is_told_once() -> None:
-    class Reported(Hook):
-        def observed(self, values: Mapping[str, Any]) -> None:
-            found[-1] += [value for value in values.values() if not math.isfinite(value)]
-
-    state = a_state(None)
-    state._session.hooks = Hooks([*state._session.hooks.every, Reported()])
-    progress = Progress(state, None, ())
-    progress.set_model(state.model)
-    found: list[list[float]] = []
-    for _ in range(2):
-        progress.on_epoch_begin(0)
-        for batch, loss in enumerate([0.5, math.nan, math.nan]):
-            found.append([])
-            progress.on_train_batch_end(batch, {"loss": loss})
-    assert [len(each) for each in found] == [0, 1, 0] * 2
