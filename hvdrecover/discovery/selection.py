@@ -9,19 +9,32 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from hvdrecover.discovery.history import History
-from hvdrecover.discovery.hosts import Host
+from hvdrecover.discovery.checks import Health
 from hvdrecover.errors import DiscoveryError
 
 FIRST, LONGEST = 60.0, 3600.0  # seconds of cooldown; it doubles with each report
 _REMEMBERED = 6 * 3600.0  # seconds for which a report counts
 _REPEATED = 2  # reports that begin a cooldown
 
-State = Literal["used", "spare", "cooldown", "unhealthy", "unchecked", "excluded"]
+State = Literal["used", "spare", "cooldown", "unhealthy", "excluded"]
+
+
+@dataclass(frozen=True)
+class History:
+    """The results of earlier calls; times are in seconds since the epoch."""
+
+    hosts: dict[str, int | None] = field(default_factory=dict)  # the source's last good answer: host to slots
+    listed: float | None = None  # time of that answer; None before the first one
+    asked: float | None = None  # time at which the source last answered or failed
+    failure: str = ""  # why the source's last answer was not good
+    empty: bool = False  # whether the failure is that no host was named
+    first_seen: dict[str, float] = field(default_factory=dict)  # since when each host is named
+    health: dict[str, Health] = field(default_factory=dict)  # health of the checked hosts
+    unwritable: str = ""  # why this history cannot be written to its file
 
 
 @dataclass(frozen=True)
@@ -91,60 +104,59 @@ def answer(
     age = now - history.listed
     if failure and abs(age) > limits.last_good:  # a negative age: the clock was set back
         raise DiscoveryError(source, f"{failure}; its last good answer is {age:.0f} s old")
-    warning = f"{source}: {failure}; using its answer of {age:.0f} s ago" if failure else ""
-    entries = [_entry(host, history, limits, checked=checked) for host in history.hosts]
+    warning = f"{source}: {failure}; using its answer of {age:.0f} s ago" if failure else history.unwritable
+    entries = [_entry(name, history, limits, checked=checked) for name in history.hosts]
     if not any(entry.named for entry in entries):
         entries = _last_healthy(entries, history, limits, now, source)
-        age = now - (history.healthy_at or 0.0)
-        warning = warning or f"{source}: no host passes its check; using those that passed {age:.0f} s ago"
+        stale = (
+            f"{source}: no host passes its check; using those that passed in the last {limits.last_good:g} s"
+        )
+        warning = warning or stale
+    resting = [_rested(entry, reports.get(entry.name, ()), now) for entry in entries]
+    if any(entry.named for entry in resting):
+        entries = resting
     entries.sort(key=lambda entry: (not entry.named, entry.since))  # stable: else in the source's order
-    return Answer(tuple(_limited(_without_failing(entries, reports, now), limits)), warning)
+    return Answer(tuple(_limited(entries, limits)), warning)
 
 
-def _entry(host: Host, history: History, limits: Limits, *, checked: bool) -> Entry:
-    slots = limits.slots if host.slots is None else host.slots
-    since = history.first_seen.get(host.name, 0.0)
+def _entry(name: str, history: History, limits: Limits, *, checked: bool) -> Entry:
+    entry = Entry(name, history.hosts[name] or limits.slots, "used", history.first_seen.get(name, 0.0))
     for pattern in limits.exclude:
-        if fnmatch.fnmatchcase(host.name, pattern):
-            return Entry(host.name, slots, "excluded", since, f"it matches --exclude {pattern}")
-    if limits.include and not any(fnmatch.fnmatchcase(host.name, pattern) for pattern in limits.include):
-        return Entry(host.name, slots, "excluded", since, "it matches no --include")
+        if fnmatch.fnmatchcase(name, pattern):
+            return replace(entry, state="excluded", why=f"it matches --exclude {pattern}")
+    if limits.include and not any(fnmatch.fnmatchcase(name, pattern) for pattern in limits.include):
+        return replace(entry, state="excluded", why="it matches no --include")
     if not checked:
-        return Entry(host.name, slots, "used", since)
-    health = history.health.get(host.name)
+        return entry
+    health = history.health.get(name)
     if health is None:
-        return Entry(host.name, slots, "unchecked", since, "it was not checked yet")
-    since = max(since, health.since)
-    if health.healthy:
-        return Entry(host.name, slots, "used", since)
-    return Entry(host.name, slots, "unhealthy", since, health.why)
+        return replace(entry, state="unhealthy", why="it was not checked yet")
+    entry = replace(entry, since=max(entry.since, health.since))
+    return entry if health.healthy else replace(entry, state="unhealthy", why=health.why)
 
 
 def _last_healthy(
     entries: Sequence[Entry], history: History, limits: Limits, now: float, source: str
 ) -> list[Entry]:
     """Use the hosts that passed last, for a while: if all fail at once, this host may be cut off."""
-    candidates = [entry for entry in entries if entry.state != "excluded"]
-    if not candidates:
+    failing = [entry for entry in entries if entry.state != "excluded"]
+    if not failing:
         raise DiscoveryError(source, f"all {len(entries)} hosts are excluded by --include and --exclude")
-    healthy = set(history.healthy) & {entry.name for entry in candidates}
-    if healthy and history.healthy_at is not None and abs(now - history.healthy_at) <= limits.last_good:
-        return [replace(entry, state="used", why="") if entry.name in healthy else entry for entry in entries]
-    reasons = "".join(f"\n  {entry.name}: {entry.why}" for entry in candidates[:10])
-    raise DiscoveryError(source, f"none of its {len(candidates)} hosts passes its check:{reasons}")
+    health = {entry.name: history.health.get(entry.name) for entry in failing}
+    recent = {name for name, each in health.items() if each and abs(now - each.passed) <= limits.last_good}
+    if recent:
+        return [replace(entry, state="used", why="") if entry.name in recent else entry for entry in entries]
+    reasons = "".join(f"\n  {entry.name}: {entry.why}" for entry in failing[:10])
+    raise DiscoveryError(source, f"none of its {len(failing)} hosts passes its check:{reasons}")
 
 
-def _without_failing(entries: list[Entry], reports: Mapping[str, Sequence[float]], now: float) -> list[Entry]:
-    """Exclude hosts in their cooldown, unless no host would be left."""
-    found: list[Entry] = []
-    for entry in entries:
-        until = cooldown_ends_at(reports.get(entry.name, ()), now) if entry.named else 0.0
-        if until:
-            times = len(reports[entry.name])
-            why = f"reported as failing {times} times; excluded for another {until - now:.0f} s"
-            entry = replace(entry, state="cooldown", since=max(reports[entry.name]), why=why)
-        found.append(entry)
-    return found if any(entry.named for entry in found) else entries
+def _rested(entry: Entry, reports: Sequence[float], now: float) -> Entry:
+    """Exclude a host in its cooldown."""
+    until = cooldown_ends_at(reports, now)
+    if not entry.named or not until:
+        return entry
+    why = f"reported as failing {len(reports)} times; excluded for another {until - now:.0f} s"
+    return replace(entry, state="cooldown", since=max(reports), why=why)
 
 
 def _limited(entries: Sequence[Entry], limits: Limits) -> list[Entry]:
@@ -161,7 +173,7 @@ def _limited(entries: Sequence[Entry], limits: Limits) -> list[Entry]:
             spare = limits.max_np is not None and slots >= limits.max_np
             limited.append(replace(entry, state="spare" if spare else "used"))
             hosts, slots = hosts + 1, slots + entry.slots
-    return sorted(limited, key=lambda entry: not entry.named)
+    return limited
 
 
 # -- reports of hosts that fail ------------------------------------------------------------------------
@@ -197,6 +209,5 @@ def cooldown_ends_at(reports: Sequence[float], now: float) -> float:
     recent = sorted(time for time in reports if -FIRST < now - time < _REMEMBERED)
     if len(recent) < _REPEATED:
         return 0.0
-    doublings = min(len(recent) - _REPEATED, 16)
-    until = recent[-1] + min(LONGEST, FIRST * 2.0**doublings)
+    until = recent[-1] + min(LONGEST, FIRST * 2.0 ** min(len(recent) - _REPEATED, 16))
     return until if until > now else 0.0

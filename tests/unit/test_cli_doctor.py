@@ -50,7 +50,7 @@ def test_all_options(asked: list[Settings], monkeypatch: pytest.MonkeyPatch) -> 
     [
         (["--discover", "rack"], "rack"),
         (["--discover", "static h1:1", "-H", "h1:1"], "not allowed"),
-        (["-H", "h1:1,h1:1"], "column 6: 'h1' "),
+        (["-H", "h1:1,h1:1"], "'h1' is named twice"),
         (["-H", "h1:1", "-np", "2"], "-np: 2 "),
         (["--hostfile", "missing"], "No such file"),
         (["--state-size", "big"], "argument --state-size: 'big' "),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-import time
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from hvdrecover.discovery.hosts import Host, check_count
+from hvdrecover.discovery.hosts import Host, check
 from hvdrecover.discovery.sources import source
 from hvdrecover.errors import DiscoveryError
 
@@ -18,9 +18,13 @@ _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where pods f
 _CLUSTER, _KUBECONFIG = "KUBERNETES_SERVICE_HOST", "KUBECONFIG"
 # Kubeflow's training operator has MPI, and so Horovod, start processes by kubectl instead of ssh.
 _AGENT, _KUBECTL_AGENT = "OMPI_MCA_plm_rsh_agent", "/etc/mpi/kubexec.sh"
-_PAGE = 500  # pods in one answer of the API server
-_SHARE = 0.9  # of the time that requests may take, so that there is some left to say which one has hung
-_QUANTITY = re.compile(r"([0-9]{1,18})(m?)")
+_SHARE = 0.9  # of the time that the request may take, so that there is some left to say that it has hung
+# Meanings of HTTP statuses; 0 stands for a failed secure connection.
+_MEANINGS = {
+    0: "there is no secure connection to the API server; is its certificate authority known?",
+    401: "the API server does not accept the credentials; kubectl get pods tells which do",
+    403: "the credentials need a Role with the verb 'list' for pods in namespace '{namespace}'",
+}
 
 Pod = Mapping[str, Any]  # as the API returns it
 
@@ -56,14 +60,13 @@ def kubernetes(
     except ImportError as error:
         problem = f"its client cannot be imported ({error}); pip install 'hvdrecover[kubernetes]'"
         raise DiscoveryError("Kubernetes", problem) from error
-    deadline = time.monotonic() + timeout * _SHARE
     # The client writes keys to files, and this process may end without its cleaning up.
     with tempfile.TemporaryDirectory(prefix="hvdrecover-") as folder:
         configuration = client.Configuration()
         configuration.retries = False  # discovery asks again soon anyway
         default = _log_in(configuration, context, environ, folder)
         with client.ApiClient(configuration) as api:
-            pods = _pods(api, namespace or default, selector, deadline)
+            pods = _pods(api, namespace or default, selector, timeout * _SHARE)
     return hosts_of(pods, resource, annotation, by_pod_name=environ.get(_AGENT) == _KUBECTL_AGENT)
 
 
@@ -76,22 +79,19 @@ def hosts_of(
     a pod's slots are no number, if it cannot be reached, or if no pod says its slots.
     """
     ready = sorted((pod for pod in pods if _is_ready(pod)), key=_age)
-    hosts: dict[str, Host] = {}
-    names: dict[str, str] = {}
+    hosts = []
     for pod in ready:
-        slots = _devices(pod, resource) if resource else _annotated(pod, annotation) if annotation else None
-        if slots is None and (resource or annotation):
+        name, slots = _name(pod), _slots(pod, resource, annotation)
+        if slots == 0:
             continue
-        name = _name(pod)
         host = name if by_pod_name else _address(pod)
-        if host in hosts:
-            pair = f"pods {names[host]} and {name}"
-            raise DiscoveryError(pair, f"both are {host}; select only one of them")
-        hosts[host], names[host] = Host(host, slots), name
+        if problem := check(host, slots):
+            raise DiscoveryError(f"pod {name}", problem)
+        hosts.append(Host(host, None if slots is None else int(slots)))
     if ready and not hosts:
         lacks = f"asks for the resource '{resource}'" if resource else f"has the annotation '{annotation}'"
         raise DiscoveryError(f"pod {_name(ready[0])}", f"neither it nor any other that is ready {lacks}")
-    return list(hosts.values())
+    return hosts
 
 
 def _is_ready(pod: Pod) -> bool:
@@ -126,30 +126,21 @@ def _address(pod: Pod) -> str:
     raise DiscoveryError(f"pod {_name(pod)}", problem)
 
 
-def _devices(pod: Pod, resource: str) -> int | None:
-    """Return how much of a resource all containers of a pod have; None if none asks for it."""
-    total = 0  # thousandths
+def _slots(pod: Pod, resource: str, annotation: str) -> int | str | None:
+    """Return the slots that a pod says, or 0 if it says none; None without resource and annotation."""
+    if annotation:
+        text = (pod["metadata"].get("annotations") or {}).get(annotation)
+        return 0 if text is None else str(text).strip()
+    if not resource:
+        return None
+    from kubernetes.utils import parse_quantity
+
+    total = Decimal(0)
     for container in pod["spec"]["containers"]:
         resources = container.get("resources") or {}
         amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-        match = _QUANTITY.fullmatch(amounts.get(resource, "0"))
-        if match is None:
-            problem = f"has {amounts[resource]} of '{resource}', which cannot be counted in slots"
-            raise DiscoveryError(f"pod {_name(pod)}", problem)
-        total += int(match[1]) * (1 if match[2] else 1000)
-    return _count(pod, str(total // 1000), f"resource '{resource}'") if total >= 1000 else None
-
-
-def _annotated(pod: Pod, annotation: str) -> int | None:
-    """Return the slots that an annotation of a pod says; None if it has none."""
-    text = (pod["metadata"].get("annotations") or {}).get(annotation)
-    return None if text is None else _count(pod, text.strip(), f"annotation '{annotation}'")
-
-
-def _count(pod: Pod, text: str, place: str) -> int:
-    if problem := check_count(text):
-        raise DiscoveryError(f"pod {_name(pod)}", f"{place}: {problem}")
-    return int(text)
+        total += parse_quantity(amounts.get(resource, 0))
+    return int(total)
 
 
 def _log_in(configuration: Any, context: str, environ: Mapping[str, str], folder: str) -> str:
@@ -176,59 +167,31 @@ def _log_in(configuration: Any, context: str, environ: Mapping[str, str], folder
         raise DiscoveryError(path, f"there are no usable credentials ({text}); {remedy}") from error
 
 
-def _pods(client: Any, namespace: str, selector: str, deadline: float) -> list[Pod]:
+def _pods(client: Any, namespace: str, selector: str, timeout: float) -> list[Pod]:
     """Return all pods of a namespace that have these labels, in whatever state.
 
-    Raises:
-        DiscoveryError: the server does not answer, or not with a list of pods.
+    Raises `DiscoveryError` if the server does not answer, or not with a list of pods.
     """
     from kubernetes.client import CoreV1Api
     from kubernetes.client.exceptions import ApiException
-    from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
+    from urllib3.exceptions import HTTPError
 
-    api, url = CoreV1Api(client), str(client.configuration.host)
-    found: list[Pod] = []
-    token = None
-    while True:
-        left = max(0.01, deadline - time.monotonic())
-        try:
-            # A pair of times, as older clients ignore a fraction of a second. Skip the client's models of
-            # pods: to build them takes much longer than the server does.
-            answer = api.list_namespaced_pod(
-                namespace,
-                label_selector=selector,
-                limit=_PAGE,
-                _continue=token,
-                _preload_content=False,
-                _request_timeout=(left, left),
-            )
-            page = json.loads(answer.data)
-            found += page["items"]
-            token = page["metadata"].get("continue")
-        except ApiException as error:
-            raise DiscoveryError(url, f"{_advice(error.status, namespace)} ({_said(error)})") from error
-        except HTTPError as error:
-            # For urllib3, a failed connection is a timeout, too.
-            late = isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError)
-            problem = "has not answered in time" if late else f"can't be reached: {error}"
-            raise DiscoveryError(url, f"the API server {problem}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            problem = "its answer is not JSON with a list of pods; is it the API server of Kubernetes?"
-            raise DiscoveryError(url, problem) from error
-        if not token:
-            return found
-
-
-def _advice(status: int, namespace: str) -> str:
-    """Return the meaning of an HTTP status; 0 stands for a failed secure connection."""
-    known = {
-        0: "there is no secure connection to the API server; is its certificate authority known?",
-        400: "the API server does not understand the question; is the --selector right?",
-        401: "the API server does not accept the credentials; kubectl get pods tells which do",
-        403: f"the credentials need a Role with the verb 'list' for pods in namespace '{namespace}'",
-        404: "no pods are known here; is it the API server of Kubernetes?",
-    }
-    return known.get(status, f"the API server has failed with status {status}")
+    url = str(client.configuration.host)
+    try:
+        # A pair of times, as older clients ignore a fraction of a second. The client's models of pods are
+        # skipped: to build them takes much longer than the server does.
+        answer = CoreV1Api(client).list_namespaced_pod(
+            namespace, label_selector=selector, _preload_content=False, _request_timeout=(timeout, timeout)
+        )
+        return list(json.loads(answer.data)["items"])
+    except ApiException as error:
+        meaning = _MEANINGS.get(error.status, f"the API server has failed with status {error.status}")
+        problem = f"{meaning.format(namespace=namespace)} ({_said(error)})"
+    except HTTPError as error:
+        problem = f"the API server can't be reached: {error}"
+    except (ValueError, KeyError, TypeError):
+        problem = "its answer is not JSON with a list of pods; is it the API server of Kubernetes?"
+    raise DiscoveryError(url, problem)
 
 
 def _said(error: Any) -> str:

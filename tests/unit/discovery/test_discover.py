@@ -56,7 +56,7 @@ def test_a_first_answer_that_fails_says_why(discover: Discover, tmp_path: Path) 
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch("hvdrecover: file: missing: .*: No such file or directory.*\n", done.stderr)
     (tmp_path / "hosts").write_text("a:x\n")
-    assert "hosts: line 1, column 3: " in discover("file", "hosts").stderr
+    assert "hosts: line 1: " in discover("file", "hosts").stderr
     (tmp_path / "hosts").write_text("# none\n")
     done = discover("file", "hosts")
     assert (done.returncode, done.stdout) == (1, "")

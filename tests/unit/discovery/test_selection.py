@@ -9,12 +9,11 @@ import pytest
 
 from hvdrecover.discovery import checks
 from hvdrecover.discovery.checks import Health
-from hvdrecover.discovery.history import History
-from hvdrecover.discovery.hosts import Host
 from hvdrecover.discovery.selection import (
     FIRST,
     LONGEST,
     Answer,
+    History,
     Limits,
     answer,
     cooldown_ends_at,
@@ -24,7 +23,7 @@ from hvdrecover.discovery.selection import (
 from hvdrecover.errors import DiscoveryError
 
 NOW = 1000.0
-HOSTS = (Host("a", 4), Host("b", 2), Host("c"))
+HOSTS = {"a": 4, "b": 2, "c": None}
 SEEN = {"a": 900.0, "b": 910.0, "c": 920.0}
 HISTORY = History(hosts=HOSTS, listed=999.0, asked=999.0, first_seen=SEEN)
 
@@ -56,6 +55,11 @@ def healthy(*names: str, since: float = 0.0) -> dict[str, Health]:
     }
 
 
+def failing(**passed: float) -> dict[str, Health]:
+    """Three hosts that fail, and the times at which some of them passed last."""
+    return {name: replace(each, passed=passed.get(name, 0.0)) for name, each in healthy().items()}
+
+
 def test_all_hosts_the_oldest_first() -> None:
     assert named(found()) == ["a:4", "b:2", "c:1"]
     assert named(found(replace(HISTORY, first_seen={**SEEN, "b": 1.0}))) == ["b:2", "a:4", "c:1"]
@@ -80,7 +84,7 @@ def test_hosts_that_are_ill_or_were_not_checked_yet_are_left_out_and_it_is_said_
     health = healthy("c")
     del health["b"]
     answer = found(replace(HISTORY, health=health), checked=True)
-    assert states(answer) == {"c": "used", "a": "unhealthy", "b": "unchecked"}
+    assert states(answer) == {"c": "used", "a": "unhealthy", "b": "unhealthy"}
     assert [entry.why for entry in answer.entries][1:] == [
         "port 22 (ssh): refused",
         "it was not checked yet",
@@ -88,16 +92,12 @@ def test_hosts_that_are_ill_or_were_not_checked_yet_are_left_out_and_it_is_said_
 
 
 def test_if_none_is_well_those_that_were_last_stand_for_a_while() -> None:
-    history = replace(HISTORY, health=healthy(), healthy=("a", "c"), healthy_at=970.0)
-    answer = found(history, checked=True)
+    answer = found(replace(HISTORY, health=failing(a=970.0, b=939.0, c=970.0)), checked=True)
     assert named(answer) == ["a:4", "c:1"]
-    assert answer.warning == "src: no host passes its check; using those that passed 30 s ago"
-    with pytest.raises(DiscoveryError, match=r"^src: .* 3 hosts .*:\n  a: port 22 \(ssh\): re"):
-        found(replace(history, healthy_at=NOW - 61), checked=True)
-    with pytest.raises(DiscoveryError, match=r"^src: .* 3 hosts .*:\n  a: "):
-        found(replace(history, healthy_at=NOW + 86400), checked=True)
-    with pytest.raises(DiscoveryError, match=r"^src: .* 3 hosts .*:\n  a: "):
-        found(replace(history, healthy=("d",)), checked=True)
+    assert answer.warning == "src: no host passes its check; using those that passed in the last 60 s"
+    for passed in ({"a": NOW - 61}, {"a": NOW + 86400}, {}):
+        with pytest.raises(DiscoveryError, match=r"^src: .* 3 hosts .*:\n  a: port 22 \(ssh\): re"):
+            found(replace(HISTORY, health=failing(**passed)), checked=True)
 
 
 def test_a_reported_host_rests_unless_nothing_else_is_left() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from hvdrecover.discovery.hosts import Host
-from hvdrecover.discovery.sources.mpi import mpi, outside
+from hvdrecover.discovery.sources.mpi import mpi
 from hvdrecover.errors import DiscoveryError, HostListError
 
 OPEN_MPI = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
@@ -16,7 +16,7 @@ def test_the_hostfile_is_read(tmp_path, variable):
     expected = [Host("job-worker-0.job", 2), Host("job-worker-1.job", 1), Host("c", None)]
     assert mpi({variable: str(path)}, 1.0) == expected
     path.write_text("a slots=0\n")
-    with pytest.raises(HostListError, match="line 1, column 9: "):
+    with pytest.raises(HostListError, match="line 1: "):
         mpi({variable: str(path)}, 1.0)
     path.write_text("\n")
     with pytest.raises(DiscoveryError, match=f"^{variable}: names no host: {path} "):
@@ -30,20 +30,3 @@ def test_without_an_mpirun_the_error_says_how_to_name_one(tmp_path):
     for environ in ({"PATH": str(tmp_path)}, {"PATH": str(tmp_path), OPEN_MPI[0]: "none"}):
         with pytest.raises(DiscoveryError, match=r"^'mpirun -np 3': .* PATH; .* --mpirun /path/to/mpirun"):
             mpi(environ, 1.0, mpirun="mpirun -np 3")
-
-
-def test_inside_of_mpirun_only_what_users_have_set_is_handed_on():
-    ours = {
-        "PATH": "/bin",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_MCA_btl_tcp_if_include": "eth0",
-        "OPAL_PREFIX": "/x",
-    }
-    theirs = [
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_MCA_ess",
-        "OMPI_MCA_ess_base_jobid",
-        "OMPI_MCA_orte_hnp_uri",
-        "PMIX_RANK",
-    ]
-    assert outside({**ours, **dict.fromkeys([*theirs, "PRTE_LAUNCHED", "PMIX_SERVER_URI3"], "x")}) == ours

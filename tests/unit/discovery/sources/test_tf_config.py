@@ -42,9 +42,8 @@ def test_no_cluster(config):
         (["grpc://a:1"], "'grpc://a"),
         (["[::1]:2222"], r"'\[::1\]' .*IPv6"),
         (["::1"], "'.*' .*IPv6"),
-        ([3], "worker: 3 "),
-        ({"5": None}, "worker: null "),
-        ("a:1", '^TF_CONFIG: worker: .* {"0": '),
+        ([3], '^TF_CONFIG: must .* {"cluster": {"worker": '),
+        ({"5": None}, "^TF_CONFIG: must "),
     ],
 )
 def test_addresses_that_can_not_be_meant(worker, problem):
