@@ -35,7 +35,6 @@ class Checks:
 
     @property
     def any(self) -> bool:
-        """Return whether there is anything to check."""
         return self.ssh_port is not None or self.command is not None
 
 
@@ -56,17 +55,14 @@ def update(before: Health | None, problem: str, now: float) -> Health:
     ok = not problem
     if before is None:
         return Health(ok, now, now, now if ok else 0.0, why=problem)
+    streak = 0 if ok == before.healthy else before.streak + 1
     passed, why = (now if ok else before.passed), problem or before.why
-    if ok == before.healthy:
-        return Health(ok, before.since, now, passed, why=why)
-    streak = before.streak + 1
-    if streak < (RECOVERED if ok else FAILURES):
-        return Health(before.healthy, before.since, now, passed, streak, why)
-    return Health(ok, now, now, passed, why=why)
+    if streak == (RECOVERED if ok else FAILURES):
+        return Health(ok, now, now, passed, why=why)
+    return Health(before.healthy, before.since, now, passed, streak, why)
 
 
 def is_due(health: Health | None, now: float) -> bool:
-    """Return whether a host should be checked now."""
     if health is None or not health.healthy or health.streak:
         return True
     return not 0 <= now - health.checked < EVERY
@@ -91,7 +87,7 @@ def run(names: Sequence[str], checks: Checks, environ: Mapping[str, str], timeou
 
 
 def problem_of(name: str, checks: Checks, environ: Mapping[str, str], deadline: float) -> str:
-    """Return the problem of a host, or an empty string."""
+    """Return the problem that the checks find on a host, or an empty string."""
     here = is_local(name)
     if checks.ssh_port is not None and not here:
         timeout = max(0.01, min(CONNECT, deadline - time.monotonic()))
@@ -120,10 +116,7 @@ def is_local(host: str) -> bool:
 
 
 def command_on(name: str, checks: Checks, *, here: bool, seconds: float = CONNECT) -> list[str]:
-    """Return the command that runs the check on a host: through ssh, or ``here`` by the shell.
-
-    The host's ssh server must answer within ``seconds``.
-    """
+    """Return the command that runs the check: by the shell, or by ssh with ``seconds`` to connect."""
     if here:
         return ["sh", "-c", str(checks.command)]
     words = [*_SSH, "-o", f"ConnectTimeout={seconds:.0f}"]

@@ -33,7 +33,7 @@ from pathlib import Path
 from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
 from hvdrecover.discovery import checks, selection
 from hvdrecover.discovery.checks import Checks, Health
-from hvdrecover.discovery.hosts import Host, check_all
+from hvdrecover.discovery.hosts import Host, check
 from hvdrecover.discovery.selection import Answer, History, Limits
 from hvdrecover.discovery.sources import Source
 from hvdrecover.errors import DiscoveryError
@@ -70,18 +70,10 @@ def discover(
     patient: bool = False,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Answer:
-    """Find the hosts.
+    """Return the hosts of the source `name`.
 
-    Args:
-        name: the source's name.
-        source: the source to ask.
-        settings: the user's settings.
-        environ: the environment.
-        patient: whether to wait for the source and for checks even if there is a usable answer.
-        clock: the source of times.
-
-    Raises:
-        DiscoveryError: the source gave no usable answer; the message says why.
+    If `patient`, wait for the source and for checks even if there is a usable answer. Raises
+    `DiscoveryError` if the source gave no usable answer; the message says why.
     """
     file = settings.cache / f"{_PREFIX}{_key(name, source, settings.checks, environ)}.json"
     known, late, checked = read(file), False, settings.checks.any
@@ -102,7 +94,7 @@ def discover(
 
 
 def read(file: Path) -> History:
-    """Return the history in a file; an empty one without a usable file."""
+    """Return the history in a file, or an empty one."""
     try:
         return _loads(file.read_bytes())
     except OSError:
@@ -150,9 +142,9 @@ class _Asking:
     clock: Clock
 
     def start(self, patience: float, *, wait_for_checks: bool) -> bytes:
-        """Start the process, and return its history; nothing if there is none within `patience` seconds.
+        """Start the process, and return the history that it sends within `patience` seconds, or nothing.
 
-        With `wait_for_checks`, also wait for the checks, and for another process that asks just now.
+        With `wait_for_checks`, it waits for another process that asks just now, and sends after the checks.
         """
         reader, writer = os.pipe()
         child = os.fork()
@@ -211,7 +203,7 @@ class _Asking:
         timeout, hosts = self.settings.timeout, list[Host]()
         try:
             hosts = Bounded(timeout + _MARGIN)(self.source, self.environ, timeout)
-            failure = check_all(hosts)
+            failure = next(filter(None, (check(host.name, host.slots) for host in hosts)), "")
         except TimeoutError:
             failure = f"it has not answered in {timeout:g} s"
         except DiscoveryError as error:

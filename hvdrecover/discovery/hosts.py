@@ -97,18 +97,6 @@ def check(name: str, slots: str | int | None = None) -> str:
     return f"'{name}': slots must be an integer from 1 to {MOST_SLOTS}, got '{slots}'"
 
 
-def check_all(hosts: Iterable[Host]) -> str:
-    """Return the problem with the hosts that a source returned, or an empty string."""
-    names = set()
-    for host in hosts:
-        if host.name in names:
-            return f"'{host.name}' is named twice"
-        if problem := check(host.name, host.slots):
-            return problem
-        names.add(host.name)
-    return ""
-
-
 def add_slots(pairs: Iterable[tuple[str, str]], source: str) -> list[Host]:
     """Return the hosts of pairs of a name and a number of slots; the slots of a repeated host are added.
 

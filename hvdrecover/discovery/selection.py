@@ -62,7 +62,6 @@ class Entry:
 
     @property
     def named(self) -> bool:
-        """Return whether the host is named to Horovod."""
         return self.state in ("used", "spare")
 
 
@@ -70,12 +69,11 @@ class Entry:
 class Answer:
     """The result of host discovery."""
 
-    entries: tuple[Entry, ...]  # all hosts of the source: first those named to Horovod, the oldest first
+    entries: tuple[Entry, ...]  # all hosts of the source: first those that are `named`, the oldest first
     warning: str = ""  # a problem with the source or all of its hosts
 
     @property
     def hosts(self) -> tuple[Entry, ...]:
-        """The hosts that are named to Horovod."""
         return tuple(entry for entry in self.entries if entry.named)
 
 
@@ -91,10 +89,9 @@ def answer(
 ) -> Answer:
     """Return the answer of one call, from the results of earlier calls.
 
-    `reports` has the times at which guardians reported each host, `source` is the source's name in errors,
-    `checked` says whether hosts must have passed their checks, and `late` whether the source has not answered
-    this call in time. Raises `DiscoveryError` if the last good answer is too old or missing, or if no host is
-    left.
+    `reports` has the times at which guardians reported each host, `checked` says whether hosts must have
+    passed their checks, and `late` whether the source has not answered this call in time. Raises
+    `DiscoveryError` if the last good answer is too old or missing, or if no host is left.
     """
     failure = history.failure or ("has not answered in time" if late else "")
     if history.listed is None:
@@ -186,7 +183,6 @@ def report_failure(path: Path, host: str, now: float) -> None:
 
 
 def read_reports(path: Path | None) -> dict[str, list[float]]:
-    """Return the times at which each host was reported; empty without a file."""
     reports: dict[str, list[float]] = {}
     try:
         lines = path.read_bytes().splitlines() if path is not None else []
@@ -202,10 +198,8 @@ def read_reports(path: Path | None) -> dict[str, list[float]]:
 
 
 def cooldown_ends_at(reports: Sequence[float], now: float) -> float:
-    """Return when the cooldown of a host with these reports ends; 0 if it is in none.
-
-    A report from the future is ignored: the clock was set back after it.
-    """
+    """Return when the cooldown of a host with these reports ends; 0 if it is in none."""
+    # A report from the future is ignored: the clock was set back after it.
     recent = sorted(time for time in reports if -FIRST < now - time < _REMEMBERED)
     if len(recent) < _REPEATED:
         return 0.0

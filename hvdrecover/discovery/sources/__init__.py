@@ -28,7 +28,6 @@ OURS = {
     "lsf": "hvdrecover.discovery.sources.batch:lsf",
     "pbs": "hvdrecover.discovery.sources.batch:pbs",
     "sge": "hvdrecover.discovery.sources.batch:sge",
-    "cobalt": "hvdrecover.discovery.sources.batch:cobalt",
     "mpi": "hvdrecover.discovery.sources.mpi:mpi",
     "tf-config": "hvdrecover.discovery.sources.lists:tf_config",
 }
@@ -47,7 +46,6 @@ class Source:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, environ: Mapping[str, str], timeout: float, **options: Any) -> list[Host]:
-        """Call the function."""
         return self.function(environ, timeout, **self.options, **options)
 
     @property
@@ -90,11 +88,7 @@ def source(
 
 
 def find(name: str) -> Source:
-    """Return a source. This package's own names take precedence over entry points.
-
-    Raises:
-        ConfigError: the name is unknown, or its entry point is broken.
-    """
+    """Return a source; this package's own names take precedence over entry points."""
     if name in OURS:
         module, _, item = OURS[name].partition(":")
         found: Source = getattr(importlib.import_module(module), item)

@@ -1,4 +1,4 @@
-"""Hosts of a job of LSF, PBS, Grid Engine or Cobalt, which list them in a variable or in a file."""
+"""Hosts of a job of LSF, PBS or Grid Engine, which list them in a variable or in a file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ from hvdrecover.errors import DiscoveryError
 def lsf(environ: Mapping[str, str], timeout: float) -> list[Host]:
     """The hosts of an LSF job (bsub), with their slots."""
     if environ.get("LSB_DJOB_HOSTFILE"):
-        hosts = _in_file("LSB_DJOB_HOSTFILE", environ)
-    elif words := environ.get("LSB_MCPU_HOSTS", "").split():
-        hosts = add_slots(zip_longest(words[::2], words[1::2], fillvalue=""), "LSB_MCPU_HOSTS")
-    else:
-        hosts = add_slots(((name, "1") for name in _required("LSB_HOSTS", environ).split()), "LSB_HOSTS")
-    # IBM's CSM clusters (Summit, Sierra) name first a launch node with one slot; it cannot train.
-    launch_node = "CSM_ALLOCATION_ID" in environ and len(hosts) > 1 and hosts[0].slots == 1
-    return hosts[1:] if launch_node else hosts
+        return _in_file("LSB_DJOB_HOSTFILE", environ)
+    if words := environ.get("LSB_MCPU_HOSTS", "").split():
+        return add_slots(zip_longest(words[::2], words[1::2], fillvalue=""), "LSB_MCPU_HOSTS")
+    return add_slots(((name, "1") for name in _required("LSB_HOSTS", environ).split()), "LSB_HOSTS")
 
 
 @source(every=10.0, variables=("PBS_JOBID",))
@@ -35,12 +31,6 @@ def sge(environ: Mapping[str, str], timeout: float) -> list[Host]:
     """The hosts of a Grid Engine job (qsub -pe), with the slots of all their queues."""
     lines = map(str.split, _file("PE_HOSTFILE", environ).splitlines())  # node1 4 all.q@node1 UNDEFINED
     return add_slots(((line[0], line[1] if line[1:] else "") for line in lines if line), "PE_HOSTFILE")
-
-
-@source(every=10.0, variables=("COBALT_JOBID",))
-def cobalt(environ: Mapping[str, str], timeout: float) -> list[Host]:
-    """The hosts of a Cobalt job; its file tells no slots, so give --slots."""
-    return [Host(host.name) for host in _in_file("COBALT_NODEFILE", environ)]
 
 
 def _in_file(variable: str, environ: Mapping[str, str]) -> list[Host]:

@@ -19,13 +19,6 @@ _CLUSTER, _KUBECONFIG = "KUBERNETES_SERVICE_HOST", "KUBECONFIG"
 # Kubeflow's training operator has MPI, and so Horovod, start processes by kubectl instead of ssh.
 _AGENT, _KUBECTL_AGENT = "OMPI_MCA_plm_rsh_agent", "/etc/mpi/kubexec.sh"
 _SHARE = 0.9  # of the time that the request may take, so that there is some left to say that it has hung
-# Meanings of HTTP statuses; 0 stands for a failed secure connection.
-_MEANINGS = {
-    0: "there is no secure connection to the API server; is its certificate authority known?",
-    401: "the API server does not accept the credentials; kubectl get pods tells which do",
-    403: "the credentials need a Role with the verb 'list' for pods in namespace '{namespace}'",
-}
-
 Pod = Mapping[str, Any]  # as the API returns it
 
 
@@ -144,7 +137,7 @@ def _slots(pod: Pod, resource: str, annotation: str) -> int | str | None:
 
 
 def _log_in(configuration: Any, context: str, environ: Mapping[str, str], folder: str) -> str:
-    """Read credentials into the client's configuration, and say the namespace that goes with them."""
+    """Read credentials into the client's configuration; return their namespace."""
     from kubernetes import config
     from kubernetes.config.incluster_config import InClusterConfigLoader
 
@@ -168,10 +161,7 @@ def _log_in(configuration: Any, context: str, environ: Mapping[str, str], folder
 
 
 def _pods(client: Any, namespace: str, selector: str, timeout: float) -> list[Pod]:
-    """Return all pods of a namespace that have these labels, in whatever state.
-
-    Raises `DiscoveryError` if the server does not answer, or not with a list of pods.
-    """
+    """Return all pods of a namespace that have these labels, in whatever state."""
     from kubernetes.client import CoreV1Api
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
@@ -185,8 +175,11 @@ def _pods(client: Any, namespace: str, selector: str, timeout: float) -> list[Po
         )
         return list(json.loads(answer.data)["items"])
     except ApiException as error:
-        meaning = _MEANINGS.get(error.status, f"the API server has failed with status {error.status}")
-        problem = f"{meaning.format(namespace=namespace)} ({_said(error)})"
+        problem = f"the API server has failed with status {error.status} ({_said(error)})"
+        if error.status == 403:
+            problem += (
+                f". The credentials need a Role with the verb 'list' for pods in namespace '{namespace}'"
+            )
     except HTTPError as error:
         problem = f"the API server can't be reached: {error}"
     except (ValueError, KeyError, TypeError):
@@ -195,7 +188,6 @@ def _pods(client: Any, namespace: str, selector: str, timeout: float) -> list[Po
 
 
 def _said(error: Any) -> str:
-    """The reason that the API server gives."""
     try:
         return str(json.loads(error.body)["message"])
     except (ValueError, TypeError, KeyError):

@@ -66,9 +66,6 @@ def job_nodes(listed: str, job: str) -> list[str]:
     """Return the nodes of a job, of all its parts if it is a heterogeneous one.
 
     ``listed`` has a line ``id|shown id|state|nodes`` for each part, and for each other task of its array.
-
-    Raises:
-        DiscoveryError: it has ended or has not started, or its nodes are not understood.
     """
     name = f"Slurm job {job}"
     nodes: dict[str, None] = {}
@@ -115,8 +112,7 @@ def unusable(shown: str) -> dict[str, str]:
 def gpus_per_node(shown: str, job: str) -> dict[str, int]:
     """Return the job's GPUs on each node that has any.
 
-    ``scontrol show job --details --oneliner`` shows a line for each part of a heterogeneous job, or for each
-    task of an array of jobs.
+    ``scontrol`` shows a line for each part of a heterogeneous job, or for each task of an array of jobs.
     """
     of_job = re.compile(rf"JobId={job} |JobId=\d+ HetJobId={job} ")
     return {

@@ -3,7 +3,7 @@
 import pytest
 
 from hvdrecover.discovery.hosts import Host
-from hvdrecover.discovery.sources.batch import cobalt, lsf, pbs, sge
+from hvdrecover.discovery.sources.batch import lsf, pbs, sge
 from hvdrecover.errors import DiscoveryError
 
 SOURCES = {
@@ -12,9 +12,8 @@ SOURCES = {
     "LSB_HOSTS": lsf,
     "PBS_NODEFILE": pbs,
     "PE_HOSTFILE": sge,
-    "COBALT_NODEFILE": cobalt,
 }
-IN_FILES = ("LSB_DJOB_HOSTFILE", "PBS_NODEFILE", "PE_HOSTFILE", "COBALT_NODEFILE")
+IN_FILES = ("LSB_DJOB_HOSTFILE", "PBS_NODEFILE", "PE_HOSTFILE")
 
 
 @pytest.fixture
@@ -33,14 +32,14 @@ def discovered(tmp_path):
 @pytest.mark.parametrize(
     ("variable", "contents"),
     [
-        ("LSB_MCPU_HOSTS", "batch2 1 c1 42 c2 42"),
-        ("LSB_HOSTS", " ".join(["batch2", *["c1"] * 42, *["c2"] * 42])),
-        ("LSB_DJOB_HOSTFILE", "\n".join(["batch2", *["c1"] * 42, *["c2"] * 42])),
+        ("LSB_MCPU_HOSTS", "c1 3 c2 2"),
+        ("LSB_HOSTS", "c1 c1 c1 c2 c2"),
+        ("LSB_DJOB_HOSTFILE", "c1\r\nc1\nc2\nc1\nc2\n"),
+        ("PBS_NODEFILE", "c1\nc2\nc1\nc2\nc1\n"),
     ],
 )
-def test_lsf_with_csm_names_its_launch_node_first(discovered, variable, contents):
-    assert discovered(variable, contents, CSM_ALLOCATION_ID="7") == [Host("c1", 42), Host("c2", 42)]
-    assert len(discovered(variable, contents)) == 3
+def test_a_host_may_be_named_once_per_slot(discovered, variable, contents):
+    assert discovered(variable, contents) == [Host("c1", 3), Host("c2", 2)]
 
 
 def test_grid_engine_adds_up_the_queues_of_a_host(discovered):
@@ -48,12 +47,7 @@ def test_grid_engine_adds_up_the_queues_of_a_host(discovered):
     assert discovered("PE_HOSTFILE", contents) == [Host("node1", 5), Host("node2", 2)]
 
 
-@pytest.mark.parametrize("variable", ["PBS_NODEFILE", "LSB_DJOB_HOSTFILE"])
-def test_a_file_names_a_host_once_per_slot(discovered, variable):
-    assert discovered(variable, "a\r\nb\na\n") == [Host("a", 2), Host("b", 1)]
-
-
-@pytest.mark.parametrize("source", [lsf, pbs, sge, cobalt])
+@pytest.mark.parametrize("source", [lsf, pbs, sge])
 def test_outside_of_a_job_the_error_names_the_variable(source):
     with pytest.raises(DiscoveryError, match=r"^(LSB_HOSTS|\w+_NODEFILE|PE_HOSTFILE): is not set"):
         source({}, 1.0)
