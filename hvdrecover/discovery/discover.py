@@ -23,14 +23,13 @@ import re
 import select
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
+from hvdrecover.clock import Bounded
 from hvdrecover.discovery import checks, selection
 from hvdrecover.discovery.checks import Checks, Health
 from hvdrecover.discovery.hosts import Host, check
@@ -68,7 +67,6 @@ def discover(
     environ: Mapping[str, str],
     *,
     patient: bool = False,
-    clock: Clock = SYSTEM_CLOCK,
 ) -> Answer:
     """Return the hosts of the source `name`.
 
@@ -77,20 +75,17 @@ def discover(
     """
     file = settings.cache / f"{_PREFIX}{_key(name, source, settings.checks, environ)}.json"
     known, late, checked = read(file), False, settings.checks.any
-    if patient or not _is_fresh(known, source, clock.now()):
-        good = known.listed is not None and 0 <= clock.now() - known.listed <= settings.limits.last_good
+    if patient or not _is_fresh(known, source):
+        good = known.listed is not None and 0 <= time.time() - known.listed <= settings.limits.last_good
         usable = good and not patient and (not checked or any(each.passed for each in known.health.values()))
         patience = min(PATIENCE, settings.timeout) if usable else settings.timeout
-        answer = _Asking(source, settings, environ, file, clock).start(patience, wait_for_checks=not usable)
-        known = _loads(answer) if answer else read(file)
-        limit = (
-            source.every + settings.timeout
-        )  # within which even a failure is known, unless the source hangs
-        late = known.asked is None or not 0 <= clock.now() - known.asked <= limit
+        news = _Asking(source, settings, environ, file).start(patience, wait_for_checks=not usable)
+        known = _loads(news) if news else read(file)
+        # Even a failure is known by now, unless the source hangs.
+        late = not 0 <= time.time() - (known.asked or 0.0) <= source.every + settings.timeout
     reports = selection.read_reports(settings.reports)
-    return selection.answer(
-        known, settings.limits, reports, clock.now(), source=name, checked=checked, late=late
-    )
+    now = time.time()
+    return selection.answer(known, settings.limits, reports, now, source=name, checked=checked, late=late)
 
 
 def read(file: Path) -> History:
@@ -126,9 +121,9 @@ def _key(name: str, source: Source, checks_: Checks, environ: Mapping[str, str])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _is_fresh(known: History, source: Source, now: float) -> bool:
+def _is_fresh(known: History, source: Source) -> bool:
     """Return whether the source was asked so recently that it must not be asked again."""
-    return known.listed is not None and known.asked is not None and 0 <= now - known.asked < source.every
+    return known.listed is not None and 0 <= time.time() - (known.asked or 0.0) < source.every
 
 
 @dataclass(frozen=True)
@@ -139,7 +134,6 @@ class _Asking:
     settings: Settings
     environ: Mapping[str, str]
     file: Path
-    clock: Clock
 
     def start(self, patience: float, *, wait_for_checks: bool) -> bytes:
         """Start the process, and return the history that it sends within `patience` seconds, or nothing.
@@ -189,7 +183,7 @@ class _Asking:
         known = read(self.file)
         if known.asked is None:
             self._delete_old_files()
-        if not _is_fresh(known, self.source, self.clock.now()):  # no other process has asked meanwhile
+        if not _is_fresh(known, self.source):  # no other process has asked meanwhile
             known = self._write(self._ask(known))
         if not wait_for_checks:
             _send(writer, known)
@@ -210,7 +204,7 @@ class _Asking:
             failure = str(error)
         except Exception as error:  # the source may be another package's
             failure = f"{type(error).__name__}: {error}"
-        now = self.clock.now()
+        now = time.time()
         if failure:
             return replace(known, asked=now, failure=failure, empty=False)
         if not hosts:
@@ -223,26 +217,23 @@ class _Asking:
 
     def _check(self, known: History) -> History:
         """Return the history after the checks that are due."""
-        now = self.clock.now()
+        now = time.time()
         due = [name for name in known.hosts if checks.is_due(known.health.get(name), now)]
         # Hosts that were never checked first, then those with the oldest check.
         due.sort(key=lambda name: before.checked if (before := known.health.get(name)) else 0.0)
         problems = checks.run(due, self.settings.checks, self.environ, self.settings.timeout * _FOR_CHECKS)
-        now = self.clock.now()
+        now = time.time()
         checked = {name: checks.update(known.health.get(name), each, now) for name, each in problems.items()}
         return replace(known, health={**known.health, **checked})
 
     def _write(self, known: History) -> History:
         """Replace the history file. Return the history, with the problem if it cannot be written."""
-        known, name = replace(known, unwritable=""), ""
+        known = replace(known, unwritable="")
         try:
-            handle, name = tempfile.mkstemp(dir=self.file.parent, prefix=f"{self.file.name}.")
-            with os.fdopen(handle, "wb") as file:
-                file.write(_dumps(known))
-            Path(name).replace(self.file)
+            new = self.file.with_suffix(f".{os.getpid()}")
+            new.write_bytes(_dumps(known))
+            new.replace(self.file)
         except OSError as error:
-            with suppress(OSError):
-                Path(name).unlink()
             where = f"{error.filename}: " if error.filename else ""
             problem = f"the cache of host discovery cannot be written: {where}{error.strerror}"
             return replace(known, unwritable=problem)
@@ -251,7 +242,7 @@ class _Asking:
     def _delete_old_files(self) -> None:
         with suppress(OSError):
             for path in self.file.parent.glob(f"{_PREFIX}*"):
-                if self.clock.now() - path.stat().st_mtime > _KEPT:
+                if time.time() - path.stat().st_mtime > _KEPT:
                     path.unlink()
 
 
