@@ -43,24 +43,25 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a host; ``docs/doctor.md`` describes them."""
+    """Facts about a host."""
 
     versions: Mapping[str, str | None]
-    horovod: Mapping[str, Mapping[str, Any]]
-    lacks: Sequence[str]
-    interfaces: Mapping[str, str]
-    addresses: Mapping[str, str]
-    source: str
+    horovod: Mapping[str, str]  # framework to the error of importing Horovod for it, or ''
+    features: Mapping[str, bool]  # feature to whether Horovod has it; empty if it cannot be imported
+    lacks: Sequence[str]  # our edits that recovery needs and Horovod lacks
+    interfaces: Mapping[str, str]  # network interface to its IPv4 address
+    addresses: Mapping[str, str]  # other host to its address, as this host knows it
+    source: str  # this host's address towards the others, or ''
     gpus: int
-    memory: int
-    limited: bool
-    port: int
+    memory: int  # bytes that are available
+    port: int  # a free one
 
 
 def facts(name: str, names: Sequence[str]) -> dict[str, Any]:
     """Return the `Facts` about this host."""
-    free, found = machine.available_memory(), versions()
+    found = versions()
     frameworks = [each for each in FRAMEWORKS if found["horovod"] and found[each]]
+    tried = {framework: _load(framework) for framework in frameworks}
     known = {each: address_of(each) for each in names if each != name}
     others = {each: address for each, address in known.items() if address and address[:4] != "127."}
     with socket.create_server(("", 0)) as probe:
@@ -68,29 +69,27 @@ def facts(name: str, names: Sequence[str]) -> dict[str, Any]:
     return asdict(
         Facts(
             versions=found,
-            horovod={framework: _load(framework) for framework in frameworks},
+            horovod={framework: error for framework, (_, error) in tried.items()},
+            features=next((features for features, _ in tried.values() if features), {}),
             lacks=missing_edits(),
             interfaces=interfaces(),
             addresses=others,
             source=next(filter(None, map(source_towards, others.values())), ""),
             gpus=len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0,
-            memory=free.nbytes,
-            limited=free.limited,
+            memory=machine.available_memory().nbytes,
             port=port,
         )
     )
 
 
 def clock() -> float:
-    """Return the seconds since the Unix epoch."""
     return time.time()
 
 
 def reach(port: int, peers: dict[str, tuple[str, int]]) -> dict[str, float | str]:
     """Connect to each peer's address and port, while peers connect to this port.
 
-    Returns:
-        Peer to the seconds that the connection took, or to the error.
+    Return peer to the seconds that the connection took, or to the error.
     """
     deadline = time.monotonic() + _MEETING
     with socket.create_server(("", port), backlog=1024) as listener, ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -114,24 +113,20 @@ def _connect(peer: tuple[str, int], deadline: float) -> float | str:
         time.sleep(0.1)
 
 
-def _load(framework: str) -> dict[str, Any]:
-    """Import Horovod for a framework; return ``built`` (feature to bool) and ``error``."""
+def _load(framework: str) -> tuple[dict[str, bool], str]:
+    """Import Horovod for a framework; return feature to whether it is built in, and the error or ''."""
     environ = {**config.environment(), "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-c", PROBE, f"horovod.{framework}"]
     try:
-        built = json.loads(programs.output(command, environ, _LOADING).splitlines()[-1])
+        features = json.loads(programs.output(command, environ, _LOADING).splitlines()[-1])
     except DiscoveryError as error:
-        return {"built": {}, "error": error.problem}
-    del built["version"]
-    return {"built": built, "error": ""}
+        return {}, error.problem
+    del features["version"]
+    return features, ""
 
 
 def missing_edits() -> list[str]:
-    """Return the names of those edits that recovery needs and the installed Horovod lacks.
-
-    Compiled code does not show its edits. There, the version number that our builds have is the proof.
-    Recovery does not need the edits of the build and of the speed of waiting.
-    """
+    """Return the names of those edits that recovery needs and the installed Horovod lacks."""
     try:
         horovod = metadata.distribution("horovod")
     except metadata.PackageNotFoundError:
@@ -140,7 +135,9 @@ def missing_edits() -> list[str]:
     lacking = []
     for edit in EDITS:
         file = folder / edit.file
+        # Recovery does not need the edits of the build and of the speed of waiting.
         needed = not edit.file.endswith("CMakeLists.txt") and not edit.name.startswith("torch-wait")
+        # Compiled code does not show its edits. The version number that our builds have is the proof.
         has = ours if file.suffix != ".py" else file.exists() and edit.new in file.read_text()
         if needed and not has:
             lacking.append(edit.name)

@@ -1,53 +1,74 @@
-"""The doctor's questions about storage: the checkpoint root, and the near tier of a host.
+"""The doctor's questions about a checkpoint root, asked on the host that would use it.
 
-They run on the host that would use the storage. A trial writes only to a folder that jobs ignore, and removes
-it. Commits and claims are only read.
+The trial writes only to a folder that jobs ignore, and removes it. Commits and claims are only read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-import time
 import uuid
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hvdrecover.checkpoint import inspection
-from hvdrecover.checkpoint.arena import Bytes, allocate
-from hvdrecover.checkpoint.claims import Claims
+from hvdrecover.checkpoint.arena import allocate
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
 from hvdrecover.checkpoint.store import check_is_ours
-from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import StorageError, UnknownCommitError
 
-_NBYTES = 1 << 25  # size of the file that a trial writes and reads
-_WRITERS = 4  # writers that create one file at the same time
+_NBYTES = 1 << 25  # size of the file that the trial writes and reads
 
 
 def root(url: str) -> dict[str, Any]:
-    """Return the contents of a root, and the results of a trial; ``docs/doctor.md`` describes the keys.
+    """Return the contents of a root, and the ``problem`` of writing and reading a file.
 
-    One file of the trial stays, for other hosts to `see`, until `clean`.
+    The file stays, for other hosts to `see`, until `clean` removes it and the folders ``made`` for it.
     """
     opened = open_storage(url)
     check_is_ours(opened)
-    folder = f"{TEMPORARY}doctor-{uuid.uuid4().hex}"
-    found = {"folder": folder, "path": f"{folder}/written", **_contents(opened)}
     try:
-        return {**found, **_write(opened, found["path"]), **_create(opened, folder), "refused": ""}
+        entries = inspection.entries(opened)
+    except UnknownCommitError:  # the root does not exist yet
+        entries = []
+    usable = next((entry for entry in entries if entry.is_whole), None)
+    path = Path(opened.url.removeprefix("file://"))
+    local = [path, *path.parents] if opened.url.startswith("file://") else []
+    existing = next((folder for folder in local if folder.exists()), None)
+    folder = f"{TEMPORARY}doctor-{uuid.uuid4().hex}"
+    return {
+        "url": opened.url,
+        "commits": Counter(entry.state for entry in entries),
+        "broken": sum(not entry.is_whole and entry.state != "incomplete" for entry in entries),
+        "newest": usable and {"commit": usable.commit, "time": usable.time},
+        "free": shutil.disk_usage(existing).free if existing is not None else None,
+        "made": [str(each) for each in local if not each.exists()],
+        "folder": folder,
+        "problem": _write(opened, f"{folder}/written"),
+    }
+
+
+def _write(opened: Storage, path: str) -> str:
+    """Write a file, and read it; return the problem, or an empty string."""
+    buffer, back = allocate(_NBYTES), allocate(_NBYTES)
+    buffer[:] = np.random.default_rng().integers(0, 256, _NBYTES, dtype=np.uint8)  # cannot be compressed
+    try:
+        opened.write(path, buffer)
+        read = opened.read_into(path, back)
     except StorageError as error:
-        return {**found, "refused": str(error)}
+        return str(error)
+    if read.size == _NBYTES and np.array_equal(back, buffer):
+        return ""
+    return "it reads other bytes than it wrote, so the disk, the server or the network is faulty"
 
 
-def see(url: str, path: str) -> bool:
-    """Return whether this host sees a file of a root."""
-    return open_storage(url).size(path) is not None
+def see(url: str, folder: str) -> bool:
+    """Return whether this host sees the file of a trial."""
+    return open_storage(url).size(f"{folder}/written") is not None
 
 
 def clean(url: str, folder: str, made: list[str]) -> None:
@@ -56,54 +77,3 @@ def clean(url: str, folder: str, made: list[str]) -> None:
     for each in made:
         with contextlib.suppress(OSError):  # a job has started to use it
             Path(each).rmdir()
-
-
-def _contents(opened: Storage) -> dict[str, Any]:
-    try:
-        entries = inspection.entries(opened)
-    except UnknownCommitError:  # the root does not exist yet
-        entries = []
-    usable = next((entry for entry in entries if entry.is_whole), None)
-    root = Path(opened.url.removeprefix("file://"))
-    local = [root, *root.parents] if opened.url.startswith("file://") else []
-    existing = next((folder for folder in local if folder.exists()), None)
-    return {
-        "url": opened.url,
-        "commits": Counter(entry.state for entry in entries),
-        "broken": sum(not entry.is_whole and entry.state != "incomplete" for entry in entries),
-        "newest": usable and {"commit": usable.commit, "time": usable.time, "bytes": usable.bytes},
-        "claim": Claims(opened, job="", host="", clock=SYSTEM_CLOCK).newest(),
-        "free": shutil.disk_usage(existing).free if existing is not None else None,
-        "made": [str(folder) for folder in local if not folder.exists()],
-    }
-
-
-def _write(opened: Storage, path: str) -> dict[str, Any]:
-    """Write a file and read it; return ``bytes``, the times, and whether the content is the ``same``."""
-    buffer = allocate(_NBYTES)
-    buffer[:] = np.random.default_rng().integers(0, 256, _NBYTES, dtype=np.uint8)  # cannot be compressed
-    began = time.perf_counter()
-    opened.write(path, buffer)
-    written = time.perf_counter()
-    back: Bytes = allocate(_NBYTES)
-    read = opened.read_into(path, back)
-    return {
-        "bytes": _NBYTES,
-        "write_seconds": written - began,
-        "read_seconds": time.perf_counter() - written,
-        "same": read.size == _NBYTES and bool(np.array_equal(back, buffer)),
-    }
-
-
-def _create(opened: Storage, folder: str) -> dict[str, Any]:
-    """Let several writers create one file at the same time, and one more writer afterwards."""
-    created, texts = f"{folder}/created", [f"writer {number}".encode() for number in range(_WRITERS)]
-    with ThreadPoolExecutor(_WRITERS) as pool:
-        won = list(pool.map(lambda text: opened.create(created, text), texts))
-    late = opened.create(created, b"late")
-    winners = [text for text, mine in zip(texts, won, strict=True) if mine]
-    return {
-        "writers": _WRITERS,
-        "winners": sum(won),
-        "kept": not late and opened.read(created) in winners,
-    }
