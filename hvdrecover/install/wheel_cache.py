@@ -26,7 +26,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hvdrecover import config
-from hvdrecover.errors import InstallError
 
 KEPT_BUILDS = 8  # of one user
 
@@ -65,13 +64,7 @@ def find(folder: Path) -> Path | None:
 
 
 def publish(wheel: Path, folder: Path) -> Path:
-    """Copy a new wheel into its folder in the cache, where it appears as a whole; return its new path.
-
-    Raises:
-        InstallError: the wheel is damaged.
-    """
-    if not is_intact(wheel):
-        raise InstallError(f"{wheel}: the build left a damaged wheel; is the disk full? Run it again.")
+    """Copy a new wheel into its folder in the cache, where it appears as a whole; return its new path."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f".{wheel.name}.{os.getpid()}.partial"
     try:
@@ -103,9 +96,7 @@ def prune(current: Path, keep: int = KEPT_BUILDS) -> None:
 def locked(folder: Path, on_wait: Callable[[], object]) -> Iterator[None]:
     """Hold the lock of a build's folder, so that two processes never build one wheel at the same time.
 
-    Args:
-        folder: the build's folder in the cache; it need not exist.
-        on_wait: called when another process holds the lock, before waiting for it; may raise instead.
+    `on_wait` is called before waiting for another process that holds the lock; it may raise instead.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"{folder.name}.lock").open("w") as file:
