@@ -9,11 +9,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
 import sys
 import time
+import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,10 +25,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hvdrecover import config, machine
+from hvdrecover.checkpoint import inspection
+from hvdrecover.checkpoint.arena import allocate
+from hvdrecover.checkpoint.storage import Storage, open_storage
+from hvdrecover.checkpoint.storage.interface import TEMPORARY
+from hvdrecover.checkpoint.store import check_is_ours
 from hvdrecover.discovery import programs
-from hvdrecover.doctor.storage import clean, root, see
-from hvdrecover.errors import DiscoveryError
+from hvdrecover.errors import DiscoveryError, StorageError, UnknownCommitError
 from hvdrecover.install.edits import EDITS
 from hvdrecover.install.environment import PROBE
 from hvdrecover.machine import address_of, source_towards, versions
@@ -39,6 +48,7 @@ _AT_ONCE = 64  # connections
 _LOADING = 110.0  # seconds to import a framework; TensorFlow takes half a minute on a busy host
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
 _GPUS = Path("/proc/driver/nvidia/gpus")
+_NBYTES = 1 << 25  # size of the file that the trial writes and reads
 
 
 @dataclass(frozen=True)
@@ -153,6 +163,64 @@ def interfaces() -> dict[str, str]:
                 answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)[:15]))
                 found[name] = socket.inet_ntoa(answer[20:24])
     return found
+
+
+# -- the checkpoint root: commits and claims are only read ---------------------------------------------
+
+
+def root(url: str) -> dict[str, Any]:
+    """Return the contents of a root, and the ``problem`` of writing and reading a file.
+
+    The file stays, for other hosts to `see`, until `clean` removes it and the folders ``made`` for it.
+    """
+    opened = open_storage(url)
+    check_is_ours(opened)
+    try:
+        entries = inspection.entries(opened)
+    except UnknownCommitError:  # the root does not exist yet
+        entries = []
+    usable = next((entry for entry in entries if entry.is_whole), None)
+    path = Path(opened.url.removeprefix("file://"))
+    local = [path, *path.parents] if opened.url.startswith("file://") else []
+    existing = next((folder for folder in local if folder.exists()), None)
+    folder = f"{TEMPORARY}doctor-{uuid.uuid4().hex}"
+    return {
+        "url": opened.url,
+        "commits": Counter(entry.state for entry in entries),
+        "broken": sum(not entry.is_whole and entry.state != "incomplete" for entry in entries),
+        "newest": usable and {"commit": usable.commit, "time": usable.time},
+        "free": shutil.disk_usage(existing).free if existing is not None else None,
+        "made": [str(each) for each in local if not each.exists()],
+        "folder": folder,
+        "problem": _write(opened, f"{folder}/written"),
+    }
+
+
+def _write(opened: Storage, path: str) -> str:
+    """Write a file, and read it; return the problem, or an empty string."""
+    buffer, back = allocate(_NBYTES), allocate(_NBYTES)
+    buffer[:] = np.random.default_rng().integers(0, 256, _NBYTES, dtype=np.uint8)  # cannot be compressed
+    try:
+        opened.write(path, buffer)
+        read = opened.read_into(path, back)
+    except StorageError as error:
+        return str(error)
+    if read.size == _NBYTES and np.array_equal(back, buffer):
+        return ""
+    return "it reads other bytes than it wrote, so the disk, the server or the network is faulty"
+
+
+def see(url: str, folder: str) -> bool:
+    """Return whether this host sees the file of a trial."""
+    return open_storage(url).size(f"{folder}/written") is not None
+
+
+def clean(url: str, folder: str, made: list[str]) -> None:
+    """Remove the files of a trial, and the folders that it has made."""
+    open_storage(url).delete(folder)
+    for each in made:
+        with suppress(OSError):  # a job has started to use it
+            Path(each).rmdir()
 
 
 _QUESTIONS = {each.__name__: each for each in (facts, clock, reach, root, see, clean)}

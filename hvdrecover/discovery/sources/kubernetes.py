@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
@@ -46,8 +45,6 @@ def kubernetes(
     if not selector.strip():
         problem = "is empty; name labels that only the job's workers have, such as app=train"
         raise DiscoveryError("--selector", problem)
-    if resource and annotation:
-        raise DiscoveryError("--annotation", "slots cannot come from --resource, too; leave out one of them")
     try:
         from kubernetes import client
     except ImportError as error:
@@ -71,7 +68,8 @@ def hosts_of(
     Pods without the resource or the annotation that says their slots are skipped. Raises `DiscoveryError` if
     a pod's slots are no number, if it cannot be reached, or if no pod says its slots.
     """
-    ready = sorted((pod for pod in pods if _is_ready(pod)), key=_age)
+    ready = [pod for pod in pods if _is_ready(pod)]
+    ready.sort(key=lambda pod: (pod["metadata"]["creationTimestamp"], _name(pod)))
     hosts = []
     for pod in ready:
         name, slots = _name(pod), _slots(pod, resource, annotation)
@@ -97,12 +95,6 @@ def _is_ready(pod: Pod) -> bool:
 
 def _name(pod: Pod) -> str:
     return str(pod["metadata"]["name"])
-
-
-def _age(pod: Pod) -> tuple[str, list[str | int]]:
-    """Return a key that sorts pods by age; for pods of the same second, worker-2 comes before worker-10."""
-    words = re.split(r"([0-9]+)", _name(pod))
-    return pod["metadata"]["creationTimestamp"], [int(word) if word.isdecimal() else word for word in words]
 
 
 def _address(pod: Pod) -> str:
@@ -153,11 +145,8 @@ def _log_in(configuration: Any, context: str, environ: Mapping[str, str], folder
         used = next((each for each in contexts if each["name"] == context), current)
         return used["context"].get("namespace") or "default"
     except Exception as error:  # a malformed file makes the client raise errors of any kind
-        text = str(error) if isinstance(error, config.ConfigException) else f"{type(error).__name__}: {error}"
-        remedy = f"name a working kubeconfig in {_KUBECONFIG}; kubectl get pods tells"
-        if in_cluster:
-            remedy = "let the pod have its service account's token, or name a --context of a kubeconfig"
-        raise DiscoveryError(path, f"there are no usable credentials ({text}); {remedy}") from error
+        remedy = f"name a working kubeconfig in {_KUBECONFIG}, or give the pod its service account's token"
+        raise DiscoveryError(path, f"there are no usable credentials ({error}); {remedy}") from error
 
 
 def _pods(client: Any, namespace: str, selector: str, timeout: float) -> list[Pod]:

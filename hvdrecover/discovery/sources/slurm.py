@@ -1,8 +1,4 @@
-"""Hosts of a Slurm job.
-
-``squeue`` says which nodes the job has now, ``scontrol show node`` in which state they are, and ``scontrol
-show job --details`` how many GPUs the job has on each.
-"""
+"""Hosts of a Slurm job: ``squeue`` says its present nodes, ``scontrol`` their states and the job's GPUs."""
 
 from __future__ import annotations
 
@@ -31,7 +27,6 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _NODE_STATE = re.compile(r"^NodeName=(\S+) .*? State=(\S+)", re.MULTILINE)
 _NODES_GRES = re.compile(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
 _GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)??:(\d+)(?=[(,]|$)")  # gpu:4 or gpu:a100:4(IDX:0-3)
-_HET_GROUP = re.compile(r"SLURM_JOB_NODELIST((?:_HET_GROUP_\d+)?)")
 
 
 # `every`: slurmctld answers the whole cluster. Variables: a requeued job keeps its id, but not its nodes.
@@ -110,10 +105,8 @@ def unusable(shown: str) -> dict[str, str]:
 
 
 def gpus_per_node(shown: str, job: str) -> dict[str, int]:
-    """Return the job's GPUs on each node that has any.
-
-    ``scontrol`` shows a line for each part of a heterogeneous job, or for each task of an array of jobs.
-    """
+    """Return the job's GPUs on each node that has any."""
+    # There is a line for each part of a heterogeneous job, or for each task of an array of jobs.
     of_job = re.compile(rf"JobId={job} |JobId=\d+ HetJobId={job} ")
     return {
         node: count
@@ -129,11 +122,7 @@ def tasks_per_node(environ: Mapping[str, str]) -> dict[str, int]:
 
     Empty in a step on only some of the job's nodes: there, Slurm gives the tasks of the step, not of the job.
     """
-    tasks: dict[str, int] = {}
-    for group in filter(None, map(_HET_GROUP.fullmatch, environ)):
-        nodes = expanded(environ[group[0]])
-        given = _COUNT.findall(environ.get(f"SLURM_TASKS_PER_NODE{group[1]}", ""))  # 2(x3),1 is 2, 2, 2, 1
-        counts = [int(count) for count, times in given for _ in range(int(times or 1))]
-        if len(nodes) == len(counts):
-            tasks.update(zip(nodes, counts, strict=True))
-    return tasks
+    nodes = expanded(environ.get("SLURM_JOB_NODELIST", ""))
+    given = _COUNT.findall(environ.get("SLURM_TASKS_PER_NODE", ""))  # 2(x3),1 is 2, 2, 2, 1
+    counts = [int(count) for count, times in given for _ in range(int(times or 1))]
+    return dict(zip(nodes, counts, strict=True)) if len(nodes) == len(counts) else {}

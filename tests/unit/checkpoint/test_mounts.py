@@ -8,7 +8,7 @@ import pytest
 
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.storage.local import QUIRKS, Mount, mount_of, parse_mounts
-from hvdrecover.doctor import storage
+from hvdrecover.doctor import host
 from hvdrecover.errors import ConfigError
 from tests.unit.checkpoint.roots import make_store
 
@@ -64,7 +64,7 @@ def test_a_root_in_such_a_mount_is_refused_at_the_start_and_by_the_doctor_and_ca
         return Mount("fuse.gcsfuse", "bucket")
 
     monkeypatch.setattr("hvdrecover.checkpoint.storage.local.mount_of", mounted)
-    for start in (lambda: make_store(open_storage(url)).claim_next(), lambda: storage.root(url)):
+    for start in (lambda: make_store(open_storage(url)).claim_next(), lambda: host.root(url)):
         with pytest.raises(ConfigError, match=r"gcsfuse .*gs://") as caught:
             start()
         assert caught.value.name == url

