@@ -48,11 +48,9 @@ def states(answer: Answer) -> dict[str, str]:
     return {entry.name: entry.state for entry in answer.entries}
 
 
-def healthy(*names: str, since: float = 0.0) -> dict[str, Health]:
-    return {
-        name: Health(name in names, since, NOW, why="" if name in names else "port 22 (ssh): refused")
-        for name in "abc"
-    }
+def healthy(*names: str) -> dict[str, Health]:
+    why = "port 22 (ssh): refused"
+    return {name: Health(name in names, 0.0, NOW, why="" if name in names else why) for name in "abc"}
 
 
 def failing(**passed: float) -> dict[str, Health]:
@@ -85,10 +83,7 @@ def test_hosts_that_are_ill_or_were_not_checked_yet_are_left_out_and_it_is_said_
     del health["b"]
     answer = found(replace(HISTORY, health=health), checked=True)
     assert states(answer) == {"c": "used", "a": "unhealthy", "b": "unhealthy"}
-    assert [entry.why for entry in answer.entries][1:] == [
-        "port 22 (ssh): refused",
-        "it was not checked yet",
-    ]
+    assert [entry.why for entry in answer.entries][1:] == ["port 22 (ssh): refused", "it was not checked yet"]
 
 
 def test_if_none_is_well_those_that_were_last_stand_for_a_while() -> None:
