@@ -20,7 +20,9 @@ from hvdrecover.doctor.checks import (
     check_ssh,
     check_versions,
 )
+from hvdrecover.doctor.examination import Examination, Settings
 from hvdrecover.doctor.host import Facts
+from hvdrecover.errors import ConfigError, LaunchError
 
 GB = 10**9
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "tensorflow": None, "horovod": "0.28.1+hvdrecover.x"}
@@ -32,10 +34,7 @@ UNBUILT = "ImportError: Extension horovod.tensorflow has not been built"
 
 def test_versions_that_differ_are_named_with_their_hosts() -> None:
     same = check_versions({"h1": HOST, "h2": HOST})
-    assert (same.outcome, same.what.rpartition(", ")[2]) == (
-        "ok",
-        "horovod 0.28.1+hvdrecover.x on all 2 hosts",
-    )
+    assert (same.outcome, same.what[-14:]) == ("ok", "on all 2 hosts")
     other = replace(HOST, versions={**VERSIONS, "torch": "2.12.1", "tensorflow": "2.21.0"})
     found = check_versions({"h1": HOST, "h2": other, "h3": HOST})
     assert found.what == "torch: 2.13.0 on h1, h3, 2.12.1 on h2; tensorflow: none on h1, h3, 2.21.0 on h2"
@@ -56,12 +55,7 @@ def test_a_framework_must_be_installed() -> None:
     ("changes", "outcome", "words", "remedy"),
     [
         ({"versions": BARE.versions}, "failure", "not installed on h1", "install-horovod"),
-        (
-            {"horovod": {"torch": "libmpi.so"}, "features": {}},
-            "failure",
-            "for torch: h1: libmpi",
-            "--rebuild",
-        ),
+        ({"horovod": {"torch": "libmpi.so"}, "features": {}}, "failure", "torch: h1: libmpi", "--rebuild"),
         ({"horovod": {"torch": "", "tensorflow": UNBUILT}}, "warning", "for tensorflow", "--rebuild"),
         ({"horovod": {"torch": "", "tensorflow": "segfault"}}, "failure", "for tensorflow", "--rebuild"),
         ({"horovod": {"tensorflow": UNBUILT}, "features": {}}, "failure", "for tensorflow", "--rebuild"),
@@ -99,9 +93,7 @@ def test_a_stock_horovod_lacks_our_edits(tmp_path: Path, monkeypatch: pytest.Mon
         ("root@h2: Permission denied (publickey).", "ssh-copy-id"),
         ("ssh: connect to host h2 port 22: Connection refused", "-p"),
         ("ssh: connect to host h2 port 22: No route to host", "firewall"),
-        ("no answer in 60 s", "firewall"),
         ("/env/bin/python: No module named hvdrecover", "same path"),
-        ("env: '/env/bin/python': No such file or directory", "same path"),
         ("bash: line 1: kaboom", "ssh -o BatchMode=yes HOST true"),
     ],
 )
@@ -114,15 +106,11 @@ def test_each_failed_login_has_its_remedy(problem: str, remedy: str) -> None:
 
 def network(second: str = "eth0", **problems: dict[str, str]) -> Finding:
     """The finding for three hosts; ``problems`` are host to other host to error."""
-    hosts = {"h1": "eth0", "h2": second, "h3": "eth0"}
-    reached = {
-        host: Reached(
-            interface,
-            f"10.0.0.{host[1]}",
-            {other: problems.get(host, {}).get(other, 0.002) for other in hosts if other != host},
-        )
-        for host, interface in hosts.items()
-    }
+    reached = {}
+    for name, interface in {"h1": "eth0", "h2": second, "h3": "eth0"}.items():
+        others = {"h1", "h2", "h3"} - {name}
+        peers = {other: problems.get(name, {}).get(other, 0.002) for other in sorted(others)}
+        reached[name] = Reached(interface, f"10.0.0.{name[1]}", peers)
     return check_network(reached)
 
 
@@ -152,19 +140,15 @@ def test_clocks_may_differ_by_a_second(ahead: float, outcome: str) -> None:
     assert outcome == "ok" or f"h2 {ahead:+.1f} s" in found.what
 
 
-def test_a_slow_network_is_not_a_wrong_clock() -> None:
-    assert check_clocks({"h1": 0.0, "h2": 2.0}, 0.5).outcome == "ok"
-
-
 def test_a_clock_far_from_most_clocks_is_at_fault_and_of_two_the_second() -> None:
     assert check_clocks({"h1": 400.0, "h2": 0.0, "h3": 1.0}, 0.0).at_fault == ["h1"]
     assert check_clocks({"h1": 400.0, "h2": 0.0}, 0.0).at_fault == ["h2"]
+    assert check_clocks({"h1": 0.0, "h2": 2.0}, 0.5).outcome == "ok"  # a slow network
 
 
 @pytest.mark.parametrize(
     ("memory", "state", "outcome", "at_fault"),
     [
-        (8 * GB, None, "ok", []),
         (8 * GB, 2 * GB, "ok", []),
         (8 * GB - 4, 2 * GB, "warning", []),
         (4 * GB - 4, 2 * GB, "failure", ["h2"]),
@@ -177,3 +161,16 @@ def test_each_rank_needs_memory_for_two_copies_of_the_state(
     found = check_memory(hosts, {"h1": 2, "h2": 2}, state)
     assert (found.outcome, [*found.at_fault]) == (outcome, at_fault)
     assert "25 GB on h1" in found.what
+
+
+def test_a_host_without_an_ssh_server_is_an_error() -> None:
+    examination = Examination(Settings({"127.0.0.2": 1}, 1, ssh_port=1))
+    (found,) = examination.ask("clock", {"127.0.0.2": ()}, 60.0).values()
+    assert isinstance(found, LaunchError)
+    assert "Connection refused" in found.problem
+
+
+def test_ranks_fill_one_host_before_the_next() -> None:
+    with pytest.raises(ConfigError, match=r"^-np: 7 .* 6 slots$"):
+        Settings({"h1": 2, "h2": 2, "h3": 2}, 7).ranks()
+    assert Settings({"h1": 2, "h2": 2, "h3": 2}, 3).ranks() == {"h1": 2, "h2": 1}

