@@ -24,27 +24,19 @@ MOST_SKEW = 1.0  # seconds; with more, ages of commits and of claims are wrong
 REFUSED_SKEW = 300.0  # seconds; servers refuse such clients: Kerberos from 5 minutes on, S3 from 15
 BUFFERS = 2  # copies of the state on each rank, at most: the newest commit, and one that is being written
 COMMITS = Keep().last + 1  # commits at a root by default, and one that is being written
+# With a failure, a job cannot run. With a warning it can, with a disadvantage. Skipped: not possible.
 Outcome = Literal["ok", "warning", "failure", "skipped"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
-
-    Attributes:
-        check: name of the check.
-        outcome: ``failure`` if a job cannot run like this; ``warning`` if it can, with a disadvantage;
-            ``skipped`` if the check was not possible.
-        what: the observation, or the reason for skipping.
-        remedy: what to do; empty unless the outcome is a warning or a failure.
-        at_fault: hosts without which the failure would be gone; empty if the failure concerns all hosts.
-    """
+    """The result of one check."""
 
     check: str
     outcome: Outcome
-    what: str
-    remedy: str = ""
-    at_fault: Sequence[str] = ()
+    what: str  # the observation, or the reason for skipping
+    remedy: str = ""  # what to do about a warning or a failure
+    at_fault: Sequence[str] = ()  # hosts without which the failure would be gone; empty if it concerns all
 
     def __str__(self) -> str:
         return f"{self.check}: {self.what}. {self.remedy}".rstrip()

@@ -18,7 +18,6 @@ import base64
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -31,11 +30,8 @@ KEPT_BUILDS = 8  # of one user
 
 
 def label(facts: Mapping[str, object]) -> str:
-    """Return the local version label of a build, such as ``hvdrecover.k3xq5cjz2a``.
-
-    `facts` is everything that the wheel depends on (`environment.describe`). The digest is in base 32, whose
-    digits have no zero: version normalisation would strip leading ones.
-    """
+    """Return the local version label of a build, such as ``hvdrecover.k3xq5cjz2a``, from its facts."""
+    # Base 32 has no digit zero: version normalisation would strip leading ones.
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
     return "hvdrecover." + base64.b32encode(digest).decode().lower()[:10]
 
@@ -65,23 +61,14 @@ def find(folder: Path) -> Path | None:
 
 def publish(wheel: Path, folder: Path) -> Path:
     """Copy a new wheel into its folder in the cache, where it appears as a whole; return its new path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{wheel.name}.{os.getpid()}.partial"
-    try:
-        shutil.copyfile(wheel, partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        return partial.replace(folder / wheel.name)
-    finally:
-        partial.unlink(missing_ok=True)
+    partial = folder / f".{wheel.name}.partial"  # only the holder of the folder's lock writes it
+    shutil.copyfile(wheel, partial)
+    return partial.replace(folder / wheel.name)
 
 
 def prune(current: Path, keep: int = KEPT_BUILDS) -> None:
-    """Delete all but the ``keep`` builds that were used last.
-
-    The ``current`` build stays, and so does any that another process uses. An installation writes its log
-    into the folder of its build, so the folder's time is the time of its last use.
-    """
+    """Delete all but the ``keep`` builds that were used last; the ``current`` one and builds in use stay."""
+    # An installation writes its log into the folder of its build, so the folder's time tells its last use.
     others = [each for each in current.parent.glob("hvdrecover.*") if each.is_dir() and each != current]
     others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
     for folder in others[keep - 1 :]:
