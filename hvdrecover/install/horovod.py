@@ -24,6 +24,8 @@ from hvdrecover.install import wheel_cache
 from hvdrecover.install.build import build_wheel, fetch, pip, work_folder
 from hvdrecover.install.edits import EDITS, diff
 from hvdrecover.install.environment import (
+    HOROVOD_VERSION,
+    OPENMPI_VERSION,
     PROBE,
     choose_mpi,
     describe,
@@ -31,9 +33,19 @@ from hvdrecover.install.environment import (
     is_on,
     require_toolchain,
 )
-from hvdrecover.install.pins import HOROVOD_VERSION, MPI_REQUIREMENTS, RUNTIME_REQUIREMENTS
 from hvdrecover.install.process import Runner, show
 from hvdrecover.machine import version_of
+
+MPI_REQUIREMENTS = (f"openmpi=={OPENMPI_VERSION}", "mpi4py>=4")  # where the environment has no MPI
+
+# Requirements of Horovod at run time: requirement by distribution name.
+RUNTIME_REQUIREMENTS = {
+    "cffi": "cffi>=1.4.0",
+    "cloudpickle": "cloudpickle",
+    "packaging": "packaging",
+    "psutil": "psutil",
+    "pyyaml": "pyyaml",
+}
 
 
 @dataclass(frozen=True)

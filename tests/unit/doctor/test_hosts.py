@@ -12,7 +12,6 @@ import pytest
 from hvdrecover.doctor import host
 from hvdrecover.doctor.checks import (
     Finding,
-    Reached,
     check_clocks,
     check_horovod,
     check_memory,
@@ -106,12 +105,12 @@ def test_each_failed_login_has_its_remedy(problem: str, remedy: str) -> None:
 
 def network(second: str = "eth0", **problems: dict[str, str]) -> Finding:
     """The finding for three hosts; ``problems`` are host to other host to error."""
-    reached = {}
-    for name, interface in {"h1": "eth0", "h2": second, "h3": "eth0"}.items():
-        others = {"h1", "h2", "h3"} - {name}
-        peers = {other: problems.get(name, {}).get(other, 0.002) for other in sorted(others)}
-        reached[name] = Reached(interface, f"10.0.0.{name[1]}", peers)
-    return check_network(reached)
+    own = {"h1": ("eth0", "10.0.0.1"), "h2": (second, "10.0.0.2"), "h3": ("eth0", "10.0.0.3")}
+    reached = {
+        name: {other: problems.get(name, {}).get(other, 0.002) for other in own if other != name}
+        for name in own
+    }
+    return check_network(own, reached)
 
 
 def test_a_host_that_cannot_be_reached_is_named_and_left_out() -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from hvdrecover.install import EDITS, build
-from hvdrecover.install.pins import HOROVOD_VERSION
+from hvdrecover.install.environment import HOROVOD_VERSION
 from hvdrecover.install.process import Runner
 
 FOLDER = f"horovod-{HOROVOD_VERSION}"

@@ -21,8 +21,8 @@ from packaging.requirements import Requirement
 from hvdrecover import cli
 from hvdrecover.errors import InstallError
 from hvdrecover.install import build, horovod, wheel_cache
-from hvdrecover.install.environment import Frameworks, Mpi, describe
-from hvdrecover.install.pins import HOROVOD_VERSION, MPI_REQUIREMENTS, RUNTIME_REQUIREMENTS
+from hvdrecover.install.environment import HOROVOD_VERSION, Frameworks, Mpi, describe
+from hvdrecover.install.horovod import MPI_REQUIREMENTS, RUNTIME_REQUIREMENTS
 
 ROOT = Path(__file__).parents[3]
 
