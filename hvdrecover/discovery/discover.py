@@ -26,14 +26,14 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hvdrecover.clock import Bounded
 from hvdrecover.discovery import checks, selection
 from hvdrecover.discovery.checks import Checks, Health
 from hvdrecover.discovery.hosts import Host, check
-from hvdrecover.discovery.selection import Answer, History, Limits
+from hvdrecover.discovery.selection import Answer, History, Settings
 from hvdrecover.discovery.sources import Source
 from hvdrecover.errors import DiscoveryError
 
@@ -47,17 +47,6 @@ _PREFIX = "hvdrecover-hosts-"  # of history files: the folder may be the user's,
 _OF_A_START = re.compile(
     r"(_?HOROVOD_|HVDRECOVER_|SSH_)|(_|PATH|PWD|OLDPWD|SHLVL|INVOCATION_ID|JOURNAL_STREAM|TERM|COLUMNS|LINES)\Z"
 )
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The user's settings of host discovery."""
-
-    cache: Path  # folder of the history files
-    limits: Limits = field(default_factory=Limits)
-    checks: Checks = field(default_factory=Checks)
-    timeout: float = 5.0  # seconds within which each call answers
-    reports: Path | None = None  # file in which the supervisor reports hosts that fail
 
 
 def discover(
@@ -74,18 +63,21 @@ def discover(
     `DiscoveryError` if the source gave no usable answer; the message says why.
     """
     file = settings.cache / f"{_PREFIX}{_key(name, source, settings.checks, environ)}.json"
-    known, late, checked = read(file), False, settings.checks.any
+    known, late = read(file), False
     if patient or not _is_fresh(known, source):
-        good = known.listed is not None and 0 <= time.time() - known.listed <= settings.limits.last_good
-        usable = good and not patient and (not checked or any(each.passed for each in known.health.values()))
+        good = known.listed is not None and 0 <= time.time() - known.listed <= settings.last_good
+        usable = (
+            good
+            and not patient
+            and (not settings.checks.any or any(each.passed for each in known.health.values()))
+        )
         patience = min(PATIENCE, settings.timeout) if usable else settings.timeout
         news = _Asking(source, settings, environ, file).start(patience, wait_for_checks=not usable)
         known = _loads(news) if news else read(file)
         # Even a failure is known by now, unless the source hangs.
         late = not 0 <= time.time() - (known.asked or 0.0) <= source.every + settings.timeout
     reports = selection.read_reports(settings.reports)
-    now = time.time()
-    return selection.answer(known, settings.limits, reports, now, source=name, checked=checked, late=late)
+    return selection.answer(name, known, settings, reports, time.time(), late=late)
 
 
 def read(file: Path) -> History:

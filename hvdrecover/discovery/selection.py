@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from hvdrecover.discovery.checks import Health
+from hvdrecover.discovery.checks import Checks, Health
 from hvdrecover.errors import DiscoveryError
 
 FIRST, LONGEST = 60.0, 3600.0  # seconds of cooldown; it doubles with each report
@@ -38,12 +38,16 @@ class History:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The user's options about the hosts."""
+class Settings:
+    """The user's settings of host discovery."""
 
+    cache: Path = Path()  # folder of the history files
+    checks: Checks = field(default_factory=Checks)
+    timeout: float = 5.0  # seconds within which each call answers
+    reports: Path | None = None  # file in which the supervisor reports hosts that fail
     slots: int = 1  # slots of hosts for which the source gives no number
-    include: tuple[str, ...] = ()  # shell patterns; if there are any, a host must match one
-    exclude: tuple[str, ...] = ()  # shell patterns that no host may match
+    include: Sequence[str] = ()  # shell patterns; if there are any, a host must match one
+    exclude: Sequence[str] = ()  # shell patterns that no host may match
     max_hosts: int | None = None  # the greatest number of hosts
     max_np: int | None = None  # the greatest number of processes of the job; hosts beyond it are spare
     last_good: float = 60.0  # seconds for which an answer may stand in for later ones that fail
@@ -78,52 +82,48 @@ class Answer:
 
 
 def answer(
+    source: str,
     history: History,
-    limits: Limits,
+    settings: Settings,
     reports: Mapping[str, Sequence[float]],
     now: float,
     *,
-    source: str,
-    checked: bool,
     late: bool = False,
 ) -> Answer:
     """Return the answer of one call, from the results of earlier calls.
 
-    `reports` has the times at which guardians reported each host, `checked` says whether hosts must have
-    passed their checks, and `late` whether the source has not answered this call in time. Raises
-    `DiscoveryError` if the last good answer is too old or missing, or if no host is left.
+    `reports` has the times at which guardians reported each host. `late`: the source has not answered this
+    call in time. Raises `DiscoveryError` if the last good answer is too old or missing, or no host is left.
     """
     failure = history.failure or ("has not answered in time" if late else "")
     if history.listed is None:
-        if history.empty and limits.allow_empty:
+        if history.empty and settings.allow_empty:
             return Answer((), f"{source}: {failure}")
         raise DiscoveryError(source, f"{failure}, and there is no earlier answer")
     age = now - history.listed
-    if failure and abs(age) > limits.last_good:  # a negative age: the clock was set back
+    if failure and abs(age) > settings.last_good:  # a negative age: the clock was set back
         raise DiscoveryError(source, f"{failure}; its last good answer is {age:.0f} s old")
     warning = f"{source}: {failure}; using its answer of {age:.0f} s ago" if failure else history.unwritable
-    entries = [_entry(name, history, limits, checked=checked) for name in history.hosts]
+    entries = [_entry(name, history, settings) for name in history.hosts]
     if not any(entry.named for entry in entries):
-        entries = _last_healthy(entries, history, limits, now, source)
-        stale = (
-            f"{source}: no host passes its check; using those that passed in the last {limits.last_good:g} s"
-        )
-        warning = warning or stale
+        entries = _last_healthy(entries, history, settings, now, source)
+        last = f"{settings.last_good:g} s"
+        warning = warning or f"{source}: no host passes its check; using those that passed in the last {last}"
     resting = [_rested(entry, reports.get(entry.name, ()), now) for entry in entries]
     if any(entry.named for entry in resting):
         entries = resting
     entries.sort(key=lambda entry: (not entry.named, entry.since))  # stable: else in the source's order
-    return Answer(tuple(_limited(entries, limits)), warning)
+    return Answer(tuple(_limited(entries, settings)), warning)
 
 
-def _entry(name: str, history: History, limits: Limits, *, checked: bool) -> Entry:
-    entry = Entry(name, history.hosts[name] or limits.slots, "used", history.first_seen.get(name, 0.0))
-    for pattern in limits.exclude:
+def _entry(name: str, history: History, settings: Settings) -> Entry:
+    entry = Entry(name, history.hosts[name] or settings.slots, "used", history.first_seen.get(name, 0.0))
+    for pattern in settings.exclude:
         if fnmatch.fnmatchcase(name, pattern):
             return replace(entry, state="excluded", why=f"it matches --exclude {pattern}")
-    if limits.include and not any(fnmatch.fnmatchcase(name, pattern) for pattern in limits.include):
+    if settings.include and not any(fnmatch.fnmatchcase(name, pattern) for pattern in settings.include):
         return replace(entry, state="excluded", why="it matches no --include")
-    if not checked:
+    if not settings.checks.any:
         return entry
     health = history.health.get(name)
     if health is None:
@@ -133,14 +133,14 @@ def _entry(name: str, history: History, limits: Limits, *, checked: bool) -> Ent
 
 
 def _last_healthy(
-    entries: Sequence[Entry], history: History, limits: Limits, now: float, source: str
+    entries: Sequence[Entry], history: History, settings: Settings, now: float, source: str
 ) -> list[Entry]:
     """Use the hosts that passed last, for a while: if all fail at once, this host may be cut off."""
     failing = [entry for entry in entries if entry.state != "excluded"]
     if not failing:
         raise DiscoveryError(source, f"all {len(entries)} hosts are excluded by --include and --exclude")
     health = {entry.name: history.health.get(entry.name) for entry in failing}
-    recent = {name for name, each in health.items() if each and abs(now - each.passed) <= limits.last_good}
+    recent = {name for name, each in health.items() if each and abs(now - each.passed) <= settings.last_good}
     if recent:
         return [replace(entry, state="used", why="") if entry.name in recent else entry for entry in entries]
     reasons = "".join(f"\n  {entry.name}: {entry.why}" for entry in failing[:10])
@@ -156,18 +156,18 @@ def _rested(entry: Entry, reports: Sequence[float], now: float) -> Entry:
     return replace(entry, state="cooldown", since=max(reports), why=why)
 
 
-def _limited(entries: Sequence[Entry], limits: Limits) -> list[Entry]:
+def _limited(entries: Sequence[Entry], settings: Settings) -> list[Entry]:
     """Exclude hosts beyond ``max_hosts``, and mark those beyond ``max_np`` as spare."""
     limited: list[Entry] = []
     hosts = slots = 0
     for entry in entries:
         if not entry.named:
             limited.append(entry)
-        elif limits.max_hosts is not None and hosts >= limits.max_hosts:
-            why = f"there are {limits.max_hosts} older ones (--max-hosts)"
+        elif settings.max_hosts is not None and hosts >= settings.max_hosts:
+            why = f"there are {settings.max_hosts} older ones (--max-hosts)"
             limited.append(replace(entry, state="excluded", why=why))
         else:
-            spare = limits.max_np is not None and slots >= limits.max_np
+            spare = settings.max_np is not None and slots >= settings.max_np
             limited.append(replace(entry, state="spare" if spare else "used"))
             hosts, slots = hosts + 1, slots + entry.slots
     return limited

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.discovery import checks
-from hvdrecover.discovery.checks import Health
+from hvdrecover.discovery.checks import Checks, Health
 from hvdrecover.discovery.selection import (
     FIRST,
     LONGEST,
     Answer,
     History,
-    Limits,
+    Settings,
     answer,
     cooldown_ends_at,
     read_reports,
@@ -30,14 +30,13 @@ HISTORY = History(hosts=HOSTS, listed=999.0, asked=999.0, first_seen=SEEN)
 
 def found(
     history: History = HISTORY,
-    limits: Limits | None = None,
+    settings: Settings | None = None,
     reports: dict[str, list[float]] | None = None,
     *,
     checked: bool = False,
-    late: bool = False,
 ) -> Answer:
-    limits = limits or Limits()
-    return answer(history, limits, reports or {}, NOW, source="src", checked=checked, late=late)
+    checks = Checks() if checked else Checks(ssh_port=None)
+    return answer("src", history, replace(settings or Settings(), checks=checks), reports or {}, NOW)
 
 
 def named(answer: Answer) -> list[str]:
@@ -61,21 +60,21 @@ def failing(**passed: float) -> dict[str, Health]:
 def test_all_hosts_the_oldest_first() -> None:
     assert named(found()) == ["a:4", "b:2", "c:1"]
     assert named(found(replace(HISTORY, first_seen={**SEEN, "b": 1.0}))) == ["b:2", "a:4", "c:1"]
-    assert named(found(limits=Limits(slots=8))) == ["a:4", "b:2", "c:8"]
+    assert named(found(settings=Settings(slots=8))) == ["a:4", "b:2", "c:8"]
 
 
 @pytest.mark.parametrize(
-    ("limits", "names"),
+    ("settings", "names"),
     [
-        (Limits(include=("a", "c")), ["a:4", "c:1"]),
-        (Limits(include=("[ab]*",), exclude=("b",)), ["a:4"]),
-        (Limits(exclude=("a?",)), ["a:4", "b:2", "c:1"]),
-        (Limits(max_hosts=2), ["a:4", "b:2"]),
-        (Limits(exclude=("a",), max_hosts=1), ["b:2"]),
+        (Settings(include=("a", "c")), ["a:4", "c:1"]),
+        (Settings(include=("[ab]*",), exclude=("b",)), ["a:4"]),
+        (Settings(exclude=("a?",)), ["a:4", "b:2", "c:1"]),
+        (Settings(max_hosts=2), ["a:4", "b:2"]),
+        (Settings(exclude=("a",), max_hosts=1), ["b:2"]),
     ],
 )
-def test_limits(limits: Limits, names: list[str]) -> None:
-    assert named(found(limits=limits)) == names
+def test_limits(settings: Settings, names: list[str]) -> None:
+    assert named(found(settings=settings)) == names
 
 
 def test_hosts_that_are_ill_or_were_not_checked_yet_are_left_out_and_it_is_said_why() -> None:
@@ -100,11 +99,11 @@ def test_a_reported_host_rests_unless_nothing_else_is_left() -> None:
     answer = found(reports=reports)
     assert states(answer) == {"b": "used", "c": "used", "a": "cooldown"}
     assert answer.entries[-1].why == "reported as failing 2 times; excluded for another 55 s"
-    assert named(found(limits=Limits(include=("a",)), reports=reports)) == ["a:4"]
+    assert named(found(settings=Settings(include=("a",)), reports=reports)) == ["a:4"]
 
 
 def test_no_host_is_an_answer_only_if_that_is_allowed_and_there_was_none_before() -> None:
-    allowed = Limits(allow_empty=True)
+    allowed = Settings(allow_empty=True)
     none_yet = found(History(asked=NOW, failure="no host", empty=True), allowed)
     assert (none_yet.entries, none_yet.warning) == ((), "src: no host")
     with pytest.raises(DiscoveryError, match="src: away"):
