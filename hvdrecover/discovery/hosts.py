@@ -44,7 +44,7 @@ def parse(data: bytes | str, source: str) -> list[Host]:
     Raises `HostListError` if a line is not UTF-8, has no valid name or number of slots, or repeats a host.
     """
     hosts: dict[str, Host] = {}
-    encoded = data.encode(errors="surrogateescape") if isinstance(data, str) else data
+    encoded = data.encode(errors="replace") if isinstance(data, str) else data
     for number, line in enumerate(encoded.splitlines(), start=1):
         try:
             host = _parse_line(line.decode("utf-8-sig").partition("#")[0])

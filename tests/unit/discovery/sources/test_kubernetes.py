@@ -65,17 +65,6 @@ def problem(environ, **options):
 # What is asked for, and what comes and goes.
 
 
-def test_pods_come_and_go_and_are_left_out_while_they_are_not_ready(api, environ):
-    api.add(pod("a", ip="10.0.0.1"), pod("b", ip="10.0.0.2"))
-    assert ask(environ) == [Host("10.0.0.1"), Host("10.0.0.2")]
-    api.add(pod("b", ip="10.0.0.2", ready=False), pod("c", ip="10.0.0.3"))
-    assert names(environ) == ["10.0.0.1", "10.0.0.3"]
-    api.add(pod("b", ip="10.0.0.2"), pod("a", ip="10.0.0.1", deleted="2026-01-02T00:00:00Z"))
-    assert names(environ) == ["10.0.0.2", "10.0.0.3"]
-    del api.pods["default"]["c"]
-    assert names(environ) == ["10.0.0.2"]
-
-
 def test_the_namespace_is_the_one_said_else_that_of_the_context_else_default(api, tmp_path):
     api.readable |= {"here", "there", "said"}
     for number, namespace in enumerate(["default", "here", "there", "said"]):
@@ -151,10 +140,11 @@ def test_answers_that_are_none(api, environ, status, body, expected):
 # From pods to hosts.
 
 
-def test_pods_are_hosts_only_while_they_run():
-    phases = ["Pending", "Running", "Succeeded", "Failed", "Unknown"]
-    pods = [pod(phase, ip=f"10.0.0.{number}", phase=phase) for number, phase in enumerate(phases)]
-    without = pod("without")
+def test_pods_are_hosts_only_while_they_are_ready_and_are_to_stay():
+    pods = [pod("pending", ip="10.0.0.9", phase="Pending"), pod("running"), pod("ended", phase="Failed")]
+    leaving = {"ready": False}, {"deleted": "2026-01-02T00:00:00Z"}, {"disrupted": "True"}
+    pods += [pod("leaving", ip="10.0.0.9", **changes) for changes in leaving]
+    without = pod("without", ip="10.0.0.9")
     del without["status"]["conditions"]
     assert hosts_of([*pods, without]) == [Host("10.0.0.1")]
 
