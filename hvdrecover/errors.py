@@ -319,14 +319,12 @@ class HostListError(DiscoveryError):
 
     Attributes:
         line: the line of the entry, from 1.
-        column: its column, from 1, in characters.
     """
 
-    def __init__(self, source: str, line: int, column: int, problem: str) -> None:
-        super().__init__(source, f"line {line}, column {column}: {problem}")
+    def __init__(self, source: str, line: int, problem: str) -> None:
+        super().__init__(source, f"line {line}: {problem}")
         self.problem = problem
         self.line = line
-        self.column = column
 
 
 class LaunchError(HvdrecoverError):

@@ -56,7 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
     except (ConfigError, DiscoveryError) as error:
         arguments.refuse(str(error))
     with printer.checking() as notify:
-        report = examination.examine(settings, SYSTEM_CLOCK, notify)
+        report = examination.examine(settings, notify)
     printer.put(report, _text(report.findings), as_json=arguments.json)
     return 0 if report.ok else 1
 
@@ -106,7 +106,7 @@ def preflight(job: Options, request: Sequence[str] | None, read: Config) -> Opti
     hosts = _hosts(job, request)
     settings = Settings(hosts, sum(hosts.values()), job.interfaces, job.ssh_port, job.identity)
     with printer.checking() as notify:
-        findings = examination.examine(settings, SYSTEM_CLOCK, notify, hosts_only=True).findings
+        findings = examination.examine(settings, notify, hosts_only=True).findings
     least = job.processes if job.mpi else job.least or job.processes
     used, failures = select(hosts, findings, least)
     if failures:

@@ -23,6 +23,7 @@ from hvdrecover.errors import ConfigError
 if TYPE_CHECKING:
     from hvdrecover.discovery.selection import Answer, Entry
 
+_SETTINGS = ("timeout", "slots", "include", "exclude", "max_hosts", "max_np", "last_good", "allow_empty")
 _STYLES = {"unhealthy": "red", "cooldown": "yellow"}
 
 
@@ -88,15 +89,14 @@ def parse(request: Sequence[str]) -> tuple[Source, argparse.Namespace]:
 
 def _answer(name: str, source: Source, given: argparse.Namespace) -> Answer:
     from hvdrecover.discovery.checks import Checks
-    from hvdrecover.discovery.discover import Settings, discover
-    from hvdrecover.discovery.selection import Limits
+    from hvdrecover.discovery.discover import discover
+    from hvdrecover.discovery.selection import Settings
 
     settings = Settings(
         cache=given.cache or config.cache(config.environment()) / "hosts",
-        limits=Limits(**{each.name: getattr(given, each.name) for each in dataclasses.fields(Limits)}),
         checks=Checks(None if given.no_ssh_check else given.ssh_port, given.identity, given.check),
-        timeout=given.timeout,
         reports=config.read().host_reports,
+        **{name: getattr(given, name) for name in _SETTINGS},
     )
     answer = discover(name, source, settings, config.environment(), patient=given.explain)
     if answer.warning:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from hvdrecover import config
 from hvdrecover.checkpoint import near_root
-from hvdrecover.discovery import history
+from hvdrecover.discovery.discover import read
 from hvdrecover.drill.lab import INTERFACE, Host, Lab
 from hvdrecover.drill.records import Reader, Records
 from hvdrecover.errors import DrillError, HvdrecoverError
@@ -218,7 +218,7 @@ class ScriptRun(Run):
         """Return whether host discovery has found all hosts of the lab healthy since the last repair."""
         if self._lab is None:
             return True
-        memories = [history.read(path) for path in (self.folder / "hosts").glob("*.json")]
+        memories = [read(path) for path in (self.folder / "hosts").glob("*.json")]
         found = [memory.health.get(host.address) for memory in memories for host in self._lab.hosts]
         return bool(found) and all(
             each is not None and each.healthy and each.checked >= self.repaired for each in found

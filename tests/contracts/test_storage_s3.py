@@ -14,7 +14,7 @@ from moto.core.responses import ActionAuthenticatorMixin
 from moto.iam.models import iam_backends
 
 from hvdrecover.checkpoint.storage import open_storage, remote
-from hvdrecover.doctor import storage
+from hvdrecover.doctor import host
 from hvdrecover.errors import ConfigError, StorageError
 from tests.contracts.servers import HOST, S3Server
 from tests.contracts.storages import SECRET, Backend, kill_when_it_says, noise, s3_options
@@ -119,7 +119,7 @@ def test_a_store_that_ignores_the_condition_is_refused_at_the_start_and_by_the_d
         make_store(s3.open()).claim_next()
     assert s3.open().names("claims") == []
     with pytest.raises(ConfigError, match="If-None-Match"):
-        storage.root(s3.url)
+        host.root(s3.url)
 
 
 # -- failures ------------------------------------------------------------------------------------------

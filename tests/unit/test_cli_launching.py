@@ -162,7 +162,7 @@ def test_hosts_that_are_discovered(jobs: Noted) -> None:
         ("", "--discover: "),
         ("rack", "host source 'rack': .* static, file, command"),
         ("file missing", "file: missing: .*No such file or directory"),
-        ("static a:x", "static: a:x: line 1, column 3: .*'x'"),
+        ("static a:x", "static: a:x: 'a': slots .*'x'"),
     ],
 )
 def test_a_source_that_can_not_be_asked_is_told_before_anything_is_started(

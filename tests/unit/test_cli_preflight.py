@@ -15,15 +15,15 @@ import pytest
 
 from hvdrecover import cli, record
 from hvdrecover.doctor import examination
-from hvdrecover.doctor.checks import Finding, failure, ok, warning
+from hvdrecover.doctor.checks import Finding
 from hvdrecover.doctor.examination import Report, Settings
 from hvdrecover.launch import horovodrun, supervisor
 from hvdrecover.launch.horovodrun import Options
 from tests.support.processes import LAUNCHER_VARIABLES
 
 TRAIN = ["--", "python", "train.py"]
-WRONG = failure("ssh", "h2: Connection refused", "Start a server.", ["h2"])
-SLOW = warning("clocks", "h1 +3.0 s", "Set the clock.")
+WRONG = Finding("ssh", "failure", "h2: Connection refused", "Start a server.", ["h2"])
+SLOW = Finding("clocks", "warning", "h1 +3.0 s", "Set the clock.")
 
 
 class Job:
@@ -31,7 +31,7 @@ class Job:
 
     def __init__(self) -> None:
         self.looked_at: list[Settings] = []
-        self.findings: list[Finding] = [ok("ssh", "logged in"), SLOW, WRONG]
+        self.findings: list[Finding] = [Finding("ssh", "ok", "logged in"), SLOW, WRONG]
         self.options: Options | None = None
 
 
@@ -42,7 +42,7 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
     def examine(settings: Settings, *others: Any, hosts_only: bool) -> Report:
         assert hosts_only
         noted.looked_at.append(settings)
-        return Report(False, {}, noted.findings, {})
+        return Report(False, {}, noted.findings)
 
     class Supervisor:
         def __init__(self, command: list[str], settings: supervisor.Settings, config: Any, job: Any) -> None:

@@ -80,7 +80,7 @@ def test_a_discovery_command_that_knows_no_host_yet_is_left_to_horovod(
 @pytest.mark.parametrize("interfaces", [(), ("eth0",)])
 def test_a_discovery_command_that_prints_a_command_is_refused(interfaces: tuple[str, ...]) -> None:
     options = Options(2, discovery="echo 'h1;touch\tpwned:1'", interfaces=interfaces)
-    with pytest.raises(HostListError, match=r"^--host-discovery-script: line 1, column 1: 'h1;touch'"):
+    with pytest.raises(HostListError, match=r"^--host-discovery-script: line 1: unknown word 'pwned:1'"):
         arguments(options, COMMAND)
 
 
