@@ -42,7 +42,7 @@ from hvdrecover.launch.link import Message
 from hvdrecover.launch.missing_hosts import Shortage, Unreachable
 from hvdrecover.launch.presence import Announcement, Supervised
 from hvdrecover.launch.restarts import Attempt, Outcome
-from hvdrecover.launch.signals import Waking, run_below
+from hvdrecover.launch.signals import Waking
 from hvdrecover.launch.slurm import SlurmJob
 from hvdrecover.launch.stacks import Stall
 from hvdrecover.machine import versions
@@ -120,22 +120,16 @@ class Supervisor:
 
         Raises `ConfigError` for an invalid option, `LaunchError` if the run's folder cannot be written to.
         """
-        return run_below(self._run, self._heeded)
-
-    @property
-    def _heeded(self) -> set[int]:
-        """The stop signals and signals that end the job, except those that the caller has ignored."""
+        # The caller may have ignored some of them.
         meant = {*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-        return {number for number in meant if signal.getsignal(number) is not signal.SIG_IGN}
-
-    def _run(self) -> int:
+        heeded = [number for number in meant if signal.getsignal(number) is not signal.SIG_IGN]
         arguments = horovodrun.arguments(self._settings.options, [*self._settings.worker, *self._command])
         path = ssh.kept_alive(self._config, self._settings.folder)
         if self._config.remote_shell is None:
             self._unreachable = Unreachable(self._settings.options, {**os.environ, "PATH": path}, self._clock)
         processes.allow_open_files()  # one connection per slot, and those of horovodrun
         with (
-            Waking((*self._heeded, signal.SIGCHLD)) as self._waking,
+            Waking((*heeded, signal.SIGCHLD)) as self._waking,
             Announcement(self._settings.folder, self._supervised()) as self._announcement,
         ):
             self._guardians = Guardians(self._waking.selector, self._hear, self._lost, self._greeting)
