@@ -1,14 +1,14 @@
 """How processes and jobs end: the table of ends with the reaction to each, and the decisions after a death.
 
-All functions here are pure. A guardian builds a `Death`, finds its `End` in the table, and asks its `Record`
-whether the process may be restarted in place.
+A guardian builds a `Death`, finds its `End` in the table, and asks its `Record` whether the process may be
+restarted in place.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,15 +19,9 @@ from hvdrecover.launch import processes
 Repair = Literal["none", "in place", "job", "end"]
 """Nothing is left to do, restart the process in place, start the whole job again, or end the job."""
 
-_AS_CRASH = "as after a crash"
-_ENDS = "the job ends at once"
-_AGAIN = "the whole job starts again from its newest durable commit"
-
 
 @dataclass(frozen=True)
 class End:
-    """One way to end."""
-
     name: str  # for events and messages between our processes
     how: str  # how the process or the job has ended; for people
     repair: Repair  # the first action
@@ -35,6 +29,18 @@ class End:
     # the job's exit code if it ends by this; None for the script's own, or if others decide
     code: int | None = None
     errors: tuple[str, ...] = ()  # names of the exceptions of ours by which it is recognised
+
+
+def _like_crash(name: str, how: str, *errors: str) -> End:
+    return End(name, how, "in place", "as after a crash", 1, errors)
+
+
+def _starts_again(name: str, how: str, *errors: str) -> End:
+    return End(name, how, "job", "the whole job starts again from its newest durable commit", 1, errors)
+
+
+def _ends(name: str, how: str, *errors: str, code: int | None = None) -> End:
+    return End(name, how, "end", "the job ends at once", code, errors)
 
 
 # Of one training process.
@@ -64,25 +70,13 @@ OF_PROCESSES = (
         "slot is given up, and when Horovod then gives up, the whole job starts again",
         1,
     ),
-    End("hang", "no progress for the hang timeout", "in place", _AS_CRASH, 1),
-    End("out_of_memory", "the kernel killed it for lack of memory", "in place", _AS_CRASH, 1),
-    End("early_exit", "exit code 0 before the training function has returned", "in place", _AS_CRASH, 1),
-    End(
-        "storage",
-        "the storage is away where the job can't do without it",
-        "in place",
-        _AS_CRASH,
-        1,
-        ("StorageError",),
-    ),
-    End("rendezvous", "ranks were lost during a rendezvous", "in place", _AS_CRASH, 1, ("RecoveryError",)),
-    End(
-        "overtaken",
-        "a later generation of its own job claimed the checkpoint root",
-        "in place",
-        _AS_CRASH,
-        1,
-        ("OvertakenError",),
+    _like_crash("hang", "no progress for the hang timeout"),
+    _like_crash("out_of_memory", "the kernel killed it for lack of memory"),
+    _like_crash("early_exit", "exit code 0 before the training function has returned"),
+    _like_crash("storage", "the storage is away where the job can't do without it", "StorageError"),
+    _like_crash("rendezvous", "ranks were lost during a rendezvous", "RecoveryError"),
+    _like_crash(
+        "overtaken", "a later generation of its own job claimed the checkpoint root", "OvertakenError"
     ),
     End(
         "script_error",
@@ -97,56 +91,39 @@ OF_PROCESSES = (
         "first_error",
         "an exception before the job's first commit",
         "end",
-        f"{_ENDS}, unless it follows a recovery in place: then all processes first start once more",
+        "the job ends at once, unless it follows a recovery in place: then all processes first start once "
+        "more",
     ),
-    End("apart", "it waited for the other ranks for the startup timeout", "job", _AGAIN, 1),
-    End(
+    _starts_again("apart", "it waited for the other ranks for the startup timeout"),
+    _starts_again(
         "early_collective",
         "it joined the running job, and called a collective before the training function",
-        "job",
-        _AGAIN,
-        1,
-        ("EarlyCollectiveError",),
+        "EarlyCollectiveError",
     ),
-    End("fenced", "another job has claimed the checkpoint root", "end", _ENDS, FENCED, ("FencedError",)),
-    End("too_old", "`HVDRECOVER_MAX_DURABLE_AGE` is over", "end", _ENDS, None, ("DurableAgeError",)),
-    End(
+    _ends("fenced", "another job has claimed the checkpoint root", "FencedError", code=FENCED),
+    _ends("too_old", "`HVDRECOVER_MAX_DURABLE_AGE` is over", "DurableAgeError"),
+    _ends(
         "no_progress",
         "the ranks rolled back 3 times in a row without a lost process, and without progress",
-        "end",
-        _ENDS,
-        None,
-        ("NoProgressError",),
+        "NoProgressError",
     ),
-    End(
+    _ends(
         "unusable",
         "the checkpoint root is not ours, too new, does not fit, was emptied while near commits are left, or "
         "has only broken commits, or its server's host key is unknown",
-        "end",
-        _ENDS,
-        None,
-        (
-            "EmptiedRootError",
-            "ForeignRootError",
-            "FormatVersionError",
-            "HostKeyError",
-            "MismatchError",
-            "NoUsableCommitError",
-        ),
+        *("EmptiedRootError", "ForeignRootError", "FormatVersionError"),
+        *("HostKeyError", "MismatchError", "NoUsableCommitError"),
     ),
-    End(
+    _ends(
         "wrong",
         "a setting, the state, the structure, the shards or the data are not what they must be",
-        "end",
-        _ENDS,
-        None,
-        ("ConfigError", "StateError", "StructureError", "ShardsError", "DataChangedError"),
+        *("ConfigError", "StateError", "StructureError", "ShardsError", "DataChangedError"),
     ),
 )
 # Of the whole job.
 OF_JOBS = (
-    End("gave_up", "Horovod gave up: too few hosts are left", "job", _AGAIN, 1),
-    End("launcher_lost", "`horovodrun` was killed", "job", _AGAIN, 1),
+    _starts_again("gave_up", "Horovod gave up: too few hosts are left"),
+    _starts_again("launcher_lost", "`horovodrun` was killed"),
     End(
         "together",
         "a process dies outside `run`, in a script that does not call it, or not yet",
@@ -154,8 +131,8 @@ OF_JOBS = (
         "all processes start again together: in place if no host was lost",
         1,
     ),
-    End("static", "any of these in a job that is not elastic (`--mpi`)", "job", _AGAIN, 1),
-    End("restarts", "`--max-restarts` restarts in a row have brought no progress", "end", _ENDS, 1),
+    _starts_again("static", "any of these in a job that is not elastic (`--mpi`)"),
+    _ends("restarts", "`--max-restarts` restarts in a row have brought no progress", code=1),
     End(
         "preempted",
         "SIGTERM or SIGUSR1 to the supervisor, or Slurm is about to end it",
@@ -163,7 +140,7 @@ OF_JOBS = (
         "the job leaves at its next commit",
         PREEMPTED,
     ),
-    End("interrupted", "Ctrl-C", "end", _ENDS, 130),
+    _ends("interrupted", "Ctrl-C", code=130),
 )
 _BY_NAME = {end.name: end for end in (*OF_PROCESSES, *OF_JOBS)}
 # Errors of a storage that waiting does not repair, if the job has never made a commit there.
@@ -178,9 +155,8 @@ FIRST_ERROR = _BY_NAME["first_error"]
 _BY_ERROR = {error: end for end in OF_PROCESSES for error in end.errors}
 
 
-def named(name: object) -> End | None:
-    """Return the end of this name, if there is one."""
-    return _BY_NAME.get(name) if isinstance(name, str) else None
+def named(name: str | None) -> End | None:
+    return _BY_NAME.get(name or "")
 
 
 def of_error(kinds: Sequence[str], *, first: bool) -> End:
@@ -226,45 +202,54 @@ _UNTRAINED = (Phase.UNKNOWN, Phase.STARTING, Phase.PLAIN)
 _LONGEST_PAUSE = 60.0  # seconds
 
 
+Cause = tuple[int, str, int, int]
+"""The exit code, error and place (`hvdrecover.heartbeat.Reading.point`) of an error; equal if it repeats."""
+
+
 @dataclass(frozen=True)
 class Death:
     """The end of a training process."""
 
     returncode: int  # as `subprocess` has it: negative for a signal
     reading: Reading  # the last state of its page
+    notes: Mapping[str, Any] = field(default_factory=dict)  # its notes, as of `hvdrecover.uncaught`
     hung: bool = False  # whether its guardian killed it because it was hanging
     out_of_memory: bool = False  # whether the kernel killed processes for lack of memory meanwhile
-    error: str = ""  # the error that ended it, or an empty string
-    # the error's class and its line in the script, which stay the same where its text varies
-    identity: str = ""
-    kinds: tuple[str, ...] = ()  # `hvdrecover.error_kinds.kinds` of the error
     lost: str = ""  # Horovod's error outside `run`, even if the script caught it; or empty
 
+    def _noted(self, name: str, default: Any) -> Any:
+        # After a signal, the error that the process noted before has not ended it.
+        return self.notes.get(name, default) if self.returncode >= 0 else default
+
     @property
-    def cause(self) -> Cause:
-        """Return the error of the script and its progress."""
-        return Cause(self.returncode, (self.identity or self.words)[-_BRIEF:], self.reading.point)
+    def error(self) -> str:
+        return str(self._noted("error", ""))
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """Return `hvdrecover.error_kinds.kinds` of the error."""
+        kinds: Sequence[str] = self._noted("kinds", ())
+        return kinds
 
     @property
     def words(self) -> str:
         """Return the error, or the exit code or signal in words."""
         return self.error or processes.describe(self.returncode)
 
+    @property
+    def identity(self) -> str:
+        """Return the error's class and its line in the script, which stay the same where its text varies."""
+        return str(self._noted("identity", "") or self.words)[-_BRIEF:]
 
-@dataclass(frozen=True)
-class Cause:
-    """An error of the script; the same error at the same place is equal."""
+    @property
+    def cause(self) -> Cause:
+        return self.returncode, self.identity, *self.reading.point
 
-    returncode: int  # the exit code
-    error: str  # `Death.identity`, else the exit code in words
-    point: tuple[int, int]  # how far the training had come, as in `hvdrecover.heartbeat.Reading.point`
 
-    @classmethod
-    def of(cls, fault: Mapping[str, Any]) -> Cause:
-        """Return the cause in a guardian's report of a fault."""
-        changed, steps = fault["point"]
-        error = str(fault.get("identity") or fault["detail"])[-_BRIEF:]
-        return cls(int(fault["exit"]), error, (int(changed), int(steps)))
+def cause(fault: Mapping[str, Any]) -> Cause:
+    """Return the cause in a guardian's report of a fault."""
+    changed, steps = fault["point"]
+    return fault["exit"], str(fault.get("identity") or fault["detail"])[-_BRIEF:], changed, steps
 
 
 def brief(text: str) -> str:
@@ -275,24 +260,21 @@ def brief(text: str) -> str:
 
 def end(death: Death, *, first: bool = False) -> End:
     """Return how a process has ended; `first` says whether the job is still without a commit."""
-    phase = death.reading.phase
-    if death.returncode == 0 and phase == Phase.FINISHED:
-        name = "finished"
-    elif death.returncode == 0 and first and not death.error and phase in _UNTRAINED:
-        name = "untrained"
-    elif phase == Phase.REMOVED:
-        name = "removed"
-    elif phase == Phase.LEFT or (death.returncode == PREEMPTED and death.reading.stop):
-        name = "left"
-    elif death.returncode == -signal.SIGTERM:  # Horovod sends it to workers that it no longer needs
-        name = "dismissed"
-    elif death.hung and phase in (Phase.STARTING, Phase.RECOVERING):
-        name = "apart"  # ranks wait for each other there, so the culprit is unknown
-    elif (name := fault(death)) == "script_error":
-        return of_error(death.kinds, first=first)
-    known = named(name)
-    assert known is not None
-    return known
+    phase, returncode = death.reading.phase, death.returncode
+    if returncode == 0 and phase == Phase.FINISHED:
+        return _BY_NAME["finished"]
+    if returncode == 0 and first and not death.error and phase in _UNTRAINED:
+        return _BY_NAME["untrained"]
+    if phase == Phase.REMOVED:
+        return _BY_NAME["removed"]
+    if phase == Phase.LEFT or (returncode == PREEMPTED and death.reading.stop):
+        return _BY_NAME["left"]
+    if returncode == -signal.SIGTERM:  # Horovod sends it to workers that it no longer needs
+        return _BY_NAME["dismissed"]
+    if death.hung and phase in (Phase.STARTING, Phase.RECOVERING):
+        return _BY_NAME["apart"]  # ranks wait for each other there, so the culprit is unknown
+    kind = fault(death)
+    return of_error(death.kinds, first=first) if kind == "script_error" else _BY_NAME[kind]
 
 
 def fault(death: Death) -> Fault:
@@ -310,17 +292,6 @@ def fault(death: Death) -> Fault:
     return "script_error" if death.returncode >= 0 and not of_others else "crash"
 
 
-def given_up(death: Death, ending: End, deaths: int, seen: Collection[Cause]) -> str:
-    """Return the reason not to restart a process in place, or '' if it is restarted."""
-    if death.reading.phase == Phase.FINISHED:
-        return "the other ranks have finished, and there is no rendezvous any more"
-    if ending.name == "script_error" and death.cause in seen:
-        return SAME_ERROR
-    if deaths >= BUDGET:
-        return f"{deaths} deaths in a row without progress"
-    return ""
-
-
 def pause(deaths: int) -> float:
     """Return the seconds to wait before a restart in place."""
     return min(_LONGEST_PAUSE, 2.0 ** (deaths - 2)) if deaths > 1 else 0.0
@@ -328,14 +299,11 @@ def pause(deaths: int) -> float:
 
 @dataclass
 class Record:
-    """The record of one slot."""
+    """What a guardian knows about its slot and the job."""
 
-    # deaths in a row without progress beyond the farthest point reached before
-    deaths: int = 0
-    # the farthest known point, as in `hvdrecover.heartbeat.Reading.point`
-    farthest: tuple[int, int] = (0, 0)
-    # the errors of the script that were seen, here or in an earlier start of the job
-    causes: set[Cause] = field(default_factory=set)
+    deaths: int = 0  # in a row, without progress beyond the farthest point reached before
+    farthest: tuple[int, int] = (0, 0)  # the farthest known `hvdrecover.heartbeat.Reading.point`
+    causes: set[Cause] = field(default_factory=set)  # known errors of the script, also of earlier starts
     committed: bool = False  # whether the job has made any commit
     joined: bool = False  # whether any training process of the job is known to have imported hvdrecover
     in_run: bool = False  # whether a process of this start of the job was in a function decorated by `run`
@@ -346,13 +314,9 @@ class Record:
     def note(self, reading: Reading) -> None:
         """Note how far the training has come."""
         self.farthest = max(self.farthest, reading.point)
-        self.committed = self.committed or reading.commit > 0
-        self.in_run = self.in_run or reading.in_run
-        self.joined = self.joined or self.committed or reading.phase != Phase.UNKNOWN
-
-    def note_root(self, notes: dict[str, Any]) -> None:
-        """Note which checkpoint root a training process has agreed on with the others."""
-        self.root = str(notes.get("root", self.root))
+        self.committed |= reading.commit > 0
+        self.in_run |= reading.in_run
+        self.joined |= self.committed or reading.phase != Phase.UNKNOWN
 
     @property
     def handed_down(self) -> dict[str, str]:
@@ -361,19 +325,23 @@ class Record:
         untrained = {"HVDRECOVER_UNTRAINED": "1"} if again else {}
         return untrained | ({"HVDRECOVER_CLAIMED": self.root} if self.root and self.committed else {})
 
-    def learn(self, known: dict[str, Any]) -> None:
-        """Add the supervisor's facts about the job."""
-        self.committed = self.committed or bool(known["committed"])
-        self.in_run = self.in_run or bool(known.get("in_run"))
-        self.root = self.root or str(known["root"])
-        self.causes |= {Cause.of(each) for each in known["causes"]}
+    def learn(self, known: Mapping[str, Any]) -> None:
+        """Add the supervisor's facts about the job (`hvdrecover.launch.restarts.known`)."""
+        self.committed |= known["committed"]
+        self.in_run |= known["in_run"]
+        self.root = self.root or known["root"]
+        self.causes |= {tuple(each) for each in known["causes"]}
 
     def died(self, death: Death, end: End) -> str:
-        """Record a death that can be repaired in place; return the reason not to, or ''."""
+        """Record a death that can be repaired in place; return the reason not to restart, or ''."""
         if self.farthest > self._reached:
             self.deaths = 0
         self.deaths, self._reached = self.deaths + 1, self.farthest
-        reason = given_up(death, end, self.deaths, self.causes)
+        known = death.cause in self.causes
         if end.name == "script_error":
             self.causes.add(death.cause)
-        return reason
+        if death.reading.phase == Phase.FINISHED:
+            return "the other ranks have finished, and there is no rendezvous any more"
+        if end.name == "script_error" and known:
+            return SAME_ERROR
+        return f"{self.deaths} deaths in a row without progress" if self.deaths >= BUDGET else ""

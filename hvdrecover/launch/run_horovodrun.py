@@ -13,6 +13,7 @@ import codecs
 import functools
 import importlib
 import logging
+import os
 import re
 import signal
 import sys
@@ -63,8 +64,18 @@ def _forward_always(report: output.Report) -> None:
     shell.codecs = SimpleNamespace(getincrementaldecoder=lambda _: decoder)
     gloo_run: Any = importlib.import_module("horovod.runner.gloo_run")
     gloo_run.open = lambda path, _: output.append(path, report)  # of --output-filename
+    # Horovod prints ssh's error, and ends this process in a thread, which would leave the output unwritten.
+    driver_service: Any = importlib.import_module("horovod.runner.driver.driver_service")
+    driver_service.os = SimpleNamespace(**{**vars(os), "_exit": _write_and_exit})
     pad = gloo_run._pad_rank
     gloo_run._pad_rank = lambda rank, size: pad(rank, max(size, 2))  # it fails with a single rank
+
+
+def _write_and_exit(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, output.Outlet):
+            stream.drain()
+    os._exit(code)
 
 
 def _report_output(events: Events, name: str, problem: str) -> None:

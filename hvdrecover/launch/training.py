@@ -66,7 +66,6 @@ class Training:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
         return self.process.pid
 
     @property
@@ -76,7 +75,6 @@ class Training:
         return -signal.SIGKILL if code is None and self._left else code
 
     def read(self) -> Reading:
-        """Return the contents of its page."""
         return self.page.read()
 
     def notes(self) -> dict[str, Any]:
@@ -110,7 +108,7 @@ class Training:
         self._shown = True
 
     def leave_error(self) -> None:
-        """Let the supervisor print the error."""
+        """Do not print the error: the supervisor does, or the error adds nothing."""
         self._shown = True
 
     def kill(self) -> bool:

@@ -10,7 +10,7 @@ from hvdrecover import error_kinds, errors
 from hvdrecover.config import PREEMPTED
 from hvdrecover.heartbeat import Phase, Stop
 from hvdrecover.launch import ends
-from hvdrecover.launch.ends import Cause, Death, Record
+from hvdrecover.launch.ends import Death, Record
 from tests.unit.launch.readings import death, reading
 
 DOCS = Path(__file__).parents[3] / "docs" / "launching.md"
@@ -168,13 +168,13 @@ def test_the_same_error_at_the_same_place_is_the_same_cause() -> None:
     assert failed().cause == failed(generation=2).cause  # each rendezvous has its own generation
     assert failed().cause == failed(commit=9).cause  # a commit at which nothing had changed is not progress
     told = {"exit": 1, "detail": OWN_ERROR, "point": [4, 2]}
-    assert Cause.of(told) == failed().cause
+    assert ends.cause(told) == failed().cause
     at_7 = failed(error="RuntimeError: worker (pid 7) is killed", identity="RuntimeError at train.py:7")
     assert failed(
         error="RuntimeError: worker (pid 8) is killed", identity="RuntimeError at train.py:7"
     ).cause == (at_7.cause)
     assert failed(error=at_7.error, identity="RuntimeError at train.py:8").cause != at_7.cause
-    assert Cause.of({**told, "identity": at_7.identity}) == at_7.cause
+    assert ends.cause({**told, "identity": at_7.identity}) == at_7.cause
 
 
 @pytest.mark.parametrize(
@@ -191,17 +191,13 @@ def test_an_error_elsewhere_or_of_another_kind_is_not(other: Death) -> None:
 
 
 def test_the_root_that_was_claimed_is_handed_down_once_there_is_a_commit() -> None:
-    record = Record()
-    record.note_root({"root": "file:///fold1"})
+    record = Record(root="file:///fold1")
     assert record.handed_down == {}
     record.committed = True
-    record.note_root({"loaded": "g0001-c00000001"})
     assert record.handed_down == {"HVDRECOVER_CLAIMED": "file:///fold1"}
     later = Record()
-    later.learn({"committed": True, "causes": [], "root": "file:///fold1"})
+    later.learn({"committed": True, "in_run": True, "causes": [], "root": "file:///fold1"})
     assert later.handed_down == record.handed_down
-    later.note_root({"root": "file:///fold2"})
-    assert later.handed_down == {"HVDRECOVER_CLAIMED": "file:///fold2"}
 
 
 def reasons(*ended: Death, record: Record | None = None) -> list[str]:

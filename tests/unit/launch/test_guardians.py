@@ -24,11 +24,14 @@ atexit.register(Path("{}").touch)
 """
 
 
-def worker(script: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
+def worker(supervisor: Supervisor, script: Path, *options: str) -> subprocess.Popen[str]:
     """Start a guardian of this script."""
+    address = supervisor.guardians.address("127.0.0.1")
+    words = [sys.executable, "-m", "hvdrecover", "worker", "--no-standby", *options, "--"]
     return subprocess.Popen(
-        [sys.executable, "-m", "hvdrecover", "worker", "--no-standby", "--", sys.executable, str(script)],
-        env=environ,
+        [*words, sys.executable, str(script)],
+        env={**environment(), "HVDRECOVER_SUPERVISOR": address, "HOROVOD_ELASTIC": "1"},
+        cwd=script.parent,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -102,17 +105,11 @@ def test_an_order_finds_out_who_is_gone(supervisor: Supervisor) -> None:
     assert (supervisor.lost, len(supervisor.guardians)) == (["h1"], 0)
 
 
-def test_a_guardian_without_a_script_obeys_until_it_is_stopped(supervisor: Supervisor) -> None:
-    supervisor.greeting = [{"order": "know", "committed": False, "root": "", "causes": []}]
-    code = "from hvdrecover.cli import main; raise SystemExit(main(['worker', '--', 'python', 'gone.py']))"
-    environ = {**environment(), "HVDRECOVER_SUPERVISOR": supervisor.guardians.address("127.0.0.1")}
-    with child(code, env=environ, stderr=subprocess.PIPE) as guardian:
-        supervisor.serve(lambda: supervisor.heard, "what is wrong")
+def test_a_guardian_without_a_script_reports_that_and_ends(supervisor: Supervisor, tmp_path: Path) -> None:
+    with worker(supervisor, tmp_path / "gone.py") as guardian:
+        supervisor.serve(lambda: supervisor.heard, "the report")
         assert "gone.py: " in supervisor.heard[0][2]["detail"]
-        orders: list[Message] = [{"order": "leave", "grace": 1.0}, {"order": "stacks"}]
-        for order in (*orders, {"order": "where", "ranks": [0]}, {"order": "stop"}):
-            supervisor.guardians.order(**order)
-        assert guardian.communicate() == ("", "")
+        assert guardian.communicate(timeout=60) == ("", "")
         assert guardian.returncode == 1
 
 
@@ -121,21 +118,11 @@ def test_an_error_is_printed_by_the_guardian_unless_the_supervisor_shows_one(
     supervisor: Supervisor, tmp_path: Path, shows_error: bool
 ) -> None:
     failed = tmp_path / "failed"
-    environ = {**environment(), "HVDRECOVER_SUPERVISOR": supervisor.guardians.address("127.0.0.1")}
-    with worker(write(tmp_path, FAILS_AND_LINGERS.format(failed)), environ) as guardian:
+    with worker(supervisor, write(tmp_path, FAILS_AND_LINGERS.format(failed))) as guardian:
         supervisor.serve(failed.exists, "the error")
         supervisor.guardians.order(order="stop", shows_error=shows_error)
         _, errors = guardian.communicate(timeout=60)
     assert errors.count("ZeroDivisionError") == (0 if shows_error else 1)
-
-
-def test_a_guardian_without_a_supervisor_prints_the_error_once(tmp_path: Path) -> None:
-    failed = tmp_path / "failed"
-    with worker(write(tmp_path, FAILS_AND_LINGERS.format(failed)), environment()) as guardian:
-        until(failed.exists, "the error")
-        guardian.terminate()
-        _, errors = guardian.communicate(timeout=60)
-    assert errors.count("ZeroDivisionError") == 1
 
 
 def test_in_the_end_nothing_is_left_open() -> None:
@@ -167,13 +154,10 @@ if not died.exists():
 def test_a_process_outside_a_training_function_is_restarted_and_ends_by_order(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    address = supervisor.guardians.address("127.0.0.1")
-    environ = {**environment(), "HVDRECOVER_SUPERVISOR": address, "HOROVOD_ELASTIC": "1"}
-
     def heard(kind: str) -> list[Message]:
         return [message for _, _, message in supervisor.heard if message["kind"] == kind]
 
-    with worker(write(tmp_path, DIES_AT_FIRST.format(tmp_path / "died")), environ) as guardian:
+    with worker(supervisor, write(tmp_path, DIES_AT_FIRST.format(tmp_path / "died"))) as guardian:
         supervisor.serve(lambda: heard("fault"), "the report of its death")
         assert (heard("fault")[0]["fault"], heard("fault")[0]["round"]) == ("crash", 0)
         supervisor.guardians.order(order="restart", pause=0.0)
@@ -184,3 +168,53 @@ def test_a_process_outside_a_training_function_is_restarted_and_ends_by_order(
         supervisor.serve(lambda: heard("end"), "the end of the guardian")
         assert guardian.wait(timeout=60) == 0
     assert heard("end")[0]["how"] == "untrained"
+
+
+# The first process dies, the second never comes to import hvdrecover, the third finishes.
+HANGS_AT_ITS_RESTART = """
+import os, signal
+from pathlib import Path
+starts = Path("starts")
+start = len(starts.read_text()) if starts.exists() else 0
+starts.write_text("x" * (start + 1))
+if start == 1:
+    signal.pause()
+import adapter
+from hvdrecover import heartbeat
+heartbeat.training_begins(in_run=True)
+heartbeat.committed(1, 1, 1)
+if start == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+heartbeat.enter(heartbeat.Phase.FINISHED)
+"""
+
+# The first process prints until nobody reads it any more, the second finishes.
+BLOCKS_IN_ITS_OUTPUT = """
+import os, sys
+from pathlib import Path
+import adapter
+from hvdrecover import heartbeat
+heartbeat.training_begins(in_run=True)
+heartbeat.committed(1, 1, 1)
+if not Path("starts").exists():
+    Path("starts").write_text("x")
+    while True:
+        os.write(2, b"x" * 4096)
+Path("starts").write_text("xxx")
+heartbeat.enter(heartbeat.Phase.FINISHED)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "limit"),
+    [(HANGS_AT_ITS_RESTART, "--startup-timeout"), (BLOCKS_IN_ITS_OUTPUT, "--hang-timeout")],
+)
+def test_a_process_that_hangs_is_killed_and_restarted(
+    script: str, limit: str, supervisor: Supervisor, tmp_path: Path
+) -> None:
+    starts = tmp_path / "starts"
+    with worker(supervisor, write(tmp_path, script), limit, "5") as guardian:
+        supervisor.serve(lambda: starts.exists() and starts.read_text() == "xxx", "the restart")
+        _, errors = guardian.communicate(timeout=60)
+    assert guardian.returncode == 0
+    assert errors.count("hang (SIGKILL)") == 1

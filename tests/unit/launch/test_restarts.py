@@ -20,6 +20,7 @@ def script_error(commit: int = 4, detail: str = "KeyError: 'x'", code: int = 1) 
     facts = {
         "fault": "script_error",
         "end": "script_error",
+        "name": "rank 0 on a",
         "message": "it failed",
         "exit": code,
         "at": "a/0",
@@ -156,23 +157,7 @@ def test_an_error_of_a_script_that_has_no_commit_yet() -> None:
     assert (outcome.action, outcome.code) == ("end", 2)
     assert outcome.reason == "an exception before the job's first commit: KeyError: 'x'"
     assert outcome.traceback == "Traceback …"
-    assert outcome.message == "an exception before the job's first commit; 1 of 2 ranks ended like this:"
-
-
-@pytest.mark.parametrize(
-    ("details", "count"),
-    [
-        (["KeyError: 'x'"] * 3, "3 of 3 ranks ended like this:"),
-        (["KeyError: 'x'", "KeyError: 'y'"], "1 of 2 ranks ended like this, 1 in another way:"),
-    ],
-)
-def test_ranks_that_fail_before_the_first_commit_are_counted_by_their_error(
-    details: list[str], count: str
-) -> None:
-    faults = [{**script_error(0, detail=detail), "end": "first_error"} for detail in details]
-    outcome = after(attempt(faults=[of_others(), *faults]))
-    assert outcome.message.endswith(f"; {count}")
-    assert outcome.reason.endswith(details[0])
+    assert outcome.message == "rank 0 on a: an exception before the job's first commit:"
 
 
 def test_an_error_that_follows_a_recovery_in_place_has_all_processes_start_once() -> None:
@@ -291,7 +276,8 @@ def outside(at: str = "a/0", time: float = 100.0, **facts: Any) -> dict[str, Any
 
 
 def error_outside(detail: str = "KeyError: 'x'", **facts: Any) -> dict[str, Any]:
-    return outside(**{"fault": "script_error", "end": "first_error", "exit": 1, "detail": detail, **facts})
+    facts = {"fault": "script_error", "end": "first_error", "exit": 1, "detail": detail, **facts}
+    return outside(name="rank 0 on a", **facts)
 
 
 def of_other(at: str = "a/1", **facts: Any) -> dict[str, Any]:
@@ -380,7 +366,7 @@ def test_a_job_that_cannot_restart_in_place_starts_again_or_is_given_up() -> Non
     error = error_outside(final=True, traceback="Traceback: x")
     assert after(plain(error, over=True, code=1)).traceback == "Traceback: x"
     twice = error_outside(final=True, again=True, end="script_error", traceback="Traceback: x")
-    assert after(plain(outside(), twice, over=True, code=1)).message == SAME_ERROR
+    assert after(plain(outside(), twice, over=True, code=1)).message == f"rank 0 on a: {SAME_ERROR}:"
 
 
 def test_a_resumed_job_that_has_not_said_that_it_is_finished_ends_and_says_so() -> None:

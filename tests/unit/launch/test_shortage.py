@@ -3,32 +3,37 @@ from __future__ import annotations
 import pytest
 
 from hvdrecover.launch.horovodrun import Options
-from hvdrecover.launch.missing_hosts import Shortage
+from hvdrecover.launch.shortage import Shortage
 from tests.fakes.clock import FakeClock
 
 
-def told(options: Options, *counts: int) -> list[str]:
-    """Return what is told while there are so many guardians, four seconds after one another."""
+def lines(caplog: pytest.LogCaptureFixture, options: Options, *counts: int) -> list[str]:
+    """Return what is logged while there are so many guardians, four seconds after one another."""
     clock = FakeClock()
     shortage = Shortage(options, clock)
-    messages = []
     for count in counts:
-        messages.append(shortage.message(count))
+        shortage.look(count)
         clock.advance(4.0)
-    return [message for message in messages if message]
+    return caplog.messages
 
 
-def test_a_job_that_waits_for_lost_processes_says_so_once_and_how_not_to() -> None:
-    (message,) = told(Options(16), 0, 8, 16, 8, 8, 8, 8, 8, 16, 8, 8, 8, 8, 8)
+def test_a_job_that_waits_for_lost_processes_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    (message,) = lines(caplog, Options(16), 0, 8, 16, 8, 8, 8, 8, 8, 16, 8, 8, 8, 8, 8)
     assert message.startswith("8 of 16 processes are left; the job waits until 16 run again")
     assert "With --min-np 8 it would resume" in message
 
 
-@pytest.mark.parametrize("counts", [(16, 8, 8, 16, 15, 15, 15, 16), (0, 8, 8, 8, 8, 8), (16, 0, 0, 0, 0, 0)])
-def test_what_is_replaced_soon_or_only_begins_or_is_all_gone_is_not_told(counts: tuple[int, ...]) -> None:
-    assert told(Options(16), *counts) == []
-
-
-@pytest.mark.parametrize("options", [Options(16, least=2), Options(16, mpi=True)])
-def test_a_job_that_does_not_wait_says_nothing(options: Options) -> None:
-    assert told(options, 16, 8, 8, 8, 8, 8) == []
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        (Options(16), (16, 8, 8, 16, 15, 15, 15, 16)),
+        (Options(16), (0, 8, 8, 8, 8, 8)),
+        (Options(16), (16, 0, 0, 0, 0, 0)),
+        (Options(16, least=2), (16, 8, 8, 8, 8, 8)),
+        (Options(16, mpi=True), (16, 8, 8, 8, 8, 8)),
+    ],
+)
+def test_a_job_that_does_not_wait_for_long_says_nothing(
+    options: Options, counts: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert lines(caplog, options, *counts) == []

@@ -11,7 +11,6 @@ import pytest
 
 from hvdrecover.heartbeat import Phase
 from hvdrecover.launch import stacks
-from hvdrecover.launch.stacks import Stall
 from hvdrecover.launch.training import Training
 from tests.unit.launch.children import environment, state, until
 
@@ -94,26 +93,9 @@ def test_the_main_thread_of_faulthandler_is_the_one_that_has_answered() -> None:
     assert stacks.summary(text[: text.index("\nCurrent")]) == "/work/data.py:7 in load"
 
 
-# -- collectives that wait ------------------------------------------------------------------------------
-
-
-def test_tensors_ranks_and_places_are_in_one_message() -> None:
-    stall = Stall({1: ["a"], 3: ["b", "c", "d", "e", "f"]}, 12.4)
-    assert not stall.complete
-    stall.places[1] = "rank 1 on h, which is at train.py:7 in load"
-    assert not stall.complete
-    stall.places[3] = "rank 3 on i, which does not answer"
-    assert stall.complete
-    assert stall.message() == (
-        "a has waited 12 s for rank 1 on h, which is at train.py:7 in load; "
-        "b, c, d and 2 more have waited 12 s for rank 3 on i, which does not answer"
+def test_a_stall_names_tensors_and_ranks() -> None:
+    assert stacks.stall({1: ["a"], 2: ["a", "b"], 3: ["b", "c", "d", "e", "f"]}, 12.4) == (
+        "a has waited 12 s for rank 1; "
+        "a, b have waited 12 s for rank 2; "
+        "b, c, d and 2 more have waited 12 s for rank 3"
     )
-
-
-def test_a_rank_of_which_nobody_tells_is_named_all_the_same() -> None:
-    assert Stall({2: ["a", "b"]}, 3.0).message() == "a, b have waited 3 s for rank 2"
-
-
-def test_ranks_that_are_known_to_be_at_something_long_are_nobodys_fault() -> None:
-    assert Stall({0: ["a"]}, 3.0, {0: None}).message() == ""
-    assert Stall({0: ["a"], 1: ["b"]}, 3.0, {0: None}).message() == "b has waited 3 s for rank 1"
