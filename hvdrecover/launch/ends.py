@@ -1,7 +1,7 @@
-"""How processes and jobs end: the table of ends with the reaction to each, and the decisions after a death.
+"""How processes end: the table of ends with the reaction to each, and the decisions after a death.
 
 A guardian builds a `Death`, finds its `End` in the table, and asks its `Record` whether the process may be
-restarted in place.
+restarted in place. ``docs/launching.md`` has the table for people.
 """
 
 from __future__ import annotations
@@ -23,136 +23,83 @@ Repair = Literal["none", "in place", "job", "end"]
 @dataclass(frozen=True)
 class End:
     name: str  # for events and messages between our processes
-    how: str  # how the process or the job has ended; for people
+    how: str  # how the process has ended; for people
     repair: Repair  # the first action
-    done: str  # the action in words
     # the job's exit code if it ends by this; None for the script's own, or if others decide
     code: int | None = None
     errors: tuple[str, ...] = ()  # names of the exceptions of ours by which it is recognised
 
 
-def _like_crash(name: str, how: str, *errors: str) -> End:
-    return End(name, how, "in place", "as after a crash", 1, errors)
+def _end(name: str, how: str, repair: Repair, code: int | None, errors: str = "") -> End:
+    return End(name, how, repair, code, tuple(errors.split()))
 
 
-def _starts_again(name: str, how: str, *errors: str) -> End:
-    return End(name, how, "job", "the whole job starts again from its newest durable commit", 1, errors)
-
-
-def _ends(name: str, how: str, *errors: str, code: int | None = None) -> End:
-    return End(name, how, "end", "the job ends at once", code, errors)
-
-
-# Of one training process.
-OF_PROCESSES = (
-    End("finished", "the training function has returned", "none", "the job ends when all ranks have", 0),
-    End(
+ENDS = (
+    _end("finished", "the training function has returned", "none", 0),
+    _end(
         "untrained",
         "exit code 0 before the job's first commit, without a call of a training function",
         "none",
-        "the job ends when all ranks have, with a line that says so",
         0,
     ),
-    End(
-        "left",
-        "it left after a preemption",
-        "none",
-        "the job ends if all ranks leave, else the others resume",
-        PREEMPTED,
-    ),
-    End("removed", "its host no longer belongs to the job", "none", "the others resume"),
-    End("dismissed", "Horovod ended it by SIGTERM", "none", "the others resume"),
-    End(
-        "crash",
-        "a signal, or an error of Horovod because a rank was lost",
+    _end("left", "it left after a preemption", "none", PREEMPTED),
+    _end("removed", "its host no longer belongs to the job", "none", None),
+    _end("dismissed", "Horovod ended it by SIGTERM", "none", None),
+    _end("crash", "a signal, or an error of Horovod because a rank was lost", "in place", 1),
+    _end("hang", "no progress for the hang timeout", "in place", 1),
+    _end("out_of_memory", "the kernel killed it for lack of memory", "in place", 1),
+    _end("early_exit", "exit code 0 before the training function has returned", "in place", 1),
+    _end("storage", "the storage is away where the job can't do without it", "in place", 1, "StorageError"),
+    _end("rendezvous", "ranks were lost during a rendezvous", "in place", 1, "RecoveryError"),
+    _end(
+        "overtaken",
+        "a later generation of its own job claimed the checkpoint root",
         "in place",
-        "restarted in place, the second time after a second; after 3 deaths in a row without progress its "
-        "slot is given up, and when Horovod then gives up, the whole job starts again",
         1,
+        "OvertakenError",
     ),
-    _like_crash("hang", "no progress for the hang timeout"),
-    _like_crash("out_of_memory", "the kernel killed it for lack of memory"),
-    _like_crash("early_exit", "exit code 0 before the training function has returned"),
-    _like_crash("storage", "the storage is away where the job can't do without it", "StorageError"),
-    _like_crash("rendezvous", "ranks were lost during a rendezvous", "RecoveryError"),
-    _like_crash(
-        "overtaken", "a later generation of its own job claimed the checkpoint root", "OvertakenError"
-    ),
-    End(
-        "script_error",
-        "any other exception",
-        "in place",
-        "restarted in place; the same error at the same place again ends the job. Errors are the same if "
-        "class and line are; the text may differ. If the error came right after a durable commit was "
-        "loaded, the job first starts once more from the commit before that one. If the error came only "
-        "after a recovery in place, the job first starts once more from the same commit",
-    ),
-    End(
-        "first_error",
-        "an exception before the job's first commit",
-        "end",
-        "the job ends at once, unless it follows a recovery in place: then all processes first start once "
-        "more",
-    ),
-    _starts_again("apart", "it waited for the other ranks for the startup timeout"),
-    _starts_again(
+    _end("script_error", "any other exception", "in place", None),
+    _end("first_error", "an exception before the job's first commit", "end", None),
+    _end("apart", "it waited for the other ranks for the startup timeout", "job", 1),
+    _end(
         "early_collective",
         "it joined the running job, and called a collective before the training function",
+        "job",
+        1,
         "EarlyCollectiveError",
     ),
-    _ends("fenced", "another job has claimed the checkpoint root", "FencedError", code=FENCED),
-    _ends("too_old", "`HVDRECOVER_MAX_DURABLE_AGE` is over", "DurableAgeError"),
-    _ends(
+    _end("fenced", "another job has claimed the checkpoint root", "end", FENCED, "FencedError"),
+    _end("too_old", "`HVDRECOVER_MAX_DURABLE_AGE` is over", "end", None, "DurableAgeError"),
+    _end(
         "no_progress",
         "the ranks rolled back 3 times in a row without a lost process, and without progress",
+        "end",
+        None,
         "NoProgressError",
     ),
-    _ends(
+    _end(
         "unusable",
         "the checkpoint root is not ours, too new, does not fit, was emptied while near commits are left, or "
         "has only broken commits, or its server's host key is unknown",
-        *("EmptiedRootError", "ForeignRootError", "FormatVersionError"),
-        *("HostKeyError", "MismatchError", "NoUsableCommitError"),
+        "end",
+        None,
+        "EmptiedRootError ForeignRootError FormatVersionError HostKeyError MismatchError NoUsableCommitError",
     ),
-    _ends(
+    _end(
         "wrong",
         "a setting, the state, the structure, the shards or the data are not what they must be",
-        *("ConfigError", "StateError", "StructureError", "ShardsError", "DataChangedError"),
-    ),
-)
-# Of the whole job.
-OF_JOBS = (
-    _starts_again("gave_up", "Horovod gave up: too few hosts are left"),
-    _starts_again("launcher_lost", "`horovodrun` was killed"),
-    End(
-        "together",
-        "a process dies outside `run`, in a script that does not call it, or not yet",
-        "job",
-        "all processes start again together: in place if no host was lost",
-        1,
-    ),
-    _starts_again("static", "any of these in a job that is not elastic (`--mpi`)"),
-    _ends("restarts", "`--max-restarts` restarts in a row have brought no progress", code=1),
-    End(
-        "preempted",
-        "SIGTERM or SIGUSR1 to the supervisor, or Slurm is about to end it",
         "end",
-        "the job leaves at its next commit",
-        PREEMPTED,
+        None,
+        "ConfigError StateError StructureError ShardsError DataChangedError",
     ),
-    _ends("interrupted", "Ctrl-C", code=130),
 )
-_BY_NAME = {end.name: end for end in (*OF_PROCESSES, *OF_JOBS)}
+_BY_NAME = {end.name: end for end in ENDS}
 # Errors of a storage that waiting does not repair, if the job has never made a commit there.
-_REFUSALS = {
-    "AuthenticationException",
-    "FileNotFoundError",
-    "NoCredentialsError",
-    "NotADirectoryError",
-    "PermissionError",
-}
+_REFUSALS = set(
+    ["AuthenticationException", "FileNotFoundError", "NoCredentialsError", "NotADirectoryError", "PermissionError"]
+)
 FIRST_ERROR = _BY_NAME["first_error"]
-_BY_ERROR = {error: end for end in OF_PROCESSES for error in end.errors}
+_BY_ERROR = {error: end for end in ENDS for error in end.errors}
 
 
 def named(name: str | None) -> End | None:
@@ -165,16 +112,6 @@ def of_error(kinds: Sequence[str], *, first: bool) -> End:
         return FIRST_ERROR
     known = next((_BY_ERROR[kind] for kind in kinds if kind in _BY_ERROR), None)
     return known or (FIRST_ERROR if first else _BY_NAME["script_error"])
-
-
-def table() -> str:
-    """Return the table as Markdown."""
-    lines = ["| what ended, and how | what is done | exit code of the job |", "|---|---|---|"]
-    for title, ends in (("process", OF_PROCESSES), ("job", OF_JOBS)):
-        for end in ends:
-            code = str(end.code) if end.code is not None else "-" if end.repair == "none" else "the script's"
-            lines.append(f"| {title}: {end.how} | {end.done} | {code} |")
-    return "\n".join(lines)
 
 
 # -- deaths of training processes ----------------------------------------------------------------------

@@ -44,12 +44,8 @@ class Guardians:
     Anyone can connect to the port. A connection that does not send the token within seconds is dropped. The
     number of such connections is limited, so guardians can always connect.
 
-    Args:
-        selector: wakes the supervisor.
-        hear: called with each message.
-        lost: called with a guardian whose connection ended without a last message.
-        greeting: returns the first orders for a new guardian.
-        clock: source of times.
+    `hear` is called with each message, and `lost` with a guardian whose connection ended without a last
+    message. `greeting` returns the first orders for a new guardian.
     """
 
     def __init__(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hvdrecover.heartbeat import Phase, Reading
@@ -33,49 +32,24 @@ def limit(reading: Reading, limits: Limits, *, joins: bool = True) -> float:
     """
     if reading.paused or (reading.phase == Phase.UNKNOWN and not joins):
         return math.inf
-    return DEADLINES[reading.phase](reading, limits)
-
-
-def _startup(reading: Reading, limits: Limits) -> float:
+    match reading.phase:
+        case Phase.READY:
+            return _WAKING
+        case Phase.FINISHED:
+            return _AFTERWARDS
+        case Phase.PLAIN:
+            # A plain script may evaluate for an hour without a call of ours. Before its first step, it cannot
+            # show progress at all.
+            longest = limits.timeout or max(limits.startup, FACTOR * reading.longest)
+            return longest if reading.steps else math.inf
+        case Phase.TRAINING | Phase.LEFT | Phase.REMOVED if not reading.waiting:
+            return training_limit(reading.longest, limits)
+        case Phase.BEGINNING if reading.longest_beginning and not reading.waiting:
+            return beginning_limit(reading, limits)
     return max(limits.startup, limits.timeout or 0.0)
 
 
-def _training(reading: Reading, limits: Limits) -> float:
-    return _startup(reading, limits) if reading.waiting else training_limit(reading.longest, limits)
-
-
-def _beginning(reading: Reading, limits: Limits) -> float:
-    known = reading.longest_beginning and not reading.waiting
-    return (beginning_limit if known else _startup)(reading, limits)
-
-
-def _plain(reading: Reading, limits: Limits) -> float:
-    """Limit a plain script, which may evaluate for an hour without a call to `heartbeat` or `paused`.
-
-    It has no limit before its first known step, because it cannot show progress.
-    """
-    if not reading.steps:
-        return math.inf
-    return limits.timeout or max(limits.startup, FACTOR * reading.longest)
-
-
-DEADLINES: Mapping[Phase, Callable[[Reading, Limits], float]] = {
-    Phase.UNKNOWN: _startup,
-    Phase.READY: lambda *_: _WAKING,
-    Phase.STARTING: _startup,
-    Phase.BEGINNING: _beginning,
-    Phase.TRAINING: _training,
-    Phase.RECOVERING: _startup,
-    Phase.FINISHED: lambda *_: _AFTERWARDS,
-    Phase.LEFT: _training,
-    Phase.REMOVED: _training,
-    Phase.PLAIN: _plain,
-}
-"""The seconds without progress that a training process is allowed in each phase."""
-
-
 def training_limit(longest: float, limits: Limits) -> float:
-    """Return how many seconds a process may go without progress in training."""
     return limits.timeout if limits.timeout is not None else max(_FLOOR, FACTOR * longest)
 
 
@@ -95,7 +69,6 @@ def stalls(reading: Reading, limits: Limits) -> tuple[int, int]:
 
 
 def is_hanging(reading: Reading, limits: Limits, *, joins: bool = True) -> bool:
-    """Return whether a process has been without progress for too long; arguments as of `limit`."""
     return reading.silent > limit(reading, limits, joins=joins)
 
 

@@ -47,19 +47,15 @@ class Outlet(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The encoding of the text."""
         return self._encoding
 
     def fileno(self) -> int:
-        """Return the descriptor to which the stream writes."""
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Return whether the descriptor is a terminal."""
         return os.isatty(self._descriptor)
 
     def writable(self) -> bool:
-        """Return whether text can be written."""
         return True
 
     def write(self, text: str) -> int:
@@ -124,7 +120,6 @@ class _File(Outlet):
     """A file that is appended to; closing it first writes the held text."""
 
     def close(self) -> None:
-        """Write the held text, and close the file."""
         if not self.closed:
             self.drain()
             super().close()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
+import time
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from hvdrecover.errors import LaunchError
 from hvdrecover.launch import waits
 
 _PREFIX = "supervisor-"
+_LOOK = 0.1  # seconds between looks at a supervisor that is to end
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,9 @@ class Announcement:
             raise LaunchError(str(folder), f"can't be written to: {error.strerror}; {remedy}") from error
 
     def __enter__(self) -> Announcement:
-        """Return this object."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Remove the file."""
         with contextlib.suppress(OSError):
             self._disk(self._path.unlink)
 
@@ -86,42 +85,33 @@ def find(folder: Path) -> Supervised | None:
     return max(found, key=lambda each: (each.lives is not False, each.began), default=None)
 
 
-def ask_to_leave(supervised: Supervised) -> int:
-    """Signal a supervisor to let its job leave, unless it is leaving; return a pidfd for `wait_for_end`.
+def ask_to_leave(supervised: Supervised) -> None:
+    """Signal a supervisor to let its job leave, unless it is leaving.
 
     Raises `LaunchError` if the supervisor has ended, is on another host, or has no stop signal.
     """
     name = f"the supervisor, process {supervised.pid} on {supervised.host}"
-    try:
-        descriptor = os.pidfd_open(supervised.pid)
-    except OSError:
-        descriptor = -1
-    try:
-        # `lives` is read after the descriptor was opened, so both mean the same process.
-        if supervised.lives is not True or descriptor < 0:
-            gone = "has ended; nothing of its job is left to stop"
-            there = f"is not of this host or container; send it {supervised.stop_signal or 'a signal'} there"
-            raise LaunchError(name, gone if supervised.lives is False else there)
-        if not supervised.stop_signal:
-            raise LaunchError(name, "heeds no signal; HVDRECOVER_STOP_SIGNALS named none as it was started")
-        if not supervised.leaving:
-            signal.pidfd_send_signal(descriptor, signal.Signals[supervised.stop_signal])
-        return os.dup(descriptor)
-    except OSError as error:
-        raise LaunchError(name, f"can't be sent a signal: {error.strerror}") from error
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
+    lives = supervised.lives
+    if lives is False:
+        raise LaunchError(name, "has ended; nothing of its job is left to stop")
+    if lives is None:
+        there = f"is not of this host or container; send it {supervised.stop_signal or 'a signal'} there"
+        raise LaunchError(name, there)
+    if not supervised.stop_signal:
+        raise LaunchError(name, "heeds no signal; HVDRECOVER_STOP_SIGNALS named none as it was started")
+    if not supervised.leaving:
+        try:
+            os.kill(supervised.pid, signal.Signals[supervised.stop_signal])
+        except OSError as error:
+            raise LaunchError(name, f"can't be sent a signal: {error.strerror}") from error
 
 
-def wait_for_end(descriptor: int, seconds: float) -> bool:
-    """Wait for the process of a pidfd, close the pidfd, and return whether the process has ended."""
-    try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
-    finally:
-        os.close(descriptor)
+def wait_for_end(supervised: Supervised, seconds: float) -> bool:
+    """Wait for the end of a supervisor of this host; return whether it has ended."""
+    deadline = time.monotonic() + seconds
+    while supervised.lives and time.monotonic() < deadline:
+        time.sleep(_LOOK)
+    return not supervised.lives
 
 
 def _read(path: Path) -> Supervised | None:

@@ -27,7 +27,7 @@ class PythonCommand:
 
     @property
     def customizes(self) -> bool:
-        """Return whether the interpreter runs the `sitecustomize` that it finds by ``PYTHONPATH``."""
+        """Whether the interpreter runs the `sitecustomize` that it finds by ``PYTHONPATH``."""
         return not any(_ISOLATED.fullmatch(word) for word in self.interpreter[1:])
 
 

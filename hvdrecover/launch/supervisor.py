@@ -64,13 +64,7 @@ class State(Enum):
 class Supervisor:
     """Starts ``horovodrun``, and starts it again when Horovod gives up.
 
-    Args:
-        command: the training command.
-        options: options of ``horovodrun``.
-        environ: variables for the job, on top of this process's own.
-        config: the settings; `Config.events` is the run's folder.
-        slurm: the Slurm job of this process, if there is one.
-        clock: source of times.
+    `environ` comes on top of this process's own environment. `Config.events` is the run's folder.
     """
 
     def __init__(

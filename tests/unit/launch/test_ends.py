@@ -16,12 +16,15 @@ from tests.unit.launch.readings import death, reading
 DOCS = Path(__file__).parents[3] / "docs" / "launching.md"
 
 
-def test_the_docs_have_the_table_that_decides() -> None:
-    assert ends.table() in DOCS.read_text()
+@pytest.mark.parametrize("end", ends.ENDS, ids=lambda end: end.name)
+def test_the_docs_have_each_end_with_its_exit_code(end: ends.End) -> None:
+    row = next(line for line in DOCS.read_text().splitlines() if line.startswith(f"| process: {end.how} |"))
+    others = "-" if end.repair == "none" else "the script's"
+    assert row.endswith(f"| {others if end.code is None else end.code} |")
 
 
 def test_errors_of_the_table_are_ours_and_stand_in_one_row() -> None:
-    named = [error for end in ends.OF_PROCESSES for error in end.errors]
+    named = [error for end in ends.ENDS for error in end.errors]
     assert len(named) == len(set(named))
     assert all(issubclass(getattr(errors, name), errors.HvdrecoverError) for name in named)
 

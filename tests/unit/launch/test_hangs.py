@@ -41,7 +41,6 @@ def test_a_limit_for_each_phase(phase: Phase, limits: Limits, seconds: float) ->
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("limits", [SHORT, ADAPTIVE])
 def test_every_phase_has_a_deadline(phase: Phase, limits: Limits) -> None:
-    assert phase in hangs.DEADLINES, f"{phase.name} needs a line in hangs.DEADLINES"
     assert 0 < hangs.limit(reading(phase, steps=1), limits) <= 86400
     assert hangs.is_hanging(reading(phase, silent=86401.0, steps=1), limits)
 

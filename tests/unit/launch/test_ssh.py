@@ -172,9 +172,6 @@ print(_slot_info_to_command_fn("train", env)(SlotInfo("h2", 0, 0, 0, 1, 1, 1)))
 ENTRY_POINTS = """\
 [hvdrecover.remote_shells]
 racks = rack_shell
-function = rack_shell:main
-missing = rack_shells
-submodule = no_package.shell
 """
 
 
@@ -210,13 +207,10 @@ def test_an_installed_remote_shell_goes_before_a_program_of_that_name(site: Path
     ("setting", "problem"),
     [
         ("raks file", "'raks' is .*installed: .*racks"),
-        ("missing", "'missing = rack_shells' of package rack .*does not exist"),
-        ("submodule", "'submodule = no_package.shell' of package rack .*: No module named 'no_package'"),
-        ("function", "'function = rack_shell:main' of package rack .*without ':main'"),
         ("racks 'file", "split 'racks 'file'"),
         (" ", "blank"),
     ],
 )
-def test_an_unknown_or_broken_remote_shell_is_an_error(site: Path, setting: str, problem: str) -> None:
+def test_an_unknown_remote_shell_is_an_error(site: Path, setting: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=f"^HVDRECOVER_REMOTE_SHELL: .*{problem}"):
         remote_shell(setting, os.defpath)
