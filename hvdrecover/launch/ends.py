@@ -95,9 +95,10 @@ ENDS = (
 )
 _BY_NAME = {end.name: end for end in ENDS}
 # Errors of a storage that waiting does not repair, if the job has never made a commit there.
-_REFUSALS = set(
-    ["AuthenticationException", "FileNotFoundError", "NoCredentialsError", "NotADirectoryError", "PermissionError"]
-)
+_REFUSALS = {
+    *("AuthenticationException", "FileNotFoundError", "NoCredentialsError"),
+    *("NotADirectoryError", "PermissionError"),
+}
 FIRST_ERROR = _BY_NAME["first_error"]
 _BY_ERROR = {error: end for end in ENDS for error in end.errors}
 

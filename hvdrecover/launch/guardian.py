@@ -34,7 +34,6 @@ from hvdrecover.errors import LaunchError
 from hvdrecover.heartbeat import Phase, Reading, Stop
 from hvdrecover.launch import ends, hangs, processes, python_command, slurm, waits
 from hvdrecover.launch.ends import FIRST_ERROR, Death, End, Record
-from hvdrecover.launch.hangs import Limits
 from hvdrecover.launch.reports import Reports
 from hvdrecover.launch.signals import Waking
 from hvdrecover.launch.standby import Readiness
@@ -62,7 +61,6 @@ class Guardian:
         self._command = list(command)
         self._environ = environ
         self._config = config
-        self._limits = Limits(config.hang_timeout, config.startup_timeout)
         self._clock = clock
         self._reports = Reports(config, clock)
         self._record = Record()
@@ -144,13 +142,13 @@ class Guardian:
         self._ticked = now
         self._note(reading)
         self._reports.report_stall(self._training, reading)
-        page.allow_stalls(*hangs.stalls(reading, self._limits))
+        page.allow_stalls(*hangs.stalls(reading, self._config))
         page.judged_by(reading)
         if self._stop_by is not None and now > self._stop_by:
             name = self._reports.name(reading)
             logger.warning("the grace is over: %s stops; its last durable commit stands", name)
             self._kill()
-        elif hangs.is_hanging(reading, self._limits, joins=self._record.joined):
+        elif hangs.is_hanging(reading, self._config, joins=self._record.joined):
             self._end_hang(reading)
         elif self._stop_by is not None:
             self._hand_on_stop(reading)

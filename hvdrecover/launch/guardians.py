@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import secrets
 import selectors
@@ -128,7 +129,7 @@ class Guardians:
 
     def _read(self, source: Link) -> None:
         messages = source.receive()
-        if source in self._strangers and messages and link.is_welcome(messages[0], self._token):
+        if source in self._strangers and messages and self._is_welcome(messages[0]):
             self._welcome(source, messages.pop(0))
         guardian = self._known.get(source)
         if guardian is not None:
@@ -138,6 +139,10 @@ class Guardians:
             source.close()
         if not source.is_open:
             self._drop(source)
+
+    def _is_welcome(self, greeting: Message) -> bool:
+        token = str(greeting.get("token")).encode(errors="replace")
+        return hmac.compare_digest(token, self._token.encode())
 
     def _welcome(self, source: Link, greeting: Message) -> None:
         del self._strangers[source]

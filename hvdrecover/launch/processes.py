@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hvdrecover.launch import waits
 
@@ -48,7 +48,6 @@ class Child(subprocess.Popen[bytes]):
     """
 
     def poll(self) -> int | None:
-        """Return how the process has ended, or None while it runs."""
         if self.returncode is not None:
             return self.returncode
         try:
@@ -77,22 +76,18 @@ def start(
     environ: Mapping[str, str],
     *,
     hand_down: Sequence[int] = (),
-    stdin: int | IO[Any] | None = None,
-    stdout: int | IO[Any] | None = None,
-    stderr: int | IO[Any] | None = None,
     new_session: bool = False,
+    **streams: Any,
 ) -> Child:
     """Start a process that the kernel kills when this one dies, in its own process group."""
     return Child(
         list(command),
         env=dict(environ),
         pass_fds=tuple(hand_down),
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
         start_new_session=new_session,
         process_group=None if new_session else 0,
         preexec_fn=_dies_with(os.getpid()),
+        **streams,
     )
 
 
@@ -106,7 +101,6 @@ def _dies_with(parent: int) -> Callable[[], None]:
 
 
 def kill(process: int) -> None:
-    """SIGKILL a process, if it still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
 
@@ -192,7 +186,6 @@ def named(processes: Sequence[int]) -> str:
 
 
 def is_stopped(process: int) -> bool:
-    """Return whether a process is stopped, by SIGSTOP or a debugger."""
     return _state(process) in ("T", "t")
 
 
@@ -206,17 +199,14 @@ def _stat(process: int) -> list[str]:
 
 
 def exit_code(returncode: int) -> int:
-    """Return a shell's exit code for a return code of `subprocess`: 128 plus the signal's number."""
     return 128 - returncode if returncode < 0 else returncode
 
 
 def returncode_of(code: int) -> int:
-    """Return the return code of `subprocess` for an exit code that a shell has passed on."""
     return 128 - code if 128 < code <= 128 + signal.SIGRTMAX else code
 
 
 def describe(returncode: int) -> str:
-    """Return a return code in words."""
     if returncode >= 0:
         return f"exit code {returncode}"
     try:

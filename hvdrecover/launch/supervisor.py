@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import signal
@@ -39,7 +40,6 @@ from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.link import Message
 from hvdrecover.launch.presence import Announcement, Supervised
 from hvdrecover.launch.restarts import Attempt, Outcome
-from hvdrecover.launch.shortage import Shortage
 from hvdrecover.launch.signals import Waking
 from hvdrecover.launch.slurm import SlurmJob
 from hvdrecover.record import Record
@@ -98,6 +98,7 @@ class Supervisor:
         self._suspects: list[str] = []
         self._heard_at: float | None = None  # when the fault was reported that ends this attempt
         self._kill_at: float | None = None
+        self._short_since = 0.0  # since when processes are missing, or none is
         self._left_at = 0.0  # when a finished training last had guardians
 
     def run(self) -> int:
@@ -189,13 +190,11 @@ class Supervisor:
         self._attempts.append(attempt)
         facts: dict[str, Any] = {"machine": machine.describe(), "versions": machine.versions()}
         self._events.emit("start", attempt=attempt.number, command=self._redacted, **facts)
-        shortage = Shortage(self._options, self._clock)
         self._driver = driver = self._start(arguments, path)
         try:
             while driver.poll() is None and not self._is_over() and not self._lingers(attempt):
                 self._serve(waits.SUPERVISION)
-                if self._kill_at is None and not {"finished", "untrained", "preempted"} & set(attempt.ends):
-                    shortage.look(len(self._guardians))
+                self._report_shortage(attempt)
                 if self._kill_at is not None and self._clock.monotonic() > self._kill_at:
                     break
             attempt.code = 1 if attempt.over or restarts.ending(self._attempts) else driver.poll() or 0
@@ -212,6 +211,20 @@ class Supervisor:
             if left:
                 message = f"{processes.named(left)} can't be killed, as a disk hangs perhaps: left"
                 self._events.emit("unkillable", message, level=logging.ERROR, processes=left)
+
+    def _report_shortage(self, attempt: Attempt) -> None:
+        """Say once that the job waits because processes were lost and are not replaced."""
+        present, wanted, now = len(self._guardians), self._ranks, self._clock.monotonic()
+        attempt.was_full |= present >= wanted
+        ends = self._kill_at is not None or {"finished", "untrained", "preempted"} & set(attempt.ends)
+        if ends or not attempt.was_full or not 0 < present < wanted:
+            self._short_since = now
+        if self._options.least is None and not self._options.mpi and now - self._short_since > waits.SPARE:
+            self._short_since = math.inf
+            logger.warning(
+                f"{present} of {wanted} processes are left; the job waits until {wanted} run again, up to "
+                f"Horovod's --elastic-timeout. With --min-np {present} it would resume with what is left"
+            )
 
     def _start(self, arguments: Sequence[str], path: str) -> processes.Child:
         name, _, value = self._mark.partition("=")

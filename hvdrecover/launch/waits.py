@@ -7,7 +7,6 @@
 LOOK = 0.2  # between looks at the page of the training process
 DISMISSAL = 45.0  # for the supervisor to end the job, when an error of the script is to end it
 STACKS = 1.0  # for a training process to write down its stacks
-DRIVER = 0.5  # for Horovod's driver to take a connection
 OUTPUT = 2.0  # for a slow reader of output to make room; less than any hang timeout
 LAST_OUTPUT = 20.0  # for a slow reader of output to take anything when the process ends
 
@@ -15,14 +14,11 @@ LAST_OUTPUT = 20.0  # for a slow reader of output to take anything when the proc
 SUPERVISION = 0.5  # between looks at horovodrun
 LAST_WORDS = 1.0  # for guardians to obey before all is killed
 LINGERING = 60.0  # for horovodrun to end when the training is finished and all guardians have gone
-PLACES = 3.0  # for guardians to say where ranks are
-OTHER_ERRORS = 2.0  # for other ranks to fail as one has at the start, so that they are counted,
-IMPORTS = 30.0  # once all have imported an adapter; so many at most for that
+SPARE = 10.0  # for a guardian of a spare host, or of a host that returns at once, to replace a lost one
 CULPRIT = 2.0  # for the process whose loss failed the others to be reported
 HEARSAY = 10.0  # for the rank that had an error to report it, when others have
 CONTROLLER = 30.0  # for Slurm's controller, which may be busy
 BETWEEN_QUESTIONS = 10.0  # between questions to Slurm's controller
-SSH = 15.0  # for ssh to reach a host, the resolution of the name included
 
 # Both
 MESSAGE = 5.0  # for the other side to take a message, or to say who it is; and for a connection, with its DNS

@@ -5,14 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from hvdrecover.config import LEAST_TIMEOUT
+from hvdrecover.config import LEAST_TIMEOUT, Config, read
 from hvdrecover.heartbeat import Phase, Reading
 from hvdrecover.launch import hangs
-from hvdrecover.launch.hangs import Limits
 from tests.unit.launch.readings import reading
 
-SHORT, LONG = Limits(timeout=20.0, startup=600.0), Limits(timeout=900.0, startup=600.0)
-ADAPTIVE = Limits(startup=600.0)
+
+def limits(startup: float, timeout: float | None = None) -> Config:
+    return replace(read({}), hang_timeout=timeout, startup_timeout=startup)
+
+
+SHORT, LONG = limits(timeout=20.0, startup=600.0), limits(timeout=900.0, startup=600.0)
+ADAPTIVE = limits(startup=600.0)
 
 
 @pytest.mark.parametrize(
@@ -34,13 +38,13 @@ ADAPTIVE = Limits(startup=600.0)
         (Phase.REMOVED, ADAPTIVE, 300.0),
     ],
 )
-def test_a_limit_for_each_phase(phase: Phase, limits: Limits, seconds: float) -> None:
+def test_a_limit_for_each_phase(phase: Phase, limits: Config, seconds: float) -> None:
     assert hangs.limit(reading(phase), limits) == seconds
 
 
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("limits", [SHORT, ADAPTIVE])
-def test_every_phase_has_a_deadline(phase: Phase, limits: Limits) -> None:
+def test_every_phase_has_a_deadline(phase: Phase, limits: Config) -> None:
     assert 0 < hangs.limit(reading(phase, steps=1), limits) <= 86400
     assert hangs.is_hanging(reading(phase, silent=86401.0, steps=1), limits)
 
@@ -53,7 +57,7 @@ def test_a_script_that_never_imports_hvdrecover_is_not_judged() -> None:
 
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("limits", [SHORT, ADAPTIVE])
-def test_no_pause_is_too_long(phase: Phase, limits: Limits) -> None:
+def test_no_pause_is_too_long(phase: Phase, limits: Config) -> None:
     assert not hangs.is_hanging(reading(phase, silent=1e9, paused=True), limits)
 
 
@@ -78,11 +82,13 @@ def test_without_a_timeout_it_is_a_multiple_of_the_longest_that_was_seen(
     ],
 )
 def test_a_beginning_is_judged_by_those_that_are_over(
-    limits: Limits, beginning: float, seconds: float
+    limits: Config, beginning: float, seconds: float
 ) -> None:
     begins = reading(Phase.BEGINNING, longest_beginning=beginning)
     assert hangs.limit(begins, limits) == seconds
-    assert hangs.limit(replace(begins, waiting=True), limits) == max(limits.startup, limits.timeout or 0)
+    assert hangs.limit(replace(begins, waiting=True), limits) == max(
+        limits.startup_timeout, limits.hang_timeout or 0
+    )
     assert hangs.limit(replace(begins, phase=Phase.TRAINING), limits) == hangs.training_limit(0.0, limits)
 
 
@@ -101,17 +107,17 @@ def test_waiting_ranks_are_free_before_they_would_count_as_hanging(timeout: floa
 
 
 def test_who_may_wait_for_others_in_a_pause_has_as_long_as_at_the_start() -> None:
-    limits = Limits(timeout=5.0, startup=100.0)
+    settings = limits(timeout=5.0, startup=100.0)
     waiting = Reading(Phase.TRAINING, waiting=True)
-    assert hangs.limit(waiting, limits) == 100.0
-    assert hangs.limit(replace(waiting, paused=True), limits) == math.inf
-    assert hangs.limit(replace(waiting, waiting=False), limits) == 5.0
+    assert hangs.limit(waiting, settings) == 100.0
+    assert hangs.limit(replace(waiting, paused=True), settings) == math.inf
+    assert hangs.limit(replace(waiting, waiting=False), settings) == 5.0
     finished = replace(waiting, phase=Phase.FINISHED)
-    assert hangs.limit(finished, limits) == hangs.limit(replace(finished, waiting=False), limits)
+    assert hangs.limit(finished, settings) == hangs.limit(replace(finished, waiting=False), settings)
 
 
 def test_a_plain_script_may_evaluate_for_an_hour_and_has_no_limit_without_steps() -> None:
     plain = reading(Phase.PLAIN, steps=3, longest=10.0)
-    assert hangs.limit(plain, SHORT) == SHORT.timeout
-    assert hangs.limit(plain, ADAPTIVE) == ADAPTIVE.startup
+    assert hangs.limit(plain, SHORT) == SHORT.hang_timeout
+    assert hangs.limit(plain, ADAPTIVE) == ADAPTIVE.startup_timeout
     assert hangs.limit(reading(Phase.PLAIN), SHORT) == math.inf

@@ -95,20 +95,3 @@ def test_a_host_that_is_cut_off_is_noticed_by_the_kernel(ends: tuple[Link, Link]
         )
         assert idle + interval * count <= 10
         assert unanswered <= 10_000
-
-
-@pytest.mark.parametrize(
-    ("message", "welcome"),
-    [
-        ({"token": TOKEN}, True),
-        ({"token": "secre"}, False),
-        ({"token": ""}, False),
-        ({"token": None}, False),
-        ({"token": [TOKEN]}, False),
-        ({"token": "sécret"}, False),
-        ({"token": "\ud800"}, False),
-        ({}, False),
-    ],
-)
-def test_only_who_knows_the_token_is_welcome(message: link.Message, welcome: bool) -> None:
-    assert link.is_welcome(message, TOKEN) is welcome
