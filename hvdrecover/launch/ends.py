@@ -146,8 +146,6 @@ Cause = tuple[int, str, int, int]
 
 @dataclass(frozen=True)
 class Death:
-    """The end of a training process."""
-
     returncode: int  # as `subprocess` has it: negative for a signal
     reading: Reading  # the last state of its page
     notes: Mapping[str, Any] = field(default_factory=dict)  # its notes, as of `hvdrecover.uncaught`
@@ -165,7 +163,6 @@ class Death:
 
     @property
     def kinds(self) -> Sequence[str]:
-        """Return `hvdrecover.error_kinds.kinds` of the error."""
         kinds: Sequence[str] = self._noted("kinds", ())
         return kinds
 
@@ -185,7 +182,6 @@ class Death:
 
 
 def cause(fault: Mapping[str, Any]) -> Cause:
-    """Return the cause in a guardian's report of a fault."""
     changed, steps = fault["point"]
     return fault["exit"], str(fault.get("identity") or fault["detail"])[-_BRIEF:], changed, steps
 
@@ -231,7 +227,6 @@ def fault(death: Death) -> Fault:
 
 
 def pause(deaths: int) -> float:
-    """Return the seconds to wait before a restart in place."""
     return min(_LONGEST_PAUSE, 2.0 ** (deaths - 2)) if deaths > 1 else 0.0
 
 
@@ -250,7 +245,6 @@ class Record:
     _reached: tuple[int, int] = (0, 0)  # the farthest point at the last death
 
     def note(self, reading: Reading) -> None:
-        """Note how far the training has come."""
         self.farthest = max(self.farthest, reading.point)
         self.committed |= reading.commit > 0
         self.in_run |= reading.in_run

@@ -53,8 +53,6 @@ class State(Enum):
 
 
 class Guardian:
-    """Starts the training process of one slot, and restarts it in place."""
-
     def __init__(
         self, command: Sequence[str], environ: dict[str, str], config: Config, clock: Clock = SYSTEM_CLOCK
     ) -> None:
@@ -169,7 +167,6 @@ class Guardian:
             self._reports.send(kind="commit", begun=told[0], in_run=told[1], **facts)
 
     def _pause(self) -> int | None:
-        """Restart the training process in place as soon as the pause is over."""
         if self._stop_by is not None:
             return self._end("stopped", PREEMPTED)
         if self._clock.monotonic() < self._until:
@@ -189,7 +186,6 @@ class Guardian:
     # -- signals and orders ----------------------------------------------------------------------------
 
     def _handle_signal(self, number: int) -> int | None:
-        """Act on a signal; return the exit code if it ends the guardian."""
         if number == signal.SIGQUIT:
             self._reports.show_place(self._training)
         elif number in self._config.stop_signals and not self._signalled:
@@ -203,7 +199,6 @@ class Guardian:
         return None
 
     def _ask(self, stop: Stop, grace: float) -> None:
-        """Ask the training process to leave at its next commit."""
         self._stop_by = self._clock.monotonic() + grace
         self._hand_on_stop(self._training.read())
         self._training.page.ask(stop)
@@ -215,7 +210,6 @@ class Guardian:
             self._training.process.terminate()
 
     def _follow_orders(self) -> None:
-        """Carry out the supervisor's orders."""
         for message in self._reports.supervisor.receive():
             match message["order"]:
                 case "leave":
@@ -313,7 +307,6 @@ class Guardian:
         self._state, self._until = State.DISMISSED, math.inf
 
     def _start_again(self, pause: float) -> None:
-        """Start the process again, together with all other guardians of the job."""
         if self._stop_by is not None:
             return
         if self._state is State.WATCHING:  # its error, if any, comes from the fault that is already known
@@ -372,7 +365,6 @@ class Guardian:
             self._reports.send(kind="diverged")
 
     def _end_hang(self, reading: Reading) -> None:
-        """Save the stacks of a hanging process, and kill it."""
         if reading.phase == Phase.READY:  # this does not count as a death of the training process
             logger.warning(
                 "the standby on %s was woken, but has not begun to run its program for %.0f s; starting a "
@@ -403,7 +395,6 @@ class Guardian:
             raise LaunchError(self._command[0], f"can't be started: {error.strerror}") from error
 
     def _kill(self) -> None:
-        """SIGKILL the training process."""
         if self._training.returncode is None and not self._training.kill():
             self._reports.events.emit("unkillable", processes=[self._training.pid])
 
@@ -421,6 +412,5 @@ class Guardian:
 
 
 def guard(command: Sequence[str], config: Config) -> int:
-    """Watch over a training command, as ``hvdrecover worker`` does; return the exit code."""
     environ = environment()
     return Guardian(command, {**open_mpi(environ), **environ}, config).run()

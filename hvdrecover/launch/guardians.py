@@ -104,7 +104,6 @@ class Guardians:
             self._drop(each)
 
     def close(self) -> None:
-        """Accept no more connections."""
         self.dismiss()
         self._selector.unregister(self._listener)
         self._listener.close()

@@ -85,7 +85,6 @@ class Link:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """End the connection, and close its descriptor."""
         self.close()
         self._connection.close()
 
@@ -103,7 +102,6 @@ def _decoded(line: bytes) -> Message | None:
 
 
 def connect(host: str, port: int, token: str, **facts: Any) -> Link | None:
-    """Connect to the supervisor and send the token; None if it does not answer."""
     try:
         connection = Bounded(waits.MESSAGE)(socket.create_connection, (host, port), timeout=waits.MESSAGE)
     except OSError:

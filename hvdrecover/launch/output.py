@@ -59,7 +59,6 @@ class Outlet(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Hold text for the thread to write. Raises nothing."""
         data = text.encode(self._encoding, "backslashreplace")
         with self._changed:
             if self._waits and not self._has_room():
@@ -127,7 +126,6 @@ class _File(Outlet):
 
 
 def append(path: str, report: Report) -> Outlet:
-    """Return an outlet into a file, whose earlier content stays."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     return _File(descriptor, path, report)
 

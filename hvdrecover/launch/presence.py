@@ -25,8 +25,6 @@ _LOOK = 0.1  # seconds between looks at a supervisor that is to end
 
 @dataclass(frozen=True)
 class Supervised:
-    """The contents of a supervisor's file."""
-
     host: str  # its host's name
     pid: int  # its process number there
     process: str  # its `hvdrecover.machine.identity`
@@ -40,7 +38,6 @@ class Supervised:
 
     @property
     def lives(self) -> bool | None:
-        """Return whether the supervisor runs; None if it is on another host, or in another container."""
         if machine.has_ended(self.process):
             return False
         return True if machine.identity(self.pid) == self.process != "" else None
@@ -68,7 +65,6 @@ class Announcement:
             self._disk(self._path.unlink)
 
     def leaves(self) -> None:
-        """Note in the file that the job is leaving."""
         self._supervised = replace(self._supervised, leaving=True)
         with contextlib.suppress(OSError):
             self._disk(self._write)
@@ -107,7 +103,6 @@ def ask_to_leave(supervised: Supervised) -> None:
 
 
 def wait_for_end(supervised: Supervised, seconds: float) -> bool:
-    """Wait for the end of a supervisor of this host; return whether it has ended."""
     deadline = time.monotonic() + seconds
     while supervised.lives and time.monotonic() < deadline:
         time.sleep(_LOOK)

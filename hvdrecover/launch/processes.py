@@ -59,7 +59,6 @@ class Child(subprocess.Popen[bytes]):
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def kill_group(self) -> None:
-        """SIGKILL the process and its group, even if the process has ended; not if it was reaped."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -126,7 +125,6 @@ def _marked(mark: str, known: Collection[int]) -> list[Any]:
 
 
 def _lives(process: Any) -> bool:
-    """Return whether the same process of psutil still exists, and is not a zombie."""
     return process.is_running() and _state(process.pid) not in ("", "Z", "X")
 
 
@@ -179,7 +177,6 @@ def command(process: int) -> list[str]:
 
 
 def named(processes: Sequence[int]) -> str:
-    """Return processes with their programs' names, for people: ``process 12 (python)``."""
     # The command line of an unkillable process is not used, as reading it may block.
     names = ((each, _read(Path(f"/proc/{each}/comm")).strip() or "gone") for each in processes)
     return ", ".join(f"process {process} ({name})" for process, name in names)
@@ -194,7 +191,6 @@ def _state(process: int) -> str:
 
 
 def _stat(process: int) -> list[str]:
-    """Return a process's state, its parent, and so on; empty if it is gone."""
     return _read(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
 
 

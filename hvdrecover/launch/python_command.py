@@ -18,8 +18,6 @@ _FLAGS = re.compile(r"-[^-WXcm]*(?P<last>[WXcm])(?P<value>.*)")  # several in a 
 
 @dataclass(frozen=True)
 class PythonCommand:
-    """A command that runs a Python program."""
-
     interpreter: tuple[str, ...]  # the interpreter with its own options
     module: bool  # whether the program is a module (``-m``), else it is a file
     program: str  # the module or file

@@ -28,8 +28,6 @@ _MOST_UNSENT = 10_000  # events that wait while the supervisor reads none; beyon
 
 
 class Reports:
-    """The reports of one guardian; `events` are the events of its slot."""
-
     def __init__(self, config: Config, clock: Clock) -> None:
         self._config = config
         self._clock = clock
@@ -43,7 +41,6 @@ class Reports:
         self.supervisor.send(**facts)
 
     def forward(self, training: Training) -> None:
-        """Send the events that a training process has emitted since the last time."""
         for event in training.events():
             self._unsent.append((number(event.pop("emitted", None)) or 0.0, event))
         self._send_events()
@@ -59,7 +56,6 @@ class Reports:
             self.send(kind="event", age=age, event=event)
 
     def name(self, reading: Reading) -> str:
-        """Return the name of a training process in messages."""
         slot = f"the process of slot {self._config.local_rank}"
         return f"{f'rank {reading.rank}' if reading.rank >= 0 else slot} on {self._config.host}"
 

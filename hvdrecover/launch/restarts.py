@@ -39,8 +39,6 @@ Fault = dict[str, Any]
 
 @dataclass
 class Attempt:
-    """One start of the job."""
-
     number: int  # counted from 1
     code: int = 0  # how the launcher has ended; negative for a signal
     # how slots have ended, by their own account: finished, untrained, preempted (with the whole job), left
@@ -66,8 +64,6 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The decision after an attempt."""
-
     action: Literal["end", "restart"]
     code: int  # the exit code, if the job ends
     reason: str  # why, in words
@@ -241,7 +237,6 @@ def suspected(attempts: Sequence[Attempt]) -> str | None:
 
 
 def reason(attempt: Attempt) -> str:
-    """Return why a start has ended, in words."""
     message = attempt.faults[-1]["message"] if attempt.faults else ""
     if any(fault.get("end") == "apart" for fault in attempt.faults):
         return f"the ranks have not come together; {message}"

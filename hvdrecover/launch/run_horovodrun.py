@@ -127,11 +127,9 @@ def _printed(self: Any) -> str:
     """Return the hosts as Horovod expects them. It reports a `RuntimeError`, and asks again."""
     command: str = self._discovery_script
     try:
-        hosts, code = horovodrun.ask(command)
+        hosts = horovodrun.ask(command)
     except DiscoveryError as error:
-        raise RuntimeError(str(error)) from error
-    if code != 0:
-        raise RuntimeError(f"the host discovery script `{command}` has ended with {processes.describe(code)}")
+        raise RuntimeError(f"the host discovery script `{command}` has failed: {error}") from error
     return "\n".join(host.name if host.slots is None else f"{host.name}:{host.slots}" for host in hosts)
 
 

@@ -155,7 +155,6 @@ class SlurmJob:
 
 
 def of_environment(environ: Mapping[str, str], clock: Clock) -> SlurmJob | None:
-    """Return the job of a process with this environment, if it is in one."""
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
     return SlurmJob(environ, job, clock) if job else None
 

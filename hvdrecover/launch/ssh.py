@@ -109,7 +109,6 @@ def remote_shell(setting: str, path: str) -> list[str]:
 
 
 def hidden(names: Iterable[str]) -> list[str]:
-    """Return the names of variables to keep off command lines."""
     return [name for name in names if _NAME.fullmatch(name) and not _KEPT.fullmatch(name)]
 
 

@@ -17,7 +17,6 @@ _THREADS = re.compile(r"^(?=(?:Current thread|Thread) )", re.MULTILINE)
 
 
 def stall(missing: Mapping[int, Sequence[str]], seconds: float) -> str:
-    """Return a message for the tensors that wait for each rank."""
     parts = []
     for rank, names in sorted(missing.items()):
         shown, hidden = ", ".join(names[:_LISTED]), len(names) - _LISTED

@@ -44,12 +44,10 @@ class Readiness:
 
     @property
     def is_warm(self) -> bool:
-        """Return whether there is a standby that has imported everything, and waits."""
         standby = self._standby
         return standby is not None and standby.returncode is None and standby.read().phase == Phase.READY
 
     def news(self) -> bool | None:
-        """Return whether a standby is ready, if that has changed; else None."""
         before, self._reported = self._reported, self.is_warm
         return self._reported if self._reported != before else None
 
@@ -85,14 +83,12 @@ class Readiness:
         return None
 
     def drop(self) -> None:
-        """End the standby, if there is one."""
         if self._standby is not None:
             self._standby.close()
             self._standby = None
 
 
 def start(command: PythonCommand, modules: Sequence[str], environ: Mapping[str, str]) -> Training:
-    """Start a standby."""
     program = [command.module, command.program, *command.arguments]
     # In a memory file: a pipe would take only 64 KiB before the standby reads.
     orders = os.memfd_create("hvdrecover-orders")
@@ -121,7 +117,6 @@ def wake(standby: Training, environ: Mapping[str, str]) -> bool:
 
 
 def main() -> None:
-    """Prepare, wait, and run the program."""
     with os.fdopen(int(sys.argv[1])) as file:
         orders = json.load(file)
     module, program, *arguments = orders["program"]

@@ -213,7 +213,6 @@ class Supervisor:
                 self._events.emit("unkillable", message, level=logging.ERROR, processes=left)
 
     def _report_shortage(self, attempt: Attempt) -> None:
-        """Say once that the job waits because processes were lost and are not replaced."""
         present, wanted, now = len(self._guardians), self._ranks, self._clock.monotonic()
         attempt.was_full |= present >= wanted
         ends = self._kill_at is not None or {"finished", "untrained", "preempted"} & set(attempt.ends)
@@ -321,7 +320,6 @@ class Supervisor:
     # -- signals ---------------------------------------------------------------------------------------
 
     def _serve(self, seconds: float) -> None:
-        """Wait for guardians and signals, and serve them."""
         for number in self._waking.wait(seconds):
             self._handle_signal(number)
         self._record.flush()
@@ -349,7 +347,6 @@ class Supervisor:
             self._kill_at = self._clock.monotonic()  # kill everything at once
 
     def _leave(self, detail: str) -> None:
-        """Have the job leave at its next commit."""
         self._state = State.LEAVING
         self._announcement.leaves()
         grace = self._config.grace

@@ -25,8 +25,6 @@ _HUGE_PAGES = "glibc.malloc.hugetlb"
 
 
 class Training:
-    """A training process or a standby."""
-
     def __init__(
         self,
         command: Sequence[str],
@@ -78,11 +76,9 @@ class Training:
         return self.page.read()
 
     def notes(self) -> dict[str, Any]:
-        """Return its notes: the last value of each fact."""
         return heartbeat.notes_since(self._notes, 0)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the events that it has sent since the last time."""
         data = self._unread
         with contextlib.suppress(BlockingIOError):
             while new := os.read(self._events, _PIPE):
