@@ -153,18 +153,18 @@ class Death:
     out_of_memory: bool = False  # whether the kernel killed processes for lack of memory meanwhile
     lost: str = ""  # Horovod's error outside `run`, even if the script caught it; or empty
 
-    def _noted(self, name: str, default: Any) -> Any:
+    @property
+    def _of_error(self) -> Mapping[str, Any]:
         # After a signal, the error that the process noted before has not ended it.
-        return self.notes.get(name, default) if self.returncode >= 0 else default
+        return self.notes if self.returncode >= 0 else {}
 
     @property
     def error(self) -> str:
-        return str(self._noted("error", ""))
+        return str(self._of_error.get("error", ""))
 
     @property
-    def kinds(self) -> Sequence[str]:
-        kinds: Sequence[str] = self._noted("kinds", ())
-        return kinds
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(self._of_error.get("kinds", ()))
 
     @property
     def words(self) -> str:
@@ -174,7 +174,7 @@ class Death:
     @property
     def identity(self) -> str:
         """Return the error's class and its line in the script, which stay the same where its text varies."""
-        return str(self._noted("identity", "") or self.words)[-_BRIEF:]
+        return str(self._of_error.get("identity") or self.words)[-_BRIEF:]
 
     @property
     def cause(self) -> Cause:
@@ -184,12 +184,6 @@ class Death:
 def cause(fault: Mapping[str, Any]) -> Cause:
     changed, steps = fault["point"]
     return fault["exit"], str(fault.get("identity") or fault["detail"])[-_BRIEF:], changed, steps
-
-
-def brief(text: str) -> str:
-    """Return a text in one line of bounded length, for messages whose error is printed elsewhere."""
-    line = " ".join(text.split())
-    return line if len(line) <= _BRIEF else f"{line[:_BRIEF]}…"
 
 
 def end(death: Death, *, first: bool = False) -> End:
@@ -240,7 +234,7 @@ class Record:
     committed: bool = False  # whether the job has made any commit
     joined: bool = False  # whether any training process of the job is known to have imported hvdrecover
     in_run: bool = False  # whether a process of this start of the job was in a function decorated by `run`
-    restarted: bool = False  # whether all ranks of the job were started again together
+    rounds: int = 0  # how often all ranks of the job were started again together
     root: str = ""  # the checkpoint root in use, which the job has claimed; empty if there was none
     _reached: tuple[int, int] = (0, 0)  # the farthest point at the last death
 
@@ -253,7 +247,7 @@ class Record:
     @property
     def handed_down(self) -> dict[str, str]:
         """Environment variables for the next training process."""
-        again = (self.deaths or self.restarted) and not self.in_run
+        again = (self.deaths or self.rounds) and not self.in_run
         untrained = {"HVDRECOVER_UNTRAINED": "1"} if again else {}
         return untrained | ({"HVDRECOVER_CLAIMED": self.root} if self.root and self.committed else {})
 

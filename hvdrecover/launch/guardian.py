@@ -24,6 +24,7 @@ import logging
 import math
 import selectors
 import signal
+import textwrap
 from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Any
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 _REPORT = 5.0  # seconds between reports of the last commit to the supervisor
 _SUSPENDED = 5.0  # seconds between looks after which this process, too, must have been stopped
+_LONGEST_WORDS = 200  # characters of an error in a line; it is printed in full elsewhere
 _LONGEST_DETAIL = 10_000  # characters of an error in an event; the traceback has all of it
 
 
@@ -74,7 +76,6 @@ class Guardian:
         self._signalled = self._handed_on = False
         self._divergences = 0
         self._told = (False, False)  # last report to the supervisor: process has begun, is in `run`
-        self._round = 0  # how often all ranks have started again together
         self._began = self._ticked = self._reported = clock.monotonic()
         self._memory_kills = processes.memory_kills()
 
@@ -88,7 +89,6 @@ class Guardian:
         heeded = (*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
         with Waking((*heeded, signal.SIGCHLD)) as waking:
             try:
-                python_command.check_script(self._command)
                 self._training = self._start()
             except LaunchError as error:  # the supervisor shows it, and ends the job
                 facts: dict[str, Any] = {"end": FIRST_ERROR.name, "point": (0, 0), "commit": (0, 0)}
@@ -179,7 +179,7 @@ class Guardian:
         self._training = woken or self._start(rejoins=True)
         self._training.page.has_seen(before.longest, before.longest_beginning)
         self._ticked, self._state = self._clock.monotonic(), State.WATCHING
-        attempt = self._record.deaths + self._round
+        attempt = self._record.deaths + self._record.rounds
         self._reports.events.emit("restart", scope="slot", warm=woken is not None, attempt=attempt)
         return None
 
@@ -231,11 +231,21 @@ class Guardian:
 
     def _died(self, returncode: int) -> int | None:
         """Restart the training process in place, or return the code to exit with."""
-        death = self._death(returncode)
-        self._note(death.reading)  # before the fault, in the order in which things happened
+        kills, before = processes.memory_kills(), self._memory_kills
+        self._memory_kills = kills
+        notes, reading = self._training.notes(), self._training.read()
+        death = Death(
+            processes.returncode_of(returncode) if self._wrapped else returncode,
+            reading,
+            notes,
+            hung=self._hung is not None,
+            out_of_memory=kills > before,
+            lost="" if self._record.in_run or reading.in_run else str(notes.get("lost", "")),
+        )
+        self._note(reading)  # before the fault, in the order in which things happened
         self._root()
         end, stops = ends.end(death, first=not self._record.committed), self._stop_by is not None
-        if self._config.elastic and not self._record.in_run and death.reading.phase != Phase.FINISHED:
+        if self._config.elastic and not self._record.in_run and reading.phase != Phase.FINISHED:
             if stops and end.name != "left":
                 self._await_all(death, end, "stopped", PREEMPTED)
                 return None
@@ -245,25 +255,12 @@ class Guardian:
         if end.code == 0:
             return self._end(end.name, 0)
         if stops or end.name == "left":
-            whole = death.notes.get("left") == "job"
+            whole = notes.get("left") == "job"
             how = "preempted" if whole else "left" if end.name == "left" else "stopped"
             return self._end(how, PREEMPTED)
         if end.repair == "none":
             return self._end("stopped", processes.exit_code(death.returncode))
         return self._repair(death, end)
-
-    def _death(self, returncode: int) -> Death:
-        kills, before = processes.memory_kills(), self._memory_kills
-        self._memory_kills = kills
-        notes, reading = self._training.notes(), self._training.read()
-        return Death(
-            processes.returncode_of(returncode) if self._wrapped else returncode,
-            reading,
-            notes,
-            hung=self._hung is not None,
-            out_of_memory=kills > before,
-            lost="" if self._record.in_run or reading.in_run else str(notes.get("lost", "")),
-        )
 
     def _repair(self, death: Death, end: End) -> int | None:
         """Decide whether the process is restarted, report its death, and enter the next state."""
@@ -301,7 +298,13 @@ class Guardian:
         stops = self._stop_by is not None
         ended = stops or (death.returncode == 0 and not death.error)
         self._report_death(
-            death, end, "", quiet=True, kind="done" if ended else "fault", round=self._round, stops=stops
+            death,
+            end,
+            "",
+            quiet=True,
+            kind="done" if ended else "fault",
+            round=self._record.rounds,
+            stops=stops,
         )
         self._how, self._code = how, code
         self._state, self._until = State.DISMISSED, math.inf
@@ -313,8 +316,7 @@ class Guardian:
             self._kill()
             self._training.leave_error()
         self._training.show_error()
-        self._record.restarted = True
-        self._round += 1
+        self._record.rounds += 1
         self._how, self._hung = "", None
         self._state, self._until = State.PAUSING, self._clock.monotonic() + pause
 
@@ -325,7 +327,9 @@ class Guardian:
         fault, reading = ends.fault(death), death.reading
         name, ended = self._reports.name(reading), kind == "done"
         # the full text is printed elsewhere
-        words = death.kinds[0] if end.errors else ends.brief(death.words)
+        words = (
+            death.kinds[0] if end.errors else textwrap.shorten(death.words, _LONGEST_WORDS, placeholder="…")
+        )
         after = f" after its commit {reading.commit}" if reading.commit else ""
         after = after or ("" if "round" in more else " before its first commit")
         message = f"{name}: {fault.replace('_', ' ')} ({words}){after}{follows}"

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import time
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hvdrecover import machine
@@ -112,7 +112,6 @@ def wait_for_end(supervised: Supervised, seconds: float) -> bool:
 def _read(path: Path) -> Supervised | None:
     try:
         facts = json.loads(path.read_text())
-        known = {field.name: facts[field.name] for field in fields(Supervised)}
-        return Supervised(**{**known, "command": tuple(map(str, known["command"]))})
-    except (OSError, ValueError, TypeError, KeyError):
+        return Supervised(**{**facts, "command": tuple(facts["command"])})
+    except (OSError, ValueError, TypeError, KeyError):  # removed meanwhile, or of another version
         return None

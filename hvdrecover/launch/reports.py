@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,9 +95,7 @@ class Reports:
         return f"at {where}" if where else ""
 
     def _save(self, text: str, process: int) -> str | None:
-        if self._config.events is None:
-            sys.stderr.write(text)
-            return None
+        assert self._config.events is not None  # the supervisor sets it
         file = self._config.events / f"stacks-{self._config.host}-{process}.txt"
         try:
             self._disk(_append, file, text)

@@ -15,7 +15,6 @@ from hvdrecover.launch.ends import FIRST_ERROR, SAME_ERROR, Cause, End, cause
 FIRST_MINUTE = 60.0  # seconds after the imports in which an error of a script counts as its bug
 CALM = 3600.0  # seconds without a fault after which the count of restarts begins again
 _CAUSES = 50  # known errors of the script in one message, which must fit into a send buffer
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 # Signals that a process causes itself; others come from outside.
 _OWN_SIGNALS = {-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT}
@@ -166,8 +165,7 @@ def outcome(
         traceback = fault.get("traceback", "") if end.repair == "end" else ""
     if used >= max_restarts:
         return Outcome("end", 1, f"{used} restarts in a row have brought no progress")
-    pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**used)
-    return Outcome("restart", 1, why, pause, used + 1, suspect, traceback)
+    return Outcome("restart", 1, why, ends.pause(used + 2), used + 1, suspect, traceback)
 
 
 def _over(attempts: Sequence[Attempt], ranks: int, *, stopping: bool) -> Outcome | None:

@@ -42,9 +42,8 @@ def main() -> None:
         start_anew(importlib.import_module("horovod.runner.elastic.driver").ElasticDriver)
         scripts = importlib.import_module("horovod.runner.elastic.discovery")
         ask_by_shell(scripts.HostDiscoveryScript)
-    if read.supervisor is not None:
-        signal.signal(signal.SIGTERM, _left_to_supervisor)
-        _leave_to_guardians()
+    signal.signal(signal.SIGTERM, _left_to_supervisor)
+    _leave_to_guardians()
     launch = importlib.import_module("horovod.runner.launch")
     report = functools.partial(_report_output, recorded(read, seconds=waits.DISK))
     _forward_always(report)

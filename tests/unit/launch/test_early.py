@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.errors import LaunchError
 from hvdrecover.launch import python_command
 from hvdrecover.launch.training import Training
 from tests.unit.launch.children import environment
@@ -148,12 +147,3 @@ def test_the_script_sees_nothing_of_it_and_gets_its_own_sitecustomize(
     run(write(tmp_path, text), tmp_path, PYTHONPATH=str(tmp_path / "own")).close()
     own = tmp_path / "own"
     assert capfd.readouterr().out == f"own\n{own} {own / 'sitecustomize.py'} []\n"
-
-
-def test_a_script_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(LaunchError, match=rf"^train\.py: .* {tmp_path}$"):
-        python_command.check_script(["python", "-u", "train.py", "--lr", "1"])
-    write(tmp_path, "")
-    for command in (["python", "train.py"], ["python", "-m", "gone"], ["sh", "gone"]):
-        python_command.check_script(command)

@@ -24,13 +24,16 @@ atexit.register(Path("{}").touch)
 """
 
 
-def worker(supervisor: Supervisor, script: Path, *options: str) -> subprocess.Popen[str]:
+def worker(
+    supervisor: Supervisor, script: Path, *options: str, python: str | Path = sys.executable
+) -> subprocess.Popen[str]:
     """Start a guardian of this script."""
     address = supervisor.guardians.address("127.0.0.1")
+    facts = {"HVDRECOVER_SUPERVISOR": address, "HVDRECOVER_EVENTS": str(script.parent / "events")}
     words = [sys.executable, "-m", "hvdrecover", "worker", "--no-standby", *options, "--"]
     return subprocess.Popen(
-        [*words, sys.executable, str(script)],
-        env={**environment(), "HVDRECOVER_SUPERVISOR": address, "HOROVOD_ELASTIC": "1"},
+        [*words, str(python), str(script)],
+        env={**environment(), **facts, "HOROVOD_ELASTIC": "1"},
         cwd=script.parent,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -105,10 +108,10 @@ def test_an_order_finds_out_who_is_gone(supervisor: Supervisor) -> None:
     assert (supervisor.lost, len(supervisor.guardians)) == (["h1"], 0)
 
 
-def test_a_guardian_without_a_script_reports_that_and_ends(supervisor: Supervisor, tmp_path: Path) -> None:
-    with worker(supervisor, tmp_path / "gone.py") as guardian:
+def test_a_command_that_cannot_be_started_is_reported(supervisor: Supervisor, tmp_path: Path) -> None:
+    with worker(supervisor, tmp_path / "train.py", python=tmp_path / "gone") as guardian:
         supervisor.serve(lambda: supervisor.heard, "the report")
-        assert "gone.py: " in supervisor.heard[0][2]["detail"]
+        assert "gone: can't be started: No such file" in supervisor.heard[0][2]["detail"]
         assert guardian.communicate(timeout=60) == ("", "")
         assert guardian.returncode == 1
 
