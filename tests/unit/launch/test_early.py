@@ -100,16 +100,6 @@ def test_an_error_is_known_by_its_class_and_line_as_its_text_may_vary(tmp_path: 
     training.close()
 
 
-def test_an_error_that_the_supervisor_shows_is_not_printed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    training = run(write(tmp_path, "1 / 0"), tmp_path)
-    assert training.notes()["error"] == "ZeroDivisionError: division by zero"
-    training.leave_error()
-    training.close()
-    assert capfd.readouterr().err == ""
-
-
 def test_a_hook_of_the_script_is_called_and_the_guardian_is_told_all_the_same(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.launch.link import Message
-from tests.unit.launch.children import child, descriptors, environment, line, until
+from tests.unit.launch.children import child, descriptors, environment, line
 from tests.unit.launch.scripts import write
 from tests.unit.launch.supervising import FAULT, Supervisor, closed, come
 
@@ -80,32 +80,12 @@ signal.pause()
     assert len(supervisor.guardians) == 0
 
 
-def test_a_guardian_that_has_said_that_it_goes_is_not_lost(supervisor: Supervisor) -> None:
-    guardian = come(supervisor)
-    guardian.send(kind="end", how="left")
-    guardian.close()
-    supervisor.serve(lambda: len(supervisor.guardians) == 0, "the end of it")
-    assert (len(supervisor.heard), supervisor.lost) == (1, [])
-
-
 def test_guardians_that_are_dismissed_notice_and_are_not_lost(supervisor: Supervisor) -> None:
     guardians = [come(supervisor), come(supervisor, "h2")]
     supervisor.guardians.dismiss()
     assert all(closed(guardian) for guardian in guardians)
     assert (len(supervisor.guardians), supervisor.lost) == (0, [])
     come(supervisor, "h3")  # of the next start
-
-
-def test_an_order_finds_out_who_is_gone(supervisor: Supervisor) -> None:
-    guardian = come(supervisor)
-    guardian.close()
-
-    def order() -> object:
-        supervisor.guardians.order(order="stop")
-        return supervisor.lost
-
-    until(order, "the guardian is to be missed")
-    assert (supervisor.lost, len(supervisor.guardians)) == (["h1"], 0)
 
 
 def test_a_command_that_cannot_be_started_is_reported(supervisor: Supervisor, tmp_path: Path) -> None:

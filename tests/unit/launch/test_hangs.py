@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hvdrecover.config import LEAST_TIMEOUT, Config, read
-from hvdrecover.heartbeat import Phase, Reading
+from hvdrecover.heartbeat import Phase
 from hvdrecover.launch import hangs
 from tests.unit.launch.readings import reading
 
@@ -55,12 +55,6 @@ def test_a_script_that_never_imports_hvdrecover_is_not_judged() -> None:
     assert hangs.is_hanging(unknown, SHORT, joins=True)
 
 
-@pytest.mark.parametrize("phase", list(Phase))
-@pytest.mark.parametrize("limits", [SHORT, ADAPTIVE])
-def test_no_pause_is_too_long(phase: Phase, limits: Config) -> None:
-    assert not hangs.is_hanging(reading(phase, silent=1e9, paused=True), limits)
-
-
 @pytest.mark.parametrize(
     ("longest", "seconds"), [(0.0, 300.0), (60.0, 300.0), (60.1, 300.5), (1000.0, 5000.0)]
 )
@@ -92,28 +86,12 @@ def test_a_beginning_is_judged_by_those_that_are_over(
     assert hangs.limit(replace(begins, phase=Phase.TRAINING), limits) == hangs.training_limit(0.0, limits)
 
 
-def test_ranks_wait_in_a_beginning_as_long_as_its_limit_allows_and_for_ever_in_the_first() -> None:
-    assert hangs.stalls(reading(), SHORT) == (hangs.stall_seconds(20.0), 0)
-    known = reading(longest_beginning=30.0)
-    assert hangs.stalls(known, SHORT) == (hangs.stall_seconds(20.0), hangs.stall_seconds(150.0))
-
-
 @pytest.mark.parametrize("timeout", [LEAST_TIMEOUT, 5.5, 6, 7, 7.9, 8, 10, 15, 16, 30, 300, 86400])
 def test_waiting_ranks_are_free_before_they_would_count_as_hanging(timeout: float) -> None:
     stall, check = hangs.stall_seconds(timeout), hangs.check_seconds(timeout)
     assert stall >= 1 and check >= 1  # to Horovod, 0 is never
     assert stall + 2 * check < timeout  # a tensor in Horovod's cache takes up to two looks longer
     assert hangs.collective_seconds(timeout, 10) < timeout
-
-
-def test_who_may_wait_for_others_in_a_pause_has_as_long_as_at_the_start() -> None:
-    settings = limits(timeout=5.0, startup=100.0)
-    waiting = Reading(Phase.TRAINING, waiting=True)
-    assert hangs.limit(waiting, settings) == 100.0
-    assert hangs.limit(replace(waiting, paused=True), settings) == math.inf
-    assert hangs.limit(replace(waiting, waiting=False), settings) == 5.0
-    finished = replace(waiting, phase=Phase.FINISHED)
-    assert hangs.limit(finished, settings) == hangs.limit(replace(finished, waiting=False), settings)
 
 
 def test_a_plain_script_may_evaluate_for_an_hour_and_has_no_limit_without_steps() -> None:

@@ -41,19 +41,6 @@ def received(end: Link) -> list[link.Message]:
     return until(end.receive, "a message")
 
 
-def test_messages_come_whole_and_in_order_both_ways(ends: tuple[Link, Link]) -> None:
-    guardian, supervisor = ends
-    for number in range(3):
-        guardian.send(kind="fault", number=number, detail="a\nb ü")
-    expected = [{"kind": "fault", "number": number, "detail": "a\nb ü"} for number in range(3)]
-    found: list[link.Message] = []
-    while len(found) < 3:
-        found += received(supervisor)
-    assert found == expected
-    supervisor.send(order="leave", grace=30.0)
-    assert received(guardian) == [{"order": "leave", "grace": 30.0}]
-
-
 def test_a_message_that_comes_in_pieces_is_put_together(listener: socket.socket) -> None:
     with socket.create_connection(("127.0.0.1", port(listener))) as sender:
         end = Link(listener.accept()[0])
@@ -68,16 +55,6 @@ def test_a_message_that_comes_in_pieces_is_put_together(listener: socket.socket)
         sender.sendall(b": 2}\n")
         assert received(end) == [{"second": 2}]
         assert end.is_open
-
-
-@pytest.mark.parametrize(
-    "text", [b"GET / HTTP/1.1\r\n", b"\xff\xfe\n", b'{"half": \n', b"[" * 50_000 + b"\n"]
-)
-def test_invalid_lines_are_skipped(listener: socket.socket, text: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", port(listener))) as sender:
-        end = Link(listener.accept()[0])
-        sender.sendall(text + b'{"first": 1}\n')
-        assert received(end) == [{"first": 1}]
 
 
 def test_a_host_that_is_cut_off_is_noticed_by_the_kernel(ends: tuple[Link, Link]) -> None:

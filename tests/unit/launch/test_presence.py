@@ -45,13 +45,6 @@ def test_a_supervisor_is_found_by_its_file_for_as_long_as_it_announces_itself(tm
     assert list(folder.iterdir()) == []
 
 
-def test_it_is_asked_to_leave_by_the_signal_that_it_heeds(process: subprocess.Popen[str]) -> None:
-    asked = of(process.pid)
-    presence.ask_to_leave(asked)
-    assert presence.wait_for_end(asked, 60)
-    assert process.wait() == 75
-
-
 @pytest.mark.parametrize(
     ("other", "problem"),
     [

@@ -51,11 +51,6 @@ def test_a_job_that_has_called_no_training_function_ends_well_and_says_so() -> N
     assert after(attempt(0, "untrained", "untrained")).code == 0  # after a crash that was repaired
 
 
-def test_a_job_that_is_finished_is_so_even_if_it_was_asked_to_leave_or_lost_hosts_before() -> None:
-    assert after(attempt(0, "finished"), stopping=True).code == 0
-    assert after(attempt(0, "left", "stopped", "finished")).code == 0
-
-
 def test_what_the_launcher_makes_of_a_finished_job_is_of_no_account() -> None:
     assert after(attempt(1, "finished", "finished", faults=[])).code == 0  # its terminal is closed, say
     assert after(attempt(1, "finished", faults=[])).action == "restart"
@@ -115,20 +110,6 @@ def test_progress_refills_the_budget() -> None:
     )
 
 
-def test_going_back_and_catching_up_is_no_progress() -> None:
-    assert after(attempt(commit=5), attempt(commit=1), attempt(commit=5), without=3).action == "end"
-
-
-def test_steps_since_a_commit_are_progress() -> None:
-    before, last = attempt(commit=5), attempt(commit=5)
-    last.point = (5, 1)
-    assert after(before, last, without=3).action == "restart"
-
-
-def test_no_restart_may_be_allowed() -> None:
-    assert after(attempt(), most=0) == Outcome("end", 1, "0 restarts in a row have brought no progress")
-
-
 def test_a_script_that_fails_in_the_same_way_again_ends_the_job_with_its_own_code() -> None:
     failing = attempt(faults=[crash(), script_error(code=3)])
     assert after(failing).action == "restart"
@@ -175,19 +156,6 @@ def test_an_error_that_follows_a_recovery_in_place_has_all_processes_start_once(
     assert after(attempt(faults=[loaded(), loaded(), fenced])).code == FENCED
 
 
-def test_the_same_error_again_within_one_start_ends_the_job() -> None:
-    again = {**script_error(), "again": True}
-    assert after(attempt(faults=[{**again, "again": False}, crash(), again])).reason == SAME_ERROR
-    assert after(attempt(faults=[{**again, "final": False}])).action == "restart"
-
-
-def test_a_job_that_was_replaced_ends_with_a_code_of_its_own() -> None:
-    fenced = {**script_error(detail="FencedError: job 2 has claimed it"), "end": "fenced"}
-    outcome = after(attempt(faults=[fenced]), most=9)
-    assert (outcome.action, outcome.code, outcome.traceback) == ("end", FENCED, "")
-    assert "job 2 has claimed it" in outcome.reason
-
-
 def test_a_ranks_own_error_is_shown_rather_than_what_others_have_heard() -> None:
     heard = {**script_error(detail="StoppedError: rank 0 has stopped"), "end": "fenced", "heard": True}
     own = {**script_error(detail="FencedError: job 2"), "end": "fenced"}
@@ -220,19 +188,6 @@ def test_a_fault_that_costs_two_ranks_their_process_is_one_failure() -> None:
     assert after(attempt(faults=[loaded(at="a/0")]), again).suspect == "g0001-c00000007..g0002-c00000007"
 
 
-def test_what_a_script_makes_of_such_a_commit_at_the_top_of_its_loop_is_passed_over_too() -> None:
-    failures = [loaded(7, 8), loaded(8, 9), loaded(9, 10)]
-    assert after(attempt(faults=failures)).suspect == "g0001-c00000007..g0002-c00000010"
-
-
-@pytest.mark.parametrize(
-    "before",
-    [crash(), loaded(point=[3, 0]), loaded(exit=-signal.SIGBUS, detail="SIGBUS"), loaded(fault="hang")],
-)
-def test_other_failures_don_t_make_a_commit_suspect(before: dict[str, Any]) -> None:
-    assert after(attempt(faults=[before]), attempt(faults=[loaded()])).suspect is None
-
-
 @pytest.mark.parametrize(
     "outside",
     [
@@ -247,23 +202,12 @@ def test_what_comes_from_outside_makes_no_commit_suspect(outside: dict[str, Any]
     assert after(*[attempt(faults=[loaded(**outside)] * 3)] * 3).suspect is None
 
 
-def test_progress_clears_a_commit_of_suspicion() -> None:
-    assert after(attempt(faults=[loaded(), loaded(), crash()])).suspect is None
-    assert after(attempt(faults=[loaded(), loaded()]), attempt(faults=[])).suspect is None
-
-
 def test_the_same_error_right_after_a_load_tries_the_commit_before_once() -> None:
     first, again = {**script_error(), "final": False}, {**script_error(), "again": True}
     at_once = {**again, "loaded": "g0001-c00000004", "commit": [2, 5]}
     outcome = after(attempt(faults=[first, at_once]))
     assert (outcome.action, outcome.suspect) == ("restart", "g0001-c00000004..g0002-c00000005")
     assert after(attempt(faults=[first, at_once]), attempt(faults=[again])).reason == SAME_ERROR
-
-
-def test_a_job_whose_ranks_have_not_come_together_starts_again() -> None:
-    apart = attempt(1, commit=4, faults=[{**crash(), "end": "apart", "final": True}])
-    words = "the ranks have not come together; crash 1"
-    assert after(apart) == Outcome("restart", 1, words, 1.0, 1)
 
 
 # -- processes outside a training function --------------------------------------------------------------
@@ -367,8 +311,3 @@ def test_a_job_that_cannot_restart_in_place_starts_again_or_is_given_up() -> Non
     assert after(plain(error, over=True, code=1)).traceback == "Traceback: x"
     twice = error_outside(final=True, again=True, end="script_error", traceback="Traceback: x")
     assert after(plain(outside(), twice, over=True, code=1)).message == f"rank 0 on a: {SAME_ERROR}:"
-
-
-def test_a_resumed_job_that_has_not_said_that_it_is_finished_ends_and_says_so() -> None:
-    outcome = after(plain(code=0, ends=["untrained", "untrained"], committed=True))
-    assert (outcome.action, outcome.code) == ("end", 0) and "state.finish()" in outcome.message

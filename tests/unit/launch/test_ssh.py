@@ -47,10 +47,6 @@ def test_ssh_on_the_path_has_the_options_first_and_hands_on_the_rest(found: Conf
         assert [each.name for each in (tmp_path / "run of today" / "bin").iterdir()] == ["ssh"]
 
 
-def test_the_environments_own_programs_are_found_as_well(found: Config, tmp_path: Path) -> None:
-    assert kept_alive(found, tmp_path).split(os.pathsep)[1:] == [found.programs, found.path]
-
-
 def test_another_command_stands_in_its_place(found: Config, tmp_path: Path) -> None:
     """It is called with what Horovod calls ssh with, whether there is an ssh or not."""
     Path(found.path, "ssh").rename(Path(found.path, "other"))
@@ -127,17 +123,6 @@ def test_a_worker_on_another_host_gets_the_environment_and_no_command_line_does(
     assert arguments == ["-o", "A=b", "-p", "22", "h2", "exec /bin/sh -s"]
 
 
-def test_other_calls_of_ssh_are_left_as_they_are(ssh: dict[str, str]) -> None:
-    printed, arguments = called(ssh, f"{sys.executable} -c '{SHOW}'")
-    assert "token" not in printed
-    assert arguments[-1].startswith(sys.executable)
-
-
-def test_the_exit_code_is_the_workers(ssh: dict[str, str]) -> None:
-    done = subprocess.run(["ssh", "h2", f"env {MARK}=abc sh -c 'exit 75'"], env=ssh, timeout=60)
-    assert done.returncode == 75
-
-
 def test_horovods_own_commands_name_nothing_that_is_private(tmp_path: Path) -> None:
     """Of the real `horovodrun`: its function that makes the commands, after what our driver has set up."""
     code = """
@@ -195,12 +180,6 @@ def test_an_installed_remote_shell_runs_as_a_module(site: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (7, "['a file', '-o', 'X=1', 'n1', 'true']\n")
     assert "rack_shell" not in sys.modules
-
-
-def test_an_installed_remote_shell_goes_before_a_program_of_that_name(site: Path) -> None:
-    (site / "racks").write_text("#!/bin/sh\n")
-    (site / "racks").chmod(0o755)
-    assert remote_shell("racks", str(site)) == [sys.executable, "-m", "rack_shell"]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +9,7 @@ import pytest
 from hvdrecover.heartbeat import Phase
 from hvdrecover.launch import stacks
 from hvdrecover.launch.training import Training
-from tests.unit.launch.children import environment, state, until
+from tests.unit.launch.children import environment, until
 
 SCRIPT = """
 import sys, threading, time
@@ -70,27 +67,6 @@ def test_a_process_that_can_tells_where_its_threads_are(training: Training, scri
     assert text.count("Current thread") == 1  # the first answer is not part of the next one
     assert stacks.summary(text) == f"{script}:{line} in wait_for_ever"
     assert training.returncode is None
-
-
-def test_a_process_that_is_stopped_has_no_stacks(training: Training) -> None:
-    os.kill(training.pid, signal.SIGSTOP)
-    until(lambda: state(training.pid) == "T", "the process is to be stopped")
-    assert stacks.take(training.pid, training.stacks) == ""
-
-
-def test_the_main_thread_of_faulthandler_is_the_one_that_has_answered() -> None:
-    text = (
-        "Thread 0x00007f2d (most recent call first):\n"
-        '  File "/work/data.py", line 7 in load\n'
-        "\n"
-        "Current thread 0x00007f2e (most recent call first):\n"
-        f'  File "{threading.__file__}", line 327 in wait\n'
-        '  File "<frozen runpy>", line 88 in _run_code\n'
-        f'  File "{stacks.__file__}", line 1 in ours\n'
-        '  File "/work/train.py", line 30 in <module>\n'
-    )
-    assert stacks.summary(text) == "/work/train.py:30 in <module>"
-    assert stacks.summary(text[: text.index("\nCurrent")]) == "/work/data.py:7 in load"
 
 
 def test_a_stall_names_tensors_and_ranks() -> None:

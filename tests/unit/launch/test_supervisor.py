@@ -9,7 +9,6 @@ import selectors
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 from hvdrecover import config
-from hvdrecover.launch import link, processes
+from hvdrecover.launch import processes
 from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.horovodrun import Options
 from hvdrecover.launch.restarts import Attempt, Outcome
@@ -90,26 +89,6 @@ def test_credentials_in_the_command_are_not_written_down(tmp_path: Path) -> None
     made = make(command, tmp_path)
     assert made._redacted == list(made._supervised().command) == ["train", "sftp://store/run"]
     assert made._command == command
-
-
-def test_a_traceback_of_megabytes_arrives(supervisor: Supervisor) -> None:
-    text = "x" * (3 << 20)
-    host, _, rest = supervisor._guardians.address("127.0.0.1").rpartition("/")
-    port, _, token = rest.partition(":")
-    guardian = link.connect(host, int(port), token, name="h1", slot=0)
-    assert guardian is not None
-    sender = threading.Thread(target=lambda: guardian.send(**FAULT, traceback=f"{text}\nValueError"))
-    sender.start()
-
-    def heard() -> list[dict[str, Any]]:
-        serve(supervisor)
-        return supervisor._attempts[-1].faults
-
-    (fault,) = until(heard, "the fault")
-    assert fault["traceback"] == f"{text}\nValueError"
-    sender.join()
-    assert len(supervisor._guardians) == 1
-    guardian.release()
 
 
 def test_a_closed_terminal_does_not_change_how_the_job_ends(
