@@ -63,20 +63,18 @@ class Outlet(io.TextIOBase):
         with self._changed:
             if self._waits and not self._has_room():
                 self._waits = self._changed.wait_for(self._has_room, waits.OUTPUT)
-            full = not self._has_room()
-            if full:
-                self._lost += data.count(b"\n")
-            else:
+            if self._has_room():
                 if self._lost:
                     self._held += f"hvdrecover: {self._lost} lines of output were lost here\n".encode()
-                    self._lost = 0
                 self._held += data
+                self._lost = 0
                 if self._thread is None or not self._thread.is_alive():  # a forked child lacks it
                     self._thread = threading.Thread(target=self._pump, daemon=True)
                     self._thread.start()
                 self._changed.notify_all()
-        if full:
-            self._tell(f"its reader does not read, and {_MOST >> 20} MiB wait")
+                return len(text)
+            self._lost += data.count(b"\n")
+        self._tell(f"its reader does not read, and {_MOST >> 20} MiB wait")
         return len(text)
 
     def drain(self) -> None:

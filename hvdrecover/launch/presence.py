@@ -6,18 +6,15 @@ another process with the same number.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hvdrecover import machine
-from hvdrecover.clock import Bounded
 from hvdrecover.errors import LaunchError
-from hvdrecover.launch import waits
 
 _PREFIX = "supervisor-"
 _LOOK = 0.1  # seconds between looks at a supervisor that is to end
@@ -43,36 +40,14 @@ class Supervised:
         return True if machine.identity(self.pid) == self.process != "" else None
 
 
-class Announcement:
-    """The file of this supervisor in the run's folder; a context manager that removes it at the end."""
-
-    def __init__(self, folder: Path, supervised: Supervised) -> None:
-        self._path = folder / f"{_PREFIX}{supervised.host}-{supervised.pid}.json"
-        self._supervised = supervised
-        self._disk = Bounded(waits.DISK)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._write()
-        except OSError as error:
-            remedy = "the run's events go there, so name another folder: HVDRECOVER_EVENTS=FOLDER"
-            raise LaunchError(str(folder), f"can't be written to: {error.strerror}; {remedy}") from error
-
-    def __enter__(self) -> Announcement:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(OSError):
-            self._disk(self._path.unlink)
-
-    def leaves(self) -> None:
-        self._supervised = replace(self._supervised, leaving=True)
-        with contextlib.suppress(OSError):
-            self._disk(self._write)
-
-    def _write(self) -> None:
-        fresh = self._path.with_suffix(".new")
-        fresh.write_text(json.dumps(asdict(self._supervised)))
-        fresh.replace(self._path)
+def announce(folder: Path, supervised: Supervised) -> Path:
+    """Write the file of a supervisor; return its path."""
+    path = folder / f"{_PREFIX}{supervised.host}-{supervised.pid}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(asdict(supervised)))
+    fresh.replace(path)
+    return path
 
 
 def find(folder: Path) -> Supervised | None:

@@ -33,12 +33,13 @@ from hvdrecover import machine
 from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import selection
+from hvdrecover.errors import LaunchError
 from hvdrecover.events import Events
-from hvdrecover.launch import ends, horovodrun, processes, restarts, ssh, waits
+from hvdrecover.launch import ends, horovodrun, presence, processes, restarts, ssh, waits
 from hvdrecover.launch.ends import FIRST_ERROR
 from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.link import Message
-from hvdrecover.launch.presence import Announcement, Supervised
+from hvdrecover.launch.presence import Supervised
 from hvdrecover.launch.restarts import Attempt, Outcome
 from hvdrecover.launch.signals import Waking
 from hvdrecover.launch.slurm import SlurmJob
@@ -91,6 +92,7 @@ class Supervisor:
         self._disk = Bounded(waits.DISK)
         self._mark = f"{ssh.MARK}={secrets.token_hex(16)}"
         self._job = secrets.token_hex(16)
+        self._began_at = clock.now()
         self._state, self._code = State.TRAINING, 0  # the exit code of a job that is stopped
         self._signalled = False
         self._attempts: list[Attempt] = []
@@ -112,10 +114,13 @@ class Supervisor:
         arguments = horovodrun.arguments(self._options, [*WORKER, *self._command])
         path = ssh.kept_alive(self._config, self._folder)
         processes.allow_open_files()  # one connection per slot, and those of horovodrun
-        with (
-            Waking((*heeded, signal.SIGCHLD)) as self._waking,
-            Announcement(self._folder, self._supervised()) as self._announcement,
-        ):
+        try:
+            announcement = presence.announce(self._folder, self._supervised())
+        except OSError as error:
+            remedy = "the run's events go there, so name another folder: HVDRECOVER_EVENTS=FOLDER"
+            problem = f"can't be written to: {error.strerror}; {remedy}"
+            raise LaunchError(str(self._folder), problem) from error
+        with Waking((*heeded, signal.SIGCHLD)) as self._waking:
             self._guardians = Guardians(self._waking.selector, self._hear, self._lost, self._greeting)
             if self._slurm is not None:
                 self._slurm.watch()
@@ -125,6 +130,8 @@ class Supervisor:
                 self._guardians.close()
                 if self._slurm is not None:
                     self._slurm.close()
+                with contextlib.suppress(OSError):
+                    self._disk(announcement.unlink)
         self._say_end(outcome)
         if self._slurm is not None and outcome.code == PREEMPTED:
             self._slurm.requeue(committed=any(attempt.committed for attempt in self._attempts))
@@ -136,7 +143,7 @@ class Supervisor:
             host=socket.gethostname(),
             pid=os.getpid(),
             process=machine.identity(),
-            began=self._clock.now(),
+            began=self._began_at,
             command=tuple(self._redacted),
             processes=self._ranks,
             least=self._least,
@@ -348,7 +355,8 @@ class Supervisor:
 
     def _leave(self, detail: str) -> None:
         self._state = State.LEAVING
-        self._announcement.leaves()
+        with contextlib.suppress(OSError):
+            self._disk(presence.announce, self._folder, replace(self._supervised(), leaving=True))
         grace = self._config.grace
         attempt = self._attempts[-1]
         commits = attempt.in_run or attempt.committed or not self._guardians
