@@ -73,7 +73,7 @@ class SlurmJob:
         self._job = job
         self._clock = clock
         self._plan: Plan | None = None
-        self._closed = threading.Event()
+        self._never = threading.Event()
         self._thread = threading.Thread(target=self._keep_asking, name="slurm", daemon=True)
 
     @property
@@ -84,9 +84,6 @@ class SlurmJob:
 
     def watch(self) -> None:
         self._thread.start()
-
-    def close(self) -> None:
-        self._closed.set()
 
     def ends_within(self, seconds: float) -> str:
         """Return how the job ends within so many seconds; '' if it does not, or is ending already."""
@@ -136,15 +133,16 @@ class SlurmJob:
                     return
             except DiscoveryError:  # the controller or this host is cut off
                 pass
-            self._clock.wait(self._closed, waits.BETWEEN_QUESTIONS)
+            self._clock.wait(self._never, waits.BETWEEN_QUESTIONS)
 
     def _keep_asking(self) -> None:
-        while not self._closed.is_set():
+        stops = False
+        while not stops:
             try:
                 self._plan = self._asked() or self._plan
             except DiscoveryError as error:
                 logger.debug("the end of Slurm job %s is not known: %s", self.name, error)
-            self._clock.wait(self._closed, waits.BETWEEN_QUESTIONS)
+            stops = self._clock.wait(self._never, waits.BETWEEN_QUESTIONS)
 
     def _asked(self) -> Plan | None:
         shown = self._scontrol("show", "job", "--oneliner", self._job)

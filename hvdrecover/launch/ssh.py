@@ -25,7 +25,7 @@ from pathlib import Path
 
 from hvdrecover import config
 from hvdrecover.config import Config
-from hvdrecover.errors import ConfigError, LaunchError
+from hvdrecover.errors import ConfigError
 
 _OTHER = """\
 #!/bin/sh
@@ -54,8 +54,7 @@ def kept_alive(config: Config, folder: Path) -> str:
     """Return a search path on which ``ssh`` adds `Config.ssh_options`, or runs `Config.remote_shell`.
 
     If the host has no ssh and the setting is unset, the search path stays as it is. Our ssh stays in
-    `folder`, because this process may be killed at any time. Raises `ConfigError` for an invalid setting,
-    `LaunchError` if the folder cannot be written to.
+    `folder`, because this process may be killed at any time. Raises `ConfigError` for an invalid setting.
     """
     path = os.pathsep.join([config.programs, config.path])
     program = shutil.which("ssh", path=path)
@@ -73,15 +72,11 @@ def kept_alive(config: Config, folder: Path) -> str:
     else:
         return path
     script = folder.absolute() / "bin" / "ssh"
-    try:
-        script.parent.mkdir(parents=True, exist_ok=True)
-        fresh = script.with_name(f"ssh.{os.getpid()}")
-        fresh.write_text(text)
-        fresh.chmod(0o755)
-        fresh.replace(script)
-    except OSError as error:
-        remedy = "name another folder for the run's files: HVDRECOVER_EVENTS=FOLDER"
-        raise LaunchError(str(script), f"can't be written: {error.strerror}; {remedy}") from error
+    script.parent.mkdir(parents=True, exist_ok=True)
+    fresh = script.with_name(f"ssh.{os.getpid()}")
+    fresh.write_text(text)
+    fresh.chmod(0o755)
+    fresh.replace(script)
     return os.pathsep.join([os.fspath(script.parent), path])
 
 

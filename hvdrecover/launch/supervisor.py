@@ -112,13 +112,12 @@ class Supervisor:
         # The caller may have ignored some of them.
         heeded = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
         arguments = horovodrun.arguments(self._options, [*WORKER, *self._command])
-        path = ssh.kept_alive(self._config, self._folder)
         processes.allow_open_files()  # one connection per slot, and those of horovodrun
         try:
+            path = ssh.kept_alive(self._config, self._folder)
             announcement = presence.announce(self._folder, self._supervised())
         except OSError as error:
-            remedy = "the run's events go there, so name another folder: HVDRECOVER_EVENTS=FOLDER"
-            problem = f"can't be written to: {error.strerror}; {remedy}"
+            problem = f"can't be written to: {error.strerror}; name another folder: HVDRECOVER_EVENTS=FOLDER"
             raise LaunchError(str(self._folder), problem) from error
         with Waking((*heeded, signal.SIGCHLD)) as self._waking:
             self._guardians = Guardians(self._waking.selector, self._hear, self._lost, self._greeting)
@@ -128,8 +127,6 @@ class Supervisor:
                 outcome = self._keep_going(arguments, path)
             finally:
                 self._guardians.close()
-                if self._slurm is not None:
-                    self._slurm.close()
                 with contextlib.suppress(OSError):
                     self._disk(announcement.unlink)
         self._say_end(outcome)
@@ -195,8 +192,13 @@ class Supervisor:
     def _attempt(self, arguments: Sequence[str], path: str) -> None:
         attempt = Attempt(len(self._attempts) + 1)
         self._attempts.append(attempt)
-        facts: dict[str, Any] = {"machine": machine.describe(), "versions": machine.versions()}
-        self._events.emit("start", attempt=attempt.number, command=self._redacted, **facts)
+        self._events.emit(
+            "start",
+            attempt=attempt.number,
+            command=self._redacted,
+            machine=machine.describe(),
+            versions=machine.versions(),
+        )
         self._driver = driver = self._start(arguments, path)
         try:
             while driver.poll() is None and not self._is_over() and not self._lingers(attempt):

@@ -25,7 +25,7 @@ exit 1
 
 
 class Clock:
-    """It is always the same time, and waiting ends what is waited for."""
+    """It is always the same time, and what is waited for is there at once."""
 
     def now(self) -> float:
         return NOW
@@ -34,7 +34,6 @@ class Clock:
         return NOW
 
     def wait(self, event: threading.Event, timeout: float) -> bool:
-        event.set()
         return True
 
 
