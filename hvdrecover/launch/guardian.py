@@ -146,10 +146,13 @@ class Guardian:
             name = self._reports.name(reading)
             logger.warning("the grace is over: %s stops; its last durable commit stands", name)
             self._kill()
-        elif hangs.is_hanging(reading, self._config, joins=self._record.joined):
+        elif reading.silent > hangs.limit(reading, self._config, joins=self._record.joined):
             self._end_hang(reading)
         elif self._stop_by is not None:
-            self._hand_on_stop(reading)
+            # a script that has no commits to leave at
+            if reading.phase in (Phase.UNKNOWN, Phase.PLAIN) and not self._handed_on:
+                self._handed_on = True
+                self._training.process.terminate()
         else:
             self._readiness.keep(self._training, reading, now)
         if (ready := self._readiness.news()) is not None:
@@ -200,14 +203,7 @@ class Guardian:
 
     def _ask(self, stop: Stop, grace: float) -> None:
         self._stop_by = self._clock.monotonic() + grace
-        self._hand_on_stop(self._training.read())
         self._training.page.ask(stop)
-
-    def _hand_on_stop(self, reading: Reading) -> None:
-        """Hand SIGTERM to a script that has no commits to leave at, once."""
-        if reading.phase in (Phase.UNKNOWN, Phase.PLAIN) and not self._handed_on:
-            self._handed_on = True
-            self._training.process.terminate()
 
     def _follow_orders(self) -> None:
         for message in self._reports.supervisor.receive():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.launch import link, waits
+from hvdrecover.launch import waits
 from hvdrecover.launch.link import Link, Message
 
 logger = logging.getLogger(__name__)
@@ -33,10 +33,6 @@ class Guardian:
     begun: bool = False  # whether a process of its slot has imported hvdrecover
     commit: list[int] | None = None  # generation and number of the last commit that it reported, or None
     reported: float = 0.0  # the time of its newest event, by the supervisor's clock
-
-    @property
-    def at(self) -> str:
-        return f"{self.host}/{self.slot}"
 
 
 class Guardians:
@@ -75,18 +71,13 @@ class Guardians:
     def __iter__(self) -> Iterator[Guardian]:
         return iter(list(self._known.values()))
 
-    @property
-    def strangers(self) -> int:
-        return len(self._strangers)
-
     def address(self, host: str) -> str:
         """Return the address for ``HVDRECOVER_SUPERVISOR``: ``host/port:token``."""
         return f"{host}/{self._listener.getsockname()[1]}:{self._token}"
 
     def order(self, **order: Any) -> None:
-        line = link.encode(order)
         for each in list(self._known):
-            each.send_line(line)
+            each.send(**order)
             if not each.is_open:
                 self._drop(each)
 

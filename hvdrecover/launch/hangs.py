@@ -57,10 +57,6 @@ def stalls(reading: Reading, config: Config) -> tuple[int, int]:
     return training, stall_seconds(beginning_limit(reading, config)) if known else 0
 
 
-def is_hanging(reading: Reading, config: Config, *, joins: bool = True) -> bool:
-    return reading.silent > limit(reading, config, joins=joins)
-
-
 def stall_seconds(timeout: float) -> int:
     """Return after how many seconds other ranks' collectives fail, well before their ranks count as hanging.
 

@@ -10,7 +10,6 @@ import contextlib
 import json
 import select
 import socket
-from collections.abc import Mapping
 from typing import Any
 
 from hvdrecover.clock import Bounded
@@ -49,11 +48,8 @@ class Link:
 
     def send(self, **message: Any) -> None:
         """Send a message. If the other end is gone, close the link, and raise nothing."""
-        self.send_line(encode(message))
-
-    def send_line(self, line: bytes) -> None:
         try:
-            self._connection.sendall(line)
+            self._connection.sendall(json.dumps(message, default=str).encode() + b"\n")
         except OSError:
             self.close()
 
@@ -87,10 +83,6 @@ class Link:
     def release(self) -> None:
         self.close()
         self._connection.close()
-
-
-def encode(message: Mapping[str, Any]) -> bytes:
-    return json.dumps(message, default=str).encode() + b"\n"
 
 
 def _decoded(line: bytes) -> Message | None:

@@ -20,9 +20,8 @@ _CAUSES = 50  # known errors of the script in one message, which must fit into a
 _OWN_SIGNALS = {-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT}
 
 _UNTRAINED = (
-    "the command has ended without a commit of hvdrecover's. After a fault, all its ranks would have started "
-    "again from its own checkpoints, if it writes any. With a state, it would resume from its last commit; "
-    "docs/torch.md shows how"
+    "the command has ended without a commit of hvdrecover's: after a fault, all its ranks would have started "
+    "again from its own checkpoints. With a state, it would resume from its last commit (docs/torch.md)"
 )
 _UNFINISHED = (
     "the command has ended, and has not called state.finish(), so the run is not marked finished: a later "

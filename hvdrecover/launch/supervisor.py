@@ -412,7 +412,7 @@ class Supervisor:
         attempt = self._attempts[-1]
         # A guardian that was ordered to start again since then is not done.
         guardian.done = message.get("round") == attempt.rounds
-        death = {**message, "at": guardian.at, "time": self._clock.monotonic()}
+        death = {**message, "at": f"{guardian.host}/{guardian.slot}", "time": self._clock.monotonic()}
         if message["kind"] == "done":
             guardian.leaves = message["stops"]
             if message["exit"] == 0:

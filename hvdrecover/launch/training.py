@@ -124,11 +124,9 @@ class Training:
 
 
 def _huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that requests huge pages for all memory, unless the user has set it.
+    """Return the variable by which glibc (from 2.35 on) asks for huge pages, unless the user has set it.
 
-    Linux gives huge pages to processes that ask, but neither frameworks nor Python ask. A state of 1 GB then
-    takes 250,000 pages, and a killed process frees them one by one before its death is reported. glibc, from
-    2.35 on, asks if this variable is set when the process starts.
+    Without them, a killed process with a state of 1 GB frees 250,000 pages before its death is reported.
     """
     given = environ.get(_TUNABLES, "")
     if _HUGE_PAGES in given:

@@ -21,16 +21,6 @@ threading.Thread(target=shown.wait).start()
 """
 
 
-# Its hook is not the standard one, and takes no notice of the one before it; then it imports an adapter.
-HOOKED = """
-import sys
-sys.excepthook = lambda kind, error, trace: print("hooked", error)
-from hvdrecover import config, uncaught
-uncaught.report_to(config.read().slot[2])
-1 / 0
-"""
-
-
 def run(script: Path, tmp_path: Path, **variables: str) -> Training:
     """A script that has ended as a training process does."""
     command = [sys.executable, str(script)]
@@ -98,25 +88,6 @@ def test_an_error_is_known_by_its_class_and_line_as_its_text_may_vary(tmp_path: 
     training = run(script := write(tmp_path, text), tmp_path)
     assert training.notes()["identity"] == f"JSONDecodeError at {script}:3 in fail"
     training.close()
-
-
-def test_a_hook_of_the_script_is_called_and_the_guardian_is_told_all_the_same(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    training = run(write(tmp_path, HOOKED), tmp_path)
-    assert training.notes()["error"] == "ZeroDivisionError: division by zero"
-    training.close()
-    printed = capfd.readouterr()
-    assert (printed.out, printed.err) == ("hooked division by zero\n", "")
-
-
-def test_an_error_of_a_fork_is_not_that_of_the_process(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    training = run(write(tmp_path, "import os\nif os.fork() == 0:\n    1 / 0\nos.wait()"), tmp_path)
-    assert training.notes() == {}
-    training.close()
-    assert capfd.readouterr().err.endswith("ZeroDivisionError: division by zero\n")
 
 
 def test_a_process_that_does_not_end_of_its_error_shows_it_itself(

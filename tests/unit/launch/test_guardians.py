@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.launch.link import Message
-from tests.unit.launch.children import child, descriptors, environment, line
+from tests.unit.launch.children import child, environment, line
 from tests.unit.launch.scripts import write
 from tests.unit.launch.supervising import FAULT, Supervisor, closed, come
 
@@ -106,21 +105,6 @@ def test_an_error_is_printed_by_the_guardian_unless_the_supervisor_shows_one(
         supervisor.guardians.order(order="stop", shows_error=shows_error)
         _, errors = guardian.communicate(timeout=60)
     assert errors.count("ZeroDivisionError") == (0 if shows_error else 1)
-
-
-def test_in_the_end_nothing_is_left_open() -> None:
-    before = set(descriptors())
-    supervisor = Supervisor()
-    guardian = come(supervisor)
-    _, port, _ = supervisor.address
-    supervisor.guardians.close()
-    assert closed(guardian)
-    assert not supervisor.selector.get_map()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port))
-    supervisor.selector.close()
-    del guardian
-    assert set(descriptors()) == before
 
 
 DIES_AT_FIRST = """

@@ -119,40 +119,6 @@ signal.pause()
         assert marked.wait() == -signal.SIGKILL
 
 
-def test_a_signal_never_goes_to_another_process_that_has_got_the_number() -> None:
-    started = processes.start([sys.executable, "-c", "pass"], environment())
-    started.wait()
-    other = _start_with_number(started.pid)
-    try:
-        started.kill()
-        started.terminate()
-        started.kill_group()
-        assert other.stdin is not None and other.stdout is not None
-        other.stdin.write(b"\n")  # it echoes that only if no signal has come before
-        other.stdin.flush()
-        assert other.stdout.readline() == b"\n"
-    finally:
-        other.kill()
-        other.communicate()
-
-
-def _start_with_number(number: int) -> subprocess.Popen[bytes]:
-    """A process of this number, which leads a group of its own."""
-    for _ in range(100):
-        try:
-            Path("/proc/sys/kernel/ns_last_pid").write_text(str(number - 1))
-        except OSError as error:
-            pytest.skip(f"this machine does not let one choose a process's number: {error}")
-        other = subprocess.Popen(
-            ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
-        if other.pid == number:
-            return other
-        other.kill()
-        other.communicate()
-    pytest.skip("others have taken the number each time")
-
-
 # -- lack of memory ------------------------------------------------------------------------------------
 
 

@@ -38,57 +38,39 @@ def after(*attempts: Attempt, without: int = 0, stopping: bool = False, most: in
     return restarts.outcome(attempts, without, ranks=2, stopping=stopping, max_restarts=most)
 
 
-def test_a_job_whose_slots_have_all_finished_is_finished() -> None:
-    assert after(attempt(0, "finished", "finished")) == Outcome("end", 0, "the training is finished")
-
-
-def test_a_job_that_has_called_no_training_function_ends_well_and_says_so() -> None:
-    outcome = after(attempt(0, "untrained", "untrained", faults=[]))
-    assert (outcome.action, outcome.code) == ("end", 0) and "without a commit" in outcome.message
-    assert after(attempt(1, "untrained", faults=[])).action == "restart"  # another slot is lost
-    assert after(attempt(0, "untrained", "stopped", faults=[])).action == "restart"
-    assert after(attempt(0, "untrained")).action == "restart"  # after a crash of the other one
-    assert after(attempt(0, "untrained", "untrained")).code == 0  # after a crash that was repaired
-
-
-def test_what_the_launcher_makes_of_a_finished_job_is_of_no_account() -> None:
-    assert after(attempt(1, "finished", "finished", faults=[])).code == 0  # its terminal is closed, say
-    assert after(attempt(1, "finished", faults=[])).action == "restart"
-
-
 @pytest.mark.parametrize(
-    ("ends", "stopping"),
+    ("ended", "stopping", "code"),
     [
-        (("preempted", "preempted"), False),
-        (("preempted", "stopped"), False),  # Horovod's driver ends the last ones as soon as one has gone
-        (("left",), True),
-        (("finished", "left"), True),
-        ((), True),
-        (("stopped",), True),
+        (attempt(0, "finished", "finished"), False, 0),
+        (attempt(0, "finished"), True, 0),
+        (attempt(0, "left", "stopped", "finished"), False, 0),
+        (attempt(1, "finished", "finished", faults=[]), False, 0),  # its terminal is closed, say
+        (attempt(0), False, 0),  # a command that tells nothing
+        (attempt(0, "untrained", "untrained"), False, 0),  # after a crash that was repaired
+        (attempt(PREEMPTED, "preempted", "stopped"), False, PREEMPTED),
+        (attempt(PREEMPTED, "left"), True, PREEMPTED),
+        (attempt(PREEMPTED, "finished", "left"), True, PREEMPTED),
+        (attempt(PREEMPTED), True, PREEMPTED),
+        (attempt(1, "finished", faults=[]), False, None),
+        (attempt(1, "finished", "left"), False, None),
+        (attempt(1, "left", "stopped"), False, None),
+        (attempt(1, "untrained", faults=[]), False, None),  # another slot is lost
+        (attempt(0, "untrained", "stopped", faults=[]), False, None),
+        (attempt(0, "untrained"), False, None),  # after a crash of the other one
     ],
 )
-def test_a_job_that_has_left_ends_with_the_code_for_another_start(
-    ends: tuple[str, ...], stopping: bool
-) -> None:
-    outcome = after(attempt(PREEMPTED, *ends), stopping=stopping)
-    assert (outcome.action, outcome.code) == ("end", PREEMPTED)
+def test_a_job_ends_with_a_code_or_starts_again(ended: Attempt, stopping: bool, code: int | None) -> None:
+    outcome = after(ended, stopping=stopping)
+    assert (outcome.action, outcome.code) == (("restart", 1) if code is None else ("end", code))
 
 
-@pytest.mark.parametrize(
-    "ends", [("finished", "left"), ("finished", "stopped"), ("stopped",), ("left", "stopped")]
-)
-def test_a_job_of_which_only_a_part_has_finished_or_left_is_started_again(ends: tuple[str, ...]) -> None:
-    assert after(attempt(1, *ends)).action == "restart"
-
-
-def test_a_command_that_says_nothing_of_itself_is_believed_by_its_exit_code() -> None:
-    assert after(attempt(0)) == Outcome("end", 0, "the command has ended")
-    committed = attempt(0)
+def test_a_command_without_a_state_is_told_what_a_state_would_do() -> None:
+    assert "without a commit" in after(attempt(0, "untrained", "untrained", faults=[])).message
+    committed = attempt(0, "untrained", "untrained", faults=[])
     committed.committed = True
-    assert after(committed).action == after(committed, attempt(0, "untrained")).action == "restart"
-    assert after(attempt(1, faults=[])) == Outcome(
-        "restart", 1, "the launcher ended with exit code 1", 1.0, without_progress=1
-    )
+    assert "state.finish()" in after(committed).message
+    committed.in_run = True
+    assert after(committed).action == "restart"
 
 
 def test_pauses_double_and_end_with_the_budget() -> None:

@@ -180,14 +180,3 @@ def test_an_heir_waits_until_slurm_has_found_that_the_node_is_lost(
     monkeypatch.setattr(asked.job._clock, "wait", wait)
     asked.job.outlive_script()
     assert (len(looks), asked.requeued()) == (3, ["7"])
-
-
-@pytest.mark.parametrize(
-    ("variables", "host"),
-    [({}, "node3"), ({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node2"}, "node2")],
-)
-def test_only_another_node_of_a_slurm_job_leaves_an_heir(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], host: str
-) -> None:
-    monkeypatch.setattr(slurm.subprocess, "Popen", lambda *_, **__: pytest.fail("an heir"))
-    slurm.leave_heir(variables, host)

@@ -123,35 +123,6 @@ def test_a_worker_on_another_host_gets_the_environment_and_no_command_line_does(
     assert arguments == ["-o", "A=b", "-p", "22", "h2", "exec /bin/sh -s"]
 
 
-def test_horovods_own_commands_name_nothing_that_is_private(tmp_path: Path) -> None:
-    """Of the real `horovodrun`: its function that makes the commands, after what our driver has set up."""
-    code = """
-import sys
-from types import SimpleNamespace
-from hvdrecover.launch import run_horovodrun
-run_horovodrun._hide_environment()
-from horovod.runner.common.util.hosts import SlotInfo
-from horovod.runner.gloo_run import _slot_info_to_command_fn
-import os
-env = {**os.environ, "HOROVOD_FUSION_THRESHOLD": "7"}
-print(_slot_info_to_command_fn("train", env)(SlotInfo("h2", 0, 0, 0, 1, 1, 1)))
-"""
-    secrets = {"AWS_SECRET_ACCESS_KEY": "SECRET1", "HVDRECOVER_SUPERVISOR": "SECRET2", "EXTRA": "SECRET3"}
-    environ = {**environment(), **secrets, MARK: "abc", "NCCL_DEBUG": "INFO"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "SECRET" not in done.stdout
-    for kept in (
-        f" {MARK}=abc ",
-        " HOROVOD_FUSION_THRESHOLD=7 ",
-        " NCCL_DEBUG=INFO ",
-        " train\n",
-    ):
-        assert kept in done.stdout
-
-
 # -- remote shells ------------------------------------------------------------------------------------
 
 ENTRY_POINTS = """\

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import ast
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,6 @@ import pytest
 from hvdrecover.heartbeat import Phase
 from hvdrecover.launch import standby
 from hvdrecover.launch.python_command import parse
-from hvdrecover.launch.standby import Readiness
 from hvdrecover.launch.training import Training
 from tests.unit.launch.children import environment, state, until
 from tests.unit.launch.scripts import write
@@ -49,10 +47,6 @@ class Captured:
     def output(self) -> tuple[str, str]:
         """Return what has been printed since the last time."""
         return self._capfd.readouterr()
-
-    def forget(self) -> None:
-        """Leave those that were started to whoever else has them."""
-        self._started.clear()
 
     def end(self) -> None:
         for started in self._started:
@@ -119,19 +113,6 @@ def test_nothing_that_modules_print_is_seen_and_all_that_the_program_prints_is(s
     printed, errors = standbys.output()
     assert printed == "yes\n"
     assert errors.startswith("yes\n") and "UserWarning: yes" in errors
-
-
-def test_one_that_still_imports_is_ended_when_it_is_needed(standbys: Captured) -> None:
-    script = write(standbys.folder, "print('runs')")
-    (standbys.folder / "slow.py").write_text("import adapter, signal\nsignal.pause()")
-    started = standbys.start([str(script)], ["slow"])
-    until(lambda: started.read().phase == Phase.STARTING, "it is to import")
-    readiness = Readiness(None, environment())
-    readiness._standby = started
-    assert not readiness.is_warm
-    assert readiness.wake({}) is None
-    assert started.returncode == -signal.SIGKILL
-    assert standbys.output() == ("", "")
 
 
 def test_its_program_finds_what_it_was_given_when_it_was_woken(standbys: Captured) -> None:

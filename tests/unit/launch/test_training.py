@@ -45,13 +45,6 @@ def test_what_horovod_tells_of_a_stall_is_heard_once(start: Start) -> None:
     assert training.notes()["noted"] == [{"1": ["a", "b"]}, {}]  # the process itself reads it as well
 
 
-def test_an_exit_and_an_interrupt_are_no_errors(start: Start) -> None:
-    for text, code in (("raise SystemExit(3)", 3), ("raise KeyboardInterrupt", -signal.SIGINT)):
-        training = start(f"import adapter\n{text}\n")
-        assert training.process.wait(60) == code
-        assert training.notes() == {}
-
-
 def test_at_the_second_commit_the_libraries_are_told_and_the_scripts_own_modules_are_not(
     start: Start, tmp_path: Path
 ) -> None:
@@ -97,17 +90,6 @@ def test_a_script_hands_nothing_of_it_on_to_programs_that_it_starts(start: Start
     shown = training.notes()["seen"]
     assert "['HVDRECOVER_CONTROLLER_CHOSEN_BY']" in shown
     assert not any(f"'{number}'" in shown for number in training._descriptors)
-
-
-def test_asking_for_the_stacks_of_a_process_that_ends_does_not_kill_it(start: Start) -> None:
-    training = start(
-        "import adapter, faulthandler, os\n"
-        "from hvdrecover.config import STACKS_SIGNAL\n"
-        "faulthandler.unregister(STACKS_SIGNAL)  # as the interpreter does at its end\n"
-        "os.kill(os.getpid(), STACKS_SIGNAL)\n"
-        "raise SystemExit(3)\n"
-    )
-    assert training.process.wait(60) == 3
 
 
 def test_closing_and_forgetting_it_frees_all_and_ends_what_is_left() -> None:
