@@ -211,8 +211,6 @@ class Guardian:
                 case "leave":
                     self._ask(Stop.JOB, message["grace"])
                 case "stop":
-                    if message.get("shows_error"):  # this rank may have the same error
-                        self._training.leave_error()
                     self._signals.append(signal.SIGHUP)
                 case "stacks":
                     self._reports.show_place(self._training, message.get("ranks"))
@@ -270,14 +268,11 @@ class Guardian:
             reason = self._record.died(death, end)
         again = reason == ends.SAME_ERROR
         ends_job = end.repair == "end" or again
-        if ends_job:  # the supervisor shows its error, once for all ranks, and last
-            self._training.leave_error()
-        self._training.show_error()
         pause = ends.pause(self._record.deaths)
         by = "by its standby" if self._readiness.is_warm else "in place"
         follows = f"given up: {reason}" if reason else f"restarted {by}{f' in {pause:g} s' if pause else ''}"
-        quiet = end == FIRST_ERROR
-        self._report_death(death, end, f"; {follows}", quiet=quiet, final=bool(reason), again=again)
+        facts = {"final": bool(reason), "again": again, "ends_job": ends_job}
+        self._report_death(death, end, f"; {follows}", **facts)
         now = self._clock.monotonic()
         if not reason:
             self._state, self._until = State.PAUSING, now + pause
@@ -289,37 +284,25 @@ class Guardian:
 
     def _await_all(self, death: Death, end: End, how: str, code: int) -> None:
         """Report the end of a process outside `run`, and wait: all ranks start again, or end, together."""
-        if ends.fault(death) != "script_error":
-            self._training.leave_error()  # an error caused by the loss of another rank adds nothing
         stops = self._stop_by is not None
         ended = stops or (death.returncode == 0 and not death.error)
-        self._report_death(
-            death,
-            end,
-            "",
-            quiet=True,
-            kind="done" if ended else "fault",
-            round=self._record.rounds,
-            stops=stops,
-        )
+        kind = "done" if ended else "fault"
+        self._report_death(death, end, "", kind=kind, round=self._record.rounds, stops=stops)
         self._how, self._code = how, code
         self._state, self._until = State.DISMISSED, math.inf
 
     def _start_again(self, pause: float) -> None:
         if self._stop_by is not None:
             return
-        if self._state is State.WATCHING:  # its error, if any, comes from the fault that is already known
-            self._kill()
-            self._training.leave_error()
-        self._training.show_error()
+        self._kill()
         self._record.rounds += 1
         self._how, self._hung = "", None
         self._state, self._until = State.PAUSING, self._clock.monotonic() + pause
 
     def _report_death(
-        self, death: Death, end: End, follows: str, *, quiet: bool, kind: str = "fault", **more: Any
+        self, death: Death, end: End, follows: str, *, kind: str = "fault", **more: Any
     ) -> None:
-        """Report a death; with a round, the supervisor decides what follows, and says so."""
+        """Report a death to the supervisor, which prints it; with a round, it decides what follows."""
         fault, reading = ends.fault(death), death.reading
         name, ended = self._reports.name(reading), kind == "done"
         # the full text is printed elsewhere
@@ -344,6 +327,7 @@ class Guardian:
             "end": end.name,
             "point": reading.point,
             "traceback": str(death.notes.get("traceback", "")),
+            "unprinted": bool(death.notes.get("unprinted")),
             "heard": "StoppedError" in death.kinds,
             "begun": reading.phase != Phase.UNKNOWN,
             "age": self._clock.monotonic() - self._began,
@@ -352,8 +336,8 @@ class Guardian:
         }
         self._reports.send(kind=kind, message=message, **facts, **more)
         if not ended:
-            level = logging.DEBUG if quiet else logging.WARNING
-            self._reports.report("fault", message, reading.rank, level=level, **facts)
+            self._reports.events.rank = reading.rank
+            self._reports.events.emit("fault", **facts)
         self._hung = None
 
     def _note(self, reading: Reading) -> None:
@@ -405,9 +389,10 @@ class Guardian:
 
     def _end(self, how: str, code: int) -> int:
         """Tell the supervisor how this slot ended: finished, untrained, preempted, left or stopped."""
-        reading = self._training.read()
+        reading, notes = self._training.read(), self._training.notes()
         commit = (reading.generation, reading.commit)
-        self._reports.send(kind="end", how=how, commit=commit, root=self._root())
+        traceback = notes["traceback"] if notes.get("unprinted") and self._state is State.WATCHING else ""
+        self._reports.send(kind="end", how=how, commit=commit, root=self._root(), traceback=traceback)
         return code
 
 

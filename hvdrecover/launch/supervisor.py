@@ -288,6 +288,8 @@ class Supervisor:
         if decision.action == "wait":
             return False
         self._streak = replace(streak, error=decision.error, time=now)
+        if decision.action != "end" and decision.fault["fault"] == "script_error":
+            _show_error(decision.fault)
         if decision.action == "restart":
             self._restart_together(attempt, decision.fault)
             return False
@@ -320,8 +322,7 @@ class Supervisor:
     def _end_attempt(self) -> None:
         """Receive guardians' last messages, and end those that are left, on all hosts."""
         deadline = self._clock.monotonic() + waits.LAST_WORDS
-        shows_error = restarts.ending(self._attempts) is not None
-        self._guardians.order(order="stop", shows_error=shows_error)
+        self._guardians.order(order="stop")
         while len(self._guardians) and self._clock.monotonic() < deadline:
             self._serve(0.1)
         self._guardians.dismiss()
@@ -392,6 +393,7 @@ class Supervisor:
                 self._hear_progress(guardian, message)
                 guardian.ended = True
                 self._attempts[-1].ends.append(message["how"])
+                _show(message["traceback"])
             case _:
                 self._hear_progress(guardian, message)
                 self._hear_death(guardian, message)
@@ -417,9 +419,15 @@ class Supervisor:
             guardian.leaves = message["stops"]
             if message["exit"] == 0:
                 attempt.exits.append(death)
+            elif message["fault"] == "script_error":
+                _show_error(death)
             return
         guardian.ended = bool(message.get("final"))
         attempt.faults.append(death)
+        if message.get("round") is None and message["end"] != FIRST_ERROR.name:
+            logger.warning(message["message"])
+        if message.get("round") is None and not message.get("ends_job", True):
+            _show_error(death)
         if guardian.ended and message["fault"] in ends.OF_HOSTS and message["end"] != "apart":
             self._report_host(guardian.host)
 
@@ -438,6 +446,12 @@ class Supervisor:
     def _report_fault(self, kind: str, detail: str, **facts: Any) -> None:
         self._attempts[-1].faults.append({"fault": kind, "message": detail, "time": self._clock.monotonic()})
         self._events.emit("fault", detail, level=logging.WARNING, fault=kind, detail=detail, **facts)
+
+
+def _show_error(death: Mapping[str, Any]) -> None:
+    """Print the error that ended a process, unless the process did."""
+    if death["unprinted"]:
+        _show(death["traceback"])
 
 
 def _show(text: str) -> None:

@@ -9,7 +9,6 @@ import logging
 import mmap
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,7 +46,6 @@ class Training:
         self.page.begin(Phase.UNKNOWN)
         self._seen = 0
         self._left = False
-        self._shown = False
         settings = {
             "HVDRECOVER_SLOT": ",".join(map(str, [*self._descriptors, events])),
             "HOROVOD_STALL_REPORT": str(self._notes),
@@ -91,18 +89,6 @@ class Training:
         seen, self._seen = self._seen, os.fstat(self._notes).st_size
         return heartbeat.stalled_since(self._notes, seen) if self._seen > seen else {}
 
-    def show_error(self) -> None:
-        """Print the error that ended the process, once, unless it has printed the error itself."""
-        notes = {} if self._shown else self.notes()
-        if notes.get("unprinted"):
-            sys.stderr.write(notes["traceback"])
-            sys.stderr.flush()
-        self._shown = True
-
-    def leave_error(self) -> None:
-        """Do not print the error: the supervisor does, or the error adds nothing."""
-        self._shown = True
-
     def kill(self) -> bool:
         """SIGKILL it and its process group, wait, and return whether it ended; if not, log it."""
         self.process.kill_group()
@@ -115,7 +101,6 @@ class Training:
     def close(self) -> None:
         """Kill its process group, and free its memory."""
         self.kill()
-        self.show_error()
         if self.process.stdin is not None:
             self.process.stdin.close()
         for descriptor in self._descriptors:

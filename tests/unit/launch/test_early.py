@@ -41,16 +41,14 @@ def run(script: Path, tmp_path: Path, **variables: str) -> Training:
         ),
     ],
 )
-def test_an_error_is_reported_to_the_guardian_which_prints_it_once(
+def test_an_error_is_reported_to_the_guardian_and_not_printed(
     text: str, last: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     training = run(write(tmp_path, text), tmp_path)
     assert capfd.readouterr().err == ""
-    training.show_error()
+    notes = training.notes()
     training.close()
-    printed = capfd.readouterr().err
-    assert printed.endswith(last)
-    assert printed.count(last) == 1
+    assert notes["unprinted"] and notes["traceback"].endswith(last)
 
 
 AWAY = """
