@@ -133,15 +133,10 @@ _OBJECTION = re.compile(
     r"HorovodInternalError: (Mismatched |No \w+ operation enabled|Requested to |Process-set rank zero "
     r"tried to |\w+ is not supported with Join|Reducescatter with prescale_factor)"
 )
-SAME_ERROR = "the script has failed in the same way at the same place again"
 BUDGET = 3  # deaths in a row without progress
 _BRIEF = 200  # characters
 _UNTRAINED = (Phase.UNKNOWN, Phase.STARTING, Phase.PLAIN)
 _LONGEST_PAUSE = 60.0  # seconds
-
-
-Cause = tuple[int, str, int, int]
-"""The exit code, error and place (`hvdrecover.heartbeat.Reading.point`) of an error; equal if it repeats."""
 
 
 @dataclass(frozen=True)
@@ -175,15 +170,6 @@ class Death:
     def identity(self) -> str:
         """Return the error's class and its line in the script, which stay the same where its text varies."""
         return str(self._of_error.get("identity") or self.words)[-_BRIEF:]
-
-    @property
-    def cause(self) -> Cause:
-        return self.returncode, self.identity, *self.reading.point
-
-
-def cause(fault: Mapping[str, Any]) -> Cause:
-    changed, steps = fault["point"]
-    return fault["exit"], str(fault.get("identity") or fault["detail"])[-_BRIEF:], changed, steps
 
 
 def end(death: Death, *, first: bool = False) -> End:
@@ -230,7 +216,6 @@ class Record:
 
     deaths: int = 0  # in a row, without progress beyond the farthest point reached before
     farthest: tuple[int, int] = (0, 0)  # the farthest known `hvdrecover.heartbeat.Reading.point`
-    causes: set[Cause] = field(default_factory=set)  # known errors of the script, also of earlier starts
     committed: bool = False  # whether the job has made any commit
     joined: bool = False  # whether any training process of the job is known to have imported hvdrecover
     in_run: bool = False  # whether a process of this start of the job was in a function decorated by `run`
@@ -256,18 +241,12 @@ class Record:
         self.committed |= known["committed"]
         self.in_run |= known["in_run"]
         self.root = self.root or known["root"]
-        self.causes |= {tuple(each) for each in known["causes"]}
 
-    def died(self, death: Death, end: End) -> str:
+    def died(self, death: Death) -> str:
         """Record a death that can be repaired in place; return the reason not to restart, or ''."""
         if self.farthest > self._reached:
             self.deaths = 0
         self.deaths, self._reached = self.deaths + 1, self.farthest
-        known = death.cause in self.causes
-        if end.name == "script_error":
-            self.causes.add(death.cause)
         if death.reading.phase == Phase.FINISHED:
             return "the other ranks have finished, and there is no rendezvous any more"
-        if end.name == "script_error" and known:
-            return SAME_ERROR
         return f"{self.deaths} deaths in a row without progress" if self.deaths >= BUDGET else ""

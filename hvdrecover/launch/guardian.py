@@ -265,14 +265,11 @@ class Guardian:
         elif end.repair == "job":
             reason = "the ranks have not come together, so the whole job is to start again"
         else:
-            reason = self._record.died(death, end)
-        again = reason == ends.SAME_ERROR
-        ends_job = end.repair == "end" or again
+            reason = self._record.died(death)
         pause = ends.pause(self._record.deaths)
         by = "by its standby" if self._readiness.is_warm else "in place"
         follows = f"given up: {reason}" if reason else f"restarted {by}{f' in {pause:g} s' if pause else ''}"
-        facts = {"final": bool(reason), "again": again, "ends_job": ends_job}
-        self._report_death(death, end, f"; {follows}", **facts)
+        self._report_death(death, end, f"; {follows}", final=bool(reason))
         now = self._clock.monotonic()
         if not reason:
             self._state, self._until = State.PAUSING, now + pause
@@ -280,7 +277,7 @@ class Guardian:
         self._reports.events.emit("gave_up", scope="slot", reason=reason)
         self._code = end.code or processes.exit_code(death.returncode) or 1
         self._state, self._until = State.DISMISSED, now + waits.DISMISSAL
-        return None if ends_job else self._code
+        return None if end.repair == "end" else self._code  # the supervisor is to end the job
 
     def _await_all(self, death: Death, end: End, how: str, code: int) -> None:
         """Report the end of a process outside `run`, and wait: all ranks start again, or end, together."""

@@ -10,11 +10,10 @@ from typing import Any, Literal
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.config import PREEMPTED
 from hvdrecover.launch import ends, waits
-from hvdrecover.launch.ends import FIRST_ERROR, SAME_ERROR, Cause, End, cause
+from hvdrecover.launch.ends import FIRST_ERROR, End
 
 FIRST_MINUTE = 60.0  # seconds after the imports in which an error of a script counts as its bug
 CALM = 3600.0  # seconds without a fault after which the count of restarts begins again
-_CAUSES = 50  # known errors of the script in one message, which must fit into a send buffer
 
 # Signals that a process causes itself; others come from outside.
 _OWN_SIGNALS = {-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT}
@@ -31,8 +30,18 @@ _ANEW = (
     "This error came after a recovery in place, and a fresh start may avoid it: all processes start once more"
 )
 
+SAME_ERROR = "the script has failed in the same way at the same place again"
+
 Fault = dict[str, Any]
 """A guardian's report of a fault."""
+
+Cause = tuple[int, str, int, int]
+"""The exit code, error and place (`hvdrecover.heartbeat.Reading.point`) of an error; equal if it repeats."""
+
+
+def cause(fault: Fault) -> Cause:
+    changed, steps = fault["point"]
+    return fault["exit"], str(fault.get("identity") or fault["detail"]), changed, steps
 
 
 @dataclass
@@ -141,7 +150,9 @@ def ending(attempts: Sequence[Attempt]) -> Fault | None:
 
     A rank's own error is preferred to another rank's report of it.
     """
-    found = [each for each in attempts[-1].faults if each.get("final") and _is_ending(each, attempts)]
+    # What follows faults outside `run` is decided by `together`, which marks those that end the job.
+    decided = [each for each in attempts[-1].faults if each.get("final") or each.get("round") is None]
+    found = [each for each in decided if _is_ending(each, attempts)]
     return min(found, key=lambda fault: bool(fault.get("heard")), default=None)
 
 
@@ -201,12 +212,10 @@ def _ended(fault: Fault, end: End) -> Outcome:
 
 def known(attempts: Sequence[Attempt]) -> dict[str, Any]:
     """Return the facts about earlier starts that the processes of the next one need."""
-    errors = [error for attempt in attempts for error in attempt.errors]
     return {
         "committed": any(attempt.committed for attempt in attempts),
         "in_run": attempts[-1].in_run if attempts else False,
         "root": next((each.root for each in reversed(attempts) if each.root), ""),
-        "causes": list(dict.fromkeys(map(cause, reversed(errors))))[:_CAUSES],
     }
 
 
@@ -254,8 +263,7 @@ def _is_own(fault: Fault) -> bool:
     return fault["end"] == "script_error" or (fault["fault"] == "crash" and fault["exit"] in _OWN_SIGNALS)
 
 
-def _is_known(fault: Fault, attempts: Sequence[Attempt]) -> bool:
-    """Return whether the same error came in an earlier attempt."""
+def _came_earlier(fault: Fault, attempts: Sequence[Attempt]) -> bool:
     return cause(fault) in {cause(each) for attempt in attempts[:-1] for each in attempt.errors}
 
 
@@ -264,7 +272,9 @@ def _may_need_no_repair(fault: Fault, attempts: Sequence[Attempt]) -> bool:
 
     A surviving process still has objects outside the state, such as a half-full list.
     """
-    if fault.get("round") is not None or _is_known(fault, attempts):  # with a round, all processes were new
+    if fault.get("round") is not None or _came_earlier(
+        fault, attempts
+    ):  # with a round, all processes were new
         return False
     for each in attempts[-1].faults:
         if each["fault"] == "script_error" and cause(each) == cause(fault):
@@ -288,4 +298,11 @@ def _is_ending(fault: Fault, attempts: Sequence[Attempt]) -> bool:
     end = _end(fault)
     if end is None or end.name != "script_error":
         return end is not None and end.repair in ("job", "end")
-    return bool(fault.get("again")) or _is_known(fault, attempts)
+    if fault.get("again") or _came_earlier(fault, attempts):
+        return True
+    for each in attempts[-1].errors:
+        if each is fault:
+            break
+        if each["at"] == fault["at"] and cause(each) == cause(fault):
+            return True
+    return False

@@ -426,8 +426,8 @@ class Supervisor:
         attempt.faults.append(death)
         if message.get("round") is None and message["end"] != FIRST_ERROR.name:
             logger.warning(message["message"])
-        if message.get("round") is None and not message.get("ends_job", True):
-            _show_error(death)
+            if restarts.ending(self._attempts) is None:
+                _show_error(death)
         if guardian.ended and message["fault"] in ends.OF_HOSTS and message["end"] != "apart":
             self._report_host(guardian.host)
 

@@ -132,26 +132,13 @@ def test_a_script_that_calls_no_training_function_has_not_failed() -> None:
     assert ends.end(death(0, Phase.STARTING, error=OWN_ERROR), first=True).name == "first_error"
 
 
-def test_the_same_error_at_the_same_place_is_the_same_cause() -> None:
-    assert failed().cause == failed(generation=2).cause  # each rendezvous has its own generation
-    assert failed().cause == failed(commit=9).cause  # a commit at which nothing had changed is not progress
-    told = {"exit": 1, "detail": OWN_ERROR, "point": [4, 2]}
-    assert ends.cause(told) == failed().cause
-    at_7 = failed(error="RuntimeError: worker (pid 7) is killed", identity="RuntimeError at train.py:7")
-    assert failed(
-        error="RuntimeError: worker (pid 8) is killed", identity="RuntimeError at train.py:7"
-    ).cause == (at_7.cause)
-    assert failed(error=at_7.error, identity="RuntimeError at train.py:8").cause != at_7.cause
-    assert ends.cause({**told, "identity": at_7.identity}) == at_7.cause
-
-
 def reasons(*ended: Death, record: Record | None = None) -> list[str]:
     """Return why a slot's process was not restarted after each of these deaths."""
     record = record or Record()
     found = []
     for each in ended:
         record.note(each.reading)
-        found.append(record.died(each, ends.end(each)))
+        found.append(record.died(each))
     return found
 
 
@@ -168,12 +155,6 @@ def test_only_what_goes_beyond_the_farthest_point_is_progress() -> None:
     assert reasons(*catching_up)[2].startswith("3 deaths")
     assert reasons(*[death(KILLED, changed=7, steps=steps) for steps in range(9)]) == [""] * 9
     assert reasons(*[death(KILLED, changed=changed) for changed in range(9)]) == [""] * 9
-
-
-def test_a_script_that_fails_twice_at_the_same_place_is_not_restarted() -> None:
-    assert reasons(failed(), failed(commit=5)) == ["", ends.SAME_ERROR]
-    assert reasons(failed(), failed(changed=9), failed()) == ["", "", ends.SAME_ERROR]  # rolled back to it
-    assert reasons(failed(), failed(steps=3)) == ["", ""]
 
 
 def test_pauses_begin_with_the_second_death_and_double() -> None:

@@ -7,8 +7,7 @@ import pytest
 
 from hvdrecover.config import FENCED, PREEMPTED
 from hvdrecover.launch import restarts, waits
-from hvdrecover.launch.ends import SAME_ERROR
-from hvdrecover.launch.restarts import CALM, Attempt, Outcome, Streak, Together
+from hvdrecover.launch.restarts import CALM, SAME_ERROR, Attempt, Outcome, Streak, Together
 
 
 def crash(number: int = 1) -> dict[str, Any]:
@@ -98,6 +97,15 @@ def test_a_script_that_fails_in_the_same_way_again_ends_the_job_with_its_own_cod
     outcome = after(failing, attempt(faults=[script_error(code=3)]), most=99)
     assert (outcome.action, outcome.code) == ("end", 3)
     assert "failed in the same way" in outcome.reason
+
+
+def test_the_same_error_twice_in_one_slot_ends_the_job() -> None:
+    first, again = script_error(), script_error()
+    assert after(attempt(faults=[first, again])).reason == SAME_ERROR
+    assert after(attempt(faults=[first, {**again, "at": "b/0"}])).action == "restart"  # of both ranks, once
+    varying = {"detail": "RuntimeError: pid 7", "identity": "RuntimeError at train.py:7"}
+    told = [{**script_error(), **varying}, {**script_error(detail="RuntimeError: pid 8"), **varying}]
+    assert after(attempt(faults=told)).reason == SAME_ERROR
 
 
 @pytest.mark.parametrize(
