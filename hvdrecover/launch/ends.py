@@ -93,18 +93,14 @@ ENDS = (
         "ConfigError StateError StructureError ShardsError DataChangedError",
     ),
 )
-_BY_NAME = {end.name: end for end in ENDS}
+BY_NAME = {end.name: end for end in ENDS}
 # Errors of a storage that waiting does not repair, if the job has never made a commit there.
 _REFUSALS = {
     *("AuthenticationException", "FileNotFoundError", "NoCredentialsError"),
     *("NotADirectoryError", "PermissionError"),
 }
-FIRST_ERROR = _BY_NAME["first_error"]
+FIRST_ERROR = BY_NAME["first_error"]
 _BY_ERROR = {error: end for end in ENDS for error in end.errors}
-
-
-def named(name: str | None) -> End | None:
-    return _BY_NAME.get(name or "")
 
 
 def of_error(kinds: Sequence[str], *, first: bool) -> End:
@@ -112,7 +108,7 @@ def of_error(kinds: Sequence[str], *, first: bool) -> End:
     if first and not _REFUSALS.isdisjoint(kinds):
         return FIRST_ERROR
     known = next((_BY_ERROR[kind] for kind in kinds if kind in _BY_ERROR), None)
-    return known or (FIRST_ERROR if first else _BY_NAME["script_error"])
+    return known or (FIRST_ERROR if first else BY_NAME["script_error"])
 
 
 # -- deaths of training processes ----------------------------------------------------------------------
@@ -134,7 +130,6 @@ _OBJECTION = re.compile(
     r"tried to |\w+ is not supported with Join|Reducescatter with prescale_factor)"
 )
 BUDGET = 3  # deaths in a row without progress
-_BRIEF = 200  # characters
 _UNTRAINED = (Phase.UNKNOWN, Phase.STARTING, Phase.PLAIN)
 _LONGEST_PAUSE = 60.0  # seconds
 
@@ -169,26 +164,26 @@ class Death:
     @property
     def identity(self) -> str:
         """Return the error's class and its line in the script, which stay the same where its text varies."""
-        return str(self._of_error.get("identity") or self.words)[-_BRIEF:]
+        return str(self._of_error.get("identity") or self.words)
 
 
 def end(death: Death, *, first: bool = False) -> End:
     """Return how a process has ended; `first` says whether the job is still without a commit."""
     phase, returncode = death.reading.phase, death.returncode
     if returncode == 0 and phase == Phase.FINISHED:
-        return _BY_NAME["finished"]
+        return BY_NAME["finished"]
     if returncode == 0 and first and not death.error and phase in _UNTRAINED:
-        return _BY_NAME["untrained"]
+        return BY_NAME["untrained"]
     if phase == Phase.REMOVED:
-        return _BY_NAME["removed"]
+        return BY_NAME["removed"]
     if phase == Phase.LEFT or (returncode == PREEMPTED and death.reading.stop):
-        return _BY_NAME["left"]
+        return BY_NAME["left"]
     if returncode == -signal.SIGTERM:  # Horovod sends it to workers that it no longer needs
-        return _BY_NAME["dismissed"]
+        return BY_NAME["dismissed"]
     if death.hung and phase in (Phase.STARTING, Phase.RECOVERING):
-        return _BY_NAME["apart"]  # ranks wait for each other there, so the culprit is unknown
+        return BY_NAME["apart"]  # ranks wait for each other there, so the culprit is unknown
     kind = fault(death)
-    return of_error(death.kinds, first=first) if kind == "script_error" else _BY_NAME[kind]
+    return of_error(death.kinds, first=first) if kind == "script_error" else BY_NAME[kind]
 
 
 def fault(death: Death) -> Fault:
@@ -212,7 +207,7 @@ def pause(deaths: int) -> float:
 
 @dataclass
 class Record:
-    """What a guardian knows about its slot and the job."""
+    """The facts about a slot and the job on which its guardian decides."""
 
     deaths: int = 0  # in a row, without progress beyond the farthest point reached before
     farthest: tuple[int, int] = (0, 0)  # the farthest known `hvdrecover.heartbeat.Reading.point`

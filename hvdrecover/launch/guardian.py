@@ -309,7 +309,7 @@ class Guardian:
         after = f" after its commit {reading.commit}" if reading.commit else ""
         after = after or ("" if "round" in more else " before its first commit")
         message = f"{name}: {fault.replace('_', ' ')} ({words}){after}{follows}"
-        facts = {
+        facts: dict[str, Any] = {
             "fault": fault,
             "slot": self._config.local_rank,
             "exit": death.returncode,

@@ -58,12 +58,10 @@ class Reports:
         slot = f"the process of slot {self._config.local_rank}"
         return f"{f'rank {reading.rank}' if reading.rank >= 0 else slot} on {self._config.host}"
 
-    def report(
-        self, kind: str, message: str, rank: int, *, level: int = logging.WARNING, **facts: Any
-    ) -> None:
+    def report(self, kind: str, message: str, rank: int, **facts: Any) -> None:
         """Report by an event and a line on the terminal."""
         self.events.rank = rank
-        self.events.emit(kind, message, level=level, **facts)
+        self.events.emit(kind, message, level=logging.WARNING, **facts)
 
     # -- the place of the training process ---------------------------------------------------------------
 

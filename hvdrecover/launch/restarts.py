@@ -10,7 +10,7 @@ from typing import Any, Literal
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.config import PREEMPTED
 from hvdrecover.launch import ends, waits
-from hvdrecover.launch.ends import FIRST_ERROR, End
+from hvdrecover.launch.ends import BY_NAME, FIRST_ERROR, End
 
 FIRST_MINUTE = 60.0  # seconds after the imports in which an error of a script counts as its bug
 CALM = 3600.0  # seconds without a fault after which the count of restarts begins again
@@ -167,7 +167,7 @@ def outcome(
     used = 0 if last.point > farthest and not last.over else without_progress
     suspect, fault = suspected(attempts), ending(attempts)
     why, traceback = reason(last), ""
-    end = _end(fault) if fault else None
+    end = BY_NAME.get(fault.get("end", "")) if fault else None
     if fault and end and (end.repair == "end" or (end.repair == "in place" and not suspect)):
         if used >= max_restarts or end.name in _FOR_GOOD or not _may_need_no_repair(fault, attempts):
             return _ended(fault, end)
@@ -290,12 +290,8 @@ def _is_of_others(fault: Fault) -> bool:
     return bool(fault.get("heard")) or fault.get("end") == "rendezvous" or of_horovod
 
 
-def _end(fault: Fault) -> End | None:
-    return ends.named(fault.get("end"))
-
-
 def _is_ending(fault: Fault, attempts: Sequence[Attempt]) -> bool:
-    end = _end(fault)
+    end = BY_NAME.get(fault.get("end", ""))
     if end is None or end.name != "script_error":
         return end is not None and end.repair in ("job", "end")
     if fault.get("again") or _came_earlier(fault, attempts):
