@@ -331,7 +331,7 @@ class Guardian:
             "loaded": None if reading.changed > reading.agreed else death.notes.get("loaded"),
             "root": self._record.root,
         }
-        self._reports.send(kind=kind, message=message, **facts, **more)
+        self._reports.send(kind=kind, message=message, **{"round": None, **facts, **more})
         if not ended:
             self._reports.events.rank = reading.rank
             self._reports.events.emit("fault", **facts)

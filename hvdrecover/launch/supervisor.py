@@ -393,7 +393,8 @@ class Supervisor:
                 self._hear_progress(guardian, message)
                 guardian.ended = True
                 self._attempts[-1].ends.append(message["how"])
-                _show(message["traceback"])
+                if restarts.ending(self._attempts) is None:
+                    _show(message["traceback"])
             case _:
                 self._hear_progress(guardian, message)
                 self._hear_death(guardian, message)
