@@ -15,7 +15,6 @@ from hvdrecover.cli import discovering, options
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError, DiscoveryError
 from hvdrecover.launch import guardian, output
-from hvdrecover.launch.hangs import Limits
 from hvdrecover.redaction import redact
 
 if TYPE_CHECKING:
@@ -58,8 +57,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_worker(parser: argparse.ArgumentParser) -> None:
-    """Start a training process and watch over it, as the guardian of one slot of a job."""
-    parser.usage = "horovodrun ... hvdrecover worker [options] -- python train.py ..."
+    """Start a training process and watch over it. `hvdrecover run` starts one for each slot of a job."""
+    parser.usage = "hvdrecover worker [options] -- python train.py ..."
     parser.epilog = options.DURATIONS
     parser.set_defaults(run=_worker)
     options.add_settings(parser, *_OF_A_GUARDIAN)
@@ -131,11 +130,9 @@ def check_values(others: Sequence[str]) -> None:
 
 def _worker(arguments: argparse.Namespace) -> int:
     read = config.read({**config.environment(), **options.given(arguments)})
-    limits = Limits(read.hang_timeout, read.startup_timeout)
     with output.unblocked("stderr"):
         events.show_on_terminal(read)
-        settings = guardian.Settings(limits, read.grace, not read.no_standby)
-        return guardian.guard(arguments.command, settings, read)
+        return guardian.guard(arguments.command, read)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -167,16 +164,8 @@ def _run(arguments: argparse.Namespace) -> int:
             from hvdrecover.cli import diagnosing
 
             job = diagnosing.preflight(job, request, read)
-        settings = supervisor.Settings(
-            options=job,
-            worker=(sys.executable, "-m", "hvdrecover", "worker", "--"),
-            environ=told,
-            folder=folder,
-            max_restarts=read.max_restarts,
-            grace=read.grace,
-        )
         allocation = slurm.of_environment(own, SYSTEM_CLOCK)
-        return supervisor.Supervisor(arguments.command, settings, read, allocation).run()
+        return supervisor.Supervisor(arguments.command, job, told, read, allocation).run()
 
 
 def _of_file(others: Sequence[str]) -> dict[str, str]:

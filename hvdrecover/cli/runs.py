@@ -123,9 +123,10 @@ def _stop(arguments: argparse.Namespace) -> int:
     if (supervised := presence.find(folder)) is None:
         problem = "no supervisor of this run is known: it has ended, or `hvdrecover run` did not start it"
         raise LaunchError(str(folder), problem)
-    leaving, process = presence.ask_to_leave(supervised), f"process {supervised.pid}"
+    presence.ask_to_leave(supervised)
+    process = f"process {supervised.pid}"
     sys.stderr.write(f"hvdrecover: the job leaves at its next commit, within {supervised.grace:g} s\n")
-    if not presence.wait_for_end(leaving, supervised.grace + _MARGIN):
+    if not presence.wait_for_end(supervised, supervised.grace + _MARGIN):
         raise LaunchError(process, "the supervisor still runs; look at what it says, or kill it")
     report = Run(record.read(folder)).report()
     if report.code is None:  # a supervisor that ends by itself writes how

@@ -8,14 +8,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from hvdrecover import cli
 from hvdrecover.config import Config
 from hvdrecover.launch import guardian, horovodrun, supervisor
-from hvdrecover.launch.hangs import Limits
 from tests.support.processes import LAUNCHER_VARIABLES
 
 KEY = __file__  # a file that is there
@@ -66,10 +65,17 @@ def guards(monkeypatch: pytest.MonkeyPatch) -> Noted:
     return noted
 
 
-def job(jobs: Noted, *words: str) -> tuple[list[str], supervisor.Settings, Config]:
+class Started(NamedTuple):
+    """Part of the arguments of a supervisor."""
+
+    options: horovodrun.Options
+    environ: dict[str, str]
+
+
+def job(jobs: Noted, *words: str) -> tuple[list[str], Started, Config]:
     assert cli.main(["run", *words]) == 0
-    command, settings, config, _ = jobs.pop()
-    return command, settings, config
+    command, job, environ, config, _ = jobs.pop()
+    return command, Started(job, environ), config
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -87,8 +93,7 @@ def test_a_job_with_nothing_but_its_size(jobs: Noted, tmp_path: Path) -> None:
     command, settings, config = job(jobs, "-np", "2", *TRAIN)
     assert command == TRAIN[1:]
     assert settings.options == horovodrun.Options(2)
-    assert (settings.max_restarts, settings.grace) == (10, 30.0)
-    assert settings.worker == (sys.executable, "-m", "hvdrecover", "worker", "--")
+    assert (config.max_restarts, config.grace) == (10, 30.0)
     assert config.events is not None
     assert config.events.parent == tmp_path / "hvdrecover-runs"
     assert settings.environ["HVDRECOVER_EVENTS"] == str(config.events)
@@ -101,7 +106,7 @@ def test_all_options_of_a_job(jobs: Noted) -> None:
     words += ["--network-interface", "eth0", "--network-interfaces", "eth1"]
     words += ["--checkpoint", "s3://bucket/run", "--max-restarts", "0", "--hang-timeout", "2m"]
     words += ["--grace", "90.5", "--no-standby", "--startup-timeout", "10m"]
-    _, settings, _ = job(jobs, *words, *TRAIN)
+    _, settings, config = job(jobs, *words, *TRAIN)
     assert settings.options == horovodrun.Options(
         4,
         least=2,
@@ -112,7 +117,7 @@ def test_all_options_of_a_job(jobs: Noted) -> None:
         identity=KEY,
     )
     assert settings.environ["HVDRECOVER_CHECKPOINT"] == "s3://bucket/run"
-    assert (settings.max_restarts, settings.grace) == (0, 90.5)
+    assert (config.max_restarts, config.grace) == (0, 90.5)
     given = {"HANG_TIMEOUT": "2m", "GRACE": "90.5", "NO_STANDBY": "1", "STARTUP_TIMEOUT": "10m"}
     assert {name: settings.environ[f"HVDRECOVER_{name}"] for name in given} == given
     assert settings.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] == "15"
@@ -187,9 +192,9 @@ def test_options_of_horovodrun_that_are_not_ours_are_handed_on(
     others: list[str], first: bool, jobs: Noted
 ) -> None:
     own = ["-np", "2", "--grace", "9"]
-    _, settings, _ = job(jobs, *(others + own if first else own + others), *TRAIN)
+    _, settings, config = job(jobs, *(others + own if first else own + others), *TRAIN)
     assert settings.options == horovodrun.Options(2, others=tuple(others))
-    assert settings.grace == 9.0
+    assert config.grace == 9.0
 
 
 def test_an_option_takes_precedence_over_the_environment_and_that_over_the_file(
@@ -205,7 +210,7 @@ def test_an_option_takes_precedence_over_the_environment_and_that_over_the_file(
     assert config.events == tmp_path / "events"
     assert settings.environ["HVDRECOVER_EVENTS"] == str(tmp_path / "events")
     assert settings.environ["HVDRECOVER_CHECKPOINT"] == str(tmp_path / "root")
-    assert (settings.grace, settings.max_restarts, config.no_standby) == (60.0, 3, True)
+    assert (config.grace, config.max_restarts, config.no_standby) == (60.0, 3, True)
     assert settings.environ["HVDRECOVER_NO_STANDBY"] == "1"
     _, settings, _ = job(jobs, "-np", "2", "--checkpoint", "other", *TRAIN)
     assert settings.environ["HVDRECOVER_CHECKPOINT"] == str(tmp_path / "other")
@@ -248,7 +253,6 @@ def test_a_command_needs_no_dashes_and_its_options_are_its_own(words: list[str],
     bare, with_dashes = job(jobs, *words, *own), job(jobs, *words, "--", *own)
     assert bare[0] == own == with_dashes[0]
     assert bare[1].options == with_dashes[1].options
-    assert bare[1].worker == with_dashes[1].worker
 
 
 @pytest.mark.parametrize(
@@ -312,8 +316,11 @@ def test_the_guardians_of_a_job_understand_what_they_are_given(
     command, settings, _ = job(jobs, *words, *TRAIN)
     for name, text in settings.environ.items():
         monkeypatch.setenv(name, text)
-    assert cli.main([*settings.worker[3:-1], "--grace", "12.25", "--", *command]) == 0
-    assert guards.pop()[:2] == (command, guardian.Settings(Limits(7.5, 90.0), 12.25, standby=False))
+    assert cli.main([*supervisor.WORKER[3:-1], "--grace", "12.25", "--", *command]) == 0
+    guarded, read = guards.pop()
+    assert guarded == command
+    assert (read.hang_timeout, read.startup_timeout) == (7.5, 90.0)
+    assert (read.grace, read.no_standby) == (12.25, True)
 
 
 # -- all commands ------------------------------------------------------------------------------------------
@@ -336,4 +343,4 @@ code = cli.main(["worker", "--", sys.executable, "-c", "raise SystemExit(0)"])
 print(code, sorted({"torch", "tensorflow", "keras", "horovod", "numpy"} & set(sys.modules)))
 """
     shown = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
-    assert shown == "0 []\n"
+    assert shown == "1 []\n"

@@ -45,8 +45,8 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
         return Report(False, {}, noted.findings)
 
     class Supervisor:
-        def __init__(self, command: list[str], settings: supervisor.Settings, config: Any, job: Any) -> None:
-            noted.options = settings.options
+        def __init__(self, command: list[str], options: Options, *_: Any) -> None:
+            noted.options = options
 
         def run(self) -> int:
             return 0
