@@ -22,7 +22,7 @@ def test_the_command_writes_it_beside_what_it_says(tmp_path, capsys):
     example(tmp_path / "events")
     assert main(["report", str(tmp_path / "events"), "--html", str(tmp_path / "page.html")]) == 0
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
-    assert "outcome    finished" in capsys.readouterr().out
+    assert "state            finished" in capsys.readouterr().out
     assert main(["report", str(tmp_path / "events"), "--html", str(tmp_path / "no" / "page.html")]) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
