@@ -21,7 +21,7 @@ from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.config import PREEMPTED
 from hvdrecover.drill import storage
 from hvdrecover.drill.lab import Lab
-from hvdrecover.drill.run import Command, ScriptRun
+from hvdrecover.drill.run import NAMING_HOSTS, Command, ScriptRun
 from hvdrecover.errors import ConfigError
 from hvdrecover.launch import processes
 
@@ -37,24 +37,14 @@ CONTINUES = "training continues with commits in memory; durable commits follow w
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault.
-
-    Attributes:
-        name: its name on the command line.
-        expected: how a run is expected to recover.
-        strike: does it to a run; the second argument is the rank, if it strikes one rank.
-        of_rank: whether it strikes one rank.
-        end: ends a fault that lasts; None if the fault is over at once.
-        lacks: returns what it needs and a drill with this command and lab lacks, with the remedy; or ''.
-        options: options of ``hvdrecover run`` with which a run starts that it is going to strike.
-    """
-
     name: str
-    expected: str
-    strike: Callable[[ScriptRun, int], None]
-    of_rank: bool = False
-    end: Callable[[ScriptRun], None] | None = None
+    expected: str  # how a run is expected to recover
+    strike: Callable[[ScriptRun, int], None]  # does it to a run, or to the rank
+    of_rank: bool = False  # whether it strikes one rank
+    end: Callable[[ScriptRun], None] | None = None  # ends a fault that lasts
+    # What it needs, and a drill with this command and lab lacks, with the remedy; or ''.
     lacks: Callable[[Command, Lab | None], str] = lambda command, lab: ""
+    # Options of `hvdrecover run` with which a run starts that it is going to strike.
     options: Callable[[ScriptRun], list[str]] = lambda run: []
 
 
@@ -65,7 +55,7 @@ def _kill(run: ScriptRun, rank: int) -> None:
     processes.kill(run.ranks()[rank])
 
 
-def _kill_all(run: ScriptRun, rank: int = 0) -> None:
+def _kill_all(run: ScriptRun, rank: int) -> None:
     for process in run.ranks().values():
         processes.kill(process)
 
@@ -129,7 +119,7 @@ def _corrupt_commit(run: ScriptRun, rank: int) -> None:
     for near in run.near_roots():
         for commit in near.glob(f"g*/{manifests.FILE_NAME}"):
             spoil(commit.parent)
-    _kill_all(run)
+    _kill_all(run, rank)
 
 
 def spoil(commit: Path) -> None:
@@ -145,11 +135,8 @@ def spoil(commit: Path) -> None:
 def complete(run: ScriptRun) -> list[CommitId]:
     """Return the complete commits of a run's root that are not quarantined, newest first."""
     root = LocalStorage(run.root)
-    return [
-        commit
-        for commit in roots.commits(root)
-        if roots.is_complete(root, commit) and not roots.is_quarantined(root, commit)
-    ]
+    found = [each for each in roots.commits(root) if roots.is_complete(root, each)]
+    return [each for each in found if not roots.is_quarantined(root, each)]
 
 
 def damaged(run: ScriptRun) -> set[str]:
@@ -213,7 +200,7 @@ def _resize_options(run: ScriptRun) -> list[str]:
 def _lacks_resize(command: Command, lab: Lab | None) -> str:
     if not command.resizes:
         return "a script with virtual ranks; --resize says that it has them"
-    if command.names_hosts or lab:
+    if command.given(NAMING_HOSTS) or lab:
         return "the drill's own host discovery; leave out -H, --lab and the like"
     return "" if command.processes > 1 else "more ranks; start the drill with -np 2 or more"
 
@@ -229,7 +216,7 @@ def _listing(run: ScriptRun) -> Path:
 
 
 def _names(count: int) -> list[str]:
-    """Return names of this host; Horovod takes each for another host. Numbers may begin with zeros."""
+    """Return names of this host; Horovod takes each for another host."""
     return [f"127.{'0' * number}1" for number in range(count)]
 
 
@@ -246,9 +233,7 @@ _ALL = (
     Fault("preempt", f"the run makes a durable commit and leaves with exit code 75; {RESTART}", _preempt),
     _failing_storage("storage-away", "away"),
     _failing_storage("disk-full", "full"),
-    Fault(
-        "corrupt-commit", "the run quarantines the commit and resumes from the one before", _corrupt_commit
-    ),
+    Fault("corrupt-commit", "the run quarantines it and resumes from the one before", _corrupt_commit),
     Fault(
         "host-cut-off",
         "a spare host takes over, and all ranks resume from a commit in memory",

@@ -59,13 +59,11 @@ def lacks() -> str:
 
 
 def find(name: str) -> str | None:
-    """Return the path of a program, or None."""
     searched = config.environment().get("PATH", "")
     return shutil.which(name, path=f"{searched}:/usr/sbin:/sbin")  # the PATH of a user lacks these two
 
 
 def program(name: str) -> str:
-    """Return the path of a program."""
     if (path := find(name)) is None:
         raise LabError(name, f"the program is missing; apt-get install {PACKAGES.get(name, name)}")
     return path
@@ -83,18 +81,8 @@ def _ip(*arguments: str) -> None:
 class Lab:
     """Hosts that are joined by a switch, in a private network.
 
-    Any number of labs may exist at the same time. A lab is removed when it is closed, and when its process is
-    killed, by a janitor process. If the janitor was killed too, the next lab removes the rest.
-
-    Attributes:
-        number: the number of the lab; part of all names and addresses.
-        hosts: the hosts, switched on.
-        key: file of the private ssh key that lets root in everywhere.
-        folder: keys, logs and settings; only root may read it.
-        janitor: id of the janitor process.
-
-    Raises:
-        LabError: the lab could not be made.
+    A lab is removed when it is closed, and when its process is killed, by a janitor process. If the janitor
+    was killed too, the next lab removes the rest.
     """
 
     def __init__(self, hosts: int = 3) -> None:
@@ -110,7 +98,7 @@ class Lab:
         )
         self.janitor = self._janitor.pid
         self.folder = _folder(self.number)
-        self.key = self.folder / "key"
+        self.key = self.folder / "key"  # the private ssh key that lets root in everywhere
         self.hosts = [Host(self.number, number) for number in range(1, hosts + 1)]
         try:
             self._make()
@@ -120,12 +108,10 @@ class Lab:
 
     @property
     def ssh_options(self) -> list[str]:
-        """Return the options with which ssh logs in from one host to another."""
         options = ["-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no"]
         return [*options, "-i", os.fspath(self.key)]
 
     def close(self) -> None:
-        """Remove everything that the lab made, running processes included."""
         _, complaint = self._janitor.communicate(timeout=2 * _PATIENCE)  # closes its standard input
         self._claim.close()
         for host in self.hosts:
@@ -172,11 +158,9 @@ class Host:
         self._sshd: subprocess.Popen[bytes] | None = None
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return a command that runs another command on the host, in the same process."""
         return [program("ip"), "netns", "exec", self.name, *command]
 
     def run(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start a process on the host, with pipes to its standard streams and more environment variables."""
         pipe, environ = subprocess.PIPE, {**os.environ, **(environ or {})}
         words = self.command(command)
         return subprocess.Popen(words, env=environ, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
@@ -193,7 +177,6 @@ class Host:
         _ip("-n", self._switch, "link", "set", self._port, "down")
 
     def join(self) -> None:
-        """Plug the cable in again."""
         _ip("-n", self._switch, "link", "set", self._port, "up")
 
     def power_off(self) -> None:
@@ -214,12 +197,10 @@ class Host:
         self._start_sshd()
 
     def reap(self) -> None:
-        """Wait for the ssh server, which was killed before."""
         if self._sshd is not None:
             self._sshd.wait(_PATIENCE)
 
     def install(self, others: Sequence[Host]) -> None:
-        """Write the files that the host needs, once."""
         files = _NETNS_FILES / self.name
         files.mkdir(parents=True)
         local = f"127.0.0.1 localhost\n{self.address} {os.uname().nodename} {self.name}\n"
@@ -254,7 +235,6 @@ class Host:
 
 
 def _make_key(path: Path) -> None:
-    """Make a pair of ssh keys without a password, ``path`` and ``path.pub``."""
     keygen = [program("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", os.fspath(path)]
     subprocess.run(keygen, check=True)
 

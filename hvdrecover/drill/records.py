@@ -15,29 +15,32 @@ from hvdrecover.checkpoint.values import Json
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a witness. The table in `drill.witness` says which fields each kind of line has."""
+    """A line of a witness."""
 
-    what: str  # agreed, step, batch or commit
+    what: str  # agreed (on a commit to resume from), step, batch or commit
     time: float  # seconds of the monotonic clock, which all processes of a host share
     pid: int
     rank: int
     size: int
     generation: int  # of the last commit before the line
     commit: int
+    # agreed: where the commit came from. step: its number since the commit.
     source: str = ""
     number: int = 0
+    # batch: that of all ranks together, and its place in the epoch's order.
     sampler: str = ""
     epoch: int = 0
     at: int = 0
     samples: Sequence[int] = ()
+    # commit: its number, and the steps and batches since the last one.
     made: int = 0
     steps: int = 0
     batches: int = 0
-    tensors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    values: Mapping[str, Json] = field(default_factory=dict)
-    buffers: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    samplers: Mapping[str, Json] = field(default_factory=dict)
-    virtual: int | None = None
+    tensors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # attribute, name: digest
+    values: Mapping[str, Json] = field(default_factory=dict)  # attribute: the rest of it
+    buffers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # model: its rank-local tensors
+    samplers: Mapping[str, Json] = field(default_factory=dict)  # attribute: cursor, on rank 0
+    virtual: int | None = None  # number of virtual ranks
 
 
 class Reader:
@@ -70,17 +73,14 @@ class Records:
     lines: tuple[Line, ...] = ()
 
     def of(self, what: str) -> list[Line]:
-        """Return the lines of one kind."""
         return [line for line in self.lines if line.what == what]
 
     @cached_property
     def commits(self) -> list[Line]:
-        """The lines of all commits."""
         return self.of("commit")
 
     @property
     def size(self) -> int:
-        """The number of ranks at the start."""
         return self.rendezvouses[0][0].size
 
     @property
@@ -90,7 +90,6 @@ class Records:
 
     @property
     def newest(self) -> int:
-        """The number of the newest commit; 0 without commits."""
         return max((line.made for line in self.commits), default=0)
 
     @property

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,8 @@ PATIENCE = 300.0  # seconds without any progress until a run counts as stuck
 ROOT_MAY_USE_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _COOLDOWN = ("1", "3")  # seconds for which Horovod avoids a lost host of a lab; it is soon back
 # Options of `hvdrecover run` that say where a script runs, and how its hosts are reached.
-_NAMING_HOSTS = {"-H", "--hosts", "-hostfile", "--hostfile", "--host-discovery-script", "--discover"}
-_REACHING_HOSTS = {
+NAMING_HOSTS = {"-H", "--hosts", "-hostfile", "--hostfile", "--host-discovery-script", "--discover"}
+REACHING_HOSTS = {
     *("--network-interface", "--network-interfaces", "-p", "--ssh-port", "-i", "--identity"),
     *("--ssh-identity-file", "--max-np", "--max-num-proc", "--mpi"),
 }
@@ -59,11 +59,7 @@ def wait_until(job: Job, reached: Callable[[], T], what: str = "progress", patie
 
 
 class Run:
-    """One run of a training script in its own folder, through any number of starts.
-
-    Args:
-        folder: takes the log, the events and whatever else the run writes.
-    """
+    """One run of a training script in its own folder, through any number of starts."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,55 +77,32 @@ class Run:
 
 @dataclass(frozen=True)
 class Command:
-    """How the script is started.
-
-    Attributes:
-        script: the training command.
-        processes: number of ranks.
-        options: more options of ``hvdrecover run``.
-        resizes: whether a fault may change the number of ranks.
-    """
+    """How the script is started."""
 
     script: tuple[str, ...]
-    processes: int
-    options: tuple[str, ...] = ()
-    resizes: bool = False
+    processes: int  # number of ranks
+    options: tuple[str, ...] = ()  # more options of `hvdrecover run`
+    resizes: bool = False  # whether a fault may change the number of ranks
 
-    @property
-    def names_hosts(self) -> list[str]:
-        """The options that say where the script runs."""
-        return [name for option in self.options if (name := option.partition("=")[0]) in _NAMING_HOSTS]
-
-    @property
-    def conflicts_with_lab(self) -> list[str]:
-        """The options that conflict with a lab, which itself decides where the script runs."""
-        names = _NAMING_HOSTS | _REACHING_HOSTS
+    def given(self, names: Set[str]) -> list[str]:
+        """Return those of the named options that are given."""
         return [name for option in self.options if (name := option.partition("=")[0]) in names]
 
 
 class ScriptRun(Run):
     """One run of the user's script under ``hvdrecover run``, with a witness in each process.
 
-    Args:
-        folder: takes everything that belongs to the run.
-        command: how it is started.
-        lab: the hosts to run on, one rank on each; by default all ranks run on this host.
-
-    Attributes:
-        size: number of ranks at the start.
-        hosts: the hosts that a fault may strike: all of the lab but the first, which has the supervisor.
-        codes: the exit codes of the starts that have ended.
-        options: more options of ``hvdrecover run`` for the next start.
-        repaired: when a host was last repaired, in seconds since the Unix epoch.
+    With a lab, one rank runs on each of its hosts; else all ranks run on this host.
     """
 
     def __init__(self, folder: Path, command: Command, lab: Lab | None = None) -> None:
         super().__init__(folder)
-        self.size = command.processes
+        self.size = command.processes  # number of ranks at the start
+        # Those that a fault may strike: all of the lab but the first, which has the supervisor.
         self.hosts: Sequence[Host] = lab.hosts[1:] if lab else ()
-        self.codes: list[int] = []
-        self.options: list[str] = []
-        self.repaired = 0.0
+        self.codes: list[int] = []  # exit codes of the starts that have ended
+        self.options: list[str] = []  # more options of `hvdrecover run` for the next start
+        self.repaired = 0.0  # when a host was last repaired, in seconds since the Unix epoch
         self._command = command
         self._lab = lab
         self._reader = Reader(folder / "witness")
@@ -141,12 +114,10 @@ class ScriptRun(Run):
 
     @property
     def job(self) -> Job:
-        """The present start."""
         assert self._job is not None
         return self._job
 
     def start(self) -> None:
-        """Start the run, or start it again."""
         options = [*self._place(), *self._command.options, *self.options]
         command = [*supervised(*options, workers=self.size), *self._command.script]
         if self._lab is not None:
@@ -161,7 +132,6 @@ class ScriptRun(Run):
         self._job = self.launch(command, environ)
 
     def _place(self) -> list[str]:
-        """Return the options that place the run on the hosts of a lab."""
         if self._lab is None:
             return []
         listing = self.folder / "hosts.txt"
@@ -189,7 +159,6 @@ class ScriptRun(Run):
         return code
 
     def wait(self, timeout: float) -> int:
-        """Wait for the end of this start, and return its exit code."""
         try:
             self.codes.append(self.job.wait(timeout))
         except HvdrecoverError:
@@ -227,7 +196,6 @@ class ScriptRun(Run):
     # -- following -------------------------------------------------------------------------------------
 
     def records(self) -> Records:
-        """Return the lines of the witnesses so far."""
         return self._reader.look()
 
     @property

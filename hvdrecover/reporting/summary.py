@@ -212,12 +212,16 @@ class Report:
         return (len(self.recent) - 1) / passed if passed > 0 else None
 
 
+def tally(count: int, recovered: int, seconds: Iterable[float | None]) -> Tally:
+    """Return a tally; the seconds to recover from a fault may be None."""
+    known = [each for each in seconds if each is not None]
+    return Tally(count, recovered, statistics.median(known) if known else None, max(known, default=None))
+
+
 def _tally(faults: Sequence[Fault]) -> Tally:
-    seconds = [fault.recovery.seconds for fault in faults if fault.recovery is not None]
-    recovered = len(seconds) + sum(fault.continued for fault in faults)
-    return Tally(
-        len(faults), recovered, statistics.median(seconds) if seconds else None, max(seconds, default=None)
-    )
+    seconds = [fault.recovery.seconds if fault.recovery else None for fault in faults]
+    recovered = sum(fault.recovery is not None or fault.continued for fault in faults)
+    return tally(len(faults), recovered, seconds)
 
 
 # -- from events to conclusions ------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from hvdrecover.drill.records import Records
 from hvdrecover.drill.run import Command, ScriptRun
 from tests.unit.checkpoint.roots import make_snapshot, make_store
 from tests.unit.drill.lines import Story
-from tests.unit.launch.children import child
 
 
 def train(story: Story, start: int, end: int) -> Story:
@@ -202,29 +200,11 @@ def ended(tmp_path: Path) -> ScriptRun:
     return run
 
 
-def machine(run: ScriptRun, *left: int, mapped: set[int] | None = None, code: int = 0) -> list[Finding]:
-    return check.machine(run, left, mapped or set(), code)
-
-
-def test_a_file_left_in_shared_memory_is_named(ended: ScriptRun) -> None:
-    memory = shared_memory.SharedMemory(create=True, size=100)
-    try:
-        with child("pass") as gone:
-            gone.wait()
-        assert check.shared_memory(gone.pid) == set()
-        mapped = check.shared_memory(1) | {Path(f"/dev/shm/{memory.name}").stat().st_ino}
-        (found,) = machine(ended, mapped=mapped)
-        assert found.check == check.NOTHING_LEFT and memory.name in found.message
-    finally:
-        memory.close()
-        memory.unlink()
-    assert machine(ended, mapped=mapped) == []
-
-
 def test_a_broken_commit_is_found_unless_the_drill_broke_it(ended: ScriptRun) -> None:
     newest = faults.complete(ended)[0]
     faults.spoil(ended.root / newest.name)
-    (found,) = machine(ended)
+    (found,) = check.machine(ended, [], 0)
     assert found.check == check.ROOT_INTACT and newest.name in found.message
     (ended.folder / "damaged-commits").write_text(newest.name)
-    assert machine(ended) == []
+    assert check.machine(ended, [], 0) == []
+    assert [each.check for each in check.machine(ended, [], 1)] == [check.EXIT_CODE]
