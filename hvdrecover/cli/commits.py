@@ -110,12 +110,14 @@ _OF_A_COMMIT = ("commit", "time", "bytes", "world_size", "versions", "state")
 
 def _table(items: Sequence[Any], *fields: str) -> list[RenderableType]:
     """Return a table with a row for each item and a column for each field; nothing without items."""
-    columns = [_COLUMNS[field] for field in fields]
-    rows = [
-        [show(getattr(item, field)) for field, (_, show) in zip(fields, columns, strict=True)]
-        for item in items
-    ]
+    rows = [_cells(item, *fields).values() for item in items]
     return [printer.table([_COLUMNS[field][0] for field in fields], rows)] if rows else []
+
+
+def _cells(item: Any, *fields: str) -> dict[str, str | Text]:
+    """Return the texts of some fields of a dataclass or mapping, by the titles of their columns."""
+    found = item if isinstance(item, dict) else vars(item)
+    return {title.rstrip(">"): show(found[field]) for field in fields for title, show in [_COLUMNS[field]]}
 
 
 def _with_notes(commits: Sequence[Entry], notes: Sequence[str]) -> list[RenderableType]:
@@ -213,15 +215,14 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _content(found: Contents) -> Iterator[RenderableType]:
-    columns = [(_COLUMNS[field], getattr(found, field)) for field in _OF_A_COMMIT]
-    facts = {title.rstrip(">"): show(value) for (title, show), value in columns}
+    facts = _cells(found, *_OF_A_COMMIT)
     facts |= {"root": found.root, "written": found.written, "writer": _versions(found.writer)}
     if found.dataset is not None:
         facts["dataset"] = comparison.text(found.dataset)
     yield printer.pairs(facts)
     for file in found.files:
-        title = f"{file.name}, {printer.size(file.size)}"
-        yield printer.section(title, *_table(file.tensors, "name", "dtype", "shape", "bytes"))
+        title = f"{file['name']}, {printer.size(file['size'])}"
+        yield printer.section(title, *_table(file["tensors"], "name", "dtype", "shape", "bytes"))
     for title, values in (("objects", found.attributes), ("sample cursors", found.samplers)):
         # The tables of files show the tensors.
         shown = {name: value for name, value in values.items() if not comparison.only_tensors(value)}
@@ -285,9 +286,8 @@ def _prune(arguments: argparse.Namespace) -> int:
         return _prune_near(arguments)
     storage = _open_root(arguments)
     keep = Keep(arguments.keep_last, arguments.keep_period, arguments.keep_within, arguments.keep_best)
-    plan = inspection.plan_pruning(storage, keep, SYSTEM_CLOCK)
-    newest = inspection.entry(storage, inspection.find(storage, plan.kept[0])) if plan.kept else None
-    with printer.progress("verifying the newest commit", newest.bytes if newest else 0) as advance:
+    with printer.progress("verifying the newest commit", None) as advance:
+        plan = inspection.plan_pruning(storage, keep, SYSTEM_CLOCK)
         inspection.check_one_is_intact(storage, plan, advance)
     if (plan.deleted or plan.aside) and not _agreed(arguments, _pruned(plan)):
         return 1

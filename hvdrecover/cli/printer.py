@@ -79,7 +79,7 @@ def plain(*parts: Shown | tuple[str, str]) -> Text:
     return Text.assemble(*escaped)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> Table:
+def table(columns: Sequence[str], rows: Iterable[Iterable[Shown]]) -> Table:
     """Return a table without lines; a column whose title ends with ``>`` is aligned to the right."""
     made = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for title in columns:
@@ -124,7 +124,7 @@ def console_for(stream: TextIO) -> Console:
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Show a bar on stderr until the end of the block; yields a function that takes further bytes."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), Speed(), TimeRemainingColumn()
@@ -136,9 +136,5 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 @contextmanager
 def checking() -> Iterator[Callable[[str], None]]:
     """Show the present check on stderr until the end of the block; yields a function that takes its topic."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda what: None
-        return
-    with console.status("checking hosts") as status:
+    with Console(stderr=True).status("checking hosts") as status:
         yield lambda what: status.update(plain(f"checking {what}"))
