@@ -38,7 +38,6 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     """The checks concern versions, the build of Horovod, ssh and network between hosts, their clocks, the
     checkpoint root, and memory. Each failure comes with a remedy; exit 1 if there is one.
     """
-    parser.set_defaults(run=_run)
     options.add_json(parser, "docs/doctor.md")
     job = parser.add_argument_group("the job, as for hvdrecover run")
     ranks = f"ranks (default: all slots of the named hosts; {_HERE}, if none is named)"
@@ -49,7 +48,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state-size", type=options.nbytes, metavar="SIZE", help=size)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run_doctor(arguments: argparse.Namespace) -> int:
     try:
         settings = _settings(arguments)
         settings.ranks()

@@ -31,13 +31,12 @@ def add_discover(parser: argparse.ArgumentParser) -> None:
     SOURCE --help` lists the options of a source.
     """
     parser.usage = "hvdrecover discover SOURCE [options]"
-    parser.set_defaults(run=_run)
     parser.add_argument("source", metavar="SOURCE", help=f"{', '.join(sources.OURS)}, or an installed one")
     words = "arguments and options of the source"
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help=words)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run_discover(arguments: argparse.Namespace) -> int:
     source, given = parse([arguments.source, *arguments.words])
     answer = _answer(arguments.source, source, given)
     if not given.explain:

@@ -28,7 +28,6 @@ def add_drill(parser: argparse.ArgumentParser) -> None:
     """
     parser.usage = "hvdrecover drill -np N [options] [options of hvdrecover run] python train.py ..."
     parser.epilog = options.DURATIONS
-    parser.set_defaults(run=_run)
     options.add_json(parser, "docs/drill.md")
     add = parser.add_argument
     add("-np", "--num-proc", **options.PROCESSES, required=True, help="processes to start with")
@@ -59,7 +58,7 @@ def _of_a_job() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run_drill(arguments: argparse.Namespace) -> int:
     # Wrong values end the drill before its first run.
     launching.check_values(_of_a_job().parse_args(["-np", "1", *arguments.others]).others)
     folder = (arguments.output or DRILLS / events.new_run(SYSTEM_CLOCK).name).absolute()

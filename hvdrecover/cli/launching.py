@@ -33,7 +33,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """
     parser.usage = "hvdrecover run -np N [horovodrun's options] [options] python train.py ..."
     parser.epilog = options.DURATIONS
-    parser.set_defaults(run=_run)
     add = parser.add_argument
     options.add_settings(parser)
     preflight = "check the hosts before the job starts, and leave out those that are broken (docs/doctor.md)"
@@ -61,7 +60,6 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     """Start a training process and watch over it, as the guardian of one slot of a job."""
     parser.usage = "horovodrun ... hvdrecover worker [options] -- python train.py ..."
     parser.epilog = options.DURATIONS
-    parser.set_defaults(run=_worker)
     options.add_settings(parser, *_OF_A_GUARDIAN)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
@@ -129,7 +127,7 @@ def check_values(others: Sequence[str]) -> None:
 # -- run and worker ------------------------------------------------------------------------------------
 
 
-def _worker(arguments: argparse.Namespace) -> int:
+def run_worker(arguments: argparse.Namespace) -> int:
     read = config.read({**config.environment(), **options.given(arguments)})
     limits = Limits(read.hang_timeout, read.startup_timeout)
     with output.unblocked("stderr"):
@@ -138,7 +136,7 @@ def _worker(arguments: argparse.Namespace) -> int:
         return guardian.guard(arguments.command, settings, read)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run_run(arguments: argparse.Namespace) -> int:
     from hvdrecover.launch import horovodrun, slurm, supervisor
 
     if (arguments.least or 1) > arguments.processes:
@@ -247,11 +245,10 @@ def _options(arguments: argparse.Namespace, request: Sequence[str] | None) -> Op
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     """A setting is an environment variable. Those with an option can be given to `hvdrecover run`, too."""
-    parser.set_defaults(run=_config)
     options.add_json(parser)
 
 
-def _config(arguments: argparse.Namespace) -> int:
+def run_config(arguments: argparse.Namespace) -> int:
     from hvdrecover.cli import printer
 
     environ = config.environment()
@@ -279,14 +276,13 @@ def add_install_horovod(parser: argparse.ArgumentParser) -> None:
     is taken from the cache. HOROVOD_* variables steer the build: HOROVOD_GPU_OPERATIONS=NCCL,
     HOROVOD_WITHOUT_MPI=1 and so on.
     """
-    parser.set_defaults(run=_install_horovod)
     rebuild = "compile again, even if it is installed or cached"
     parser.add_argument("--rebuild", action="store_true", help=rebuild)
     diff = "print all changes to Horovod's source, and install nothing"
     parser.add_argument("--diff", action="store_true", help=diff)
 
 
-def _install_horovod(arguments: argparse.Namespace) -> int:
+def run_install_horovod(arguments: argparse.Namespace) -> int:
     from hvdrecover.install import install_horovod, source_diff
 
     if arguments.diff:

@@ -57,12 +57,11 @@ def _folder(arguments: argparse.Namespace) -> Path:
 
 def add_status(parser: argparse.ArgumentParser) -> None:
     """Exits with 1 if nothing of the run is running any more."""
-    parser.set_defaults(run=_status)
     options.add_json(parser)
     options.add_run(parser)
 
 
-def _status(arguments: argparse.Namespace) -> int:
+def run_status(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
     supervisor, report = presence.find(folder), Run(record.read(folder)).report()
     running = False if report.over else None  # None: only the events can tell, and they have no end
@@ -99,11 +98,10 @@ def add_stop(parser: argparse.ArgumentParser) -> None:
     """The supervisor of the job gets its stop signal: `hvdrecover run` exits with 75, and resumes there when
     it is started again. Call it on that host. Exits with 1 if the newest commit has not become durable.
     """
-    parser.set_defaults(run=_stop)
     options.add_run(parser)
 
 
-def _stop(arguments: argparse.Namespace) -> int:
+def run_stop(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
     if (supervised := presence.find(folder)) is None:
         problem = "no supervisor of this run is known: it has ended, or `hvdrecover run` did not start it"
@@ -128,7 +126,6 @@ def _stop(arguments: argparse.Namespace) -> int:
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     """The record of the run is read, also while the run is under way."""
-    parser.set_defaults(run=_report)
     options.add_json(parser)
     options.add_run(parser)
     html = "also write a page that holds it all in one file"
@@ -152,7 +149,7 @@ def target(text: str) -> Endpoint | Path:
     return match[1].strip("[]"), int(match[2])
 
 
-def _report(arguments: argparse.Namespace) -> int:
+def run_report(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
     if arguments.watch:
         return _watch(folder, arguments)
