@@ -342,8 +342,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     _add_root(parser)
     _add_commit(parser)
     formats = "FILE.pt, FILE.keras or FILE.safetensors"
-    file: dict[str, Any] = {"required": True, "type": options.exported_file, "metavar": "FILE"}
-    parser.add_argument("-o", "--output", **file, help=formats)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=formats)
     attribute = "export this attribute of the state, such as model; can be given several times"
     parser.add_argument("--only", action="append", default=[], metavar="ATTRIBUTE", help=attribute)
     model_config = "for a .keras file: what model.to_json() gives, or another .keras file of the model"
@@ -353,15 +352,16 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 def run_export(arguments: argparse.Namespace) -> int:
     file = arguments.output
+    if file.suffix not in (".pt", ".keras", ".safetensors"):
+        arguments.refuse(f"--output: '{file}' ends in none of .pt, .keras and .safetensors")
     if file.suffix == ".keras" and arguments.model_config is None:
         arguments.refuse("a commit holds no model config, so a .keras file takes --model-config FILE, too")
     if file.suffix != ".keras" and arguments.model_config is not None:
         arguments.refuse("--model-config is for a .keras file only")
     storage = _open_root(arguments)
     commit = inspection.find(storage, arguments.commit)
-    names = _exporter(file.suffix, arguments.model_config)(
-        storage, commit, arguments.only, file, force=arguments.force
-    )
+    write = _exporter(file.suffix, model_config=arguments.model_config)
+    names = write(storage, commit, arguments.only, file, force=arguments.force)
     size = file.stat().st_size
     document = {"root": storage.url, "commit": commit.name, "attributes": names, "file": file, "bytes": size}
     text = f"{', '.join(names)} of {commit.name}: {file}, {printer.size(size)}"
@@ -369,7 +369,7 @@ def run_export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _exporter(suffix: str, model_config: Path | None) -> Callable[..., list[str]]:
+def _exporter(suffix: str, **of_keras: Any) -> Callable[..., list[str]]:
     """Return the function that writes a file of the wanted format; it may import a framework."""
     if suffix == ".safetensors":
         return to_safetensors
@@ -381,7 +381,7 @@ def _exporter(suffix: str, model_config: Path | None) -> Callable[..., list[str]
         config.quiet_tensorflow(computes=False)
         from hvdrecover.tensorflow.export import to_keras
 
-        return functools.partial(to_keras, model_config=model_config)
+        return functools.partial(to_keras, **of_keras)
     except ImportError as error:
         framework = "PyTorch" if suffix == ".pt" else "TensorFlow"
         problem = f"writing a {suffix} file takes {framework} and Horovod, and one cannot be imported"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import glob
 import logging
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 _HERE = 2  # ranks, if no host is named
 _STYLES = {"failure": "bold red", "warning": "yellow", "ok": "green", "skipped": "dim"}
-_PLURALS = {"failure": "failures", "warning": "warnings"}
 
 
 # -- doctor --------------------------------------------------------------------------------------------
@@ -86,14 +85,11 @@ def _text(findings: Sequence[Finding]) -> Iterator[RenderableType]:
     for finding in findings:
         rows.append((finding.check, Text(finding.outcome, _STYLES[finding.outcome]), finding.what))
         if finding.remedy:
-            rows.append(("", "", printer.plain(("→ ", "bold"), finding.remedy)))
+            rows.append(("", "", f"→ {finding.remedy}"))
     yield printer.table(("check", "outcome", "finding"), rows)
-    counts = Counter[str](finding.outcome for finding in findings)
-    named = {
-        outcome: _PLURALS.get(outcome, outcome) if counts[outcome] != 1 else outcome for outcome in _STYLES
-    }
     yield ""
-    yield ", ".join(f"{counts[outcome]} {name}" for outcome, name in named.items() if counts[outcome])
+    counts = [(outcome, sum(each.outcome == outcome for each in findings)) for outcome in _STYLES]
+    yield ", ".join(f"{outcome}: {count}" for outcome, count in counts if count)
 
 
 # -- run --preflight -----------------------------------------------------------------------------------
@@ -112,21 +108,13 @@ def preflight(job: Options, request: Sequence[str] | None, read: Config) -> Opti
         job = _without(job, used, failures, request)
     warnings = [str(finding) for finding in findings if finding.outcome == "warning"]
     excluded = {host: str(finding) for host, finding in failures.items()}
-    for line in warnings:
+    for line in (*warnings, *(f"{host} left out: {reason}" for host, reason in excluded.items())):
         logger.warning("%s", line)
-    for reason in dict.fromkeys(excluded.values()):
-        names = ", ".join(host for host, its in excluded.items() if its == reason)
-        logger.warning("%s left out: %s", names, reason)
     seconds = SYSTEM_CLOCK.monotonic() - began
-    recorded(read, SYSTEM_CLOCK).emit(
-        "preflight",
-        f"{len(used)} of {len(hosts)} hosts are used, for {job.processes} processes; looked at them for "
-        f"{seconds:.1f} s",
-        used=list(used),
-        excluded=excluded,
-        warnings=warnings,
-        seconds=seconds,
-    )
+    took = f"for {job.processes} processes; looked at them for {seconds:.1f} s"
+    facts: dict[str, Any] = {"used": list(used), "excluded": excluded, "warnings": warnings}
+    message = f"{len(used)} of {len(hosts)} hosts are used, {took}"
+    recorded(read, SYSTEM_CLOCK).emit("preflight", message, seconds=seconds, **facts)
     return job
 
 
@@ -140,9 +128,8 @@ def _hosts(job: Options, request: Sequence[str] | None) -> dict[str, int]:
     else:
         found = horovodrun.hosts(job)
     if not found:
-        raise ConfigError(
-            "--preflight", "there are no hosts yet; start the job when there are, or without it"
-        )
+        problem = "there are no hosts yet; start the job when there are, or without it"
+        raise ConfigError("--preflight", problem)
     return found
 
 

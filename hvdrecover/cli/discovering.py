@@ -23,8 +23,6 @@ from hvdrecover.errors import ConfigError
 if TYPE_CHECKING:
     from hvdrecover.discovery.selection import Answer, Entry
 
-_STYLES = {"unhealthy": "red", "cooldown": "yellow"}
-
 
 def add_discover(parser: argparse.ArgumentParser) -> None:
     """A line host:slots is written for each host that can be used, the oldest first. `hvdrecover discover
@@ -44,11 +42,16 @@ def run_discover(arguments: argparse.Namespace) -> int:
         return 0
     from hvdrecover.cli import printer
 
-    rows = []
-    for host in answer.entries:
-        state = printer.plain((host.state, _STYLES.get(host.state, "")))
-        since = f"{printer.age(SYSTEM_CLOCK.now() - host.since)} ago"
-        rows.append((host.name, str(host.slots), state, since, host.why))
+    rows = [
+        (
+            each.name,
+            str(each.slots),
+            each.state,
+            f"{printer.age(SYSTEM_CLOCK.now() - each.since)} ago",
+            each.why,
+        )
+        for each in answer.entries
+    ]
     printer.put_text([printer.table(("host", "slots>", "state", "since>", "why"), rows)])
     return 0
 
@@ -68,12 +71,10 @@ def request(words: str, job: Sequence[str]) -> list[str]:
 
 
 def script(request: Sequence[str]) -> str:
-    """Return a discovery script for ``horovodrun``."""
     return shlex.join([sys.executable, "-m", "hvdrecover", "discover", *request])
 
 
 def find(request: Sequence[str]) -> tuple[Entry, ...]:
-    """Return the hosts now."""
     return _answer(request[0], *parse(request)).hosts
 
 

@@ -29,7 +29,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """A job is elastic unless --mpi is given. Processes that die or hang are restarted in place, and when
     Horovod gives up, the whole job is started again from its newest durable commit. Options that are not
     listed here are handed on to horovodrun. `hvdrecover config` lists the settings that can be given by
-    variables as well, or in the part `hvdrecover:` of horovodrun's --config-file.
+    variables as well.
     """
     parser.usage = "hvdrecover run -np N [horovodrun's options] [options] python train.py ..."
     parser.epilog = options.DURATIONS
@@ -77,7 +77,7 @@ class _HandOn(argparse.Action):
     """An option for another program: it is added to ``others`` as that program takes it."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        """Join an option and its only value, which may begin with a dash: ``--mpi-args=--oversubscribe``."""
+        # A value may begin with a dash: --mpi-args=--oversubscribe.
         words = [f"{option}={values[0]}"] if len(values) == 1 else [option, *values]
         namespace.others = [*namespace.others, *words]
 
@@ -146,7 +146,7 @@ def run_run(arguments: argparse.Namespace) -> int:
     check_values(arguments.others)
     with output.unblocked("stderr"):
         own = config.environment()
-        environ = {**_of_file(arguments.others), **own, **options.given(arguments)}
+        environ = {**own, **options.given(arguments)}
         read = config.read(environ)
         events.show_on_terminal(read)
         folder = read.events or events.new_run(SYSTEM_CLOCK).absolute()
@@ -175,31 +175,6 @@ def run_run(arguments: argparse.Namespace) -> int:
         )
         allocation = slurm.of_environment(own, SYSTEM_CLOCK)
         return supervisor.Supervisor(arguments.command, settings, read, allocation).run()
-
-
-def _of_file(others: Sequence[str]) -> dict[str, str]:
-    """Return the variables for the settings in the part ``hvdrecover`` of horovodrun's ``--config-file``."""
-    given = [word.partition("=")[2] for word in others if word.startswith("--config-file=")]
-    if not given:
-        return {}
-    yaml: Any = importlib.import_module("yaml")  # Horovod needs it as well
-    try:
-        document = yaml.safe_load(Path(given[-1]).read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError("--config-file", f"'{given[-1]}' cannot be read: {error}") from error
-    found = document.get("hvdrecover") if isinstance(document, dict) else None
-    if not isinstance(found, dict | None):
-        problem = f"'hvdrecover:' in '{given[-1]}' must hold settings such as grace: 60s, got {found!r}"
-        raise ConfigError("--config-file", problem)
-    texts = {
-        str(name): str(int(value) if isinstance(value, bool) else value)
-        for name, value in (found or {}).items()
-    }
-    known = {setting.flag.removeprefix("--"): setting.variable for setting in config.SETTINGS}
-    if unknown := sorted(set(texts) - set(known)):
-        problem = f"'{given[-1]}' has an unknown setting '{unknown[0]}'; the settings are {', '.join(known)}"
-        raise ConfigError("--config-file", problem)
-    return {known[name]: text for name, text in texts.items()}
 
 
 def _request(arguments: argparse.Namespace) -> list[str] | None:

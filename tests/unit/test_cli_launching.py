@@ -192,7 +192,7 @@ def test_options_of_horovodrun_that_are_not_ours_are_handed_on(
     assert settings.grace == 9.0
 
 
-def test_an_option_takes_precedence_over_the_environment_and_that_over_the_file(
+def test_an_option_takes_precedence_over_the_environment(
     jobs: Noted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("hvdrecover.config._STARTED_IN", str(tmp_path))
@@ -200,31 +200,14 @@ def test_an_option_takes_precedence_over_the_environment_and_that_over_the_file(
     monkeypatch.setenv("HVDRECOVER_CHECKPOINT", "root")
     monkeypatch.setenv("HVDRECOVER_GRACE", "1m")
     monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "77")
-    Path("c.yaml").write_text("hvdrecover: {checkpoint: x, grace: 9s, max-restarts: 3, no-standby: true}")
-    _, settings, config = job(jobs, "-np", "2", "--config-file", "c.yaml", *TRAIN)
+    _, settings, config = job(jobs, "-np", "2", *TRAIN)
     assert config.events == tmp_path / "events"
     assert settings.environ["HVDRECOVER_EVENTS"] == str(tmp_path / "events")
     assert settings.environ["HVDRECOVER_CHECKPOINT"] == str(tmp_path / "root")
-    assert (settings.grace, settings.max_restarts, config.no_standby) == (60.0, 3, True)
-    assert settings.environ["HVDRECOVER_NO_STANDBY"] == "1"
+    assert settings.grace == 60.0
     _, settings, _ = job(jobs, "-np", "2", "--checkpoint", "other", *TRAIN)
     assert settings.environ["HVDRECOVER_CHECKPOINT"] == str(tmp_path / "other")
     assert "HOROVOD_GLOO_TIMEOUT_SECONDS" not in settings.environ
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("hvdrecover: {gracee: 9s}", "unknown setting 'gracee'"),
-        ("hvdrecover: [grace, 9s]", "got ['grace', '9s']"),
-    ],
-)
-def test_a_wrong_setting_in_a_file_is_an_error(
-    text: str, problem: str, jobs: Noted, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("c.yaml").write_text(text)
-    assert cli.main(["run", "-np", "2", "--config-file", "c.yaml", *TRAIN]) == 1
-    assert problem in capsys.readouterr().err
 
 
 def test_all_settings_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
