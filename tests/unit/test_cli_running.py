@@ -115,17 +115,3 @@ def test_stop_waits_until_the_job_has_left(run, ask, durable, code, said):
         assert child.wait() == PREEMPTED
     assert (found, text.endswith(f" {75}; {said}")) == (code, True)
     assert errors == "hvdrecover: the job leaves at its next commit, within 30 s\n"
-
-
-def test_stop_says_so_if_the_supervisor_is_killed_meanwhile(run, ask):
-    dies = (
-        "import os, signal; signal.signal(10, lambda *_: os.kill(os.getpid(), 9)); print(flush=True); input()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", dies], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
-        child.stdout.readline()
-        Announcement(run.folder, supervised(child.pid))
-        code, text, errors = ask("stop")
-    assert (code, text) == (1, "")
-    assert re.search(f"process {child.pid}: .* killed", errors)

@@ -59,16 +59,6 @@ class Story(FakeClock):
         return super().wait(event, timeout)
 
 
-class Shown:
-    """A view that keeps what it is shown."""
-
-    def __init__(self):
-        self.status = []
-
-    def __call__(self, report):
-        self.status.append(report)
-
-
 def follow(view, *parts):
     clock = Story(*parts)
     return runs.follow(Follower(Path("events")), [view(clock) if view is runs.lines else view], clock), clock
@@ -91,9 +81,9 @@ def test_where_metrics_go(text, expected):
 
 
 def test_a_run_is_followed_from_before_its_first_event_until_its_end():
-    run, view = Run(Path("events")), Shown()
+    run, seen = Run(Path("events")), []
     last, clock = follow(
-        view,
+        seen.append,
         lambda: run.report(0, "start", pid=5, attempt=1, command=[]),
         lambda: run.rendezvous(4, TWO, 1, 0, "initial"),
         lambda: run.fault(9, commit=[1, 0]),
@@ -101,9 +91,15 @@ def test_a_run_is_followed_from_before_its_first_event_until_its_end():
         lambda: run.finish(15, REPLACED, 2, 0),
         lambda: run.report(16, "end", pid=5, code=0, reason="finished"),
     )
-    seen = [status.activity for status in view.status]
-    assert seen == ["starting", "training", "recovering", "training", "finished", "finished"]
-    assert (last, clock.parts) == (view.status[-1], [])
+    assert [status.activity for status in seen] == [
+        "starting",
+        "training",
+        "recovering",
+        "training",
+        "finished",
+        "finished",
+    ]
+    assert (last, clock.parts) == (seen[-1], [])
     assert set(clock.waits) == {runs.INTERVAL}
 
 
@@ -111,7 +107,7 @@ def test_a_finished_run_whose_supervisor_is_lost_is_left_after_a_while():
     run = Run(Path("events"))
     run.report(0, "start", pid=5, attempt=1, command=[])
     run.rendezvous(1, TWO, 1, 0)
-    last, clock = follow(Shown(), lambda: run.finish(2, TWO, 1, 0))
+    last, clock = follow(lambda report: None, lambda: run.finish(2, TWO, 1, 0))
     assert not last.over
     assert runs.GRACE < clock.seconds - BEGIN < runs.GRACE + 5
 

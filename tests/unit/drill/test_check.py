@@ -63,16 +63,6 @@ def test_a_step_that_was_lost_is_found() -> None:
     assert "commit 3 comes after 6 recorded batches, but 5 steps instead of 6" in found.message
 
 
-@pytest.mark.parametrize("counts", [[(7, 7), (7, 7)], [(2, 8), (2, 6)], [(0, 7), (0, 7)], [(7, 0), (7, 0)]])
-def test_gradients_of_several_batches_and_scripts_that_report_less_lose_no_step(
-    counts: list[tuple[int, int]],
-) -> None:
-    story = Story().rendezvous(1, 0)
-    for steps, batches in counts:
-        story.commit(steps=steps, batches=batches)
-    assert checks(story.records, story.records) == []
-
-
 def test_samples_that_are_lost_or_repeated_are_counted() -> None:
     story = train(disturbed().step(samples=(8, 8), at=8).commit(), 3, 6)
     found = the(check.SAMPLES_ONCE, story)

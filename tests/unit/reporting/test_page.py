@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hvdrecover import record
-from hvdrecover.cli import main
 from hvdrecover.reporting import timeline
 from hvdrecover.reporting.summary import Run
-from tests.unit.reporting.runs import TWO, example
+from tests.unit.reporting.runs import TWO
 from tests.unit.reporting.runs import Run as Written
 
 
@@ -16,15 +15,6 @@ def drawn(run):
     followed = Run(record.read(run.folder))
     report = followed.report()
     return timeline.draw(followed, report, timeline.trace(followed, report))
-
-
-def test_the_command_writes_it_beside_what_it_says(tmp_path, capsys):
-    example(tmp_path / "events")
-    assert main(["report", str(tmp_path / "events"), "--html", str(tmp_path / "page.html")]) == 0
-    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
-    assert "state            finished" in capsys.readouterr().out
-    assert main(["report", str(tmp_path / "events"), "--html", str(tmp_path / "no" / "page.html")]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 # -- the time line -------------------------------------------------------------------------------------

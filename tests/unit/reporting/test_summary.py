@@ -7,7 +7,7 @@ import pytest
 from hvdrecover import record
 from hvdrecover.reporting import summary, text
 from hvdrecover.reporting.summary import PHASES, Tally
-from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run, example
+from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run
 
 
 def report_of(run):
@@ -140,13 +140,6 @@ def test_of_ranks_that_train_in_step_the_most_steps_lost_count(run):
     assert report_of(run).steps_repeated == 5 + 7
 
 
-def test_a_mere_change_of_hosts_repeats_nothing(run):
-    run.reset(40, TWO, steps=0)
-    run.rendezvous(41, REPLACED, 2, 3)
-    report = report_of(run)
-    assert (report.steps_repeated, report.commits_repeated, report.faults) == (0, 0, ())
-
-
 def test_goodput_is_the_time_in_commits_that_were_carried_over(run):
     run.rendezvous(40, REPLACED, 2, 3)
     run.commit(REPLACED, 2, {4: 45, 5: 50})
@@ -182,15 +175,3 @@ def test_a_script_with_horovods_own_state_is_finished_by_exit_code_0(tmp_path):
     run.report(0, "start", pid=5, attempt=1, command=["python"])
     run.report(36, "end", pid=5, code=0, reason="the command has ended")
     assert (report_of(run).outcome, report_of(run).over) == ("finished", True)
-
-
-def test_the_example_as_a_whole(tmp_path):
-    report = report_of(example(tmp_path))
-    assert report.kinds == {
-        "crash": Tally(1, 1, pytest.approx(0.31), pytest.approx(0.31)),
-        "hang": Tally(1, 1, pytest.approx(22.71), pytest.approx(22.71)),
-    }
-    assert report.overall == Tally(2, 2, pytest.approx((0.31 + 22.71) / 2), pytest.approx(22.71))
-    assert (report.steps_repeated, report.restarts, report.warm_restarts) == (5 + 1, 2, 1)
-    assert report.goodput == pytest.approx((30 + 19.75 + 19.4) / 104)
-    assert (report.outcome, report.code) == ("finished", 0)

@@ -53,24 +53,6 @@ def test_the_run_of_the_documentation(tmp_path):
     assert recovery.phases == PHASES
 
 
-def test_a_rank_that_is_gone_has_an_empty_lane_until_it_comes_back(run):
-    alone = {0: TWO[0]}
-    run.fault(40, rank=1, host="node-2", commit=[1, 3])
-    run.rendezvous(41, alone, 2, 3)
-    run.step(42, alone, 2, 3)
-    run.commit(alone, 2, {4: 50})
-    run.reset(60, alone, 0)
-    run.rendezvous(61, REPLACED, 3, 4)
-    run.step(62, REPLACED, 3, 4)
-    run.finish(70, REPLACED, 3, 5)
-    assert lane(run, 1) == [
-        ("starting", 0, 4),
-        ("training", 4, 40),
-        ("recovery", 60, 62.01),
-        ("training", 62.01, 70),
-    ]
-
-
 def test_a_job_that_was_ended_and_started_again_was_down_between(run):
     run.fault(40, "preemption", slot=None)
     run.report(45, "end", pid=5, code=75, reason="preempted")
