@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -99,12 +98,3 @@ def test_hosts_that_are_discovered_are_left_out_later_as_well(job: Job) -> None:
     place = script.index("file") + 1
     script[place:place] = ["--cache", "another"]  # the answer is remembered for a moment
     assert sorted(named_by(shlex.join(script))) == ["h1:2", "h3:2"]
-
-
-@pytest.mark.parametrize("words", [[], ["--min-np", "1", "--mpi"]])
-def test_too_few_hosts_are_well(words: list[str], job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "--preflight", "-np", "4", *words, "-H", "h1:2,h2:2", *TRAIN]) == 1
-    assert job.options is None
-    said = " ".join(capsys.readouterr().err.split())
-    assert re.search(r"--preflight: .* 2 of 4 .* h2: ", said)
-    assert "h2: ssh: h2: Connection refused. Start a server." in said

@@ -14,7 +14,6 @@ from hvdrecover.record import Follower, read
 from hvdrecover.reporting import summary
 from hvdrecover.reporting.prometheus import Exporter
 from tests.fakes.clock import FakeClock
-from tests.support.terminal import on_a_terminal, plain_lines
 from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run, example
 
 DOCS = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
@@ -153,17 +152,6 @@ def test_mere_progress_is_told_from_time_to_time(capsys):
     follow(runs.lines, *commits, lambda: run.finish(121, TWO, 1, 120))
     told = re.findall(r"progress: commit (\d+) in", capsys.readouterr().out)
     assert told == ["0", "30", "60", "90", "120"]  # one look a second, a line each 30 s
-
-
-def test_a_terminal_shows_the_numbers_and_the_last_faults():
-    example(Path("events"))
-    code, output = on_a_terminal(80, "report", "events", "--watch")
-    lines = plain_lines(output)
-    assert code == 0
-    assert any(re.match(r"state +finished", line) for line in lines)
-    assert any(re.match(r"progress +commit 7 in generation 3 with 2 ranks", line) for line in lines)
-    assert any(re.match(r"last fault +01-01 \d\d:01:20 hang of rank 0 on node-1: no", line) for line in lines)
-    assert output.endswith("\x1b[?25h")  # the cursor is back
 
 
 @pytest.mark.parametrize(

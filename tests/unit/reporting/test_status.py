@@ -10,7 +10,7 @@ from hvdrecover import record
 from hvdrecover.record import Follower
 from hvdrecover.reporting import summary
 from hvdrecover.reporting.summary import Outage
-from tests.unit.reporting.runs import BEGIN, TWO, example
+from tests.unit.reporting.runs import BEGIN, example
 from tests.unit.reporting.runs import Run as Written
 
 
@@ -30,24 +30,6 @@ def status(tmp_path):
         return run.report()
 
     return look
-
-
-def test_a_start_that_ended_and_the_next(run, status):
-    run.report(0, "start", pid=5, attempt=1, command=[])
-    run.rendezvous(1, TWO, 1, 0)
-    run.commit(TWO, 1, {1: 2, 2: 3})
-    run.report(4, "gave_up", pid=5, scope="job", reason="no restarts left")
-    run.report(5, "end", pid=5, code=3, reason="gave up")
-    found = status()
-    assert (found.activity, found.over, found.code) == ("ended", True, 3)
-    assert found.given_up == ("the job: no restarts left",)
-    run.report(9, "start", pid=6, attempt=1, command=[])
-    assert (status().activity, status().over, status().starts) == ("starting", False, 2)
-    again = {0: ("node-1", 30), 1: ("node-2", 31)}
-    run.rendezvous(11, again, 1, 0, "initial")  # it counts from an earlier generation again
-    run.commit(again, 1, {1: 12})
-    found = status()
-    assert (found.activity, found.commit.number, found.commits) == ("training", 1, 3)
 
 
 def test_outages(run, status):

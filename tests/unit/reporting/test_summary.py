@@ -73,15 +73,6 @@ def test_a_rendezvous_that_broke_before_all_had_stepped_is_no_recovery(run, comm
     assert recoveries(report_of(run)) == [(3, 6.01), (3, 2.51)]
 
 
-def test_what_is_not_recovered_from_says_so(run):
-    run.fault(40)
-    run.rendezvous(42, REPLACED, 2, 3)  # the run is under way: nobody has stepped yet
-    report = report_of(run)
-    assert recoveries(report) == [None]
-    assert report.kinds == {"crash": Tally(1, 0, None, None)}
-    assert (report.outcome, report.end) == ("open", BEGIN + 42)
-
-
 def test_where_all_trained_on_there_was_nothing_to_recover_from(run):
     run.fault(15, "lost_host", "node-3", rank=-1)  # a spare one, before two more commits
     report = report_of(run)
@@ -168,10 +159,3 @@ def test_what_an_earlier_run_has_finished_is_not_lost(run):
     report = report_of(run)
     assert report.goodput == pytest.approx(((34 - 4) + (70 - 50)) / 70)
     assert (report.commits_repeated, report.starts, report.outcome) == (0, 2, "open")
-
-
-def test_a_script_with_horovods_own_state_is_finished_by_exit_code_0(tmp_path):
-    run = Run(tmp_path)
-    run.report(0, "start", pid=5, attempt=1, command=["python"])
-    run.report(36, "end", pid=5, code=0, reason="the command has ended")
-    assert (report_of(run).outcome, report_of(run).over) == ("finished", True)
