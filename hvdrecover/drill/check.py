@@ -19,7 +19,7 @@ from typing import Any
 
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.drill.faults import complete, damaged
+from hvdrecover.drill.faults import complete
 from hvdrecover.drill.records import Line, Records
 from hvdrecover.drill.run import ScriptRun
 from hvdrecover.errors import HvdrecoverError
@@ -264,7 +264,7 @@ def machine(run: ScriptRun, left: Sequence[int], expected_code: int) -> list[Fin
     if run.codes[-1] != expected_code:
         findings.append(Finding(EXIT_CODE, f"the job ended with {run.codes[-1]} instead of {expected_code}"))
     # All commits of the root must be readable, apart from those that the drill itself damaged.
-    commits = [commit for commit in complete(run) if commit.name not in damaged(run)]
+    commits = [commit for commit in complete(run) if commit not in run.damaged]
     try:
         for commit in commits:
             read_commit(LocalStorage(run.root), commit)

@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsspec.registry import known_implementations, registry
-
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint import root as roots
 from hvdrecover.checkpoint.commit_id import CommitId
@@ -85,17 +83,11 @@ def _failing(action: str) -> Fault:
 
 
 def _failing_storage(name: str, behaviour: storage.Behaviour) -> Fault:
-    def lacks(command: Command, lab: Lab | None) -> str:
-        if storage.PROTOCOL in {*known_implementations, *registry}:
-            return ""
-        return f"an installed hvdrecover: fsspec does not know '{storage.PROTOCOL}'; run pip install ."
-
     return Fault(
         name,
         CONTINUES,
         lambda run, rank: storage.set_behaviour(run.root, behaviour),
         end=lambda run: storage.set_behaviour(run.root, "well"),
-        lacks=lacks,
         options=lambda run: ["--checkpoint", storage.url(run.root)],
     )
 
@@ -113,8 +105,7 @@ def _corrupt_commit(run: ScriptRun, rank: int) -> None:
         time.sleep(_LOOK)
     _stop_all(run)
     newest = complete(run)[0]
-    with _damaged(run).open("a") as notes:
-        notes.write(f"{newest.name}\n")
+    run.damaged.add(newest)
     spoil(run.root / newest.name)
     for near in run.near_roots():
         for commit in near.glob(f"g*/{manifests.FILE_NAME}"):
@@ -137,15 +128,6 @@ def complete(run: ScriptRun) -> list[CommitId]:
     root = LocalStorage(run.root)
     found = [each for each in roots.commits(root) if roots.is_complete(root, each)]
     return [each for each in found if not roots.is_quarantined(root, each)]
-
-
-def damaged(run: ScriptRun) -> set[str]:
-    """Return the names of the commits that this drill has damaged; some may be deleted by now."""
-    return set(_damaged(run).read_text().split()) if _damaged(run).exists() else set()
-
-
-def _damaged(run: ScriptRun) -> Path:
-    return run.folder / "damaged-commits"
 
 
 def _stop_all(run: ScriptRun) -> None:

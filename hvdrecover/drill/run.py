@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from hvdrecover import config
 from hvdrecover.checkpoint import near_root
+from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.discovery import history
 from hvdrecover.drill.lab import INTERFACE, Host, Lab
 from hvdrecover.drill.records import Reader, Records
@@ -102,6 +103,7 @@ class ScriptRun(Run):
         self.hosts: Sequence[Host] = lab.hosts[1:] if lab else ()
         self.codes: list[int] = []  # exit codes of the starts that have ended
         self.options: list[str] = []  # more options of `hvdrecover run` for the next start
+        self.damaged: set[CommitId] = set()  # commits that a fault has damaged
         self.repaired = 0.0  # when a host was last repaired, in seconds since the Unix epoch
         self._command = command
         self._lab = lab

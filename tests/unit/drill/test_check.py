@@ -195,6 +195,6 @@ def test_a_broken_commit_is_found_unless_the_drill_broke_it(ended: ScriptRun) ->
     faults.spoil(ended.root / newest.name)
     (found,) = check.machine(ended, [], 0)
     assert found.check == check.ROOT_INTACT and newest.name in found.message
-    (ended.folder / "damaged-commits").write_text(newest.name)
+    ended.damaged.add(newest)
     assert check.machine(ended, [], 0) == []
     assert [each.check for each in check.machine(ended, [], 1)] == [check.EXIT_CODE]
