@@ -25,7 +25,7 @@ from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.cli import options, printer
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError
-from hvdrecover.reporting.text import counted
+from hvdrecover.reporting.text import counted, duration
 
 _COMMIT = re.compile(r"[0-9]+|g[0-9]+-c[0-9]+")
 
@@ -66,7 +66,7 @@ def _text(value: Any) -> str:
 
 
 def _age(time: float | None) -> str:
-    return "" if time is None else printer.age(SYSTEM_CLOCK.now() - time)
+    return "" if time is None else duration(max(SYSTEM_CLOCK.now() - time, 0.0))  # clocks of hosts differ
 
 
 def _versions(versions: Mapping[str, Any] | None, *left_out: str) -> str:

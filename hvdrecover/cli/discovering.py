@@ -41,15 +41,11 @@ def run_discover(arguments: argparse.Namespace) -> int:
         sys.stdout.writelines(f"{host.name}:{host.slots}\n" for host in answer.hosts)
         return 0
     from hvdrecover.cli import printer
+    from hvdrecover.reporting.text import duration
 
+    now = SYSTEM_CLOCK.now()
     rows = [
-        (
-            each.name,
-            str(each.slots),
-            each.state,
-            f"{printer.age(SYSTEM_CLOCK.now() - each.since)} ago",
-            each.why,
-        )
+        (each.name, str(each.slots), each.state, f"{duration(max(now - each.since, 0.0))} ago", each.why)
         for each in answer.entries
     ]
     printer.put_text([printer.table(("host", "slots>", "state", "since>", "why"), rows)])

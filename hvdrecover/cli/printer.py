@@ -23,7 +23,6 @@ from hvdrecover.redaction import printable
 SCHEMA = 1  # of the JSON documents; it changes if a key goes or changes its meaning
 _WIDE = 100_000  # columns: a line is not broken unless it goes to a terminal
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
-_AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 Shown = str | Text
 
@@ -107,11 +106,6 @@ def size(nbytes: float) -> str:
     while value >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
     return f"{value:.0f} {_UNITS[unit]}" if unit == 0 or value >= 99.95 else f"{value:.1f} {_UNITS[unit]}"
-
-
-def age(seconds: float) -> str:
-    """Return a duration by its largest unit, ``5 min``. Clocks of hosts differ, so it may be negative."""
-    return next((f"{seconds // length:.0f} {unit}" for length, unit in _AGES if seconds >= length), "0 s")
 
 
 # -- the terminal --------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ _LEGEND = "".join(
         "training": _BAR.format("training"),
         "recovery, from the fault to the first step": _BAR.format("recovery"),
         "starting": _BAR.format("starting"),
-        "not running": _BAR.format("down"),
         "fault": '<path class="fault" d="M4 2l8 8m0-8l-8 8"/>',
         "start of the job": '<path class="start" d="M4.5 1.5v9l7-4.5z"/>',
         "commit in memory": '<path class="commit" d="M8 4V11"/>',
@@ -47,8 +46,8 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 # -- what ranks did ------------------------------------------------------------------------------------
 
 # training: from a first step on. recovery: from a fault, or from when ranks set out for a rendezvous, to the
-# rank's first step. starting: from the start of the job on. down: while the job was not running.
-Activity = Literal["training", "recovery", "starting", "down"]
+# rank's first step. starting: from the start of the job on.
+Activity = Literal["training", "recovery", "starting"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,6 @@ def trace(run: Run, report: Report) -> Lanes:
     }
     # A later attempt is the supervisor's, and part of a recovery; a first one follows a time of nothing.
     starts = [start.time for start in run.starts if (start.whole("attempt") or 1) == 1]
-    ends = [end.time for end in run.ends]
 
     def add(activity: Activity, begin: float, end: float, rendezvous: Rendezvous, stint: Stint) -> None:
         lane = lanes.setdefault(stint.rank, [])
@@ -83,13 +81,9 @@ def trace(run: Run, report: Report) -> Lanes:
             lane.append(Stretch(activity, begin, end, stint.host, *place, spent))
 
     def pause(activity: Activity, begin: float, end: float, rendezvous: Rendezvous, stint: Stint) -> None:
-        """Add the time from the end of training to the beginning of the next one."""
-        started = min((start for start in starts if begin < start <= end), default=None)
-        if started is not None:
-            ended = min((each for each in ends if begin <= each <= started), default=begin)
-            add(activity, begin, ended, rendezvous, stint)
-            add("down", ended, started, rendezvous, stint)
-            activity, begin = "starting", started
+        """Add the time from the end of training, or from a later start of the job, to the next training."""
+        for start in [start for start in starts if begin < start <= end][:1]:
+            activity, begin = "starting", start
         add(activity, begin, end, rendezvous, stint)
 
     struck: dict[int, float] = {}  # place of a rendezvous: when the first fault that broke it began
@@ -113,7 +107,10 @@ def trace(run: Run, report: Report) -> Lanes:
             add("training", stepped, ended if stint.finished is None else stint.finished, rendezvous, stint)
         since, activity, under_way = ended, "recovery", bool(broken)
     if run.rendezvouses and under_way and not run.rendezvouses[-1].ends:
-        last, end = run.rendezvouses[-1], min((time for time in ends if time >= since), default=run.end)
+        last, end = (
+            run.rendezvouses[-1],
+            min((it.time for it in run.ends if it.time >= since), default=run.end),
+        )
         for stint in last.stints:
             pause(activity, since, end, last, stint)
     return dict(sorted(lanes.items()))
@@ -252,7 +249,6 @@ def _of_stretch(stretch: Stretch) -> str:
         "training": f"training for {seconds} after commit {stretch.commit}, {place}",
         "recovery": f"recovery to commit {stretch.commit} in {seconds}, {place}",
         "starting": f"starting for {seconds}",
-        "down": f"not running for {seconds}",
     }[stretch.activity]
     spent = ", ".join(f"{name.replace('_', ' ')} {value:.2f} s" for name, value in stretch.phases.items())
     return f"{what}, from {_clock(stretch.begin)}" + (f"; its own phases: {spent}" if spent else "")

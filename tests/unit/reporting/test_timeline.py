@@ -53,7 +53,7 @@ def test_the_run_of_the_documentation(tmp_path):
     assert recovery.phases == PHASES
 
 
-def test_a_job_that_was_ended_and_started_again_was_down_between(run):
+def test_nothing_is_drawn_between_the_end_of_a_job_and_its_next_start(run):
     run.fault(40, "preemption", slot=None)
     run.report(45, "end", pid=5, code=75, reason="preempted")
     run.report(100, "start", pid=6, attempt=1, command=["python"])
@@ -62,16 +62,14 @@ def test_a_job_that_was_ended_and_started_again_was_down_between(run):
     run.finish(110, REPLACED, 2, 4)
     assert lane(run)[1:] == [
         ("training", 4, 40),
-        ("recovery", 40, 45),
-        ("down", 45, 100),
         ("starting", 100, 105),
         ("training", 105, 110),
     ]
 
 
-def test_a_job_that_was_killed_as_a_whole_was_down_from_its_last_sign_on(run):
+def test_a_job_that_was_killed_as_a_whole_is_drawn_up_to_its_last_sign(run):
     run.report(100, "start", pid=6, attempt=1, command=["python"])
     run.rendezvous(104, REPLACED, 2, 3, "durable")
     run.step(105, REPLACED, 2, 3)
     run.finish(110, REPLACED, 2, 4)
-    assert lane(run)[1:4] == [("training", 4, 34), ("down", 34, 100), ("starting", 100, 105)]
+    assert lane(run)[1:3] == [("training", 4, 34), ("starting", 100, 105)]
