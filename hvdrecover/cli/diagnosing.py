@@ -97,8 +97,18 @@ def _text(findings: Sequence[Finding]) -> Iterator[RenderableType]:
 
 def preflight(job: Options, request: Sequence[str] | None, read: Config) -> Options:
     """Return the options of a job that starts on those of its hosts that pass the checks."""
+    if job.discovery is not None and request is None:
+        problem = "it leaves out no hosts of a --host-discovery-script"
+        raise ConfigError(
+            "--preflight", f"{problem}; write --discover 'command SCRIPT' instead of the script"
+        )
     began = SYSTEM_CLOCK.monotonic()
-    hosts = _hosts(job, request)
+    hosts = (
+        {each.name: each.slots for each in discovering.find(request)} if request else horovodrun.hosts(job)
+    )
+    if not hosts:
+        problem = "there are no hosts yet; start the job when there are, or without it"
+        raise ConfigError("--preflight", problem)
     settings = Settings(hosts, sum(hosts.values()), job.interfaces, job.ssh_port, job.identity)
     with printer.checking() as notify:
         findings = examination.examine(settings, SYSTEM_CLOCK, notify, hosts_only=True).findings
@@ -118,37 +128,13 @@ def preflight(job: Options, request: Sequence[str] | None, read: Config) -> Opti
     return job
 
 
-def _hosts(job: Options, request: Sequence[str] | None) -> dict[str, int]:
-    """Return the hosts that there are now, and their slots."""
-    if request is not None:
-        found = {host.name: host.slots for host in discovering.find(request)}
-    elif job.discovery is not None:
-        slots = _slots_per_host(job)
-        found = {host: told or slots for host, told in horovodrun.discovered(job.discovery).items()}
-    else:
-        found = horovodrun.hosts(job)
-    if not found:
-        problem = "there are no hosts yet; start the job when there are, or without it"
-        raise ConfigError("--preflight", problem)
-    return found
-
-
-def _slots_per_host(job: Options) -> int:
-    """Return the slots of a host for which the user's discovery script tells no number."""
-    given = [word.partition("=")[2] for word in job.others if word.startswith("--slots-per-host=")]
-    return int(given[-1]) if given else 1
-
-
 def _without(
     job: Options, used: Mapping[str, int], excluded: Iterable[str], request: Sequence[str] | None
 ) -> Options:
     """Return the options of the job without the excluded hosts, now and later."""
     job = replace(job, processes=min(job.processes, sum(used.values())))
-    if job.discovery is None:
+    if request is None or job.discovery is None:
         hosts = ",".join(f"{host}:{slots}" for host, slots in used.items())
         return replace(job, hosts=hosts, hostfile=None)
-    if request is None:
-        slots = ["--slots", str(_slots_per_host(job))]
-        request = ["command", "--no-ssh-check", *slots, "sh", "-c", job.discovery]
     excluding = [word for host in excluded for word in ("--exclude", glob.escape(host))]
     return replace(job, discovery=discovering.script([request[0], *excluding, *request[1:]]))

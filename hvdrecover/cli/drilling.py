@@ -14,7 +14,7 @@ from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.drill import lab
 from hvdrecover.drill.drill import Drill, Outcome
 from hvdrecover.drill.faults import FAULTS, RESIZING, find
-from hvdrecover.drill.run import NAMING_HOSTS, REACHING_HOSTS, Command
+from hvdrecover.drill.run import Command
 from hvdrecover.errors import ConfigError
 from hvdrecover.redaction import printable
 
@@ -59,8 +59,9 @@ def _of_a_job() -> argparse.ArgumentParser:
 
 
 def run_drill(arguments: argparse.Namespace) -> int:
-    # Wrong values end the drill before its first run.
-    launching.check_values(_of_a_job().parse_args(["-np", "1", *arguments.others]).others)
+    # Wrong values end the drill before its first run, and -H or the like where the drill names the hosts.
+    ours = ["--discover", "file"] if arguments.lab or arguments.resize else []
+    launching.check_values(_of_a_job().parse_args(["-np", "1", *ours, *arguments.others]).others)
     folder = (arguments.output or DRILLS / events.new_run(SYSTEM_CLOCK).name).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError("--output", f"'{folder}' is a file, or a folder that is not empty; name a new one")
@@ -85,9 +86,6 @@ def _drill(arguments: argparse.Namespace, folder: Path) -> Outcome:
             if arguments.lab <= ranks:
                 why = f"a rank is on each, and one more must be spare; write --lab {ranks + 1}"
                 raise ConfigError("--lab", f"{arguments.lab} hosts are too few for -np {ranks}: {why}")
-            if conflicting := command.given(NAMING_HOSTS | REACHING_HOSTS):
-                conflict = f"it decides where the script runs; leave out {', '.join(conflicting)}"
-                raise ConfigError("--lab", conflict)
             if lacking := lab.lacks():
                 raise ConfigError("--lab", lacking)
             hosts = stack.enter_context(lab.Lab(arguments.lab))

@@ -19,7 +19,7 @@ from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.config import PREEMPTED
 from hvdrecover.drill import storage
 from hvdrecover.drill.lab import Lab
-from hvdrecover.drill.run import NAMING_HOSTS, Command, ScriptRun
+from hvdrecover.drill.run import Command, ScriptRun
 from hvdrecover.errors import ConfigError
 from hvdrecover.launch import processes
 
@@ -182,8 +182,8 @@ def _resize_options(run: ScriptRun) -> list[str]:
 def _lacks_resize(command: Command, lab: Lab | None) -> str:
     if not command.resizes:
         return "a script with virtual ranks; --resize says that it has them"
-    if command.given(NAMING_HOSTS) or lab:
-        return "the drill's own host discovery; leave out -H, --lab and the like"
+    if lab:
+        return "the drill's own host discovery; leave out --lab"
     return "" if command.processes > 1 else "more ranks; start the drill with -np 2 or more"
 
 

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +26,6 @@ from hvdrecover.launch.job import Job
 PATIENCE = 300.0  # seconds without any progress until a run counts as stuck
 ROOT_MAY_USE_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _COOLDOWN = ("1", "3")  # seconds for which Horovod avoids a lost host of a lab; it is soon back
-# Options of `hvdrecover run` that say where a script runs, and how its hosts are reached.
-NAMING_HOSTS = {"-H", "--hosts", "-hostfile", "--hostfile", "--host-discovery-script", "--discover"}
-REACHING_HOSTS = {
-    *("--network-interface", "--network-interfaces", "-p", "--ssh-port", "-i", "--identity"),
-    *("--ssh-identity-file", "--max-np", "--max-num-proc", "--mpi"),
-}
 _LOOK = 0.05  # seconds between looks
 _SHARE = 10.0  # wait this many times as long as a look took to compute: the job needs the processor
 _ANSWERS = 3.0  # seconds for the guardians to log where their ranks are
@@ -85,10 +79,6 @@ class Command:
     options: tuple[str, ...] = ()  # more options of `hvdrecover run`
     resizes: bool = False  # whether a fault may change the number of ranks
 
-    def given(self, names: Set[str]) -> list[str]:
-        """Return those of the named options that are given."""
-        return [name for option in self.options if (name := option.partition("=")[0]) in names]
-
 
 class ScriptRun(Run):
     """One run of the user's script under ``hvdrecover run``, with a witness in each process.
@@ -120,7 +110,7 @@ class ScriptRun(Run):
         return self._job
 
     def start(self) -> None:
-        options = [*self._place(), *self._command.options, *self.options]
+        options = [*self._command.options, *self.options, *self._place()]
         command = [*supervised(*options, workers=self.size), *self._command.script]
         if self._lab is not None:
             command = self._lab.hosts[0].command(command)

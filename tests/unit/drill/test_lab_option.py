@@ -15,8 +15,6 @@ from hvdrecover.drill import lab
     ("words", "problem"),
     [
         (["--lab", "2"], "write --lab 3"),
-        (["--lab", "3", "-H", "2"], " -H\n"),
-        (["--lab", "3", "--max-np", "2"], " --max-np\n"),
         (["--lab", "3"], "--lab: only root"),
         (["--faults", "host-cut-off"], "--lab 3"),
     ],
