@@ -48,13 +48,15 @@ _LOOK = 0.1  # seconds
 # -- the plan ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Strike:
-    """One planned fault, or one that has struck."""
+    """One planned fault, and how it ended."""
 
     fault: str
     rank: int  # that it strikes, if it strikes one rank
     commit: int  # the number of commits after which it strikes
+    recovered: bool | None = None  # whether training continued after it; None if it has not struck
+    seconds: float | None = None  # from the fault until all ranks of the next rendezvous had begun a step
 
     def __str__(self) -> str:
         host = "the host of " if self.fault == "host-cut-off" else ""
@@ -92,7 +94,8 @@ def _spread(strikes: Sequence[Strike], commits: int, chance: random.Random | Non
     width, placed = (commits - 1) / (len(strikes) + 1), []
     for number, strike in enumerate(strikes, 1):
         offset = chance.uniform(-width / 4, width / 4) if chance else 0.0
-        placed.append(replace(strike, commit=max(1, min(round(number * width + offset), commits - 2))))
+        commit = max(1, min(round(number * width + offset), commits - 2))
+        placed.append(Strike(strike.fault, strike.rank, commit))
     return tuple(placed)
 
 
@@ -100,20 +103,11 @@ def _spread(strikes: Sequence[Strike], commits: int, chance: random.Random | Non
 
 
 @dataclass
-class Struck:
-    """A fault that has struck."""
-
-    strike: Strike
-    recovered: bool = False  # training continued; if the fault lasts, also after its end
-    seconds: float | None = None  # from the fault until all ranks of the next rendezvous had begun a step
-
-
-@dataclass
 class Result:
     """One run with faults."""
 
     folder: Path
-    struck: list[Struck] = field(default_factory=list)
+    struck: list[Strike] = field(default_factory=list)
     missed: list[Strike] = field(default_factory=list)  # the run ended too early for these
     findings: list[Finding] = field(default_factory=list)
     codes: list[int] = field(default_factory=list)  # exit codes of its starts
@@ -138,17 +132,17 @@ class Outcome:
     def __post_init__(self) -> None:
         findings: dict[str, Finding] = {}
         notes: dict[str, Finding] = {}
-        by_name: dict[str, list[Struck]] = {}
+        by_name: dict[str, list[Strike]] = {}
         for run in self.runs:
             for finding in run.findings:
                 findings.setdefault(finding.check, finding)
             for note in run.comparison.notes:
                 notes.setdefault(note.check, note)
             for struck in run.struck:
-                by_name.setdefault(struck.strike.fault, []).append(struck)
+                by_name.setdefault(struck.fault, []).append(struck)
         self.findings, self.notes = [*findings.values()], [*notes.values()]
         self.kinds = {
-            name: tally(len(each), sum(it.recovered for it in each), [it.seconds for it in each])
+            name: tally(len(each), sum(it.recovered is True for it in each), [it.seconds for it in each])
             for name, each in by_name.items()
         }
         self.recovers = not findings and bool(by_name)
@@ -186,14 +180,7 @@ class Outcome:
 
 
 class Drill:
-    """A drill of one command.
-
-    Args:
-        folder: takes all files.
-        command: how the script is started.
-        duration: seconds after which a run is ended; None lets it come to its end.
-        lab: the hosts for all runs; by default they are on this host.
-    """
+    """A drill of one command, whose runs are ended after ``duration`` seconds, or come to their ends."""
 
     def __init__(self, folder: Path, command: Command, duration: float | None, lab: Lab | None) -> None:
         self._folder = folder
@@ -204,12 +191,7 @@ class Drill:
         self._code = 0  # its exit code
 
     def run(self, faults: Sequence[Fault], *, seed: int, repeat: int) -> Outcome:
-        """Run the script undisturbed, and then with those of the faults that can strike here.
-
-        Raises:
-            ConfigError: none of them can.
-            DrillError: the script fails undisturbed, or makes no commits.
-        """
+        """Run the script undisturbed, and then with those of the faults that can strike here."""
         skipped = {fault.name: why for fault in faults if (why := fault.lacks(self._command, self._lab))}
         chosen = [fault.name for fault in faults if fault.name not in skipped]
         if not chosen:
@@ -280,13 +262,13 @@ class Drill:
         except DrillError as error:
             message = str(error)
             if result.struck:
-                fault = FAULTS[result.struck[-1].strike.fault]
+                fault = FAULTS[result.struck[-1].fault]
                 message = f"after '{fault.name}', where {fault.expected}: {message}"
             result.findings.append(Finding(check.TRAINS_AGAIN, message))
         finally:
             run.kill()
             for struck in result.struck:  # the next run uses the same hosts
-                if end := FAULTS[struck.strike.fault].end:
+                if end := FAULTS[struck.fault].end:
                     end(run)
         if not result.findings:
             result.findings = check.machine(run, left, self._code)
@@ -306,8 +288,8 @@ class Drill:
             return
         logger.info("drill: %s: %s at commit %d", run.folder.name, strike.fault, run.newest)
         ranks = list(run.ranks())
-        begun, struck = time.monotonic(), Struck(replace(strike, commit=run.newest))
-        result.struck.append(struck)
+        begun, strike.commit, strike.recovered = time.monotonic(), run.newest, False
+        result.struck.append(strike)
         fault.strike(run, ranks[strike.rank % len(ranks)])
         if fault.end is None:
             trains = run.wait_until(lambda records: records.train_since(begun))
@@ -321,9 +303,9 @@ class Drill:
                 time.sleep(_LOOK)
         if not trains and run.newest < self._clean.newest:
             raise run.failure("the job ended")
-        struck.recovered = True  # also if it made its last commits before it noticed the fault
+        strike.recovered = True  # also if it made its last commits before it noticed the fault
         again = run.records().stepped_since(begun)
-        struck.seconds = None if again is None else again - begun
+        strike.seconds = None if again is None else again - begun
         if trains:
             _wait_for_commits(run)
 

@@ -112,16 +112,14 @@ class Records:
         The generation alone does not identify a rendezvous: a job that was started again may count from an
         earlier one. All ranks of one rendezvous name the same generation, commit and size, each rank once.
         """
-
-        def identity(line: Line) -> tuple[int, int, int]:
-            return line.generation, line.commit, line.size
-
         found: list[list[Line]] = []
+        last: dict[tuple[int, int, int], list[Line]] = {}
         for line in self.of("agreed"):
-            same = (ranks for ranks in reversed(found) if identity(ranks[0]) == identity(line))
-            ranks = next(same, None)
+            place = line.generation, line.commit, line.size
+            ranks = last.get(place)
             if ranks is None or any(line.rank == other.rank for other in ranks):
                 found.append(ranks := [])
+                last[place] = ranks
             ranks.append(line)
         return found
 
