@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config
 from hvdrecover.errors import ConfigError
@@ -15,8 +15,6 @@ from hvdrecover.record import RUNS
 
 if TYPE_CHECKING:
     from hvdrecover.checkpoint.settings import Best
-
-T = TypeVar("T")
 
 _MULTIPLES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _NBYTES = re.compile(r"(\d+(?:\.\d+)?)([kKMGT]?)B?")
@@ -50,10 +48,10 @@ def add_hosts(job: argparse._ArgumentGroup) -> argparse._MutuallyExclusiveGroup:
     return hosts
 
 
-def checked(parse: Callable[[str], T]) -> Callable[[str], T]:
+def checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """Return the type of an option. argparse shows the text of an ArgumentTypeError only."""
 
-    def check(text: str) -> T:
+    def check(text: str) -> Any:
         try:
             return parse(text)
         except ValueError as error:

@@ -69,35 +69,28 @@ def _jsonable(value: Any) -> Any:
 # Other users may have written a commit or a record, so every text passes through `plain`.
 
 
-def plain(*parts: Shown | tuple[str, str]) -> Text:
-    """Return a text that rich and the terminal take literally; a tuple is a text and its style."""
-    escaped: list[Text | tuple[str, str]] = []
-    for part in parts:
-        text, style = part if isinstance(part, tuple) else (part, "")
-        escaped.append(text if isinstance(text, Text) else (printable(text, "\n"), style))
-    return Text.assemble(*escaped)
+def plain(text: Shown, style: str = "") -> Text:
+    """Return a text that rich and the terminal take literally."""
+    return text if isinstance(text, Text) else Text(printable(text, "\n"), style)
 
 
 def table(columns: Sequence[str], rows: Iterable[Iterable[Shown]]) -> Table:
     """Return a table without lines; a column whose title ends with ``>`` is aligned to the right."""
     made = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for title in columns:
-        made.add_column(
-            title.rstrip(">"), justify="right" if title.endswith(">") else "left", overflow="fold"
-        )
+        justify: Any = "right" if title.endswith(">") else "left"
+        made.add_column(title.rstrip(">"), justify=justify, overflow="fold")
     for row in rows:
         made.add_row(*map(plain, row))
     return made
 
 
 def pairs(facts: Mapping[str, Shown]) -> Table:
-    """Return a table of names and texts."""
     return table(("", ""), facts.items())
 
 
 def section(title: str, *body: RenderableType) -> RenderableType:
-    """Return an indented part of a text below a title."""
-    return Group(Text(), plain((title, "bold")), Padding.indent(Group(*body), 2))
+    return Group(Text(), plain(title, "bold"), Padding.indent(Group(*body), 2))
 
 
 def size(nbytes: float) -> str:

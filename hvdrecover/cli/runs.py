@@ -76,7 +76,7 @@ def run_status(arguments: argparse.Namespace) -> int:
 def _status_facts(
     folder: Path, running: bool | None, supervisor: Supervised | None, report: Report
 ) -> dict[str, str]:
-    known = _watched(report, SYSTEM_CLOCK.now())
+    known = text.facts(report, SYSTEM_CLOCK.now())
     ranks = str(report.ranks or 0)
     found = {"run": str(folder)}
     if supervisor is not None:
@@ -226,7 +226,7 @@ def lines(clock: Clock = SYSTEM_CLOCK) -> View:
     def view(report: Report) -> None:
         nonlocal told
         now = clock.now()
-        facts = _watched(report, now)
+        facts = text.facts(report, now)
         new = [name for name in _STEADY if name in facts and facts[name] != shown.get(name)]
         if facts["progress"] != shown.get("progress") and (new or report.over or now - told >= _PROGRESS):
             new.append("progress")
@@ -241,10 +241,6 @@ def lines(clock: Clock = SYSTEM_CLOCK) -> View:
     return view
 
 
-def _watched(report: Report, now: float) -> dict[str, str]:
-    return {**text.facts(report, now), **text.last_fault(report)}
-
-
 @contextmanager
 def _terminal(folder: Path) -> Iterator[View]:
     """Yield a view that is drawn again at each look."""
@@ -256,7 +252,7 @@ def _terminal(folder: Path) -> Iterator[View]:
 
 def frame(folder: Path, report: Report, now: float) -> Table:
     """Return the view of a run for a terminal."""
-    return printer.pairs({"run": str(folder), **_watched(report, now)})
+    return printer.pairs({"run": str(folder), **text.facts(report, now)})
 
 
 # -- report --prometheus -------------------------------------------------------------------------------

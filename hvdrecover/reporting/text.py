@@ -43,6 +43,7 @@ def facts(report: Report, now: float) -> dict[str, str]:
     found = {
         "state": state(report),
         **{name: " ".join(words).strip() for name, words in figures(report).items()},
+        "last fault": _last_fault(report),
         "last event": "" if report.over else f"{duration(max(now - report.end, 0.0))} ago",
         "progress": progress(report),
         "throughput": _throughput(report, now),
@@ -87,6 +88,16 @@ def _durable(report: Report, now: float) -> str:
     return f"commit {storage.durable.number}{age}; {storage.commits} in all, {size}, {mean} a commit"
 
 
+def _last_fault(report: Report) -> str:
+    if not report.faults:
+        return ""
+    fault = report.faults[-1]
+    whose = "the job" if fault.rank is None else f"rank {rank(fault.rank)} on {fault.host}"
+    detail = f": {one_line(fault.detail)}" if fault.detail else ""
+    recovered = f"recovered in {to_recover(fault)}" if fault.recovery else to_recover(fault)
+    return f"{clock_time(fault.time)} {fault.kind} of {whose}{detail}; {recovered}"
+
+
 def _storage(report: Report) -> str:
     storage = report.storage
     past = f"; {storage.failures} attempts failed" if storage.failures else ""
@@ -98,16 +109,6 @@ def _storage(report: Report) -> str:
 
 
 # -- faults --------------------------------------------------------------------------------------------
-
-
-def last_fault(report: Report) -> dict[str, str]:
-    """Return the last fault in words, as a fact; nothing without faults."""
-    for fault in report.faults[-1:]:
-        whose = "the job" if fault.rank is None else f"rank {rank(fault.rank)} on {fault.host}"
-        detail = f": {one_line(fault.detail)}" if fault.detail else ""
-        recovered = f"recovered in {to_recover(fault)}" if fault.recovery else to_recover(fault)
-        return {"last fault": f"{clock_time(fault.time)} {fault.kind} of {whose}{detail}; {recovered}"}
-    return {}
 
 
 def fault_row(fault: Fault) -> list[str]:
