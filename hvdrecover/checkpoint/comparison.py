@@ -60,9 +60,9 @@ def compare(storage: Storage, a: CommitId, b: CommitId, advance: Callable[[int],
     unchanged = 0
     for attribute in sorted({*manifests[0].by_attribute, *manifests[1].by_attribute}):
         read = [read_commit(storage, commit, {attribute}).arenas.get(attribute) for commit in (a, b)]
-        differing, equal = _compare_tensors(attribute, *read)
-        found += differing
-        unchanged += equal
+        compared = _compare_tensors(attribute, *read)
+        found += [each for each in compared if each]
+        unchanged += compared.count(None)
         advance(sum(arena.layout.nbytes for arena in read if arena))
         del read  # free the memory before the next files are read
     for path, texts in differences(*map(_objects, manifests)).items():
@@ -85,27 +85,22 @@ def _objects(manifest: Manifest) -> dict[str, Json]:
 # -- tensors -------------------------------------------------------------------------------------------
 
 
-def _compare_tensors(attribute: str, a: Arena | None, b: Arena | None) -> tuple[list[Difference], int]:
+def _compare_tensors(attribute: str, a: Arena | None, b: Arena | None) -> list[Difference | None]:
+    """Return the difference of each tensor, None for those that are equal."""
     before, after = (arena.layout.by_name if arena else {} for arena in (a, b))
-    found, equal = [], 0
+    found: list[Difference | None] = []
     for name in sorted({*before, *after}):
-        shown = f"{attribute}.{name}"
-        if name not in before:
-            found.append(Difference(shown, f"added {after[name]}"))
-        elif name not in after:
-            found.append(Difference(shown, f"removed {before[name]}"))
-        elif before[name] != after[name]:
-            found.append(Difference(shown, f"{before[name]} → {after[name]}"))
-        elif a and b:
-            spec = before[name]
-            changed, non_finite, largest = measure(spec.dtype, a.bytes_of(name), b.bytes_of(name))
-            elements = f"{changed} of {spec.nbytes // ITEM_BYTES[spec.dtype]} elements"
-            if changed:
-                note = f", {non_finite} not finite" if non_finite else ""
-                found.append(Difference(shown, elements + note, largest))
-            else:
-                equal += 1
-    return found, equal
+        shown, old, new = f"{attribute}.{name}", before.get(name), after.get(name)
+        if old == new and old and a and b:
+            changed, non_finite, largest = measure(old.dtype, a.bytes_of(name), b.bytes_of(name))
+            note = f", {non_finite} not finite" if non_finite else ""
+            elements = f"{changed} of {old.nbytes // ITEM_BYTES[old.dtype]} elements{note}"
+            found.append(Difference(shown, elements, largest) if changed else None)
+        elif old and new:
+            found.append(Difference(shown, f"{old} → {new}"))
+        else:
+            found.append(Difference(shown, f"removed {old}" if old else f"added {new}"))
+    return found
 
 
 def measure(dtype: str, a: Bytes, b: Bytes) -> tuple[int, int, float]:
@@ -135,30 +130,17 @@ def measure(dtype: str, a: Bytes, b: Bytes) -> tuple[int, int, float]:
     return changed, non_finite, largest
 
 
-def _e4m3() -> npt.NDArray[np.float32]:
-    """The value of each byte: 1 sign bit, 4 bits of exponent (bias 7), 3 of fraction; no infinities.
-
-    Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022, arXiv:2209.05433.
-    """
-    code = np.arange(256)
-    exponent, fraction = (code >> 3) & 0xF, code & 0x7
-    normal = np.ldexp(1 + fraction / 8, exponent - 7)
-    magnitude = np.where(exponent == 0, np.ldexp(fraction / 8, -6), normal)
-    magnitude[(code & 0x7F) == 0x7F] = np.nan
-    return np.where(code & 0x80, -magnitude, magnitude).astype(np.float32)
-
-
-_E4M3 = _e4m3()
-
-
 def decode(data: Bytes, dtype: str) -> npt.NDArray[Any]:
     """Return the numbers that bytes stand for, as a flat array: of float32 for types that numpy lacks."""
     if dtype == "BF16":  # the upper half of a float32
         return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
     if dtype == "F8_E5M2":  # the upper half of a float16
         return (data.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
-    if dtype == "F8_E4M3":
-        return _E4M3[data]
+    if dtype == "F8_E4M3":  # a float16 with a bias of 7 instead of 15, and NaNs as its largest numbers
+        bits = data.astype(np.uint16)
+        numbers = ((bits & 0x80) << 8 | (bits & 0x7F) << 7).view(np.float16).astype(np.float32) * 256
+        numbers[(data & 0x7F) == 0x7F] = np.nan
+        return numbers
     kind = "u" if dtype == "BOOL" else dtype[0].lower()
     return data.view(f"<{kind}{ITEM_BYTES[dtype]}")
 
