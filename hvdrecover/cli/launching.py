@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -92,30 +93,26 @@ def take_options(parser: argparse.ArgumentParser, theirs: argparse.ArgumentParse
             parser.add_argument(*names, action=_HandOn, help=argparse.SUPPRESS, **settings)
 
 
-class _ParserMadeError(Exception):
-    """horovodrun has made its parser, and is about to parse the arguments of this process."""
-
-
 def _horovodrun() -> argparse.ArgumentParser | None:
     """Return the parser of horovodrun, whose only function makes and uses it; None without Horovod."""
     try:
         launch: Any = importlib.import_module("horovod.runner.launch")
     except ImportError:
         return None
+    made: list[argparse.ArgumentParser] = []
 
-    def refuse(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
-        raise _ParserMadeError(parser)
+    def note(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
+        made.append(parser)
+        sys.exit()
 
     parse_args = argparse.ArgumentParser.parse_args
-    argparse.ArgumentParser.parse_args = refuse  # type: ignore[assignment, method-assign]
+    argparse.ArgumentParser.parse_args = note  # type: ignore[assignment, method-assign]
     try:
-        launch.parse_args()
-    except _ParserMadeError as made:
-        parser: argparse.ArgumentParser = made.args[0]
-        return parser
+        with suppress(SystemExit):
+            launch.parse_args()
     finally:
         argparse.ArgumentParser.parse_args = parse_args  # type: ignore[method-assign]
-    return None
+    return made[0]
 
 
 def check_values(others: Sequence[str]) -> None:

@@ -156,7 +156,7 @@ def _compare_commits(clean: Records, faulty: Records, found: Comparison) -> None
     """Find the first commit that differs from the undisturbed run's in any bit, and what differs."""
     local = _find_rank_local(clean)
     names: dict[str, None] = {}
-    last = replaced = 0  # commits
+    last = 0  # equal commit
     for expected, line in _pair_commits(clean, faulty):
         found.compared += line.rank == 0
         differing = _differences(expected, line)
@@ -166,16 +166,12 @@ def _compare_commits(clean: Records, faulty: Records, found: Comparison) -> None
         if serious and line.rank == 0:
             equal = f"commit {line.made} differs, and commit {last} was still equal"
             what = f"{equal}: {_told(differing, serious)}"
-            if replaced:
-                explains = "which explains the difference if a step depends on it"
-                what += f"; rank-local state was another rank's from commit {replaced} on, {explains}"
             found.findings.append(Finding(REPRODUCIBLE if before_faults else SAME_COMMITS, what))
             break
         last = line.made if line.rank == 0 else last
         if here and not names:
             what = f"from commit {line.made} on, rank {line.rank} has another rank's {_some(here)}"
             found.notes.append(Finding(RANK_LOCAL, what))
-            replaced = line.made
         names.update(dict.fromkeys(here))
     found.rank_local = list(names)
 
