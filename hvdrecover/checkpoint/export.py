@@ -68,27 +68,14 @@ def chosen(commit: HasState, only: Sequence[str], url: str) -> list[str]:
 @contextmanager
 def written_aside(path: Path, *, force: bool) -> Iterator[Path]:
     """Yield a temporary path beside a file; at the end, fsync it and rename it to the file."""
-    _refuse_existing(path, force)
+    if path.exists() and not force:
+        raise ExportError(str(path), "the file exists; name another one, or pass --force to replace it")
     aside = path.with_name(f".hvdrecover-{uuid.uuid4().hex}{path.suffix}")
     with failures(str(path), "", "write the file"):
         try:
             yield aside
-            _sync(aside)
-            _refuse_existing(path, force)
+            with aside.open("rb") as file:
+                os.fsync(file.fileno())
             aside.replace(path)
-            _sync(path.parent)
         finally:
             aside.unlink(missing_ok=True)
-
-
-def _refuse_existing(path: Path, force: bool) -> None:
-    if path.exists() and not force:
-        raise ExportError(str(path), "the file exists; name another one, or pass --force to replace it")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
