@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from hvdrecover import record
 from hvdrecover.reporting import summary, text
 from hvdrecover.reporting.summary import PHASES, Tally
-from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run
+from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run, example
 
 
 def report_of(run):
@@ -159,3 +161,40 @@ def test_what_an_earlier_run_has_finished_is_not_lost(run):
     report = report_of(run)
     assert report.goodput == pytest.approx(((34 - 4) + (70 - 50)) / 70)
     assert (report.commits_repeated, report.starts, report.outcome) == (0, 2, "open")
+
+
+# -- storage, and following ----------------------------------------------------------------------------
+
+
+def test_outages(tmp_path):
+    run = Run(tmp_path)
+    told = {"pid": 10, "generation": 1}
+    run.report(1, "durable", commit=1, bytes=1, seconds=0.1, **told)
+    run.report(2, "write_failed", commit=2, error="full", attempt=1, **told)
+    run.report(2.1, "outage", commit=2, error="full", age=1.0, **told)
+    assert report_of(run).storage.outage == summary.Outage(BEGIN + 2, "full")
+    run.report(5, "write_failed", commit=2, error="gone", attempt=2, **told)
+    assert report_of(run).storage.outage == summary.Outage(BEGIN + 2, "gone")
+    run.report(7, "durable", commit=3, bytes=1, seconds=0.1, **told)
+    run.report(7, "outage_over", commit=3, attempts=2, seconds=4.9, age=6.0, **told)
+    found = report_of(run).storage
+    assert (found.outage, found.outages, found.outage_seconds, found.failures) == (None, 1, 4.9, 2)
+    run.report(8, "write_failed", commit="g0001-c00000001", error="a mark", pid=10)
+    assert report_of(run).storage.outage is None
+    run.report(
+        9, "write_failed", commit=4, error="fenced", attempt=1, **told
+    )  # permanently, without an outage
+    assert report_of(run).storage.outage == summary.Outage(BEGIN + 9, "fenced")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_run_that_was_followed_is_reported_as_one_that_is_read_at_once(tmp_path, seed):
+    """Events of different processes arrive in any order within a short time."""
+    example(tmp_path)
+    events = record.read(tmp_path)
+    shaken = random.Random(seed)
+    late = sorted(events, key=lambda event: event.time + (shaken.uniform(0, 0.04) if event.pid != 10 else 0))
+    followed = summary.Run()
+    for event in late:
+        followed.take(event)
+    assert followed.report() == summary.Run(events).report()
