@@ -56,7 +56,7 @@ class Entry:
     state: State  # incomplete: it is being written, or its writer was killed. broken: its manifest is
     reason: str | None = None  # why it is quarantined, broken or of a newer format
     intact: bool | None = None  # whether every byte is as it was written; None if it was not verified
-    problems: Mapping[str, str] | None = None  # each broken file, and what is wrong with it
+    problems: Mapping[str, str] | None = None  # each broken file, and its problem
 
     @property
     def id(self) -> CommitId:

@@ -180,7 +180,7 @@ class Outcome:
 
 
 class Drill:
-    """A drill of one command, whose runs are ended after ``duration`` seconds, or come to their ends."""
+    """A drill of one command. With a ``duration``, each run is ended after so many seconds."""
 
     def __init__(self, folder: Path, command: Command, duration: float | None, lab: Lab | None) -> None:
         self._folder = folder
@@ -191,7 +191,7 @@ class Drill:
         self._code = 0  # its exit code
 
     def run(self, faults: Sequence[Fault], *, seed: int, repeat: int) -> Outcome:
-        """Run the script undisturbed, and then with those of the faults that can strike here."""
+        """Run the script undisturbed, and then with the faults that can strike here."""
         skipped = {fault.name: why for fault in faults if (why := fault.lacks(self._command, self._lab))}
         chosen = [fault.name for fault in faults if fault.name not in skipped]
         if not chosen:

@@ -40,7 +40,7 @@ class Fault:
     strike: Callable[[ScriptRun, int], None]  # does it to a run, or to the rank
     of_rank: bool = False  # whether it strikes one rank
     end: Callable[[ScriptRun], None] | None = None  # ends a fault that lasts
-    # What it needs, and a drill with this command and lab lacks, with the remedy; or ''.
+    # Returns the requirement that a drill with this command and lab lacks, with the remedy; or ''.
     lacks: Callable[[Command, Lab | None], str] = lambda command, lab: ""
     # Options of `hvdrecover run` with which a run starts that it is going to strike.
     options: Callable[[ScriptRun], list[str]] = lambda run: []

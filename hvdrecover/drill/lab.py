@@ -86,7 +86,7 @@ class Lab:
         self.number = _claim_a_number()
         command = [sys.executable, "-m", "hvdrecover.drill.lab", str(self.number)]
         pipe = subprocess.PIPE
-        # In a session of its own: signals to this process's group must not reach the janitor.
+        # In its own session: signals to this process's group must not reach the janitor.
         self._janitor = subprocess.Popen(command, stdin=pipe, stderr=pipe, start_new_session=True)
         self.janitor = self._janitor.pid
         self.folder = _folder(self.number)

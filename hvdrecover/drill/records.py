@@ -27,7 +27,7 @@ class Line:
     # agreed: where the commit came from. step: its number since the commit.
     source: str = ""
     number: int = 0
-    # batch: that of all ranks together, and its place in the epoch's order.
+    # batch: the samples of all ranks together, and the place in the epoch's order.
     sampler: str = ""
     epoch: int = 0
     at: int = 0

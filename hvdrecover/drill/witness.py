@@ -2,7 +2,7 @@
 
 ``HVDRECOVER_INSTRUMENTS`` names this module in the processes of a drill. The layers below do not know the
 drill. A witness appends lines of JSON to ``FOLDER/witness/HOST-PID.jsonl``; `hvdrecover.drill.records.Line`
-says what they hold.
+lists their fields.
 
 To make rank R fail at its next step, the drill writes ``loop``, ``out-of-memory`` or ``script-error`` to
 ``FOLDER/orders/R``.

@@ -74,17 +74,14 @@ def trace(run: Run, report: Report) -> Lanes:
 
     def add(activity: Activity, begin: float, end: float, rendezvous: Rendezvous, stint: Stint) -> None:
         lane = lanes.setdefault(stint.rank, [])
+        if activity != "training":
+            for start in [start for start in starts if begin < start <= end][:1]:
+                activity, begin = "starting", start
         begin = max(begin, lane[-1].end if lane else report.begin)
         if end > begin:
             spent = summary.phases(stint.recovered) if activity == "recovery" and stint.recovered else {}
             place = rendezvous.generation, rendezvous.commit
             lane.append(Stretch(activity, begin, end, stint.host, *place, spent))
-
-    def pause(activity: Activity, begin: float, end: float, rendezvous: Rendezvous, stint: Stint) -> None:
-        """Add the time from the end of training, or from a later start of the job, to the next training."""
-        for start in [start for start in starts if begin < start <= end][:1]:
-            activity, begin = "starting", start
-        add(activity, begin, end, rendezvous, stint)
 
     struck: dict[int, float] = {}  # place of a rendezvous: when the first fault that broke it began
     for fault in run.faults:
@@ -103,7 +100,7 @@ def trace(run: Run, report: Report) -> Lanes:
         ended = min(broken) if broken else _last_sign(rendezvous)
         for stint in rendezvous.stints:
             stepped = stint.recovered.time if stint.recovered else stint.synced
-            pause(activity, since, stepped, rendezvous, stint)
+            add(activity, since, stepped, rendezvous, stint)
             add("training", stepped, ended if stint.finished is None else stint.finished, rendezvous, stint)
         since, activity, under_way = ended, "recovery", bool(broken)
     if run.rendezvouses and under_way and not run.rendezvouses[-1].ends:
@@ -112,7 +109,7 @@ def trace(run: Run, report: Report) -> Lanes:
             min((it.time for it in run.ends if it.time >= since), default=run.end),
         )
         for stint in last.stints:
-            pause(activity, since, end, last, stint)
+            add(activity, since, end, last, stint)
     return dict(sorted(lanes.items()))
 
 
