@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -105,37 +104,37 @@ class Records:
         since = {line.pid: line.time for line in self.rendezvouses[-1]} if self.rendezvouses else {}
         return [line for line in self.lines if line.time >= since.get(line.pid, math.inf)]
 
-    @cached_property
+    @property
     def rendezvouses(self) -> list[list[Line]]:
-        """The lines of each rendezvous, in order of time.
+        """The lines of each rendezvous, in order of time."""
+        return self._places[0]
+
+    def rendezvous_of(self, line: Line) -> int:
+        """Return the index of the last rendezvous of the line's process before the line."""
+        return self._places[1][id(line)]
+
+    @cached_property
+    def _places(self) -> tuple[list[list[Line]], dict[int, int]]:
+        """The rendezvouses, and the index of the rendezvous to which each line belongs.
 
         The generation alone does not identify a rendezvous: a job that was started again may count from an
         earlier one. All ranks of one rendezvous name the same generation, commit and size, each rank once.
         """
         found: list[list[Line]] = []
-        last: dict[tuple[int, int, int], list[Line]] = {}
-        for line in self.of("agreed"):
-            place = line.generation, line.commit, line.size
-            ranks = last.get(place)
-            if ranks is None or any(line.rank == other.rank for other in ranks):
-                found.append(ranks := [])
-                last[place] = ranks
-            ranks.append(line)
-        return found
-
-    def rendezvous_of(self, line: Line) -> int:
-        """Return the index of the last rendezvous of the line's process before the line."""
-        places = self._places[line.pid]
-        return places[max(0, bisect.bisect_right(places, line.time, key=lambda each: each[0]) - 1)][1]
-
-    @cached_property
-    def _places(self) -> dict[int, list[tuple[float, int]]]:
-        """For each process the times and indices of its rendezvous."""
-        places: dict[int, list[tuple[float, int]]] = {}
-        for place, rendezvous in enumerate(self.rendezvouses):
-            for line in rendezvous:
-                places.setdefault(line.pid, []).append((line.time, place))
-        return {pid: sorted(each) for pid, each in places.items()}
+        last: dict[tuple[int, int, int], int] = {}  # the last rendezvous with this identity
+        present: dict[int, int] = {}  # the rendezvous of each process
+        places: dict[int, int] = {}
+        for line in self.lines:
+            if line.what == "agreed":
+                identity = line.generation, line.commit, line.size
+                place = last.get(identity)
+                if place is None or any(line.rank == other.rank for other in found[place]):
+                    place = last[identity] = len(found)
+                    found.append([])
+                found[place].append(line)
+                present[line.pid] = place
+            places[id(line)] = present.get(line.pid, 0)
+        return found, places
 
     def kept(self, lines: Sequence[Line]) -> list[Line]:
         """Return the lines that are part of the final state.
