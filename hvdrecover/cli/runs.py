@@ -34,7 +34,6 @@ _MARGIN = 60.0  # seconds beyond the grace for a job to end: some processes take
 _SHOWN = 20  # faults of a report
 _WIDE = 120  # columns; narrower terminals have no room for the phases of recoveries
 INTERVAL = 1.0  # seconds between two looks at the record
-GRACE = 60.0  # seconds that the supervisor of a finished run may stay silent until it is taken to be lost
 _STEADY = ("state", "storage", "faults", "last fault", "starts", "given up")  # facts that change at events
 _PROGRESS = 30.0  # seconds between two lines that report progress only
 _LAST_SCRAPE = 60.0  # seconds for which the end of a run is served until Prometheus has asked for it
@@ -202,18 +201,15 @@ def _watch(folder: Path, arguments: argparse.Namespace) -> int:
 
 def follow(follower: Follower, views: Sequence[View], clock: Clock = SYSTEM_CLOCK) -> Report:
     """Show the state of a run, again and again, until it ends; return the last report."""
-    run, never, begun = Run(), threading.Event(), False
-    changed = clock.monotonic()
+    run, never = Run(), threading.Event()
     while True:
         for event in follower.look():
             run.take(event)
-            changed, begun = clock.monotonic(), True
-        if begun:
+        if run.hosts:
             report = run.report()
             for view in views:
                 view(report)
-            silent = clock.monotonic() - changed
-            if report.over or (report.outcome == "finished" and silent > GRACE):
+            if report.over:
                 return report
         clock.wait(never, INTERVAL)
 

@@ -12,7 +12,6 @@ from hvdrecover.reporting.summary import Report, Run
 from hvdrecover.reporting.text import html as _e
 from hvdrecover.version import __version__
 
-SHOWN = 500  # faults
 _OUTCOMES = {"finished": "finished", "ended": "ended early", "open": "no end yet"}
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _EXPLAINED = (
@@ -76,16 +75,13 @@ def page(title: str, run: Run) -> str:
 
 
 def _faults(report: Report) -> str:
-    """Return the faults, or the newest if there are very many, with the phases of their recoveries."""
+    """Return the faults with the phases of their recoveries."""
     if not report.faults:
         return "<p>There were none.</p>\n"
-    numbered = list(enumerate(report.faults, 1))[-SHOWN:]
-    rows = [[str(number), *text.fault_row(fault)] for number, fault in numbered]
-    details = [text.one_line(fault.detail) for _, fault in numbered]
+    rows = [[str(number), *text.fault_row(fault)] for number, fault in enumerate(report.faults, 1)]
+    details = [text.one_line(fault.detail) for fault in report.faults]
     table = _table("Faults, with the seconds of each phase", ("no.>", *text.FAULT), rows, details)
-    left_out = len(report.faults) > SHOWN
-    note = f"<p>The last {SHOWN} of {len(report.faults)}.</p>\n" if left_out else ""
-    return f"{note}{table}<p>{_EXPLAINED}</p>\n"
+    return f"{table}<p>{_EXPLAINED}</p>\n"
 
 
 # -- HTML ----------------------------------------------------------------------------------------------

@@ -243,13 +243,13 @@ class Run:
         self._given_up: list[str] = []
         self._standbys: dict[tuple[str, int | None], bool] = {}
         self._storage = Storage()
-        self._hosts: set[str] = set()
+        self.hosts: set[str] = set()  # that have recorded anything
         for event in events:
             self.take(event)
 
     def take(self, event: Event) -> None:
         self._begin, self.end = min(self._begin, event.time), max(self.end, event.time)
-        self._hosts.add(event.host)
+        self.hosts.add(event.host)
         generation, commit = event.whole("generation"), event.whole("commit")
         rendezvous, stint = self._stints.get((event.host, event.pid), (None, None))
         match event.kind:
@@ -336,7 +336,7 @@ class Run:
             reason=reason,
             machine=", ".join(filter(None, (start.host, start.word("machine")) if start else ())),
             versions={package: version for package, version in versions.items() if isinstance(version, str)},
-            hosts=tuple(sorted(self._hosts)),
+            hosts=tuple(sorted(self.hosts)),
             starts=len(self.starts),
             restarts=len(self._restarts),
             warm_restarts=sum(event.facts.get("warm") is True for event in self._restarts),

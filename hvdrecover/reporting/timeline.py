@@ -14,7 +14,6 @@ from hvdrecover.reporting import summary, text
 from hvdrecover.reporting.summary import Fault, Rendezvous, Report, Run, Stint
 from hvdrecover.reporting.text import html as _e
 
-LANES = 200  # ranks that are drawn at most
 NARROWEST = 560  # pixels that the time takes at least; narrower screens scroll
 _BAR = '<rect class="{}" x="0.5" y="1.5" width="15" height="9"/>'
 _LEGEND = "".join(
@@ -139,10 +138,7 @@ class _Drawing:
     def __init__(self, run: Run, report: Report, lanes: Lanes) -> None:
         self._run, self._report = run, report
         self._length = report.end - report.begin
-        struck = {fault.rank for fault in report.faults}
-        order = sorted(lanes, key=lambda rank: (rank not in struck, rank))  # if not all can be drawn
-        self._lanes = {rank: lanes[rank] for rank in sorted(order[:LANES])}
-        self._left_out = len(lanes) - len(self._lanes)
+        self._lanes = lanes
         self._height = min(max(512 // max(len(self._lanes), 1), 3), 18)  # pixels of a lane
         self._pitch = self._height + max(self._height // 3, 1)
         top = _JOB + _ROW / 2 + 2
@@ -163,9 +159,8 @@ class _Drawing:
         left = max(len(name) for name, _ in names) * _CHARACTER + 12
         sides = "".join(f'<text x="{left - 9:g}" y="{y:g}">{_e(name)}</text>' for name, y in names)
         size = f'height="{self._foot + 20:g}"'
-        ranks = text.counted(len(self._lanes) + self._left_out, "rank")
+        ranks = text.counted(len(self._lanes), "rank")
         about = _e(f"Time line of {ranks} over {text.duration(self._length)}")
-        more = f"<span>{self._left_out} more ranks are not drawn</span>" if self._left_out else ""
         return (
             '<figure class="timeline"><div class="chart">'
             f'<svg class="names" width="{left - 8:g}" {size} aria-hidden="true">{sides}</svg>'
@@ -174,7 +169,7 @@ class _Drawing:
             f'<svg role="img" width="100%" {size} aria-label="{about}" aria-describedby="timeline-text">'
             f'<desc id="timeline-text">{_e(self._description())}</desc>{"".join(grid + shapes)}</svg>'
             "</div></div></div>"
-            f"<figcaption>{_LEGEND}{more}</figcaption></figure>\n"
+            f"<figcaption>{_LEGEND}</figcaption></figure>\n"
         )
 
     def _x(self, time: float) -> float:

@@ -182,15 +182,6 @@ def test_a_run_is_followed_from_before_its_first_event_until_its_end():
     assert set(clock.waits) == {runs.INTERVAL}
 
 
-def test_a_finished_run_whose_supervisor_is_lost_is_left_after_a_while():
-    run = Run(Path("events"))
-    run.report(0, "start", pid=5, attempt=1, command=[])
-    run.rendezvous(1, TWO, 1, 0)
-    last, clock = follow(lambda report: None, lambda: run.finish(2, TWO, 1, 0))
-    assert not last.over
-    assert runs.GRACE < clock.seconds - BEGIN < runs.GRACE + 5
-
-
 def test_lines_tell_what_changes(capsys):
     run = Run(Path("events"))
     run.report(0, "start", pid=5, attempt=1, command=[])
