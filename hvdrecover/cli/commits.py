@@ -19,7 +19,7 @@ from rich.console import RenderableType
 from hvdrecover import config
 from hvdrecover.checkpoint import comparison, inspection, near_root
 from hvdrecover.checkpoint.export import to_safetensors
-from hvdrecover.checkpoint.inspection import Aside, Contents, Entry, Pruning
+from hvdrecover.checkpoint.inspection import Contents, Entry, Pruning
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.cli import options, printer
@@ -61,10 +61,6 @@ def _open_root(arguments: argparse.Namespace) -> Storage:
 # -- from documents to text ----------------------------------------------------------------------------
 
 
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
-
-
 def _age(time: float | None) -> str:
     return "" if time is None else duration(max(SYSTEM_CLOCK.now() - time, 0.0))  # clocks of hosts differ
 
@@ -78,7 +74,7 @@ def _versions(versions: Mapping[str, Any] | None, *left_out: str) -> str:
 _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "commit": ("commit", str),
     "time": ("age>", _age),
-    "world_size": ("ranks>", _text),
+    "world_size": ("ranks>", lambda size: str(size or "")),
     "versions": ("framework", lambda versions: _versions(versions, "horovod", "hvdrecover")),
     "state": ("state", str),
     "intact": ("digests", {None: "unchecked", True: "ok", False: "broken"}.__getitem__),
@@ -115,10 +111,6 @@ def _with_notes(commits: Sequence[Entry], notes: Sequence[str]) -> list[Renderab
     return [*table, *([""] if table and below else []), *below]
 
 
-def _files(files: Sequence[Aside]) -> str:
-    return f"{counted(len(files), 'file')}, {printer.size(sum(file.bytes for file in files))}"
-
-
 # -- ls and verify -------------------------------------------------------------------------------------
 
 
@@ -135,19 +127,11 @@ def run_ls(arguments: argparse.Namespace) -> int:
         readable = [each for each in found.commits if each.time is not None]
         verified = {each.commit: each for each in _verified(storage, readable)}
         found = replace(found, commits=[verified.get(each.commit, each) for each in found.commits])
-    begun = [each for each in found.commits if each.commit in found.leftovers]
-    ended = [each for each in found.aside if each.left_over]
-    in_use = [each for each in found.aside if not each.left_over]
     notes = [] if found.commits else [f"{storage.url} holds no commits yet"]
-    if begun:
-        nbytes = printer.size(sum(each.bytes for each in begun))
-        notes.append(f"incomplete, and no longer written: {counted(len(begun), 'commit')}, {nbytes}")
-    if ended:
-        notes.append(f"files of ended processes: {_files(ended)}")
-    if begun or ended:
-        notes.append("the next job deletes these before its first commit; prune deletes them now")
-    if in_use:
-        notes.append(f"being written: {_files(in_use)}")
+    nbytes = sum(each.bytes for each in found.commits if each.commit in found.leftovers)
+    nbytes += sum(each.bytes for each in found.aside if each.left_over)
+    if nbytes:
+        notes.append(f"left by ended processes: {printer.size(nbytes)}; the next job or prune deletes them")
     printer.put(found, _with_notes(found.commits, notes), as_json=arguments.json)
     return 0
 
@@ -283,8 +267,8 @@ def _pruned(plan: Pruning) -> Iterator[str]:
     for each in plan.untouched:
         reason = f": {each.reason}" if each.reason else ""
         yield f"left {each.commit}, which is {each.state}{reason}"
-    if plan.aside:
-        yield f"{verb} files of ended processes: {_files(plan.aside)}"
+    for file in plan.aside:
+        yield f"{verb} {file.path}, {printer.size(file.bytes)}"
     yield f"kept: {', '.join(plan.kept) or 'none'}"
     yield f"{verb} {counted(len(plan.deleted), 'commit')}, {printer.size(plan.bytes_freed)}"
 

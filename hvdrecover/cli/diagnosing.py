@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from hvdrecover import config
 from hvdrecover.cli import discovering, options, printer
@@ -27,7 +26,7 @@ from hvdrecover.launch.horovodrun import Options
 logger = logging.getLogger(__name__)
 
 _HERE = 2  # ranks, if no host is named
-_STYLES = {"failure": "bold red", "warning": "yellow", "ok": "green", "skipped": "dim"}
+_OUTCOMES = ("failure", "warning", "ok", "skipped")
 
 
 # -- doctor --------------------------------------------------------------------------------------------
@@ -81,14 +80,14 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 
 def _text(findings: Sequence[Finding]) -> Iterator[RenderableType]:
-    rows: list[tuple[str | Text, ...]] = []
+    rows = []
     for finding in findings:
-        rows.append((finding.check, Text(finding.outcome, _STYLES[finding.outcome]), finding.what))
+        rows.append((finding.check, finding.outcome, finding.what))
         if finding.remedy:
             rows.append(("", "", f"→ {finding.remedy}"))
     yield printer.table(("check", "outcome", "finding"), rows)
     yield ""
-    counts = [(outcome, sum(each.outcome == outcome for each in findings)) for outcome in _STYLES]
+    counts = [(outcome, sum(each.outcome == outcome for each in findings)) for outcome in _OUTCOMES]
     yield ", ".join(f"{outcome}: {count}" for outcome, count in counts if count)
 
 

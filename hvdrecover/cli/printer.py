@@ -24,8 +24,6 @@ SCHEMA = 1  # of the JSON documents; it changes if a key goes or changes its mea
 _WIDE = 100_000  # columns: a line is not broken unless it goes to a terminal
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
-Shown = str | Text
-
 
 def put(document: Any, text: Iterable[RenderableType], *, as_json: bool) -> None:
     """Write the result of a command to stdout: a mapping or dataclass for programs, or text for people."""
@@ -69,12 +67,12 @@ def _jsonable(value: Any) -> Any:
 # Other users may have written a commit or a record, so every text passes through `plain`.
 
 
-def plain(text: Shown, style: str = "") -> Text:
+def plain(text: str, style: str = "") -> Text:
     """Return a text that rich and the terminal take literally."""
-    return text if isinstance(text, Text) else Text(printable(text, "\n"), style)
+    return Text(printable(text, "\n"), style)
 
 
-def table(columns: Sequence[str], rows: Iterable[Iterable[Shown]]) -> Table:
+def table(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> Table:
     """Return a table without lines; a column whose title ends with ``>`` is aligned to the right."""
     made = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for title in columns:
@@ -85,7 +83,7 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Shown]]) -> Table:
     return made
 
 
-def pairs(facts: Mapping[str, Shown]) -> Table:
+def pairs(facts: Mapping[str, str]) -> Table:
     return table(("", ""), facts.items())
 
 
