@@ -80,7 +80,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 
 def _text(findings: Sequence[Finding]) -> Iterator[RenderableType]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for finding in findings:
         rows.append((finding.check, finding.outcome, finding.what))
         if finding.remedy:
