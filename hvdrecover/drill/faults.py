@@ -154,7 +154,6 @@ def _cut_off(run: ScriptRun, rank: int) -> None:
 def _join(run: ScriptRun) -> None:
     for host in run.hosts:
         host.join()
-    run.repaired = time.time()
 
 
 def _lacks_hosts(command: Command, lab: Lab | None) -> str:

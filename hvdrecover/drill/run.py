@@ -16,7 +16,6 @@ from typing import TypeVar
 from hvdrecover import config
 from hvdrecover.checkpoint import near_root
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.discovery import history
 from hvdrecover.drill.lab import INTERFACE, Host, Lab
 from hvdrecover.drill.records import Reader, Records
 from hvdrecover.errors import DrillError, HvdrecoverError
@@ -94,7 +93,6 @@ class ScriptRun(Run):
         self.codes: list[int] = []  # exit codes of the starts that have ended
         self.options: list[str] = []  # more options of `hvdrecover run` for the next start
         self.damaged: set[CommitId] = set()  # commits that a fault has damaged
-        self.repaired = 0.0  # when a host was last repaired, in seconds since the Unix epoch
         self._command = command
         self._lab = lab
         self._reader = Reader(folder / "witness")
@@ -174,16 +172,6 @@ class ScriptRun(Run):
         near = config.read().near
         found = near_root.roots(near) if near != "off" else ()
         return [each.path for each in found if each.url.endswith(f"://{self.root}")]
-
-    def hosts_are_well(self) -> bool:
-        """Return whether host discovery has found all hosts of the lab healthy since the last repair."""
-        if self._lab is None:
-            return True
-        memories = [history.read(path) for path in (self.folder / "hosts").glob("*.json")]
-        found = [memory.health.get(host.address) for memory in memories for host in self._lab.hosts]
-        return bool(found) and all(
-            each is not None and each.healthy and each.checked >= self.repaired for each in found
-        )
 
     # -- following -------------------------------------------------------------------------------------
 
