@@ -89,7 +89,6 @@ _OF_A_COMMIT = ("commit", "time", "bytes", "world_size", "versions", "state")
 
 
 def _cells(item: Any, *fields: str) -> dict[str, str]:
-    """Return the texts of some fields of a dataclass or mapping, by the titles of their columns."""
     found = item if isinstance(item, dict) else vars(item)
     return {title: show(found[field]) for field in fields for title, show in [_COLUMNS[field]]}
 
@@ -101,7 +100,6 @@ def _table(items: Sequence[Any], *fields: str) -> list[RenderableType]:
 
 
 def _with_notes(commits: Sequence[Entry], notes: Sequence[str]) -> list[RenderableType]:
-    """Return a table of commits, their problems, and further lines."""
     below = []
     for each in commits:
         below += [f"{each.commit} is {each.state}: {each.reason}"] if each.reason else []

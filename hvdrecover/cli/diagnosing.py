@@ -130,7 +130,6 @@ def preflight(job: Options, request: Sequence[str] | None, read: Config) -> Opti
 def _without(
     job: Options, used: Mapping[str, int], excluded: Iterable[str], request: Sequence[str] | None
 ) -> Options:
-    """Return the options of the job without the excluded hosts, now and later."""
     job = replace(job, processes=min(job.processes, sum(used.values())))
     if request is None or job.discovery is None:
         hosts = ",".join(f"{host}:{slots}" for host, slots in used.items())

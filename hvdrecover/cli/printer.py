@@ -34,7 +34,6 @@ def put(document: Any, text: Iterable[RenderableType], *, as_json: bool) -> None
 
 
 def json_text(document: Any) -> str:
-    """Return a mapping or dataclass as a JSON document."""
     return json.dumps({"schema": SCHEMA, **_jsonable(document)}, indent=1) + "\n"
 
 
@@ -120,6 +119,5 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def checking() -> Iterator[Callable[[str], None]]:
-    """Show the present check on stderr until the end of the block; yields a function that takes its topic."""
     with Console(stderr=True).status("checking hosts") as status:
         yield lambda what: status.update(plain(f"checking {what}"))

@@ -184,7 +184,6 @@ def _report_text(folder: Path, report: Report) -> Iterator[RenderableType]:
 
 
 def _watch(folder: Path, arguments: argparse.Namespace) -> int:
-    """Follow a run until it ends."""
     if arguments.json or arguments.html:
         raise ConfigError("--watch", "it makes no document; ask for --json or --html without it")
     where: Endpoint | Path | None = arguments.prometheus
@@ -239,7 +238,6 @@ def lines(clock: Clock = SYSTEM_CLOCK) -> View:
 
 @contextmanager
 def _terminal(folder: Path) -> Iterator[View]:
-    """Yield a view that is drawn again at each look."""
     waiting = printer.plain(f"reading the record in {folder}, or waiting for the first event …")
     with Live(waiting, console=printer.console_for(sys.stdout), auto_refresh=False) as display:
         display.refresh()
@@ -247,7 +245,6 @@ def _terminal(folder: Path) -> Iterator[View]:
 
 
 def frame(folder: Path, report: Report, now: float) -> Table:
-    """Return the view of a run for a terminal."""
     return printer.pairs({"run": str(folder), **text.facts(report, now)})
 
 

@@ -103,7 +103,6 @@ def compare(clean: Records, faulty: Records) -> Comparison:
 
 
 def _compare_samples(clean: Records, faulty: Records, found: Comparison) -> None:
-    """Find the epochs with lost or repeated samples."""
     expected, mine = _trained(clean), _trained(faulty)
     if not expected:
         found.notes.append(Finding(UNRECORDED, "the script never calls record_batch"))

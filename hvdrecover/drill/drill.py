@@ -104,8 +104,6 @@ def _spread(strikes: Sequence[Strike], commits: int, chance: random.Random | Non
 
 @dataclass
 class Result:
-    """One run with faults."""
-
     folder: Path
     struck: list[Strike] = field(default_factory=list)
     missed: list[Strike] = field(default_factory=list)  # the run ended too early for these
@@ -151,7 +149,6 @@ class Outcome:
             self.verdict += ", but for rank-local state"
 
     def text(self) -> str:
-        """Return the verdict as text for a person."""
         compared = [run.comparison for run in self.runs]
         commits, steps = sum(each.compared for each in compared), sum(run.steps_repeated for run in self.runs)
         miscounted = sum(each.samples_miscounted for each in compared)
@@ -216,7 +213,6 @@ class Drill:
         return Outcome(self._folder, plan, skipped, results)
 
     def _rehearse(self) -> None:
-        """Run the script undisturbed."""
         run = ScriptRun(self._folder / "clean", self._command, self._lab)
         try:
             run.start()
@@ -242,7 +238,6 @@ class Drill:
             self._command = replace(self._command, options=options)
 
     def _run(self, number: int, strikes: Sequence[Strike]) -> Result:
-        """Run the script with faults, and compare it with the undisturbed run."""
         run = ScriptRun(self._folder / f"faults-{number}", self._command, self._lab)
         shutil.copytree(self._folder / "clean" / "initial", run.root)  # the same initial state
         result = Result(run.folder)

@@ -237,7 +237,6 @@ RESIZING = ("resize", "kill", "resize", "kill-all", "resize")
 
 
 def find(names: Iterable[str]) -> list[Fault]:
-    """Return the faults of these names, in the same order."""
     found = []
     for name in names:
         if name not in FAULTS:

@@ -14,8 +14,6 @@ from hvdrecover.checkpoint.values import Json
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a witness."""
-
     what: str  # agreed (on a commit to resume from), step, batch or commit
     time: float  # seconds of the monotonic clock, which all processes of a host share
     pid: int
@@ -51,7 +49,6 @@ class Reader:
         self._lines: list[Line] = []
 
     def look(self) -> Records:
-        """Read the new lines, and return all of them."""
         for path in self._folder.glob("*.jsonl"):
             with path.open("rb") as file:
                 file.seek(self._offsets.get(path, 0))

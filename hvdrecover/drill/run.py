@@ -61,7 +61,6 @@ class Run:
         self.root = folder / "checkpoint"
 
     def launch(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> Job:
-        """Start a command as a job of this run."""
         settings = {"HVDRECOVER_EVENTS": os.fspath(self.folder / "events"), **ROOT_MAY_USE_MPI}
         # As in an activated environment: horovodrun looks for mpirun on the path.
         programs = os.fspath(Path(sys.executable).parent)
@@ -71,8 +70,6 @@ class Run:
 
 @dataclass(frozen=True)
 class Command:
-    """How the script is started."""
-
     script: tuple[str, ...]
     processes: int  # number of ranks
     options: tuple[str, ...] = ()  # more options of `hvdrecover run`
@@ -164,7 +161,6 @@ class ScriptRun(Run):
                 near_root.remove(path)
 
     def failure(self, what: str) -> DrillError:
-        """Return an error about this run, with the end of its log."""
         return DrillError(os.fspath(self.folder), f"{what}; its log ends with\n{self.job.tail()}")
 
     def near_roots(self) -> list[Path]:
@@ -198,7 +194,6 @@ class ScriptRun(Run):
             raise self.failure(f"no progress for {PATIENCE:.0f} s") from None
 
     def follow_to(self, commit: int) -> None:
-        """Wait until a commit is made, or the run ends."""
         while self.job.running and (before := self.newest) < commit:
             self.wait_until(lambda _, before=before: self.newest > before)  # type: ignore[misc]
 

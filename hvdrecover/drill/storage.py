@@ -66,7 +66,6 @@ class DrillFileSystem(LocalFileSystem):  # type: ignore[misc]
             raise OSError(errno.ENOSPC, "No space left on device (simulated by a drill)")
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
-        """Return the entries of a folder, without files that are not complete yet."""
         self.check()
         found = super().ls(self._strip_protocol(path), detail=True)
         shown = [info for info in found if not Path(info["name"]).name.startswith(TEMPORARY)]

@@ -63,7 +63,6 @@ class Witness(Hook):
         self._follow_order()
 
     def recorded(self, order: SampleOrder, count: int) -> None:
-        """Record a batch that is about to be counted as done."""
         self._batches += 1
         name = next((name for name, each in self._contents.orders.items() if each is order), "")
         samples = order.remaining()[: count * order.size].tolist()

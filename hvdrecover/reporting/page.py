@@ -22,7 +22,6 @@ _EXPLAINED = (
 
 
 def write(title: str, run: Run, path: Path) -> None:
-    """Write the page of a run; an existing file is replaced."""
     try:
         path.write_text(page(title, run), encoding="utf-8")
     except OSError as error:
@@ -30,7 +29,6 @@ def write(title: str, run: Run, path: Path) -> None:
 
 
 def page(title: str, run: Run) -> str:
-    """Return the page of a run as HTML."""
     report = run.report()
     lanes = timeline.trace(run, report)
     hosts = {stretch.host for lane in lanes.values() for stretch in lane}
@@ -75,7 +73,6 @@ def page(title: str, run: Run) -> str:
 
 
 def _faults(report: Report) -> str:
-    """Return the faults with the phases of their recoveries."""
     if not report.faults:
         return "<p>There were none.</p>\n"
     rows = [[str(number), *text.fault_row(fault)] for number, fault in enumerate(report.faults, 1)]

@@ -40,7 +40,6 @@ class Exporter:
         self.registry.register(self)
 
     def update(self, report: Report) -> None:
-        """Export this report from now on."""
         if report != self._report:
             self._report = report
             self._seen.clear()
@@ -132,7 +131,6 @@ def _family(
 
 
 def write(exporter: Exporter, file: Path) -> None:
-    """Write the metrics to a file, which is replaced as a whole."""
     try:
         write_to_textfile(os.fspath(file), exporter.registry)
     except OSError as error:

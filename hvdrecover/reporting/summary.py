@@ -317,7 +317,6 @@ class Run:
             rendezvous.durable.add(commit)
 
     def report(self) -> Report:
-        """Return the conclusions; the run has at least one event."""
         begin = min((start.time for start in self.starts), default=self._begin)
         faults = tuple(sorted(map(self._fault, self.faults), key=lambda fault: fault.time))
         kinds = Counter(sorted(fault.kind for fault in faults)).most_common()
@@ -407,7 +406,6 @@ class Run:
         return seconds
 
     def _outcome(self) -> tuple[str, int | None, str]:
-        """Return outcome, code and reason of the report."""
         started = self.starts[-1].time if self.starts else -math.inf
         left = self.ends[-1] if self.ends and self.ends[-1].time >= started else None
         if left is None:
@@ -434,7 +432,6 @@ def began(fault: Event) -> float:
 
 
 def phases(recovered: Event) -> dict[str, float]:
-    """Return how many seconds a rank spent on each of the phases that it reports."""
     found = {phase: recovered.number(phase) for phase in REPORTED}
     return {phase: seconds for phase, seconds in found.items() if seconds is not None}
 

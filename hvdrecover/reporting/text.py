@@ -130,7 +130,6 @@ def tally_row(kind: str, tally: Tally) -> list[str]:
 
 
 def to_recover(fault: Fault) -> str:
-    """Return how long it took to recover from a fault."""
     if fault.recovery is not None:
         return duration(fault.recovery.seconds)
     return CONTINUED if fault.continued else "not recovered yet"
@@ -147,7 +146,6 @@ def rank(rank: int | None) -> str:
 
 
 def moment(time: float) -> datetime.datetime:
-    """Return seconds since the Unix epoch as a date and time of the local time zone."""
     return datetime.datetime.fromtimestamp(time).astimezone()
 
 

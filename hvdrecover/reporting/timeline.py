@@ -173,7 +173,6 @@ class _Drawing:
         )
 
     def _x(self, time: float) -> float:
-        """Return the place of a time in percents."""
         return 100 * min(max((time - self._report.begin) / self._length, 0.0), 1.0) if self._length else 0.0
 
     def _bars(self) -> list[str]:
