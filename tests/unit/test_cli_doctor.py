@@ -79,4 +79,4 @@ def test_the_table_has_each_remedy_below_what_it_is_for(
     ]
     assert lines[4].strip() == "→ Set the clocks."
     assert "\x1b" not in lines[5] and "refused" in lines[5]
-    assert lines[-2:] == ["", "2 failures, 1 warning, 1 ok, 1 skipped"]
+    assert lines[-2:] == ["", "failure: 2, warning: 1, ok: 1, skipped: 1"]

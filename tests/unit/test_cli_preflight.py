@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,20 +98,3 @@ def test_hosts_that_are_discovered_are_left_out_later_as_well(job: Job) -> None:
     place = script.index("file") + 1
     script[place:place] = ["--cache", "another"]  # the answer is remembered for a moment
     assert sorted(named_by(shlex.join(script))) == ["h1:2", "h3:2"]
-
-
-@pytest.mark.parametrize(("slots", "words"), [(1, []), (4, ["--slots-per-host=4"])])
-def test_hosts_of_a_script_of_ones_own(slots: int, words: list[str], job: Job) -> None:
-    script = f'{shlex.quote(sys.executable)} -c \'print("h1:2", "h2", "h3", sep=chr(10))\''
-    options = run(job, "-np", "4", "--min-np", "2", "--host-discovery-script", script, *words)
-    assert job.looked_at[0].hosts == {"h1": 2, "h2": slots, "h3": slots}
-    assert named_by(options.discovery) == ["h1:2", f"h3:{slots}"]
-
-
-@pytest.mark.parametrize("words", [[], ["--min-np", "1", "--mpi"]])
-def test_too_few_hosts_are_well(words: list[str], job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "--preflight", "-np", "4", *words, "-H", "h1:2,h2:2", *TRAIN]) == 1
-    assert job.options is None
-    said = " ".join(capsys.readouterr().err.split())
-    assert re.search(r"--preflight: .* 2 of 4 .* h2: ", said)
-    assert "h2: ssh: h2: Connection refused. Start a server." in said
