@@ -125,7 +125,6 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self.metrics: bytes | None = None
         self._keep = keep
         self._every = every
-        self._steps = state._framework.steps
         self._first_batch = 0  # of a run of batches; there are several with ``steps_per_execution``
         self._is_first = self.is_resumed = self._has_ended = self._is_spoilt = False
         self._begun: dict[int, int] = {}
@@ -135,8 +134,6 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         """Prepare the model before ``fit`` makes its training function."""
         super().set_model(model)
         switch_off_xla(model)
-        if self._steps is not None:
-            self._steps.watch(model)
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Find the state that this ``fit`` resumes from."""
@@ -204,10 +201,8 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self.is_over = bool(self._trained_on()) and all(data.is_done for data in self._trained_on())
 
     def _report_loss(self, logs: Mapping[str, Any]) -> None:
-        """Report the loss of this batch if it is known, else Keras's mean over the epoch so far."""
-        if self._steps is not None:
-            TensorFlowState.log_metrics(self.state, loss=self._steps.loss())
-        elif "loss" in logs and not self._is_spoilt:
+        """Report Keras's mean of the loss over the epoch so far."""
+        if "loss" in logs and not self._is_spoilt:
             TensorFlowState.log_metrics(self.state, loss=logs["loss"])
             # A mean that is not finite stays so until the epoch ends: it tells nothing of later batches.
             self._is_spoilt = not math.isfinite(logs["loss"])

@@ -25,7 +25,7 @@ from hvdrecover.state.adapter import Entry, StepObserver, Tree, fit_tensors
 from hvdrecover.state.contents import Contents
 from hvdrecover.tensorflow import guard, world
 from hvdrecover.tensorflow.optimizer import forget_sums, passes, report_gradients
-from hvdrecover.tensorflow.scalars import Steps
+from hvdrecover.tensorflow.scalars import watch
 from hvdrecover.tensorflow.variables import mean_the_same, named, seeds, variables_of
 
 Array = npt.NDArray[Any]
@@ -60,7 +60,6 @@ class TensorFlowFramework:
 
     Attributes:
         step_observers: want to know when ``model.fit`` begins a step.
-        steps: measures steps; None if no scalars are wanted.
     """
 
     name = "tensorflow"
@@ -68,7 +67,6 @@ class TensorFlowFramework:
     def __init__(self) -> None:
         self.attributes: Mapping[str, Any] = {}
         self.step_observers: list[StepObserver] = []
-        self.steps: Steps | None = None
         self._seeds: dict[int, weakref.ref[tf.Variable]] = {}  # in the order in which they were found
         # Keras makes its global generator at the first use, with a seed from Python's: better now than later.
         list(self._keras_states())
@@ -254,7 +252,7 @@ class TensorFlowFramework:
 
     def report_times(self, contents: Contents, scalars: Scalars) -> None:
         """Report the time of each step, and the norm of its gradients."""
-        self.steps = Steps(scalars)
+        watch(scalars)
 
     def report_missing(self, contents: Contents, missing: Missing) -> None:
         """Report nothing: a gradient that is missing on some ranks is an error of `Reduction`."""
