@@ -155,7 +155,6 @@ class Guardian:
         self._note(reading)
         self._whereabouts.report_stall(self._training, reading)
         self._training.page.allow_stalls(*hangs.stalls(reading, self._settings.limits))
-        self._training.page.judged_by(reading)
         if self._stop_by is not None and now > self._stop_by:
             name = self._reports.name(reading)
             logger.warning("the grace is over: %s stops; its last durable commit stands", name)
