@@ -86,10 +86,7 @@ def encode(event: Mapping[str, Any]) -> bytes | None:
 class Record:
     """Appends events to the record of a run. Several threads, and processes of one host, may do so at once.
 
-    Args:
-        folder: folder of the run; created with the first event.
-        seconds: how long the disk may take for an event, before events are left out until it answers. With
-            None, it may take as long as it likes.
+    If the disk takes longer than ``seconds`` for an event, events are left out until it answers.
     """
 
     def __init__(self, folder: Path, seconds: float | None = None) -> None:
@@ -151,11 +148,7 @@ class Record:
 
 
 class Follower:
-    """Reads a record while it is being written: at each look, the events that are new.
-
-    Args:
-        place: folder of the run, or its file. The file need not exist yet.
-    """
+    """Reads a record, a folder or its file, while it is being written. It need not exist yet."""
 
     def __init__(self, place: Path) -> None:
         self._path = place if place.suffix == ".jsonl" else place / FILE
@@ -206,9 +199,6 @@ class Follower:
 def read(place: Path) -> list[Event]:
     """Return the events of a run in order of time; events of one process are in their own order.
 
-    Args:
-        place: folder of the run, or its file.
-
     Raises:
         ConfigError: the record is missing, cannot be read, or has another schema.
     """
@@ -220,12 +210,7 @@ def read(place: Path) -> list[Event]:
 
 
 def locate(folder: Path | None, configured: Path | None, runs: Path = RUNS) -> Path:
-    """Return the folder of the run to report on.
-
-    Args:
-        folder: the folder that the user named, or None.
-        configured: the folder that ``HVDRECOVER_EVENTS`` names, or None.
-        runs: where the folders of runs are. The run whose record was written last is taken.
+    """Return the folder of the run to report on: the user's, the configured one, or the newest of ``runs``.
 
     Raises:
         ConfigError: the folder, or any run, is missing.

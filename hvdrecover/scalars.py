@@ -29,15 +29,12 @@ class Scalars(Hook):
         folder: path or URL of the folder for the TensorBoard runs of all ranks; None writes none.
         context: the state's surroundings.
         tracker: the experiment tracker to which rank 0 reports; None reports to none.
-
-    Attributes:
-        poll: asks the framework's side whether steps have ended.
     """
 
     key = "scalars"
 
     def __init__(self, folder: str | None, context: Context, tracker: Tracker | None = None) -> None:
-        self.poll: Callable[[], None] = lambda: None
+        self.poll: Callable[[], None] = lambda: None  # asks the framework's side whether steps have ended
         self._context = context
         self._clock = context.clock
         # A rehearsal must not write into the runs of the job that it rehearses.
@@ -74,12 +71,7 @@ class Scalars(Hook):
         self._waited += seconds
 
     def stepped(self, values: Mapping[str, Number], steps: int = 1) -> None:
-        """Count steps that have ended.
-
-        Args:
-            values: scalars of the last of these steps, by name.
-            steps: number of steps. Times are means over them.
-        """
+        """Count steps that have ended. ``values`` are scalars of the last one; times are means over all."""
         whole = self._clock.monotonic() - self._ended - self._stalled
         waited = self._waited
         self._begin()

@@ -220,14 +220,7 @@ def _require(package: str, setting: str) -> None:
 
 
 class TensorBoard(Tracker):
-    """TensorBoard: each start writes another file to the folder of its rank.
-
-    Args:
-        folder: path or URL of the folder for the runs of all ranks.
-
-    Raises:
-        ConfigError: the package is missing.
-    """
+    """TensorBoard: each start writes another file to its rank's folder below a folder or URL."""
 
     def __init__(self, folder: str) -> None:
         _require("tensorboard", "tensorboard")
@@ -284,9 +277,6 @@ class Feed:
         tracker: the tracker. If it fails, training continues without it.
         clock: where times come from.
         each_rank: whether each rank has its own run, as with TensorBoard.
-
-    Attributes:
-        run: id of the run.
     """
 
     def __init__(self, tracker: Tracker, clock: Clock, *, each_rank: bool = False) -> None:

@@ -107,8 +107,8 @@ def _edited(edits: Iterable[Edit], source_dir: Path) -> dict[str, tuple[str, str
         found = text.count(edit.old) if end >= 0 else 0
         if found != 1:
             raise InstallError(
-                f"edit '{edit.name}' no longer applies: its text occurs {found} times in {edit.file}, and must "
-                "occur once: this is not the Horovod version that hvdrecover was written for."
+                f"edit '{edit.name}' no longer applies: its text occurs {found} times in {edit.file}, and "
+                "must occur once: this is not the Horovod version that hvdrecover was written for."
             )
         texts[edit.file] = before, text[:start] + edit.new + text[end:]
     return texts
