@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdrecover.errors import EditError
+from hvdrecover.errors import InstallError
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def digest(edits: Iterable[Edit]) -> str:
 
 
 def apply(edits: Iterable[Edit], source_dir: Path) -> None:
-    """Apply edits, in order, to a source tree: all of them, or none if one raises `EditError`.
+    """Apply edits, in order, to a source tree: all of them, or none if one does not apply.
 
     Each changed file says so in its first line.
     """
@@ -98,6 +98,9 @@ def _edited(edits: Iterable[Edit], source_dir: Path) -> dict[str, tuple[str, str
         end = text.find(edit.until, start + len(edit.old))
         found = text.count(edit.old) if end >= 0 else 0
         if found != 1:
-            raise EditError(edit.name, edit.file, found)
+            raise InstallError(
+                f"edit '{edit.name}' no longer applies: its text occurs {found} times in {edit.file}, and "
+                "must occur once: this is not the Horovod version that hvdrecover was written for."
+            )
         texts[edit.file] = before, text[:start] + edit.new + text[end:]
     return texts

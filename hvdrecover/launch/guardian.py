@@ -141,7 +141,6 @@ class Guardian:
         self._note(reading)
         self._reports.report_stall(self._training, reading)
         page.allow_stalls(*hangs.stalls(reading, self._config))
-        page.judged_by(reading)
         if self._stop_by is not None and now > self._stop_by:
             name = self._reports.name(reading)
             logger.warning("the grace is over: %s stops; its last durable commit stands", name)

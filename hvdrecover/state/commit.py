@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.retrying import ATTEMPTS
@@ -165,9 +165,9 @@ def iteration_begins(session: Session) -> None:
     if memory.newest is not None and memory.is_at_commit():
         memory.resume_streams(memory.newest)
     for name, order in context.contents.orders.items():
-        if order.padding or order.dropped:
-            facts: dict[str, Any] = order.tail_report()
-            context.events.emit("tail", sampler=name, **facts)
+        if padding := order.padding:
+            tail = {"epoch": order.epoch, "padding": max(0, padding), "dropped": max(0, -padding)}
+            context.events.emit("tail", None, sampler=name, **tail)
 
 
 # -- the last commit -------------------------------------------------------------------------------------

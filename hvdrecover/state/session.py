@@ -77,7 +77,7 @@ class Session:
                 self.timings,
                 *_instruments(context),
                 # It watches gradients before the judge, which may skip a step.
-                Scalars(tensorboard, context, tracker) if tensorboard or tracker else Blank(1),
+                *([Scalars(tensorboard, context, tracker)] if tensorboard or tracker else []),
                 *([self.durable.pacing] if self.durable.pacing is not None else []),
                 self.durable,
                 GuardHook(guard, context),

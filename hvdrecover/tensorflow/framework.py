@@ -22,7 +22,7 @@ from hvdrecover.state import random as streams
 from hvdrecover.state.adapter import Entry, StepReport, Tree, fit_tensors
 from hvdrecover.tensorflow import guard, world
 from hvdrecover.tensorflow.optimizer import forget_sums, report_gradients
-from hvdrecover.tensorflow.scalars import Steps
+from hvdrecover.tensorflow.scalars import watch
 from hvdrecover.tensorflow.variables import mean_the_same, named, seeds, variables_of
 
 Array = npt.NDArray[Any]
@@ -57,7 +57,6 @@ class TensorFlowFramework:
 
     Attributes:
         step_observers: want to know when ``model.fit`` begins a step.
-        steps: measures steps; None if no scalars are wanted.
     """
 
     name = "tensorflow"
@@ -65,7 +64,6 @@ class TensorFlowFramework:
     def __init__(self) -> None:
         self.attributes: Mapping[str, Any] = {}
         self.step_observers: list[Any] = []
-        self.steps: Steps | None = None
         self._seeds: dict[int, weakref.ref[tf.Variable]] = {}  # in the order in which they were found
         # Keras makes its global generator at the first use, with a seed from Python's: better now than later.
         list(self._keras_states())
@@ -206,7 +204,7 @@ class TensorFlowFramework:
         if what == "steps":
             self.step_observers.append(hook)
         elif what == "times":
-            self.steps = Steps(hook)
+            watch(hook)
         elif what == "gradients":
             components = {name: each for name, each in self.attributes.items() if self.is_component(each)}
             report_gradients(components, hook)

@@ -16,7 +16,6 @@ from hvdrecover.discovery import hosts
 from hvdrecover.errors import (
     CheckpointError,
     ConfigError,
-    EditError,
     FencedError,
     FlushTimeoutError,
     HvdrecoverError,
@@ -36,7 +35,6 @@ EXAMPLES = [
     FlushTimeoutError("file:///data", "not durable after 3 s"),
     NoUsableCommitError("file:///data", {"g0001-c00000001": "truncated"}),
     MismatchError("file:///data", ["model.weight: F32[2], not F32[3]"]),
-    EditError("reserve-resize", "gloo_controller.cc", 0),
     NoProgressError("no progress", commit=3, rank=0),
     NoProgressError("no progress", commit=3),
 ]

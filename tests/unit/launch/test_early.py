@@ -51,36 +51,6 @@ def test_an_error_is_reported_to_the_guardian_and_not_printed(
     assert notes["unprinted"] and notes["traceback"].endswith(last)
 
 
-AWAY = """
-from pathlib import Path
-from hvdrecover.checkpoint.storage import LocalStorage
-def read():
-    LocalStorage(Path("/nowhere")).read("f")
-read()
-"""
-REFUSED = """
-from hvdrecover.errors import StateError
-try:
-    {}["momentum"]
-except KeyError as error:
-    raise StateError("an attribute refused it") from error
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "log", "short"),
-    [(AWAY, "info", True), (AWAY, "debug", False), (REFUSED, "info", False)],  # the last, of the script's own
-)
-def test_an_error_of_ours_is_shown_with_the_lines_of_the_script_alone(
-    text: str, log: str, short: bool, tmp_path: Path
-) -> None:
-    training = run(write(tmp_path, text), tmp_path, HVDRECOVER_LOG=log)
-    shown = training.notes()["traceback"]
-    training.close()
-    assert ("in read\n" in shown) == (text == AWAY)
-    assert (shown.count("Traceback"), "HVDRECOVER_LOG=debug" in shown) == ((1, True) if short else (2, False))
-
-
 def test_an_error_is_known_by_its_class_and_line_as_its_text_may_vary(tmp_path: Path) -> None:
     text = "import json, os\ndef fail():\n    json.loads(f'{os.getpid()} !')\nfail()"
     training = run(script := write(tmp_path, text), tmp_path)

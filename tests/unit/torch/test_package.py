@@ -21,7 +21,7 @@ import importlib, os, sys
 import hvdrecover.torch
 names = "HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"
 for variant in eval(sys.stdin.read()):
-    for name in (*names, "HVDRECOVER_CONTROLLER_CHOSEN_BY"):
+    for name in names:
         os.environ.pop(name, None)
     os.environ.update(variant)
     importlib.reload(hvdrecover.torch)
