@@ -8,7 +8,7 @@ import pytest
 
 from hvdrecover.checkpoint.storage import LocalStorage, RemoteStorage, open_storage
 from hvdrecover.checkpoint.storage.local import UNSUPPORTED_MOUNTS, fuse_program
-from hvdrecover.doctor import storage as doctor
+from hvdrecover.doctor import host as doctor
 from hvdrecover.errors import ConfigError, StorageError
 from hvdrecover.redaction import redact
 from tests.unit.checkpoint.roots import make_store
