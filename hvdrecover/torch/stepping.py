@@ -4,7 +4,7 @@ A step of a ``DistributedOptimizer``, and when the lists of its `Steps` are call
 
 1. ``begins``.
 2. ``averaging``, Horovod's averages of all gradients, ``averaged``. The script may do this before the step,
-   by ``synchronize``.
+   by ``synchronize``. A closure does it at each evaluation.
 3. ``applying``: the optimizer that is wrapped is about to apply the gradients. A listener may take them away.
 4. ``ended``.
 
@@ -14,8 +14,8 @@ passes, and reports each of these steps.
 To wrap an optimizer, Horovod makes a new class from the attributes that its own classes have at that time. So
 an optimizer that is wrapped after `hvdrecover.torch` was imported reports its steps, and has these additions:
 
-- ``step(closure)`` is refused. Horovod's averages gradients and then calls the closure, whose gradients each
-  rank would apply as they are.
+- ``step(closure)`` averages the gradients of each evaluation before they are used. Horovod's averages first
+  and then calls the closure, whose gradients each rank would apply as they are.
 - Parameters that begin to require gradients after the optimizer was wrapped are refused: Horovod would not
   average them. Frozen ones are no longer given zeros as gradients, by which weight decay and momentum would
   move them.
@@ -124,21 +124,33 @@ def _beat(optimizer: Any, arguments: Any, keywords: Any) -> None:
 
 
 def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
-    if closure is not None:
-        raise ConfigError(
-            "optimizer.step(closure)",
-            "Horovod averages gradients before the step, so a closure cannot compute them again. Call "
-            "backward(), and then step() without a closure",
-        )
-    steps, virtual = steps_of(self), getattr(self, "virtual_gradients", None)
-    if virtual is not None:
+    steps = steps_of(self)
+    if (virtual := getattr(self, "virtual_gradients", None)) is not None:
         virtual.require_finished()
+        if closure is not None:
+            raise ConfigError(
+                "optimizer.step(closure)",
+                "virtual ranks sum up gradients before the step, so a closure cannot compute them again. "
+                "Call backward() in the parts, and then step() without a closure",
+            )
     tell(steps.begins)
-    if self._should_synchronize and virtual is None:
-        self.synchronize()
-    self._synchronized = False
-    tell(steps.applying)
-    result = super(self.__class__, self).step()
+
+    def averaged() -> Any:
+        assert closure is not None
+        loss = closure()
+        # Lightning, for one, averages inside the closure. Then there is nothing left to average.
+        if self._handles or (self._should_synchronize and not self._synchronized):
+            self.synchronize()
+        self._synchronized = False
+        tell(steps.applying)
+        return loss
+
+    if closure is None:
+        if self._should_synchronize and virtual is None:
+            self.synchronize()
+        self._synchronized = False
+        tell(steps.applying)
+    result = super(self.__class__, self).step(None if closure is None else averaged)
     if heartbeat.watched():
         heartbeat.stepped()
     tell(steps.ended)
@@ -151,8 +163,14 @@ def _synchronize(self: Any) -> None:
         self.virtual_gradients.require_finished()
         self._synchronized = True
         return
-    steps, hooked = steps_of(self), getattr(self, "hooked", None)
+    steps = steps_of(self)
     tell(steps.averaging)
+    _average(self)
+    tell(steps.averaged)
+
+
+def _average(self: Any) -> None:
+    hooked = getattr(self, "hooked", None)
     if hooked is not None:
         refuse_late_parameters(self, hooked)
         self._requires_update = {each for each in hooked if each.requires_grad}
@@ -162,7 +180,6 @@ def _synchronize(self: Any) -> None:
             continue
         if grad.stride() != each.stride():
             each.grad = torch.empty_like(each).copy_(grad)
-    tell(steps.averaged)
 
 
 def _register_hooks(self: Any) -> None:

@@ -19,6 +19,7 @@ import torch
 import hvdrecover.torch as hvd
 
 STEPS, THAW = 4, 2
+CLOSURES = ("closure", "adam", "passes")
 PASSES = {"passes": 2}
 
 
@@ -54,10 +55,18 @@ def train(kind: str) -> list[float]:
             images = images.contiguous(memory_format=form)
             labels = torch.randint(0, 3, (8,), generator=samples)
 
-            optimizer.zero_grad(set_to_none=True)
-            for _ in range(PASSES.get(kind, 1)):
-                torch.nn.functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            def closure(images: Any = images, labels: Any = labels) -> torch.Tensor:
+                optimizer.zero_grad(set_to_none=True)
+                for _ in range(PASSES.get(kind, 1)):
+                    loss = torch.nn.functional.cross_entropy(model(images), labels)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                return loss
+
+            if kind in CLOSURES:
+                optimizer.step(closure)
+            else:
+                closure()
+                optimizer.step()
             state.step += 1
             state.commit()
 

@@ -116,11 +116,6 @@ def test_parameters_that_come_later_are_refused(change: str, make: Any) -> None:
     end_allreduces(optimizer)
 
 
-def test_a_closure_is_refused(make: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^optimizer\.step\(closure\): .*backward\(\), and then step\(\)"):
-        make("wrapped")[1].step(lambda: None)
-
-
 def test_frozen_parameters_are_not_moved(make: Any) -> None:
     optimizer = make("wrapped")[1]
     frozen = optimizer.param_groups[0]["params"][0].requires_grad_(False)
