@@ -14,6 +14,7 @@ from hvdrecover.state.random import Randomness
 from hvdrecover.state.state import State
 from hvdrecover.torch import virtual
 from hvdrecover.torch.framework import TorchFramework
+from hvdrecover.torch.stepping import name_parameters
 from hvdrecover.torch.world import TorchWorld
 from hvdrecover.trackers import Tracker
 from hvdrecover.virtual.ranks import virtual_of
@@ -68,6 +69,7 @@ class TorchState(State):
         **attributes: Any,
     ) -> None:
         attributes = {"model": model, "optimizer": optimizer, **attributes}
+        name_parameters(attributes)
         ranks = None
         if virtual_ranks is not None:
             ranks = virtual.virtual_ranks(attributes, virtual_ranks, shares)

@@ -11,7 +11,7 @@ import torch
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.torch.optimizers import parameters_of
-from hvdrecover.torch.stepping import averages, is_adasum, refuse_late_parameters, steps_of, tell
+from hvdrecover.torch.stepping import averages, is_adasum, steps_of, tell
 from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up, buckets
 from hvdrecover.virtual.ranks import OURS
 
@@ -88,7 +88,7 @@ class Gradients:
 
     def begin(self) -> None:
         self.abandon()
-        refuse_late_parameters(self._optimizer, set(self._parameters))
+        self._require_known()
         for parameter in self._parameters:
             parameter.grad = None
         self._sums = RunningSum(self._size, _added)
@@ -132,6 +132,18 @@ class Gradients:
                 "after the inner loop has ended, without a break: for step in state.steps(loader): for part "
                 "in step: …",
             )
+
+    def _require_known(self) -> None:
+        """Refuse parameters that came after the optimizer was wrapped: no process adds their gradients up."""
+        known = set(self._parameters)
+        for each in parameters_of(self._optimizer):
+            if each.requires_grad and each not in known:
+                raise ConfigError(
+                    f"state.{self._name}",
+                    f"a parameter of shape {tuple(each.shape)} was added, or has begun to require "
+                    "gradients, after the state was made. Let all parameters require gradients when you make "
+                    "the state, and freeze them afterwards",
+                )
 
     def _take(self) -> _Taken:
         """Take the gradients away from the parameters, in the dtypes in which they are added up."""

@@ -197,5 +197,5 @@ def test_parameters_that_come_later_are_refused(change: str) -> None:
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(7))]})
     else:
         later.requires_grad_()
-    with pytest.raises(ConfigError, match=r"^DistributedOptimizer: .*\(7,\)"):
+    with pytest.raises(ConfigError, match=r"^state\.optimizer: .*\(7,\)"):
         step(gradients, model, 2)
