@@ -62,7 +62,7 @@ def problem(environ, **options):
     return str(caught.value)
 
 
-# What is asked for, and what comes and goes.
+# Namespaces.
 
 
 def test_the_namespace_is_the_one_said_else_that_of_the_context_else_default(api, tmp_path):
