@@ -259,7 +259,7 @@ def check_root(found: Mapping[str, Any], now: float) -> Finding:
         return Finding(ROOT, "failure", f"{url}: no commit is usable: {listed}", remedy)
     minutes = max(0.0, now - newest["time"]) / 60
     what = f"{url}: {listed}; a job resumes from {newest['commit']}, which is {minutes:.0f} min old"
-    if found["broken"]:
+    if found["commits"].keys() - {"complete", "finished", "incomplete"}:
         remedy = f"Look at it with `hvdrecover ls {url}`. Jobs skip broken commits."
         return Finding(ROOT, "warning", what, remedy)
     return Finding(ROOT, "ok", what)

@@ -187,7 +187,6 @@ def root(url: str) -> dict[str, Any]:
     return {
         "url": opened.url,
         "commits": Counter(entry.state for entry in entries),
-        "broken": sum(not entry.is_whole and entry.state != "incomplete" for entry in entries),
         "newest": usable and {"commit": usable.commit, "time": usable.time},
         "free": shutil.disk_usage(existing).free if existing is not None else None,
         "made": [str(each) for each in local if not each.exists()],

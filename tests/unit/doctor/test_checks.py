@@ -1,7 +1,8 @@
-"""The checks of hosts, with the answers that hosts would give."""
+"""The checks, with the answers that hosts would give, and the hosts that they leave out."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.doctor import host
 from hvdrecover.doctor.checks import (
     Finding,
@@ -16,8 +18,13 @@ from hvdrecover.doctor.checks import (
     check_horovod,
     check_memory,
     check_network,
+    check_root,
+    check_shared,
+    check_space,
     check_ssh,
     check_versions,
+    check_writing,
+    select,
 )
 from hvdrecover.doctor.examination import Examination, Settings
 from hvdrecover.doctor.host import Facts
@@ -173,3 +180,89 @@ def test_ranks_fill_one_host_before_the_next() -> None:
     with pytest.raises(ConfigError, match=r"^-np: 7 .* 6 slots$"):
         Settings({"h1": 2, "h2": 2, "h3": 2}, 7).ranks()
     assert Settings({"h1": 2, "h2": 2, "h3": 2}, 3).ranks() == {"h1": 2, "h2": 1}
+
+
+# -- storage -----------------------------------------------------------------------------------------
+
+NEWEST = {"commit": "g0001-c00000007", "time": 0.0, "host": "h1", "bytes": 5}
+
+
+def test_a_storage_that_changes_bytes_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(self: LocalStorage, path: str, buffer: Any) -> str:
+        changed = buffer.copy()
+        changed[changed.size // 2] ^= 1
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_bytes(changed)
+        return "the digest of the right bytes"
+
+    monkeypatch.setattr(LocalStorage, "write", write)
+    found = check_writing(host.root(str(tmp_path))["problem"], "h1")
+    assert (found.outcome, found.at_fault) == ("failure", ["h1"])
+    assert "reads other bytes" in found.what
+
+
+@pytest.mark.parametrize(
+    ("commits", "newest", "outcome"),
+    [
+        ({"complete": 3, "incomplete": 1}, NEWEST, "ok"),
+        ({"complete": 3, "quarantined": 1}, NEWEST, "warning"),
+        ({"broken": 2}, None, "failure"),
+    ],
+)
+def test_a_root_should_hold_usable_commits(
+    commits: dict[str, int], newest: dict[str, Any] | None, outcome: str
+) -> None:
+    root = {"url": "s3://b/run", "commits": commits, "newest": newest}
+    found = check_root(root, 180.0)
+    assert found.outcome == outcome
+    assert newest is None or "g0001-c00000007, which is 3 min old" in found.what
+
+
+@pytest.mark.parametrize(
+    ("free", "state", "outcome"),
+    [
+        (None, 1, "skipped"),
+        (39, 10, "warning"),
+        (9, 10, "failure"),
+    ],
+)
+def test_a_root_needs_space_for_four_commits(free: int | None, state: int | None, outcome: str) -> None:
+    assert check_space(free, state).outcome == outcome
+
+
+def test_all_hosts_have_to_see_the_same_root() -> None:
+    assert check_shared({}, "h1").outcome == "skipped"
+    assert check_shared({"h2": True}, "h1").outcome == "ok"
+    blind = check_shared({"h2": True, "h3": False}, "h1")
+    assert (blind.outcome, blind.what) == ("warning", "h3 cannot see the file that h1 wrote")
+    broken = check_shared({"h2": LaunchError("h2", "no credentials"), "h3": False}, "h1")
+    assert broken.outcome == "failure"
+    assert "h2: no credentials" in broken.what
+
+
+# -- hosts that are left out -------------------------------------------------------------------------
+
+SLOTS = {"h1": 2, "h2": 2, "h3": 2}
+LATE = Finding("clocks", "failure", "h2 +400 s", "Set it.", ["h2"])
+LOST = Finding("ssh", "failure", "h3: Connection refused", "Start an ssh server.", ["h3"])
+
+
+def test_hosts_at_fault_are_left_out_for_their_first_failure() -> None:
+    route = Finding("network", "failure", "no route", "Look.", ["h2"])
+    findings = [Finding("a", "warning", "b", "C."), LATE, route, LOST]
+    assert select(SLOTS, findings, 2) == ({"h1": 2}, {"h2": LATE, "h3": LOST})
+
+
+def test_too_few_slots_are_an_error_that_names_each_host() -> None:
+    with pytest.raises(LaunchError) as caught:
+        select(SLOTS, [LATE, LOST], 3)
+    first, *hosts = caught.value.problem.split("\n")
+    assert re.findall(r"\d+", first) == ["2", "6", "3"]  # slots: left, all, needed
+    assert hosts == [f"  h2: {LATE}", f"  h3: {LOST}"]
+
+
+def test_a_failure_of_all_hosts_is_an_error() -> None:
+    everywhere = Finding("horovod", "failure", "it is not installed", "Install it.")
+    with pytest.raises(LaunchError) as caught:
+        select(SLOTS, [LATE, everywhere], 1)
+    assert (caught.value.program, caught.value.problem) == ("--preflight", str(everywhere))
