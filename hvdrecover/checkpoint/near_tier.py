@@ -89,7 +89,7 @@ class Buffer:
             file.unlink()
         for name, layout in layouts.items():
             self.arenas[name] = Arena(layout, _map_file(files[name], layout.nbytes), shared=True)
-            self.arenas[name].take_back()  # writes the header
+            self.arenas[name].take_back()
 
     def seal(self, commit: CommitId, manifest: bytes) -> None:
         """Publish the buffer as a commit that other processes can read."""

@@ -191,14 +191,9 @@ def failures(url: str, path: str, action: str) -> Iterator[None]:
         raise StorageError(where, f"could not {action}: {reason}. {remedy}") from error
 
 
-def is_full(error: BaseException) -> bool:
-    """Return whether an error, or one of its causes, says that the file system is full."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in FULL:
-            return True
-        cause = cause.__cause__
-    return False
+def is_full(error: StorageError) -> bool:
+    """Return whether a storage has failed because it is full."""
+    return getattr(error.__cause__, "errno", None) in FULL
 
 
 def transferred(
