@@ -25,7 +25,7 @@ def allocate(nbytes: int, *, in_children: bool = False) -> Bytes:
     memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if not in_children:
         memory.madvise(mmap.MADV_DONTFORK)
-    if nbytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+    if nbytes >= HUGE_PAGE:
         # A first commit would otherwise spend most of its time in page faults.
         with contextlib.suppress(OSError):  # a kernel built without them
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -45,7 +45,7 @@ class Arena:
         self.shared = shared
         self.buffer = allocate(layout.nbytes) if buffer is None else buffer
         if buffer is None:
-            self._write_header()
+            self.take_back()
 
     def bytes_of(self, name: str) -> Bytes:
         start = self.layout.offsets[name]
@@ -56,21 +56,17 @@ class Arena:
 
         Pages that it does not reclaim are filled again without page faults, which cost more than the filling.
         """
-        mapping = _mapping(self.buffer)
-        if mapping is not None and hasattr(mmap, "MADV_FREE"):
-            with contextlib.suppress(OSError):  # a kernel that can't; then it stays ours
+        if (mapping := _mapping(self.buffer)) is not None:
+            with contextlib.suppress(OSError):  # an old kernel: the memory stays ours
                 mapping.madvise(mmap.MADV_FREE)
 
     def take_back(self) -> None:
-        """Make the arena usable again after `offer_back`; the tensors' content is still undefined."""
-        self._write_header()
+        """Write the header, after `offer_back` as well; the tensors' content is still undefined."""
+        self.buffer[: len(self.layout.header)] = np.frombuffer(self.layout.header, dtype=np.uint8)
 
     def show_to_children(self) -> None:
         if (mapping := _mapping(self.buffer)) is not None:
             mapping.madvise(mmap.MADV_DOFORK)
-
-    def _write_header(self) -> None:
-        self.buffer[: len(self.layout.header)] = np.frombuffer(self.layout.header, dtype=np.uint8)
 
 
 def _mapping(buffer: Bytes) -> mmap.mmap | None:

@@ -89,7 +89,7 @@ class Buffer:
             file.unlink()
         for name, layout in layouts.items():
             self.arenas[name] = Arena(layout, _map_file(files[name], layout.nbytes), shared=True)
-            self.arenas[name].take_back()  # writes the header
+            self.arenas[name].take_back()
 
     def seal(self, commit: CommitId, manifest: bytes) -> None:
         """Publish the buffer as a commit that other processes can read."""
@@ -193,7 +193,8 @@ class NearTier:
         """Wait until all commits are sealed and buffers made; return False after ``timeout`` seconds."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: not self._wanted and not any(each.awaits_seal for each in self._buffers), timeout
+                lambda: not (self._wanted or self._waiting or any(b.awaits_seal for b in self._buffers)),
+                timeout,
             )
 
     def stop(self) -> None:
@@ -259,8 +260,10 @@ class NearTier:
                     each.open()
                     left.append(each)
             self._buffers = useful
-        reason = near_root.refusal(self.keeper.path, sum(each.nbytes for each in layouts.values()))
-        for _ in range(0 if reason else count - len(fitting)):
+        missing, reason = count - len(fitting), None
+        if len(left) < missing:
+            reason = near_root.refusal(self.keeper.path, sum(each.nbytes for each in layouts.values()))
+        for _ in range(0 if reason else missing):
             buffer = left.pop() if left else Buffer(self.keeper.path / f"{BUFFER}{uuid.uuid4().hex}")
             try:
                 buffer.make(layouts)
@@ -272,14 +275,11 @@ class NearTier:
                 self._buffers.append(buffer)
         for each in left:
             each.delete()
-        if reason:
-            self._refuse(reason)
-
-    def _refuse(self, reason: str) -> None:
-        """Ask for no memory until `begin`. Turn the tier off if it has less than two buffers."""
+        if reason is None:
+            return
         with self._changed:
             self._refused = True
-            if len(self._buffers) >= 2:
+            if sum(each.fits(layouts) for each in self._buffers) >= 2:
                 return
             for each in self._buffers:  # a single buffer's sealed commit could never be replaced
                 each.delete()
@@ -297,7 +297,7 @@ class NearTier:
                 return  # the next commit has taken the buffer
             # Keep the commit before this one, in case this one is damaged. A commit with a later id belongs
             # to an earlier start of the job, whose generations may be higher than the next start's.
-            for each in list(self._buffers):
+            for each in [each for each in self._buffers if each is not buffer]:
                 if each.commit and (each is not self._newest or each.commit >= snapshot.id):
                     each.open()
                     if not each.fits(snapshot.layouts):

@@ -53,15 +53,15 @@ def read_commit(
     Raises:
         IncompleteCommitError: the commit has no manifest, or was deleted while it was being read.
     """
-    manifest = root.read_manifest(storage, commit)
     try:
+        manifest = root.read_manifest(storage, commit)
         arenas = {
             name: _read_file(storage, commit, entry, load)
             for name, entry in manifest.by_attribute.items()
             if only is None or name in only
         }
     except (CorruptCheckpointError, StorageError) as error:
-        if root.may_be_complete(storage, commit):
+        if isinstance(error, IncompleteCommitError) or root.may_be_complete(storage, commit):
             raise
         url = f"{storage.url}/{commit.name}"
         raise IncompleteCommitError(url, "the commit was deleted while it was being read") from error

@@ -124,15 +124,15 @@ class Pruner:
         for commit in there:
             if commit in self._facts:
                 continue
-            # If one commit cannot be read, the others must still be pruned: else the disk fills up.
-            with suppress(StorageError, IncompleteCommitError):
-                try:
-                    if root.is_quarantined(self._storage, commit):
-                        self._facts[commit] = None
-                    else:
-                        self.note(root.read_manifest(self._storage, commit))
-                except (CorruptCheckpointError, FormatVersionError):
-                    self._facts[commit] = None  # a reader quarantines it, or a newer hvdrecover reads it
+            try:
+                if root.is_quarantined(self._storage, commit):
+                    self._facts[commit] = None
+                else:
+                    self.note(root.read_manifest(self._storage, commit))
+            except (StorageError, IncompleteCommitError):
+                pass  # the others must still be pruned: else the disk fills up
+            except (CorruptCheckpointError, FormatVersionError):
+                self._facts[commit] = None  # a reader quarantines it, or a newer hvdrecover reads it
         good = [facts for facts in self._facts.values() if facts is not None]
         keep = replace(self._keep, last=self._keep.last + more)
         return expired(good, keep, self._clock.now())

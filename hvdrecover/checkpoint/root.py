@@ -118,14 +118,8 @@ def read_manifest(storage: Storage, commit: CommitId) -> Manifest:
     path = manifest_path(commit)
     url = f"{storage.url}/{path}"
     size = storage.size(path)
-    if size is not None and size > manifests.MAX_BYTES:
-        raise CorruptCheckpointError(url, f"the file has {size} bytes, more than any manifest")
-    try:
-        text = None if size is None else storage.read(path)
-    except StorageError:
-        if is_complete(storage, commit):
-            raise
-        text = None  # another process deleted the commit between the two calls
-    if text is None:
+    if size is None:
         raise IncompleteCommitError(url, "the file is missing")
-    return manifests.loads(text, url, commit)
+    if size > manifests.MAX_BYTES:
+        raise CorruptCheckpointError(url, f"the file has {size} bytes, more than any manifest")
+    return manifests.loads(storage.read(path), url, commit)

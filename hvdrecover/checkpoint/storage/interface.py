@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from hvdrecover.checkpoint.arena import Bytes
+from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.errors import HvdrecoverError, StorageError
 from hvdrecover.redaction import redact
@@ -165,9 +166,10 @@ class Storage(ABC):
 
     def _temporaries(self) -> list[Temporary]:
         found = []
-        names = list(self._names(""))
-        for folder in ["", *(name for name in names if self._size(name) is None)]:
-            for name in self._names(folder) if folder else names:
+        # Not in other folders: this user may not be allowed to read `lost+found`.
+        ours = [name for name in self._names("") if name == "claims" or CommitId.parse(name)]
+        for folder in ["", *ours]:
+            for name in self._names(folder):
                 path = f"{folder}/{name}" if folder else name
                 if name.startswith(TEMPORARY) and (nbytes := self._size(path)) is not None:
                     found.append(Temporary(path, folder, nbytes))
@@ -191,14 +193,9 @@ def failures(url: str, path: str, action: str) -> Iterator[None]:
         raise StorageError(where, f"could not {action}: {reason}. {remedy}") from error
 
 
-def is_full(error: BaseException) -> bool:
-    """Return whether an error, or one of its causes, says that the file system is full."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in FULL:
-            return True
-        cause = cause.__cause__
-    return False
+def is_full(error: StorageError) -> bool:
+    """Return whether a storage has failed because it is full."""
+    return getattr(error.__cause__, "errno", None) in FULL
 
 
 def transferred(

@@ -111,6 +111,15 @@ def test_the_first_commit_does_not_wait_for_memory(process: Process) -> None:
     assert process.tier.acquire({"model": layout()}, set()) is not None
 
 
+def test_a_commit_that_is_sealed_again_stays_the_newest(process: Process) -> None:
+    snapshot = process.commit(1)
+    assert snapshot is not None
+    process.tier.seal(snapshot)
+    process.settle()
+    assert process.names() == ["g0002-c00000001"]
+    assert (newest := process.tier.newest()) is not None and newest.id == snapshot.id
+
+
 def test_a_state_that_grows_gets_memory_of_its_new_size(process: Process) -> None:
     process.commit(1, size=10)
     for number in range(2, 6):
