@@ -29,7 +29,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """A job is elastic unless --mpi is given. Processes that die or hang are restarted in place, and when
     Horovod gives up, the whole job is started again from its newest durable commit. Options that are not
     listed here are handed on to horovodrun. `hvdrecover config` lists the settings that can be given by
-    variables as well.
+    variables as well, or in the part `hvdrecover:` of horovodrun's --config-file.
     """
     parser.usage = "hvdrecover run -np N [horovodrun's options] [options] python train.py ..."
     parser.epilog = options.DURATIONS
@@ -140,7 +140,7 @@ def run_run(arguments: argparse.Namespace) -> int:
     check_values(arguments.others)
     with output.unblocked("stderr"):
         own = config.environment()
-        environ = {**own, **options.given(arguments)}
+        environ = {**_of_file(arguments.others), **own, **options.given(arguments)}
         read = config.read(environ)
         events.show_on_terminal(read)
         folder = read.events or events.new_run(SYSTEM_CLOCK).absolute()
@@ -161,6 +161,30 @@ def run_run(arguments: argparse.Namespace) -> int:
             job = diagnosing.preflight(job, request, read)
         allocation = slurm.of_environment(own, SYSTEM_CLOCK)
         return supervisor.Supervisor(arguments.command, job, told, read, allocation).run()
+
+
+def _of_file(others: Sequence[str]) -> dict[str, str]:
+    """Return the variables for the settings in the part ``hvdrecover`` of horovodrun's ``--config-file``."""
+    given = [word.partition("=")[2] for word in others if word.startswith("--config-file=")]
+    if not given:
+        return {}
+    yaml: Any = importlib.import_module("yaml")  # Horovod needs it as well
+    try:
+        document = yaml.safe_load(Path(given[-1]).read_text())
+        settings = (document or {}).get("hvdrecover") or {}
+        texts = {
+            str(name): str(int(each) if each in (True, False) else each) for name, each in settings.items()
+        }
+    except (OSError, yaml.YAMLError, AttributeError) as error:
+        problem = (
+            f"'{given[-1]}' must be YAML, with settings such as grace: 60s below hvdrecover:, got {error}"
+        )
+        raise ConfigError("--config-file", problem) from error
+    known = {setting.flag.removeprefix("--"): setting.variable for setting in config.SETTINGS}
+    if unknown := sorted(set(texts) - set(known)):
+        problem = f"'{given[-1]}' has an unknown setting '{unknown[0]}'; the settings are {', '.join(known)}"
+        raise ConfigError("--config-file", problem)
+    return {known[name]: text for name, text in texts.items()}
 
 
 def _request(arguments: argparse.Namespace) -> list[str] | None:

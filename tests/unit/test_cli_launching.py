@@ -259,3 +259,26 @@ print(code, sorted({"torch", "tensorflow", "keras", "horovod", "numpy"} & set(sy
 """
     shown = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
     assert shown == "1 []\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("hvdrecover: {gracee: 9s}", "unknown setting 'gracee'"),
+        ("hvdrecover: [grace, 9s]", "must be YAML, with settings such as grace: 60s"),
+    ],
+)
+def test_a_wrong_setting_in_a_file_is_an_error(
+    text: str, problem: str, jobs: Noted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("c.yaml").write_text(text)
+    assert cli.main(["run", "-np", "2", "--config-file", "c.yaml", *TRAIN]) == 1
+    assert problem in capsys.readouterr().err
+
+
+def test_a_variable_takes_precedence_over_the_file(jobs: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("c.yaml").write_text("hvdrecover: {grace: 9s, max-restarts: 3, no-standby: true}")
+    monkeypatch.setenv("HVDRECOVER_GRACE", "1m")
+    _, settings, config = job(jobs, "-np", "2", "--config-file", "c.yaml", *TRAIN)
+    assert (config.grace, config.max_restarts, config.no_standby) == (60.0, 3, True)
+    assert settings.environ["HVDRECOVER_NO_STANDBY"] == "1"
