@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -186,8 +187,10 @@ def test_leave_host_ends_guardians_and_waits_for_them(tmp_path: Path) -> None:
         {FOLDER / "leave-host"} && pgrep -c -x sleep > left
         wait"""
     space = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script]
-    environ = {**os.environ, "HVDRECOVER_EVENTS": "events"}
-    subprocess.run(space, cwd=tmp_path, check=True, timeout=120, env=environ)
+    with socket.create_server(("127.0.0.1", 0)) as supervisor:  # which says nothing
+        address = f"127.0.0.1/{supervisor.getsockname()[1]}:token"
+        environ = {**os.environ, "HVDRECOVER_EVENTS": "events", "HVDRECOVER_SUPERVISOR": address}
+        subprocess.run(space, cwd=tmp_path, check=True, timeout=120, env=environ)
     assert (tmp_path / "left").read_text() == "0\n"
     assert sorted((tmp_path / "ended").read_text().splitlines()) == [
         f"module {PREEMPTED}",
