@@ -31,7 +31,6 @@ class SystemClock:
     monotonic = staticmethod(time.monotonic)
 
     def wait(self, event: threading.Event, timeout: float) -> bool:
-        """Wait until ``event`` is set or ``timeout`` has passed; return whether it is set."""
         return event.wait(timeout)
 
 
@@ -39,16 +38,10 @@ SYSTEM_CLOCK = SystemClock()
 
 
 class Bounded:
-    """Makes calls, each in a daemon thread, and waits for them for a bounded time.
+    """Makes calls, each in a daemon thread, and waits for them for so many seconds.
 
     A call that is late continues in its thread. Until it ends, further calls fail at once. So a device that
     hangs costs its caller the time only once, and one thread.
-
-    Args:
-        seconds: the time for each call.
-
-    Examples:
-        >>> address = Bounded(5.0)(socket.gethostbyname, "node-7")
     """
 
     def __init__(self, seconds: float) -> None:

@@ -34,7 +34,6 @@ _SSH_OPTIONS = "-o ServerAliveInterval=2 -o ServerAliveCountMax=2 -o ConnectTime
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _CHOICE = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 _GLOO_LAUNCHED, _GLOO_PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
-_CHOOSER = "HVDRECOVER_CONTROLLER_CHOSEN_BY"
 # What places a process among others; without them, it is alone.
 _PLACE = (
     *(f"HOROVOD_{which}{name}" for which in ("", "LOCAL_", "CROSS_") for name in ("RANK", "SIZE")),
@@ -141,23 +140,14 @@ def _signals(text: str) -> tuple[signal.Signals, ...]:
 
 @dataclass(frozen=True)
 class Setting:
-    """The declaration of one setting of the users.
+    """The declaration of one setting of the users."""
 
-    Attributes:
-        name: the field of `Config`. The variable is ``HVDRECOVER_NAME``.
-        default: its value if it is not set.
-        parse: makes the value of a text.
-        help: what it does, in a line.
-        value: what stands for the value in help texts; empty for a switch, which is 1 or 0.
-        option: whether `hvdrecover run` has an option ``--name``.
-    """
-
-    name: str
+    name: str  # the field of `Config`
     default: Any
-    parse: Callable[[str], Any]
+    parse: Callable[[str], Any]  # makes the value of a text
+    value: str  # stands for the value in help texts; empty for a switch, which is 1 or 0
     help: str
-    value: str
-    option: bool
+    option: bool  # whether `hvdrecover run` has an option for it
 
     @property
     def variable(self) -> str:
@@ -170,14 +160,22 @@ class Setting:
         return f"--{self.name.replace('_', '-')}"
 
 
-def _variable(parse: Callable[[str], Any], default: Any, value: str, help: str) -> Any:
+# What stands for a value in the options' help; a switch has none.
+_METAVARS = {absolute: "URL", duration: "DURATION", _hang_timeout: "DURATION", number: "N", _flag: ""}
+
+
+def _variable(parse: Callable[[str], Any], default: Any, help: str, *, option: bool = False) -> Any:
     """Declare a setting; the arguments are attributes of `Setting`."""
-    return field(default=default, metadata={"parse": parse, "value": value, "help": help, "option": False})
+    facts = {"parse": parse, "value": _METAVARS.get(parse, "TEXT"), "help": help, "option": option}
+    return field(default=default, metadata=facts)
 
 
-def _option(parse: Callable[[str], Any], default: Any, value: str, help: str) -> Any:
-    """Declare a setting that is also an option of `hvdrecover run`."""
-    return field(default=default, metadata={"parse": parse, "value": value, "help": help, "option": True})
+def _option(parse: Callable[[str], Any], default: Any, help: str) -> Any:
+    return _variable(parse, default, help, option=True)
+
+
+def _switch(help: str) -> Any:
+    return _variable(_flag, False, help, option=True)
 
 
 @dataclass(frozen=True)
@@ -185,79 +183,55 @@ class Config:
     """Settings of one process."""
 
     # The users' settings. Each is an environment variable, HVDRECOVER_NAME.
-    checkpoint: str | None = _option(absolute, None, "URL", "checkpoint root of states without `checkpoint=`")
+    checkpoint: str | None = _option(absolute, None, "checkpoint root of states without `checkpoint=`")
     events: Path | None = _variable(
-        _events, None, "FOLDER", "folder of the run, for its record `run.jsonl`; created when missing"
+        _events, None, "folder of the run, for its record `run.jsonl`; created when missing"
     )
-    log: str = _variable(
-        _level, "info", "LEVEL", "log level: `debug`, `info` (default), `warning` or `error`"
-    )
-    near: str = _variable(
-        _near, "auto", "auto|off|FOLDER", "the near tier where the script leaves it open (default: `auto`)"
-    )
+    log: str = _variable(_level, "info", "log level: `debug`, `info` (default), `warning` or `error`")
+    near: str = _variable(_near, "auto", "the near tier where the script leaves it open (default: `auto`)")
     max_durable_age: float | None = _variable(
-        duration,
-        None,
-        "DURATION",
-        "stop the job when commits cannot be made durable for longer (default: continue)",
+        duration, None, "stop the job when commits cannot be made durable for longer (default: continue)"
     )
-    reopen: bool = _option(
-        _flag,
-        False,
-        "",
-        "continue a run that was finished, for more epochs say (default: it returns at once)",
+    reopen: bool = _switch(
+        "continue a run that was finished, for more epochs say (default: it returns at once)"
     )
     hang_timeout: float | None = _option(
         _hang_timeout,
         None,
-        "DURATION",
         "kill a process that makes no progress for so long (default: 5 times the longest seen, at least 5m)",
     )
     startup_timeout: float = _option(
         duration,
         3600.0,
-        "DURATION",
         "how long processes may take from their start, or from a fault, to the first step (default: 1h)",
     )
     grace: float = _option(
-        duration, 30.0, "DURATION", "how long processes may take to leave after a preemption (default: 30s)"
+        duration, 30.0, "how long processes may take to leave after a preemption (default: 30s)"
     )
-    no_standby: bool = _option(_flag, False, "", "keep no process in readiness; a restart then takes seconds")
-    no_stand_in: bool = _option(
-        _flag, False, "", "leave `horovod.torch` and `horovod.tensorflow` Horovod's (default: hvdrecover's)"
+    no_standby: bool = _switch("keep no process in readiness; a restart then takes seconds")
+    no_stand_in: bool = _switch(
+        "leave `horovod.torch` and `horovod.tensorflow` Horovod's (default: hvdrecover's)"
     )
-    no_fit: bool = _option(
-        _flag,
-        False,
-        "",
-        "leave `model.fit` of plain scripts Keras's (default: it resumes after faults)",
-    )
+    no_fit: bool = _switch("leave `model.fit` of plain scripts Keras's (default: it resumes after faults)")
     max_restarts: int = _option(
         number,
         10,
-        "N",
         "restarts of the whole job in a row that bring no progress, until it is given up (default: 10)",
     )
     stop_signals: tuple[signal.Signals, ...] = _variable(
         _signals,
         (signal.SIGTERM, signal.SIGUSR1),
-        "NAME,...",
         "signals that announce a preemption (default: `SIGTERM,SIGUSR1`)",
     )
     ssh_options: str = _variable(
         str,
         _SSH_OPTIONS,
-        "WORDS",
         f"added to ssh's command line, so that lost hosts are noticed (default: `{_SSH_OPTIONS}`)",
     )
-    remote_shell: str | None = _variable(
-        str, None, "COMMAND", "starts processes on other hosts instead of ssh"
-    )
+    remote_shell: str | None = _variable(str, None, "starts processes on other hosts instead of ssh")
     # Facts from launchers and our own processes.
     elastic: bool = False  # horovodrun started this process as part of an elastic job
     launched: bool = False  # any launcher started it: horovodrun, mpirun, srun with PMI, …
-    controller_chosen: bool = False  # the user or a launcher has chosen Horovod's controller
-    controller_inherited: bool = False  # a parent's `choose_controller` has chosen it, for itself alone
     host: str = ""  # the name of this host as Horovod knows it
     collective_seconds: float = 30.0  # after so long, Horovod gives up a rank that says nothing
     slot: tuple[int, int, int, int] | None = None  # descriptors of page, stacks, notes, events: a guardian's
@@ -307,15 +281,12 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
                 raise ConfigError(setting.variable, str(error)) from None
     if "HVDRECOVER_SSH_OPTIONS" in env:  # an empty value is valid: no options
         found["ssh_options"] = env["HVDRECOVER_SSH_OPTIONS"]
-    chooser = env.get(_CHOOSER) if env.get("HOROVOD_CONTROLLER") == _CHOICE["HOROVOD_CONTROLLER"] else None
     reports, drill = env.get("HVDRECOVER_HOST_REPORTS"), env.get("HVDRECOVER_DRILL")
     slot, port = env.get("HVDRECOVER_SLOT"), _number(env, _GLOO_PORT)
     return Config(
         **found,
         elastic=env.get("HOROVOD_ELASTIC") == "1",
         launched=any(name in env for name in _LAUNCHER_VARIABLES),
-        controller_chosen="HOROVOD_CONTROLLER" in env and chooser is None,
-        controller_inherited=chooser not in (None, str(os.getpid())) and _GLOO_LAUNCHED not in env,
         host=env.get("HOROVOD_HOSTNAME") or socket.gethostname(),
         collective_seconds=float(_number(env, "HOROVOD_GLOO_TIMEOUT_SECONDS") or 30),
         slot=tuple(map(int, slot.split(","))) if slot else None,  # type: ignore[arg-type]
@@ -395,19 +366,17 @@ def choose_controller(config: Config) -> None:
 
     Horovod prefers MPI, and ``MPI_Init`` aborts a process that ``mpirun`` did not start unless the MPI
     installation can find its own files. Must be called before ``hvd.init()``.
-
-    Horovod takes the choice from the environment, so child processes inherit it; a child that a launcher
-    started undoes it.
     """
-    if config.controller_inherited:
-        for name in (*_CHOICE, _CHOOSER):
-            os.environ.pop(name, None)
-    if not config.launched and not config.controller_chosen:
-        os.environ.update({**_CHOICE, _CHOOSER: str(os.getpid())})
+    if not config.launched:
+        if "HOROVOD_CONTROLLER" not in os.environ:
+            os.environ.update(_CHOICE)
+    elif _GLOO_LAUNCHED not in os.environ and os.environ.items() >= _CHOICE.items():
+        # mpirun started this process below one that ran alone. Gloo could not find the other ranks.
+        for name in _CHOICE:
+            del os.environ[name]
 
 
 def environment() -> dict[str, str]:
-    """The environment of this process, to hand on."""
     return dict(os.environ)
 
 
@@ -454,16 +423,10 @@ def forget_python_path(folder: str) -> None:
         os.environ.pop("PYTHONPATH", None)
 
 
-def quiet_tensorflow(*, computes: bool = True) -> None:
+def quiet_tensorflow() -> None:
     """Keep TensorFlow's start-up messages off the terminal, unless ``HVDRECOVER_LOG`` asks for all there is.
 
     For our own commands; must be called before TensorFlow is imported.
-
-    Args:
-        computes: whether this process computes with TensorFlow. If not, oneDNN is switched off: where the
-            processor has AVX-512, TensorFlow says that it is on, and no log level silences that line.
     """
     if read().log != "debug":
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        if not computes:
-            os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")

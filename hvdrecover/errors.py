@@ -29,11 +29,7 @@ def _listed(lines: Iterable[str]) -> str:
 
 
 class ConfigError(HvdrecoverError, ValueError):
-    """A setting has no usable value.
-
-    Attributes:
-        name: the option, argument or environment variable.
-    """
+    """A setting has no usable value. ``name`` is the option, argument or environment variable."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(f"{name}: {problem}")
@@ -43,8 +39,7 @@ class ConfigError(HvdrecoverError, ValueError):
 class StateError(HvdrecoverError):
     """A value or component of a State cannot be part of a commit.
 
-    Attributes:
-        path: the place in the state, such as ``state.history[3]`` or ``model.encoder.weight``.
+    ``path`` is its place in the state, such as ``state.history[3]`` or ``model.encoder.weight``.
     """
 
     def __init__(self, path: str, problem: str) -> None:
@@ -67,8 +62,7 @@ class StepError(StateError):
 class CheckpointError(HvdrecoverError):
     """Base class of all errors of durable commits.
 
-    Attributes:
-        url: the checkpoint root, or the path below it, that the error is about.
+    ``url`` is the checkpoint root, or the path below it, that the error is about.
     """
 
     def __init__(self, url: str, problem: str) -> None:
@@ -85,11 +79,7 @@ class DurableAgeError(StorageError):
 
 
 class HostKeyError(StorageError):
-    """The host key of an SFTP server is unknown, or differs from the known one.
-
-    Attributes:
-        host: the server.
-    """
+    """The host key of an SFTP server (``host``) is unknown, or differs from the known one."""
 
     def __init__(self, host: str, problem: str) -> None:
         super().__init__(f"sftp://{host}", problem)
@@ -119,8 +109,7 @@ class FormatVersionError(CheckpointError):
 class NoUsableCommitError(CheckpointError):
     """The root has commits, and none of them verifies.
 
-    Attributes:
-        reasons: commit name to the reason why the commit cannot be used.
+    ``reasons`` has, by the name of each commit, why it cannot be used.
     """
 
     def __init__(self, url: str, reasons: Mapping[str, str]) -> None:
@@ -136,8 +125,7 @@ class NoUsableCommitError(CheckpointError):
 class MismatchError(CheckpointError):
     """A commit's tensors or objects do not fit the model, optimizer or state.
 
-    Attributes:
-        differences: one line for each difference, with the name of the tensor or attribute.
+    ``differences`` has a line for each, with the name of the tensor or attribute.
     """
 
     def __init__(self, url: str, differences: list[str]) -> None:
@@ -155,8 +143,7 @@ class MismatchError(CheckpointError):
 class UnknownCommitError(CheckpointError):
     """The root holds no such commit, or is not a checkpoint root at all.
 
-    Attributes:
-        candidates: names of commits that the user may have meant.
+    ``candidates`` are names of commits that the user may have meant.
     """
 
     def __init__(self, url: str, problem: str, candidates: list[str]) -> None:
@@ -171,8 +158,7 @@ class ExportError(CheckpointError):
 class FencedError(CheckpointError):
     """Another job has claimed the root; this process must stop writing to it.
 
-    Attributes:
-        by: the other job, its host and process, and since when it has the root, in words.
+    ``by`` is the other job, its host and process, and since when it has the root, in words.
     """
 
     def __init__(self, url: str, problem: str, by: str = "") -> None:
@@ -195,9 +181,7 @@ class RecoveryError(HvdrecoverError):
 class NoProgressError(RecoveryError):
     """The ranks rolled back to the same commit again and again, although no rank was lost.
 
-    Attributes:
-        commit: its number.
-        rank: the rank that the others waited for, or None if it is unknown.
+    ``commit`` is its number, ``rank`` the rank that the others waited for, or None if it is unknown.
     """
 
     def __init__(self, problem: str, commit: int, rank: int | None = None) -> None:
@@ -213,8 +197,7 @@ class RendezvousError(RecoveryError):
 class EarlyCollectiveError(RecoveryError):
     """A process that joins a running job called a collective before its training function.
 
-    Attributes:
-        call: the collective.
+    ``call`` is the collective.
     """
 
     def __init__(self, call: str) -> None:
@@ -235,11 +218,7 @@ class RemovedError(RecoveryError):
 
 
 class StoppedError(RecoveryError):
-    """Another rank had an error that stops this rank, too.
-
-    Attributes:
-        kind: the name of that error's class.
-    """
+    """Another rank had an error that stops this rank, too. ``kind`` is the name of its class."""
 
     def __init__(self, problem: str, kind: str) -> None:
         super().__init__(problem)
@@ -249,8 +228,7 @@ class StoppedError(RecoveryError):
 class OutOfStepError(HvdrecoverError):
     """The ranks are out of step: they differ where they must be equal.
 
-    Attributes:
-        differences: one line for each difference, with the ranks.
+    ``differences`` has a line for each, with the ranks.
     """
 
     def __init__(self, problem: str, differences: list[str], remedy: str) -> None:
@@ -263,22 +241,17 @@ class StructureError(OutOfStepError):
 
 
 class DivergedError(OutOfStepError):
-    """The ranks' parameters differ, or their gradients from the same inputs do."""
+    """The ranks' parameters differ."""
 
 
 class MissingGradientError(OutOfStepError):
     """A parameter has a gradient on some ranks only."""
 
 
-class ShardsError(OutOfStepError):
-    """The ranks' shares of the training data differ in size, overlap, or leave samples out."""
-
-
 class NumericsError(HvdrecoverError):
     """NaN or infinity in the loss, in a gradient or in a parameter.
 
-    Attributes:
-        findings: one line for each tensor, with the rank, the batch and its samples.
+    ``findings`` has a line for each tensor, with the rank, the batch and its samples.
     """
 
     def __init__(self, findings: list[str], remedy: str) -> None:
@@ -289,9 +262,7 @@ class NumericsError(HvdrecoverError):
 class DataChangedError(HvdrecoverError):
     """The training data have changed since the commit was made.
 
-    Attributes:
-        where: the commit.
-        differences: one line for each file that was added, removed, resized or altered.
+    ``where`` is the commit. ``differences`` has a line for each file.
     """
 
     def __init__(self, where: str, differences: list[str]) -> None:
@@ -307,9 +278,7 @@ class DataChangedError(HvdrecoverError):
 class DiscoveryError(HvdrecoverError):
     """Host discovery failed.
 
-    Attributes:
-        source: the file, program or service that lists the hosts.
-        problem: what went wrong.
+    ``source`` is the file, program or service that lists the hosts, ``problem`` what went wrong.
     """
 
     def __init__(self, source: str, problem: str) -> None:
@@ -319,26 +288,18 @@ class DiscoveryError(HvdrecoverError):
 
 
 class HostListError(DiscoveryError):
-    """A list of hosts has an invalid entry.
+    """A list of hosts has an invalid entry, at ``line``, counted from 1."""
 
-    Attributes:
-        line: the line of the entry, from 1.
-        column: its column, from 1, in characters.
-    """
-
-    def __init__(self, source: str, line: int, column: int, problem: str) -> None:
-        super().__init__(source, f"line {line}, column {column}: {problem}")
+    def __init__(self, source: str, line: int, problem: str) -> None:
+        super().__init__(source, f"line {line}: {problem}")
         self.problem = problem
         self.line = line
-        self.column = column
 
 
 class LaunchError(HvdrecoverError):
     """A process of the job cannot be started, or cannot be reached.
 
-    Attributes:
-        program: the program, or the host on which it should run.
-        problem: what went wrong.
+    ``program`` is the program, or the host on which it should run; ``problem`` is what went wrong.
     """
 
     def __init__(self, program: str, problem: str) -> None:
@@ -350,8 +311,7 @@ class LaunchError(HvdrecoverError):
 class DrillError(HvdrecoverError):
     """A drill cannot test whether a script recovers: the script or the lab does not work as it must.
 
-    Attributes:
-        where: the folder of the run, or the part of the lab.
+    ``where`` is the folder of the run, or the part of the lab.
     """
 
     def __init__(self, where: str, problem: str) -> None:
@@ -365,20 +325,3 @@ class LabError(DrillError):
 
 class InstallError(HvdrecoverError):
     """Horovod could not be built or installed; the message holds the remedy."""
-
-
-class EditError(InstallError):
-    """A named edit of Horovod's source no longer applies.
-
-    Attributes:
-        edit: the edit's name.
-        file: the file in Horovod's source tree.
-    """
-
-    def __init__(self, edit: str, file: str, found: int) -> None:
-        super().__init__(
-            f"edit '{edit}' no longer applies: its text occurs {found} times in {file}, and must occur once: "
-            "this is not the Horovod version that hvdrecover was written for."
-        )
-        self.edit = edit
-        self.file = file

@@ -36,9 +36,6 @@ class Events:
         add: takes each event; None discards them.
         host: name of this host.
         clock: source of the times.
-
-    Attributes:
-        rank: rank of this process; -1 while it has none.
     """
 
     def __init__(
@@ -47,7 +44,7 @@ class Events:
         self._add = add
         self._host = host
         self._clock = clock
-        self.rank = -1
+        self.rank = -1  # while it has none
 
     def emit(self, kind: str, message: str | None = None, *, level: int = logging.INFO, **facts: Any) -> None:
         """Record one event; ``message``, if given, is the line for people."""
@@ -63,13 +60,10 @@ class Pipe:
 
     An event in the pipe reaches the guardian even if this process is killed at once. If the guardian does not
     read, events wait here for room, and are discarded when there are too many: training never waits.
-
-    Args:
-        descriptor: the end to write to; it does not block.
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        self._descriptor = descriptor  # the end to write to; it does not block
         self._pending = b""
         self._lock = threading.Lock()
 
@@ -90,10 +84,7 @@ class Pipe:
 
 
 def of_training(config: Config, clock: Clock = SYSTEM_CLOCK) -> Events:
-    """Return the events of a training process.
-
-    Its guardian takes them. Without a guardian, rank 0 records its own.
-    """
+    """Return the events of a training process, for its guardian. Without one, rank 0 records its own."""
     if (descriptor := heartbeat.event_pipe()) is not None:
         return Events(Pipe(descriptor).add, config.host, clock)
     if config.events is None:
@@ -124,10 +115,7 @@ class _Formatter(logging.Formatter):
 
 
 def show_on_terminal(config: Config) -> None:
-    """Print hvdrecover's lines on stderr, unless the program has set up logging itself.
-
-    A level that the program has given to the logger is kept.
-    """
+    """Print hvdrecover's lines on stderr, unless the program has set up logging itself. Keep its level."""
     if logger.level == logging.NOTSET:
         logger.setLevel(config.log.upper())
     if logger.handlers or logging.getLogger().handlers:

@@ -18,7 +18,7 @@ from enum import IntEnum
 from typing import Any
 
 SIZE = mmap.PAGESIZE
-_PATIENCE = 2.0  # seconds for the guardian to read the page
+_PATIENCE = 2.0  # seconds for the guardian to look at the page
 
 
 class Phase(IntEnum):
@@ -44,79 +44,56 @@ class Stop(IntEnum):
     JOB = 2  # all leave
 
 
-_TRAINING, _BEGINNING, _PLAIN = Phase.TRAINING, Phase.BEGINNING, Phase.PLAIN
-
-
 @dataclass(frozen=True)
 class Reading:
-    """The contents of a page.
-
-    Attributes:
-        phase: the phase of the process.
-        silent: seconds since its last progress.
-        longest: the longest time without progress in training, in seconds, of any rank.
-        longest_beginning: the same for beginnings that are over; 0 if none is.
-        paused: whether it is inside `paused`.
-        waiting: whether it has left `paused`, without progress since: other ranks may still be inside.
-        commits: how many commits this process has made.
-        generation: of its last commit; 0 before the first.
-        commit: number of its last commit.
-        steps: steps since then.
-        rank: its rank, or -1.
-        stop: the request to stop, by its guardian or a signal.
-        diverged: how often its parameters were not those of most ranks.
-        changed: commits of the whole run, up to its last one, at which the state had changed.
-        agreed: `changed` at the commit that it resumed from.
-        in_run: whether it has called a function decorated by `run`, so it survives the loss of other ranks.
-    """
+    """The contents of a page at one moment."""
 
     phase: Phase
-    silent: float = 0.0
-    longest: float = 0.0
-    longest_beginning: float = 0.0
-    paused: bool = False
-    waiting: bool = False
-    commits: int = 0
-    generation: int = 0
-    commit: int = 0
-    steps: int = 0
-    rank: int = -1
-    stop: Stop = Stop.NO
-    diverged: int = 0
-    changed: int = 0
-    agreed: int = 0
-    in_run: bool = False
+    silent: float = 0.0  # seconds since the last progress
+    longest: float = 0.0  # the longest time without progress in training, in seconds, of any rank
+    longest_beginning: float = 0.0  # the same for beginnings that are over; 0 if none is
+    paused: bool = False  # whether the process is inside `paused`
+    waiting: bool = False  # it has left `paused`, without progress since: other ranks may still be inside
+    commits: int = 0  # commits of this process
+    generation: int = 0  # of its last commit; 0 before the first
+    commit: int = 0  # number of its last commit
+    steps: int = 0  # steps since then
+    rank: int = -1  # -1 if it has none
+    stop: Stop = Stop.NO  # the request to stop, by its guardian or a signal
+    diverged: int = 0  # how often its parameters were not those of most ranks
+    changed: int = 0  # commits of the whole run, up to its last one, at which the state had changed
+    agreed: int = 0  # `changed` at the commit that it resumed from
+    in_run: bool = False  # it has called a function decorated by `run`, so it survives others' loss
 
     @property
     def point(self) -> tuple[int, int]:
-        """Return how far the training has come: commits at which the state had changed, and steps since."""
+        """How far the training has come: commits at which the state had changed, and steps since."""
         return self.changed, self.steps
 
 
 class Page(ctypes.Structure):
-    """The page. Each field is a 64-bit number; fields count something unless they are seconds."""
+    """The page: 64-bit numbers. Those that `Reading` has, too, are explained there."""
 
     stamp: float  # time of the last progress, by the monotonic clock, which all processes of a host share
-    longest: float  # longest time without progress in training
-    longest_beginning: float  # longest time without progress in a beginning that reached its commit
-    judged: float  # `longest` when the guardian looked last
-    judged_beginning: float  # `longest_beginning` when the guardian looked last
+    longest: float
+    longest_beginning: float
     phase: int
     pauses: int
     paused: int  # 1 if there was a pause since the last progress
     generation: int
     commit: int
     commits: int
-    changed: int  # commits of the whole run at which the state had changed
-    agreed: int  # `changed` when the ranks agreed on a state last
+    changed: int
+    agreed: int
     stepped: int  # optimizer steps since the last commit
     recorded: int  # batches recorded since the last commit
     rank: int
     stop: int
     stall: int  # seconds for which ranks may wait for one that says nothing, in training; 0 for ever
     stall_beginning: int  # the same in a beginning
-    diverged: int  # how often its parameters were not those of most ranks
-    in_run: int  # 1 once a function decorated by `run` was called
+    looks: int  # how often the guardian has set these
+    diverged: int
+    in_run: int
 
     _fields_ = [
         (name, ctypes.c_double if kind == "float" else ctypes.c_int64)
@@ -124,7 +101,6 @@ class Page(ctypes.Structure):
     ]
 
     def read(self) -> Reading:
-        """Return the present contents."""
         return Reading(
             phase=Phase(self.phase),
             silent=max(0.0, time.monotonic() - self.stamp),
@@ -165,15 +141,7 @@ class Page(ctypes.Structure):
     def allow_stalls(self, training: int, beginning: int) -> None:
         """Say how long ranks may wait for one that says nothing, in these phases; 0 for ever."""
         self.stall, self.stall_beginning = training, beginning
-
-    def judged_by(self, reading: Reading) -> None:
-        """Note that the guardian has read these longest times, and judges by them."""
-        self.judged, self.judged_beginning = reading.longest, reading.longest_beginning
-
-    @property
-    def is_judged(self) -> bool:
-        """Return whether the guardian has judged by the longest times that are known."""
-        return self.judged >= self.longest and self.judged_beginning >= self.longest_beginning
+        self.looks += 1
 
 
 _page = Page.from_buffer(bytearray(SIZE))
@@ -186,16 +154,7 @@ _at_commit: list[Callable[[], None]] = []
 
 
 def attach(page: int, notes: int, events: int | None = None) -> None:
-    """Use the page of the guardian that started this process.
-
-    Args:
-        page: file descriptor of the page.
-        notes: file descriptor that takes notes for the guardian.
-        events: file descriptor of the pipe that takes events for the guardian.
-
-    Raises:
-        OSError: they are not open.
-    """
+    """Use the page and the pipes of the guardian that started this process, by their file descriptors."""
     global _page, _notes, _events
     _page = Page.from_buffer(mmap.mmap(page, SIZE))
     _notes, _events = notes, events
@@ -209,7 +168,7 @@ def watched() -> bool:
 
 
 def event_pipe() -> int | None:
-    """Return the file descriptor of the pipe that takes events for the guardian; None without a guardian."""
+    """Return the file descriptor of the pipe that takes events for the guardian."""
     return _events
 
 
@@ -233,20 +192,18 @@ def _progressed() -> None:
         page.paused = 0
     elif page.pauses:
         return
-    elif page.phase in (_TRAINING, _PLAIN):
+    elif page.phase in (Phase.TRAINING, Phase.PLAIN):
         page.longest = max(gap, page.longest)
-    elif page.phase == _BEGINNING:
+    elif page.phase == Phase.BEGINNING:
         _beginning = max(gap, _beginning)
 
 
 def stepped() -> None:
-    """Note an optimizer step."""
     _page.stepped += 1
     heartbeat()
 
 
 def recorded() -> None:
-    """Note a recorded batch."""
     _page.recorded += 1
     heartbeat()
 
@@ -256,24 +213,17 @@ def committed(generation: int, commit: int, changed: int) -> None:
     _progressed()
     stand_at(generation, commit, changed)
     _page.commits += 1
-    if _page.phase == _BEGINNING:
+    if _page.phase == Phase.BEGINNING:
         _page.has_seen(0.0, _beginning)
-    if _page.phase in (Phase.STARTING, _BEGINNING):
-        _page.phase = _TRAINING
+    if _page.phase in (Phase.STARTING, Phase.BEGINNING):
+        _page.phase = Phase.TRAINING
     if _at_commit:
         _run(_at_commit)
 
 
 def stand_at(generation: int, commit: int, changed: int) -> None:
-    """Note which commit the process is at, after a commit or a recovery.
-
-    Args:
-        generation: its generation.
-        commit: its number.
-        changed: commits of the whole run up to it at which the state had changed.
-    """
-    _page.generation, _page.commit = generation, commit
-    _page.changed = changed
+    """Note which commit the process is at, after a commit or a recovery; see `Reading`."""
+    _page.generation, _page.commit, _page.changed = generation, commit, changed
     _page.stepped = _page.recorded = 0
 
 
@@ -288,7 +238,6 @@ def steps() -> int:
 
 
 def enter(phase: Phase) -> None:
-    """Set the phase of this process."""
     _page.phase = phase
     _page.touch()
 
@@ -325,7 +274,6 @@ def resume() -> None:
 
 
 def take_rank(rank: int) -> None:
-    """Note the process's rank."""
     _page.rank = rank
 
 
@@ -335,43 +283,39 @@ def longest() -> tuple[float, float]:
 
 
 def has_seen(longest: float, longest_beginning: float) -> None:
-    """Note times without progress that another rank has seen."""
     _page.has_seen(longest, longest_beginning)
 
 
 def read() -> Reading:
-    """Return the contents of this process's page."""
     return _page.read()
 
 
 def await_guardian() -> None:
-    """Wait until the guardian has read the longest times; it reads the page several times a second."""
+    """Wait until the guardian has set the stalls by the present longest times, which it does all the time."""
+    enough = _page.looks + 2  # it may be in the middle of a look
     deadline = time.monotonic() + _PATIENCE
-    while watched() and not _page.is_judged and time.monotonic() < deadline:
+    while watched() and _page.looks < enough and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 def diverged() -> None:
-    """Note that this process's parameters are not those of most ranks."""
     _page.diverged += 1
 
 
 def stop_asked() -> Stop:
-    """Return the request to stop that this process has got; `Stop.NO` without one."""
     return Stop(_page.stop)
 
 
 def ask_to_stop(stop: Stop) -> None:
-    """Ask this process to stop at its next commit."""
     _page.ask(stop)
 
 
 def stall_seconds() -> int:
     """Return for how many seconds this rank waits for a silent one; 0: no limit, as inside `paused`."""
     phase = _page.phase
-    if _page.pauses or _page.paused or phase not in (_TRAINING, _BEGINNING):
+    if _page.pauses or _page.paused or phase not in (Phase.TRAINING, Phase.BEGINNING):
         return 0
-    return _page.stall if phase == _TRAINING else _page.stall_beginning
+    return _page.stall if phase == Phase.TRAINING else _page.stall_beginning
 
 
 @contextmanager

@@ -71,41 +71,34 @@ def describe() -> str:
 
 @dataclass(frozen=True)
 class Available:
-    """The memory that processes can still have.
-
-    Attributes:
-        nbytes: how much.
-        limited: whether a cgroup limits it, and not the host.
-    """
+    """The memory that processes can still have."""
 
     nbytes: int
-    limited: bool
+    limited: bool  # whether a cgroup limits it, and not the host
 
 
-def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Available:
+def available_memory(
+    proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"), *, swap: bool = False
+) -> Available:
     """Return the memory that is left for this process's cgroup.
 
-    That is the kernel's ``MemAvailable``, or less if this cgroup, or one above it, has a limit: then the
-    limit minus the used memory, without cached files.
+    That is the kernel's ``MemAvailable``, plus swap if it counts. It is less if this cgroup, or one above it,
+    has a lower limit: then the limit minus the used memory, without cached files.
     """
-    return _least("MemAvailable:", proc=proc, cgroups=cgroups)
-
-
-def memory_left(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Available | None:
-    """Return `available_memory`, with swap where no cgroup limits; None if the system does not tell."""
-    try:
-        return _least("MemAvailable:", "SwapFree:", proc=proc, cgroups=cgroups)
-    except (OSError, ValueError):
-        return None
-
-
-def _least(*fields: str, proc: Path, cgroups: Path) -> Available:
-    """Return the sum of fields of ``/proc/meminfo``, or less if a cgroup leaves less."""
     words = (proc / "meminfo").read_text().split()
+    fields = ("MemAvailable:", "SwapFree:")[: 1 + swap]
     host = sum(int(words[words.index(field) + 1]) * 1024 for field in fields)
     rooms = [room for folder in _cgroups(proc, cgroups) if (room := _room(folder)) is not None]
     least = min([host, *rooms])
     return Available(least, least < host)
+
+
+def memory_left() -> Available | None:
+    """Return `available_memory` with swap; None if the system does not tell."""
+    try:
+        return available_memory(swap=True)
+    except (OSError, ValueError):
+        return None
 
 
 def _room(folder: Path) -> int | None:
@@ -148,12 +141,8 @@ def _cgroups(proc: Path, cgroups: Path) -> list[Path]:
 def identity(pid: int | None = None) -> str:
     """The identity of a process of this host that no other one has, on any host, at any time.
 
-    Args:
-        pid: its number; None for this process.
-
-    Returns:
-        The host, its boot, the process's namespace, number and start. Empty if the process is unknown
-        or has ended, or if this system does not tell.
+    It names the host, its boot, the process's namespace, number and start. It is empty if the process is
+    unknown or has ended, or if this system does not tell.
     """
     number = os.getpid() if pid is None else pid
     try:
@@ -164,27 +153,19 @@ def identity(pid: int | None = None) -> str:
 
 
 def has_ended(process: str) -> bool:
-    """Return whether a process is known to have ended; of other hosts and containers, nothing is known.
-
-    Args:
-        process: its `identity`, as it said itself.
-    """
+    """Return whether a process, named by its `identity`, is known to have ended; False for other hosts'."""
     place, _, rest = process.rpartition("] ")
-    number, _, _ = rest.partition(" ")
+    number, _, start = rest.partition(" ")
     try:
-        is_of_here = f"{place}]" == _place()
+        if f"{place}]" != _place() or not number.isdecimal():
+            return False
     except OSError:
         return False
-    return is_of_here and number.isdecimal() and _is_gone(int(number), rest.rpartition(" ")[2])
-
-
-def _is_gone(number: int, start: str) -> bool:
-    """Return whether a process of this host has ended; another one may have its number by now."""
     try:
-        state, present = _seen(number)
-        return state in _ENDED or present != start
-    except (OSError, IndexError):
-        return not _exists(number)  # other users' processes may be hidden, see hidepid in proc(5)
+        state, present = _seen(int(number))
+        return state in _ENDED or present != start  # another process may have its number by now
+    except (OSError, IndexError):  # other users' processes may be hidden, see hidepid in proc(5)
+        return not _exists(int(number))
 
 
 def _seen(number: int) -> tuple[str, str]:

@@ -32,28 +32,18 @@ RUNS = Path("hvdrecover-runs")  # holds the folders of runs for which the user n
 SCHEMA = 1
 _LARGEST = 1 << 62  # larger numbers are not counts of ours, and do not fit into arrays
 _END_OF_TIME = 250_000_000_000  # the year 9892; calendars end soon after
-_PIECE = 1 << 22  # bytes to read at once; a longer line is not an event
 
 
 @dataclass(frozen=True)
 class Event:
-    """One event.
+    """One event."""
 
-    Attributes:
-        time: seconds since the Unix epoch, by the clock of the supervisor.
-        kind: what happened.
-        host: name of the host on which it happened.
-        rank: rank of the process; -1 if it has none.
-        pid: number of the process.
-        facts: all fields of the line, by name.
-    """
-
-    time: float
+    time: float  # seconds since the Unix epoch, by the clock of the supervisor
     kind: str
     host: str
-    rank: int
+    rank: int  # -1 if it has none
     pid: int
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Any]  # all fields of the line, by name
 
     def number(self, name: str) -> float | None:
         """Return a fact if it is a finite number, else None."""
@@ -96,10 +86,7 @@ def encode(event: Mapping[str, Any]) -> bytes | None:
 class Record:
     """Appends events to the record of a run. Several threads, and processes of one host, may do so at once.
 
-    Args:
-        folder: folder of the run; created with the first event.
-        seconds: how long the disk may take for an event, before events are left out until it answers. With
-            None, it may take as long as it likes.
+    If the disk takes longer than ``seconds`` for an event, events are left out until it answers.
     """
 
     def __init__(self, folder: Path, seconds: float | None = None) -> None:
@@ -112,7 +99,6 @@ class Record:
         self._failed = False
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Append an event at once."""
         self.put(event)
         self.flush()
 
@@ -148,38 +134,25 @@ class Record:
     def _open(self) -> int:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / FILE
-        if not path.exists():
-            # Link a complete file into place: another process never sees a record without its first line.
-            new = path.with_name(f".{FILE}-{os.getpid()}")
-            new.write_text(f'{{"schema": {SCHEMA}}}\n')
-            try:
-                path.hardlink_to(new)
-            except FileExistsError:  # another process was faster
-                pass
-            except OSError:  # a file system without hard links
-                new.replace(path)
-            new.unlink(missing_ok=True)
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - 1, 0))
-            self._torn = file.read() != b"\n"  # the last writer was killed in the middle of a line
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if size := os.fstat(descriptor).st_size:
+            with path.open("rb") as file:
+                file.seek(size - 1)
+                self._torn = file.read(1) != b"\n"  # the last writer was killed in the middle of a line
+        else:  # two processes may both see an empty file; a second line of this kind is passed over
+            os.write(descriptor, f'{{"schema": {SCHEMA}}}\n'.encode())
+        return descriptor
 
 
 # -- reading -------------------------------------------------------------------------------------------
 
 
 class Follower:
-    """Reads a record while it is being written: at each look, the events that are new.
-
-    Args:
-        place: folder of the run, or its file. The file need not exist yet.
-    """
+    """Reads a record, a folder or its file, while it is being written. It need not exist yet."""
 
     def __init__(self, place: Path) -> None:
         self._path = place if place.suffix == ".jsonl" else place / FILE
         self._offset = 0
-        self._checked = False
 
     def look(self) -> list[Event]:
         """Return the events that were appended since the last look; a line that is incomplete is left.
@@ -187,36 +160,44 @@ class Follower:
         Raises:
             ConfigError: the file cannot be read, or is of another version.
         """
-        events: list[Event] = []
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
-                while data := file.read(_PIECE):
-                    end = data.rfind(b"\n") + 1
-                    if not end and len(data) < _PIECE:
-                        break
-                    self._offset += end or len(data)
-                    file.seek(self._offset)
-                    events.extend(self._parse(data[:end]))
+                data = file.read()
         except FileNotFoundError:
             return []
         except OSError as error:
             raise ConfigError("FOLDER", f"'{self._path}' cannot be read: {error.strerror}") from error
-        return events
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        found = (self._parse(line) for line in data[:end].splitlines())
+        return [event for event in found if event is not None]
 
-    def _parse(self, data: bytes) -> list[Event]:
-        lines = data.splitlines()
-        if not self._checked:
-            _check_schema(self._path, lines.pop(0))
-            self._checked = True
-        return [event for event in map(parse, lines) if event is not None]
+    def _parse(self, line: bytes) -> Event | None:
+        """Return the event of a line; None if it is not an event, such as a line that is incomplete."""
+        try:
+            facts = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(facts, dict):
+            return None
+        time, kind, host = number(facts.get("time")), facts.get("kind"), facts.get("host")
+        if kind is None and facts.get("schema", SCHEMA) != SCHEMA:
+            problem = f"schema {facts['schema']!r}; this version of hvdrecover reads schema {SCHEMA}"
+            raise ConfigError("FOLDER", f"'{self._path}' has {problem}")
+        if (
+            time is None
+            or not 0 <= time < _END_OF_TIME
+            or not isinstance(kind, str)
+            or not isinstance(host, str)
+        ):
+            return None
+        rank = whole(facts.get("rank"))
+        return Event(time, kind, host, -1 if rank is None else rank, whole(facts.get("pid")) or 0, facts)
 
 
 def read(place: Path) -> list[Event]:
     """Return the events of a run in order of time; events of one process are in their own order.
-
-    Args:
-        place: folder of the run, or its file.
 
     Raises:
         ConfigError: the record is missing, cannot be read, or has another schema.
@@ -229,12 +210,7 @@ def read(place: Path) -> list[Event]:
 
 
 def locate(folder: Path | None, configured: Path | None, runs: Path = RUNS) -> Path:
-    """Return the folder of the run to report on.
-
-    Args:
-        folder: the folder that the user named, or None.
-        configured: the folder that ``HVDRECOVER_EVENTS`` names, or None.
-        runs: where the folders of runs are. The run whose record was written last is taken.
+    """Return the folder of the run to report on: the user's, the configured one, or the newest of ``runs``.
 
     Raises:
         ConfigError: the folder, or any run, is missing.
@@ -252,28 +228,3 @@ def locate(folder: Path | None, configured: Path | None, runs: Path = RUNS) -> P
         )
         raise ConfigError("FOLDER", problem)
     return records[-1].parent
-
-
-def parse(line: str | bytes) -> Event | None:
-    """Return the event of a line; None if it is not an event, such as a line that is incomplete."""
-    try:
-        facts = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(facts, dict):
-        return None
-    time, kind, host = number(facts.get("time")), facts.get("kind"), facts.get("host")
-    if time is None or not 0 <= time < _END_OF_TIME or not isinstance(kind, str) or not isinstance(host, str):
-        return None
-    rank = whole(facts.get("rank"))
-    return Event(time, kind, host, -1 if rank is None else rank, whole(facts.get("pid")) or 0, facts)
-
-
-def _check_schema(path: Path, line: bytes) -> None:
-    try:
-        schema = json.loads(line)["schema"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise ConfigError("FOLDER", f"'{path}' is not the record of a run: no schema in line 1") from None
-    if schema != SCHEMA:
-        problem = f"'{path}' has schema {schema!r}; this version of hvdrecover reads schema {SCHEMA}"
-        raise ConfigError("FOLDER", problem)

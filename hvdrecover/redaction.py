@@ -15,11 +15,6 @@ def redact(url: str) -> str:
 
 
 def printable(text: str, but: str = "") -> str:
-    """Escape control and bidirectional characters, which move a cursor or turn a line around.
-
-    Args:
-        text: anybody's.
-        but: characters to leave as they are, such as the ends of lines.
-    """
+    """Escape control and bidirectional characters, except some: they move a cursor or turn a line around."""
     shown = (each if each.isprintable() or each in but else repr(each)[1:-1] for each in text)
     return "".join(shown)

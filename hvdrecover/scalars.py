@@ -1,4 +1,4 @@
-"""The scalars of each rank's training, by step: loss, gradient norm, times, stragglers.
+"""The scalars of each rank's training, by step: loss, gradient norm, times.
 
 Steps are counted through the whole job. A commit holds the count, so a job that goes back continues the axis
 where the commit ends.
@@ -7,7 +7,7 @@ where the commit ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hvdrecover.checkpoint.snapshot import Snapshot
@@ -15,7 +15,7 @@ from hvdrecover.checkpoint.values import Json
 from hvdrecover.errors import ConfigError
 from hvdrecover.state import liveness
 from hvdrecover.state.adapter import Framework
-from hvdrecover.state.hooks import Agreement, Context, Hook, Moment, Table
+from hvdrecover.state.hooks import Agreement, Context, Hook
 from hvdrecover.trackers import Feed, TensorBoard, Tracker
 
 Number = Any
@@ -29,15 +29,12 @@ class Scalars(Hook):
         folder: path or URL of the folder for the TensorBoard runs of all ranks; None writes none.
         context: the state's surroundings.
         tracker: the experiment tracker to which rank 0 reports; None reports to none.
-
-    Attributes:
-        poll: asks the framework's side whether steps have ended.
     """
 
     key = "scalars"
 
     def __init__(self, folder: str | None, context: Context, tracker: Tracker | None = None) -> None:
-        self.poll: Callable[[], None] = lambda: None
+        self.poll: Callable[[], None] = lambda: None  # asks the framework's side whether steps have ended
         self._context = context
         self._clock = context.clock
         # A rehearsal must not write into the runs of the job that it rehearses.
@@ -48,7 +45,6 @@ class Scalars(Hook):
         self._feeds = [each for each in (board, self._tracked) if each is not None]
         self._steps = 0
         self._commit_began = 0.0
-        self._busy = 0.0  # seconds of this rank's own work since the last vote
         self._begin()
 
     def _begin(self) -> None:
@@ -71,20 +67,13 @@ class Scalars(Hook):
             self._waiting_since = None
 
     def waited(self, seconds: float) -> None:
-        """Note that a graph has waited for gradients of the others for so long."""
+        """Add to the time of the coming step in which this rank waited for gradients of the others."""
         self._waited += seconds
 
     def stepped(self, values: Mapping[str, Number], steps: int = 1) -> None:
-        """Count steps that have ended.
-
-        Args:
-            values: scalars of the last of these steps, by name.
-            steps: number of steps. Times are means over them.
-        """
-        now = self._clock.monotonic()
-        whole = now - self._ended - self._stalled
+        """Count steps that have ended. ``values`` are scalars of the last one; times are means over all."""
+        whole = self._clock.monotonic() - self._ended - self._stalled
         waited = self._waited
-        self._busy += max(0.0, whole - waited)
         self._begin()
         self._steps += steps
         self._add({**values, "seconds/step": whole / steps, "seconds/allreduce_wait": waited / steps})
@@ -94,50 +83,40 @@ class Scalars(Hook):
     # -- an observer -----------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Ask the framework to report steps, if a folder or tracker takes them."""
         if self._feeds:
-            self._context.framework.report_times(self._context.contents, self)
+            self._context.framework.report("times", self)
 
     def observed(self, values: Mapping[str, Number]) -> None:
-        """Take numbers that the script reports; they belong to the step that has just ended."""
-        self.poll()
+        self.poll()  # the values belong to the step that has just ended
         self._add(values)
 
     def begins(self) -> None:
-        """Note that a commit begins."""
         self.poll()
         self._commit_began = self._clock.monotonic()
 
     def captured(self, snapshot: Snapshot) -> None:
-        """Send rows to the tracker once a commit holds their steps."""
         if self._tracked is not None:
-            self._tracked.release(self._steps)
+            self._tracked.send(self._steps)
 
     def committed(self) -> None:
-        """Take the time of a commit."""
         stall = self._clock.monotonic() - self._commit_began
         self._stalled += stall
         self._add({"seconds/commit_stall": stall})
-        if self._tracked is not None:
-            self._tracked.send()
 
     def agreed(self, agreement: Agreement) -> None:
-        """Resume training at a commit."""
         self._begin()
         for feed in self._feeds:
             feed.begin(self._context.world.rank())
 
     def closing(self) -> None:
-        """Write all that is left: training has ended."""
         self.poll()
         with liveness.paused():  # on all ranks: they wait for rank 0, which waits for its tracker
             for feed in self._feeds:
-                feed.finish()
-                feed.close()
+                feed.send(self._steps)
+                feed.close(finished=True)
 
     def leaving(self) -> None:
-        """Release the tracker's run, so that another process can continue it. The exit closes the rest."""
-        if self._tracked is not None:
+        if self._tracked is not None:  # another process can continue its run; the exit closes the rest
             self._tracked.close()
 
     # -- a part of each commit -------------------------------------------------------------------------
@@ -150,7 +129,6 @@ class Scalars(Hook):
         return {"steps": self._steps, **({} if self._tracked is None else {"run": self._tracked.run})}
 
     def load(self, value: Json | None) -> None:
-        """Return to the count of a commit."""
         self.poll()  # steps that have ended before must not count afterwards
         found: Any = value if isinstance(value, dict) else {}
         steps, run = found.get("steps", 0), found.get("run")
@@ -167,29 +145,6 @@ class Scalars(Hook):
             return value
         return {"run": self._tracked.run, **(value or {})}
 
-    # -- a voter ---------------------------------------------------------------------------------------
-
-    def numbers(self, moment: Moment) -> Sequence[int]:
-        """Send the microseconds of this rank's own work since the last commit; 0 if unknown.
-
-        All ranks send one number, also those without scalars: the votes of all must be equally long.
-        """
-        if moment.kind == "rendezvous":
-            return ()
-        if moment.kind == "check":
-            return (0,)
-        busy, self._busy = self._busy, 0.0
-        return (round(busy * 1e6),)
-
-    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Name the slowest rank, and this rank's work as a share of the slowest rank's."""
-        if moment.kind != "rendezvous" and self._feeds:
-            busy = table[:, 0].tolist()
-            if all(each > 0 for each in busy):
-                mine, most = busy[self._context.world.rank()], max(busy)
-                self._add({"straggler/share": mine / most, "straggler/slowest_rank": busy.index(most)})
-        return None
-
     def _add(self, values: Mapping[str, Number]) -> None:
         """Add scalars to the row of the last step."""
         for feed in self._feeds:
@@ -202,17 +157,14 @@ def as_numbers(framework: Framework, values: Mapping[str, Any]) -> dict[str, Num
     Raises:
         ConfigError: a value is not a number.
     """
-    return {name: _as_number(framework, name, value) for name, value in values.items() if value is not None}
-
-
-def _as_number(framework: Framework, name: str, value: Any) -> Number:
-    shape = tuple(getattr(value, "shape", ()))
-    if not hasattr(value, "__float__"):
-        raise ConfigError(
-            f"log_metrics({name}=)",
-            f"must be a number, got a {type(value).__name__}; a graph's function must return it first",
-        )
-    if math.prod(shape) != 1:
-        raise ConfigError(f"log_metrics({name}=)", f"must be a number, got an array of shape {shape}")
-    number = value[(0,) * len(shape)] if shape else value
-    return framework.clone(number) if framework.is_tensor(number) else number
+    found = {}
+    for name, value in values.items():
+        if value is None:
+            continue
+        shape = tuple(getattr(value, "shape", ()))
+        if not hasattr(value, "__float__") or math.prod(shape) != 1:  # a tensor of a graph has no __float__
+            kind = f"a {type(value).__name__}" + (f" of shape {shape}" if shape else "")
+            raise ConfigError(f"log_metrics({name}=)", f"must be a number, got {kind}")
+        number = value[(0,) * len(shape)] if shape else value
+        found[name] = framework.clone(number) if framework.is_tensor(number) else number
+    return found

@@ -41,11 +41,9 @@ replaced: list[str] = []
 def standing_in(
     horovods: ModuleType, ours: Mapping[str, Any]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return a module's ``__getattr__`` and ``__dir__``, by which it has all that a module of Horovod's has.
+    """Return ``__getattr__`` and ``__dir__`` of a module that has all names of a module of Horovod's.
 
-    Args:
-        horovods: the module of Horovod's.
-        ours: ``globals()`` of the module that stands in for it; what it defines itself comes first.
+    ``ours`` are its ``globals()``, which come first.
     """
 
     def find(name: str) -> Any:

@@ -28,8 +28,7 @@ logger = logging.getLogger(__name__)
 # Rows for TensorBoard wait so long, or until there are so many, so that no step waits for a device.
 KEPT_SECONDS = 10.0
 KEPT_STEPS = 1000
-PATIENCE = 60.0  # seconds for a tracker to send everything when training has ended
-HANDOVER = 10.0  # the same when another process continues the run: the other ranks wait meanwhile
+PATIENCE = 30.0  # seconds for a tracker to send everything; the other ranks may wait meanwhile
 MOST_DUE = 10_000  # batches of rows that may wait for the tracker
 
 _AT_ONCE = 1000  # most metrics in one request to an MLflow server
@@ -54,8 +53,8 @@ class Row:
 class Tracker:
     """An experiment tracker. Derive from this class for one of your own: `open`, `log` and `close`.
 
-    One process at a time calls these three, rank 0's, on a thread beside training. An exception is logged as
-    a warning, and training continues without the tracker.
+    Rank 0 calls these three, on a thread beside training. An exception is logged as a warning, and training
+    continues without the tracker.
 
     Examples:
         >>> class Lines(recover.Tracker):
@@ -130,7 +129,7 @@ class WandB(Tracker):
         return self._last
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Log one row for each step."""
+        """Log the rows."""
         for row in rows:
             self._run.log(dict(row.values), step=row.step)
         # W&B holds a step until the next one begins, so a killed process loses the last step.
@@ -138,7 +137,7 @@ class WandB(Tracker):
         self._last = rows[-1].step
 
     def close(self, *, finished: bool) -> None:
-        """Send the rows that wandb still holds."""
+        """Send everything; see `Tracker.close`."""
         self._run.finish()
         self._note(self._last)
 
@@ -179,7 +178,7 @@ class MLflow(Tracker):
         self._uri = tracking_uri
 
     def open(self, run: str) -> int:
-        """Begin or continue the run."""
+        """Start or continue the run."""
         from mlflow import MlflowClient
 
         self._client = client = MlflowClient(self._uri)
@@ -196,7 +195,7 @@ class MLflow(Tracker):
         return 0
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Log a metric for each scalar, and then how far that goes."""
+        """Log the rows."""
         from mlflow.entities import Metric
 
         metrics = [
@@ -209,7 +208,7 @@ class MLflow(Tracker):
         self._client.set_tag(self._id, self._STEP, str(rows[-1].step))
 
     def close(self, *, finished: bool) -> None:
-        """Mark a run that has ended; one that may be continued still runs."""
+        """Send everything; see `Tracker.close`."""
         if finished:
             self._client.set_terminated(self._id)
 
@@ -221,14 +220,7 @@ def _require(package: str, setting: str) -> None:
 
 
 class TensorBoard(Tracker):
-    """TensorBoard: each start writes another file to the folder of its rank.
-
-    Args:
-        folder: path or URL of the folder for the runs of all ranks.
-
-    Raises:
-        ConfigError: the package is missing.
-    """
+    """TensorBoard: each start writes another file to its rank's folder below a folder or URL."""
 
     def __init__(self, folder: str) -> None:
         _require("tensorboard", "tensorboard")
@@ -239,7 +231,6 @@ class TensorBoard(Tracker):
         self._folder = folder.rstrip("/")
 
     def open(self, run: str) -> int:
-        """Begin another file."""
         from tensorboard.compat import tf
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -257,7 +248,6 @@ class TensorBoard(Tracker):
         return 0
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Write an event for each row."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -271,7 +261,6 @@ class TensorBoard(Tracker):
         self._file.flush()
 
     def close(self, *, finished: bool) -> None:
-        """Write everything to the file."""
         self._file.close()
 
     def _write(self, event: Any) -> None:
@@ -281,16 +270,13 @@ class TensorBoard(Tracker):
 class Feed:
     """Sends rows to a tracker by a thread, so a tracker that hangs delays no step.
 
-    To a tracker with one run, rank 0 sends a row once a commit holds its step, so no row is ever taken back.
-    To TensorBoard, each rank sends rows soon after their steps: TensorBoard can drop steps that are repeated.
+    A tracker with one run gets a row once a commit holds its step, so it need not take rows back. TensorBoard
+    can drop repeated steps, so it gets rows soon after their steps.
 
     Args:
         tracker: the tracker. If it fails, training continues without it.
         clock: where times come from.
-        each_rank: whether each rank has its own run.
-
-    Attributes:
-        run: id of the run.
+        each_rank: whether each rank has its own run, as with TensorBoard.
     """
 
     def __init__(self, tracker: Tracker, clock: Clock, *, each_rank: bool = False) -> None:
@@ -298,12 +284,9 @@ class Feed:
         self._tracker = tracker
         self._clock = clock
         self._each_rank = each_rank
-        self._name = type(tracker).__name__
         self._rows: dict[int, tuple[float, dict[str, Any]]] = {}  # in the order of their steps
-        self._released = 0  # the step up to which rows are sent
-        self._reporting = False
-        self._finished = self._late = False
-        self._due: queue.SimpleQueue[Sequence[Row] | None] = queue.SimpleQueue()  # None ends the thread
+        self._reports = self._finished = False
+        self._due: queue.SimpleQueue[Sequence[Row] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         atexit.register(self.close)
 
@@ -316,85 +299,71 @@ class Feed:
         """Report as this rank from now on; a rank without a run leaves it to another process."""
         run = f"rank-{rank}" if self._each_rank else self.run
         reports = self._each_rank or rank == 0
-        self._finished = False
         if run != self.run or not reports:
             self.close()
-        self.run, self._reporting = run, reports
+        self.run, self._reports = run, reports
 
     def go_to(self, step: int) -> None:
         """Resume from a step: drop later ones, which come again."""
         self._rows = {number: row for number, row in self._rows.items() if number <= step}
-        self._released = step
         if self._each_rank:
             self.close()  # the next file takes back later steps of this one
 
-    def release(self, step: int) -> None:
-        """Send the rows up to a step that a commit holds: now, as a rank may leave right after the commit."""
-        if not self._each_rank:
-            self._released = step
-            self.send()
-
     def keep_up(self) -> None:
-        """Send the rows that are due, after each step."""
+        """Send the rows that are due for TensorBoard."""
         if self._each_rank and self._rows:
             oldest, _ = next(iter(self._rows.values()))
             if len(self._rows) >= KEPT_STEPS or self._clock.now() - oldest >= KEPT_SECONDS:
-                self._released = max(self._rows)
-        self.send()
+                self.send(max(self._rows))
 
-    def send(self) -> None:
-        """Send the rows that were released."""
-        if next(iter(self._rows), self._released + 1) > self._released:
-            return
-        rows = [Row(step, *row) for step, row in self._rows.items() if step <= self._released]
-        self._rows = {step: row for step, row in self._rows.items() if step > self._released}
-        if not self._reporting:
+    def send(self, last: int) -> None:
+        """Send the rows up to a step."""
+        rows = [Row(step, *row) for step, row in self._rows.items() if step <= last]
+        self._rows = {step: row for step, row in self._rows.items() if step > last}
+        if not rows or not self._reports:
             return
         if self._thread is None:
-            self._due = queue.SimpleQueue()
-            self._thread = threading.Thread(target=self._log, name="hvdrecover-tracker", daemon=True)
+            self._due = queue.SimpleQueue()  # None ends the thread
+            # If it hangs, `close` gives it up, and the next thread has another queue.
+            self._thread = threading.Thread(target=self._log, args=(self._due, self.run), daemon=True)
             self._thread.start()
         if not self._thread.is_alive():
             return  # the tracker has failed, and a warning has said so
         if self._due.qsize() < MOST_DUE:
             self._due.put(rows)
-        elif not self._late:
-            self._late = True
-            logger.warning("%s does not keep up: scalars are left out", self._name)
+        else:
+            self._reports = False
+            self._warn("no more scalars are logged: it does not keep up")
 
-    def finish(self) -> None:
-        """Release all rows: the training function has returned, so no step is rolled back."""
-        self._released = max(self._rows, default=self._released)
-        self._finished = True
-
-    def close(self) -> None:
+    def close(self, *, finished: bool = False) -> None:
         """Send the rest and wait for the tracker. Later rows go to the same run."""
         if self._each_rank:
-            self._released = max(self._rows, default=self._released)
-        self.send()
+            self.send(max(self._rows, default=0))
         if self._thread is not None:
-            patience = PATIENCE if self._finished else HANDOVER
+            self._finished = finished
             self._due.put(None)
-            self._thread.join(patience)
+            self._thread.join(PATIENCE)
             if self._thread.is_alive():
-                logger.warning("%s has not answered for %.0f s and is left", self._name, patience)
+                self._warn(f"it has not answered for {PATIENCE:.0f} s, and is left")
             self._thread = None
 
-    def _log(self) -> None:
-        due, run = self._due, self.run  # `close` may give up this thread, and the next one has others
+    def _log(self, due: queue.SimpleQueue[Sequence[Row] | None], run: str) -> None:
         try:
             known = sent = self._tracker.open(run)
             while (rows := due.get()) is not None:
                 # Values that the script reports of a step after its commit come as a second row of the step.
-                fresh = [_measured(row) for row in rows if row.step > known and row.step >= sent]
+                fresh = [
+                    # This waits for numbers that a device still computes.
+                    Row(row.step, row.time, {name: float(value) for name, value in row.values.items()})
+                    for row in rows
+                    if row.step > known and row.step >= sent
+                ]
                 if fresh:
                     self._tracker.log(fresh)
                     sent = fresh[-1].step
             self._tracker.close(finished=self._finished)
         except Exception as error:  # trackers raise errors of many classes
-            logger.warning("%s: no more scalars are logged: %s: %s", self._name, type(error).__name__, error)
+            self._warn(f"no more scalars are logged: {type(error).__name__}: {error}")
 
-
-def _measured(row: Row) -> Row:
-    """Return a row of numbers; waits for numbers that a device still computes."""
-    return Row(row.step, row.time, {name: float(value) for name, value in row.values.items()})
+    def _warn(self, problem: str) -> None:
+        logger.warning("%s: %s", type(self._tracker).__name__, problem)

@@ -11,8 +11,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from hvdrecover import config, error_kinds
-from hvdrecover.errors import ConfigError
+from hvdrecover import error_kinds
 
 _FOLDERS = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -26,12 +25,9 @@ _hook: object = None  # the last hook that was set here
 
 
 def report_to(notes: int) -> None:
-    """Report the error that ends this process to a guardian, and let the guardian print it.
+    """Report the error that ends this process in the notes for the guardian, and let the guardian print it.
 
     If the script or a library has set ``sys.excepthook``, that hook is called, and prints the error.
-
-    Args:
-        notes: the file descriptor of the notes, which the guardian reads.
     """
     global _notes, _hook
     _notes = notes
@@ -54,46 +50,16 @@ def report_to(notes: int) -> None:
 
 
 def _reported(error: BaseException, *, printed: bool) -> bool:
-    kinds = error_kinds.kinds(error)
-    text = _short(error) if kinds and not _shows_all() else ""
-    text = text or "".join(traceback.format_exception(error))
+    text = "".join(traceback.format_exception(error))
     short = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, SyntaxError):  # which names file and line by itself
         short = f"{type(error).__name__}: {error}"
-    where = place(error) or "".join(f"{each.filename}:{each.lineno}" for each in _frames(error)[-1:])
+    frames = [f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__)]
+    where = place(error) or "".join(frames[-1:])
     identity = f"{type(error).__qualname__} at {where}"  # texts vary: process ids, addresses, generations
-    return _write(error=short, identity=identity, traceback=text, kinds=kinds, unprinted=not printed)
-
-
-def _shows_all() -> bool:
-    try:
-        return config.read().log == "debug"
-    except ConfigError:
-        return False
-
-
-def _short(error: BaseException) -> str:
-    """Return the text of an error of hvdrecover, with only the script's lines of the traceback.
-
-    Its message names cause and remedy, so our own frames would only hide them. Returns '', which asks for the
-    whole traceback, if no line is the script's, or if an exception in the script's code caused the error.
-    """
-    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    own, of_cause = (
-        [frame for frame in _frames(each) if not is_library(frame.filename)] for each in (error, cause)
+    return _write(
+        error=short, identity=identity, traceback=text, kinds=error_kinds.kinds(error), unprinted=not printed
     )
-    if not own or of_cause:
-        return ""
-    lines = [
-        "Traceback (most recent call last; HVDRECOVER_LOG=debug shows all of it):\n",
-        *traceback.format_list(own),
-        *traceback.format_exception_only(error),
-    ]
-    return "".join(lines)
-
-
-def _frames(error: BaseException | None) -> list[traceback.FrameSummary]:
-    return [] if error is None else list(traceback.extract_tb(error.__traceback__))
 
 
 def _show(previous: object, *error: object) -> None:
@@ -111,20 +77,14 @@ def _write(**facts: object) -> bool:
 
 
 def is_library(file: str) -> bool:
-    """Return whether Python code is not the user's own; also true for code without a file.
-
-    Args:
-        file: as Python names it, or where that leads to.
-    """
+    """Return whether a code file is not the user's own; also true for code without a file (``<string>``)."""
     return file.startswith(("<", *_BELOW))
 
 
 def place(error: BaseException) -> str:
     """Return the innermost line of the user's own code that an error came through, or an empty string."""
-    found, trace = "", error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if not is_library(code.co_filename):
-            found = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
-        trace = trace.tb_next
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if not is_library(frame.f_code.co_filename):
+            found = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
     return found

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -47,37 +47,6 @@ def permutation(length: int, seed: int, epoch: int) -> Indices:
     return order
 
 
-def share(order: Indices, start: int, rank: int, size: int, tail: Tail, gaps: Sequence[Gap] = ()) -> Indices:
-    """A rank's part of the samples from ``start`` on, equally long on all ranks.
-
-    Args:
-        order: the epoch's samples, int64 of shape ``[length]``.
-        start: position of the first sample that is left.
-        rank: the rank.
-        size: number of ranks.
-        tail: fill a last round that is not full up (``pad``), or leave it out (``drop``).
-        gaps: positions to leave out, in order.
-    """
-    left, all_of_it = count_left(len(order), start, gaps), count_left(len(order), 0, gaps)
-    dealt = np.arange(rank, rounds(left, size, tail) * size, size)
-    repeated = (dealt - left) % max(1, all_of_it)
-    return order[np.where(dealt < left, past(start + dealt, start, gaps), past(repeated, 0, gaps))]
-
-
-def count_left(length: int, start: int, gaps: Sequence[Gap]) -> int:
-    """Return how many positions from ``start`` on are in no gap."""
-    return length - start - sum(max(0, end - max(first, start)) for first, end in gaps)
-
-
-def past(positions: Indices, start: int, gaps: Sequence[Gap]) -> Indices:
-    """Move positions behind gaps. They were counted from ``start`` on as if there were no gaps."""
-    for first, end in gaps:
-        if end > start:
-            begin = max(first, start)
-            positions = np.where(positions >= begin, positions + (end - begin), positions)
-    return positions
-
-
 def rounds(left: int, size: int, tail: Tail) -> int:
     """Return how many samples each of ``size`` ranks gets of ``left`` samples."""
     return left // size if tail == "drop" else math.ceil(left / size)
@@ -90,9 +59,8 @@ def _is_count(value: Any) -> bool:
 _PLACE = ("epoch", "passes", "done", "_left_out", "_start", "_iterated", "_handed_out")
 _REMEDY = "Call sampler.set_epoch(state.epoch) at the top of each epoch."
 _AGAIN = (
-    "epoch {} is repeated: set_epoch() was not called with another epoch. The samples come in the same "
-    "order. A job that resumes at the end of a pass cannot tell whether that pass or the next one is due. "
-    f"{_REMEDY}"
+    "epoch {} is repeated, in the same order: set_epoch() was not called with another epoch. A "
+    f"job that resumes at the end of a pass cannot tell whether that pass or the next one is due. {_REMEDY}"
 )
 _EMPTY = (
     "this pass over epoch {} is empty: the commit was made at the end of the epoch, and set_epoch() was not "
@@ -100,8 +68,7 @@ _EMPTY = (
 )
 _BACK = (
     "set_epoch({}) goes back from epoch {}: {} of {} samples were done, and they come again. Perhaps a "
-    f"training framework called set_epoch() with its own count. {_REMEDY} If several epochs are named before "
-    "an iteration begins, the highest one is used."
+    f"training framework called set_epoch() with its own count. {_REMEDY}"
 )
 
 
@@ -112,7 +79,7 @@ class SampleOrder:
         length: number of samples.
         shuffle: whether each epoch has an order of its own; otherwise samples come in their own order.
         seed: seed of the shuffling; the same on all ranks.
-        tail: see `share`.
+        tail: fill a last round that is not full up (``pad``), or leave it out (``drop``).
 
     Raises:
         ConfigError: a negative length, a seed that is not an integer, or an unknown ``tail``.
@@ -197,14 +164,13 @@ class SampleOrder:
             least = max(least, self._largest * self.size)
         before = self._before if self._named else {"epoch": 0, "done": 0}
         if self.epoch < before["epoch"] and 0 < before["done"] < self.length:
-            facts = self.epoch, before["epoch"], before["done"], self.length
-            self._say("back", _BACK.format(*facts), everywhere=True)  # may happen on one rank only
+            self._warn(_BACK, self.epoch, before["epoch"], before["done"], self.length)
         if self._iterated and self.left < least:
             if self.done:
-                self._say("again", _AGAIN.format(self.epoch))
+                self._warn(_AGAIN, self.epoch)
             self._enter(self.epoch, self.passes + 1)
         elif self.done and self.left < least and (self.passes or not self._named):
-            self._say("empty", _EMPTY.format(self.epoch))
+            self._warn(_EMPTY, self.epoch)
         self._begin()
         self._iterated, self._named = True, []
         self.begun = next(_iterations)
@@ -219,17 +185,17 @@ class SampleOrder:
         ahead = (epoch, passes) > (self.epoch, self.passes)
         self._left_out = [each for each in self._left_out if ahead and each[:2] >= (epoch, passes)]
         self.epoch, self.passes = epoch, passes
-        self.done = int(past(np.array(0), 0, self.gaps))
+        self.done = int(self._past(np.array(0), 0))
 
     def _begin(self) -> None:
         self._start = self.unstepped = self.done
         self._iterated = self._handed_out = self.stepped = False
 
-    def _say(self, kind: str, message: str, *, everywhere: bool = False) -> None:
-        """Warn once, on rank 0 or everywhere."""
-        if kind not in self._warned and (everywhere or 0 in self._ranks):
-            logger.warning("%s", message)
-        self._warned.add(kind)
+    def _warn(self, message: str, *facts: int) -> None:
+        """Warn once, on rank 0; `set_epoch` may go back on one rank only."""
+        if message not in self._warned and (0 in self._ranks or message is _BACK):
+            logger.warning("%s", message.format(*facts))
+        self._warned.add(message)
 
     # -- samples done ------------------------------------------------------------------------------------
 
@@ -257,7 +223,7 @@ class SampleOrder:
 
     def position(self, start: int, count: int) -> int:
         """Return the cursor after every rank has done ``count`` samples from ``start`` on."""
-        return min(self.length, int(past(np.array(start + count * self.size), start, self.gaps)))
+        return min(self.length, int(self._past(np.array(start + count * self.size), start)))
 
     def stretch(self, start: int, count: int) -> Stretch:
         """Return the samples from a position to the end of a batch of which each rank has ``count``."""
@@ -269,19 +235,15 @@ class SampleOrder:
         Args:
             stretch: of this pass or, as the cursor may have gone back beyond its beginning, of a later one.
         """
-        stretches = sorted([*self._left_out, stretch] if stretch[2] < stretch[3] else self._left_out)
-        self._left_out = []
-        for epoch, passes, first, end in stretches:
+        joined: list[Stretch] = []
+        for each in sorted([*self._left_out, stretch]):
             # Join stretches that overlap or touch: no sample may count twice.
-            if (
-                self._left_out
-                and (epoch, passes) == self._left_out[-1][:2]
-                and first <= self._left_out[-1][3]
-            ):
-                *_, first, before = self._left_out.pop()
-                end = max(before, end)
-            self._left_out.append((epoch, passes, first, end))
-        self.done = int(past(np.array(self.done), self.done, self.gaps))
+            if joined and each[:2] == joined[-1][:2] and each[2] <= joined[-1][3]:
+                joined[-1] = (*joined[-1][:3], max(joined[-1][3], each[3]))
+            elif each[2] < each[3]:
+                joined.append(each)
+        self._left_out = joined
+        self.done = int(self._past(np.array(self.done), self.done))
         self._begin()
 
     @property
@@ -291,19 +253,43 @@ class SampleOrder:
 
     # -- samples left ------------------------------------------------------------------------------------
 
+    def _count(self, start: int) -> int:
+        """Return how many positions from ``start`` on are in no gap."""
+        return self.length - start - sum(max(0, end - max(first, start)) for first, end in self.gaps)
+
+    def _past(self, positions: Indices, start: int) -> Indices:
+        """Move positions behind gaps. They were counted from ``start`` on as if there were no gaps."""
+        for first, end in self.gaps:
+            if end > start:
+                begin = max(first, start)
+                positions = np.where(positions >= begin, positions + (end - begin), positions)
+        return positions
+
+    def _dealt(self, rank: int, size: int) -> Indices:
+        """Return the positions that a rank of ``size`` ranks gets from the cursor on, in order."""
+        left, whole = self.left, self._count(0)
+        dealt = np.arange(rank, rounds(left, self.size, self.tail) * self.size, size)
+        repeated = (dealt - left) % max(1, whole)
+        return np.where(dealt < left, self._past(self.done + dealt, self.done), self._past(repeated, 0))
+
     @property
     def left(self) -> int:
         """How many samples of this epoch all ranks together have not done."""
-        return count_left(self.length, self.done, self.gaps)
+        return self._count(self.done)
 
     def remaining(self) -> Indices:
         """The samples that no rank has done: int64, in order."""
-        left = np.arange(self.done, self.done + self.left)
-        return self._order()[past(left, self.done, self.gaps)]
+        return self._order()[self._past(np.arange(self.done, self.done + self.left), self.done)]
 
     def share_of(self, rank: int) -> Indices:
-        """Return a rank's samples from the cursor on: int64."""
-        return share(self._order(), self.done, rank, self.size, self.tail, self.gaps)
+        """Return a rank's samples from the cursor on: int64, equally many for all ranks."""
+        return self._order()[self._dealt(rank, self.size)]
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Return the positions that all ranks get from the cursor on, as runs: (first position, count)."""
+        positions = self._dealt(0, 1)
+        ends = np.flatnonzero(np.diff(positions) != 1) + 1
+        return [(int(run[0]), len(run)) for run in np.split(positions, ends) if len(run)]
 
     def present(self) -> list[int]:
         """The samples of this process that are being done; one of each rank if the batch size is unknown."""
@@ -316,41 +302,28 @@ class SampleOrder:
         return np.arange(self.length, dtype=np.int64)
 
     @property
-    def _given(self) -> int:
-        """How many samples were left when the iteration, or its place, was last begun."""
-        return count_left(self.length, self._start, self.gaps)
-
-    @property
     def rounds(self) -> int:
         """How many samples this rank was given when the iteration, or its place, was last begun."""
-        return rounds(self._given, self.size, self.tail)
+        return rounds(self._count(self._start), self.size, self.tail)
 
     @property
     def padding(self) -> int:
-        """How many samples the ranks together repeat at the end of this pass over the epoch."""
-        return max(0, self.rounds * self.size - self._given)
-
-    @property
-    def dropped(self) -> int:
-        """How many samples at the end of this pass over the epoch no rank sees."""
-        return max(0, self._given - self.rounds * self.size)
-
-    def tail_report(self) -> dict[str, int]:
-        """Return how the end of this pass over the epoch is evened out."""
-        return {"epoch": self.epoch, "padding": self.padding, "dropped": self.dropped}
+        """How many samples the ranks together repeat at the end of this pass; if negative, leave out."""
+        return self.rounds * self.size - self._count(self._start)
 
     # -- in commits --------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the cursor, and the facts of the order in which it counts."""
-        later = [list(each) for each in self._left_out if each[:2] != (self.epoch, self.passes)]
-        others = {
+        optional = {
             "passes": self.passes,
             "left_out": [list(gap) for gap in self.gaps],
-            "left_out_later": later,
+            "left_out_later": [
+                list(each) for each in self._left_out if each[:2] != (self.epoch, self.passes)
+            ],
             "largest": self._largest,
         }
-        known = {name: value for name, value in others.items() if value}
+        known = {name: value for name, value in optional.items() if value}
         return {"epoch": self.epoch, "processed_num": self.done, **self.counts_in(), **known}
 
     def load_state_dict(self, state: dict[str, Any], name: str = "sampler") -> None:

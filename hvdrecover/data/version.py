@@ -23,7 +23,7 @@ from hvdrecover.redaction import redact
 
 FORMAT = 2  # 1 was a fingerprint of the content, which cannot be compared with names, sizes and times
 _MOST_JSON = 44_000  # bytes; a manifest holds a longer list of files as its digest only
-_MOST_LINES = 5  # files that a message lists of each kind: removed, added, resized, modified
+_MOST_LINES = 5  # files that a message lists of each kind: removed, added, changed
 
 # The fields of a listing that change with a file's content, by preference. A tag or checksum of the store
 # comes first: unlike a modification time, it often survives an upload of the same bytes.
@@ -39,9 +39,7 @@ class DataVersion:
 
     Args:
         text: a text that you change whenever the data change, such as a release or a digest.
-
-    Attributes:
-        files: `FileFacts` by name; only `of_files` sets it.
+        files: `FileFacts` by name; only `of_files` gives it.
 
     Raises:
         ConfigError: the text is empty, or a path.
@@ -71,11 +69,8 @@ class DataVersion:
 
         The version consists of each file's name below the path, its size, and its modification time in whole
         seconds; or the checksum or ETag, if the store lists one. A folder may be moved. Links on a local disk
-        are followed.
-
-        Modification times also change if the same bytes are written again: ``cp`` without ``-p``, ``rsync``
-        without ``-t``, ``git clone`` and a new download do that. All ranks must see the same times,
-        so copies on several hosts must keep them. Where they do not, pass a text: ``DataVersion("v3")``.
+        are followed. Modification times also change if the same bytes are written again, as by ``cp`` without
+        ``-p`` or a new download. If copies on several hosts have other times, pass a text instead.
 
         Args:
             path: path or fsspec URL of a folder or of one file.
@@ -105,17 +100,12 @@ class DataVersion:
 
 
 def differences(stored: Mapping[str, Any], present: DataVersion) -> list[str]:
-    """Return a line for each change of the data since a commit.
-
-    Args:
-        stored: what `DataVersion.as_json` has given for the commit.
-        present: the version now.
+    """Return a line for each change of the data since a commit, which ``stored`` (`as_json`) at that time.
 
     Raises:
         ConfigError: a later release has written the commit's version.
     """
-    if stored.get("version") != FORMAT:
-        found = stored.get("version")
+    if (found := stored.get("version")) != FORMAT:
         raise ConfigError(
             "data", f"the commit's data version has format {found!r}, this hvdrecover knows {FORMAT}; upgrade"
         )
@@ -133,14 +123,14 @@ def _shown(version: Mapping[str, Any]) -> str:
 
 
 def _file_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    changed = [name for name in old if name in new and list(old[name]) != list(new[name])]
-    resized = [name for name in changed if old[name][0] != new[name][0]]
-    touched = [name for name in changed if old[name][0] == new[name][0]]
+    def change(name: str) -> str:
+        before, now = (f"{size} bytes of {stamp}" for size, stamp in (old[name], new[name]))
+        return f"{name} (was {before}, is {now})"
+
     found = {
         "removed": [name for name in old if name not in new],
         "added": [name for name in new if name not in old],
-        "resized": [f"{name} (from {old[name][0]} to {new[name][0]} bytes)" for name in resized],
-        "modified": [f"{name} (from {old[name][1]} to {new[name][1]})" for name in touched],
+        "changed": [change(name) for name in old if name in new and list(old[name]) != list(new[name])],
     }
     lines = []
     for what, names in found.items():

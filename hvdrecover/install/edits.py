@@ -23,26 +23,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdrecover.errors import EditError
+from hvdrecover.errors import InstallError
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One named replacement in one file of Horovod's source.
-
-    Attributes:
-        name: its name in messages.
-        file: the file, relative to the root of the source tree.
-        old: the text to replace; it must occur exactly once.
-        new: the text that replaces it.
-        until: if given, all text before the next occurrence of this one is replaced as well.
-    """
+    """One named replacement in one file of Horovod's source."""
 
     name: str
-    file: str
-    old: str
+    file: str  # relative to the root of the source tree
+    old: str  # the text to replace; it must occur exactly once
     new: str
-    until: str = ""
+    until: str = ""  # if given, all text before the next occurrence of this one is replaced as well
 
 
 def parse(text: str) -> tuple[Edit, ...]:
@@ -75,7 +67,7 @@ def digest(edits: Iterable[Edit]) -> str:
 
 
 def apply(edits: Iterable[Edit], source_dir: Path) -> None:
-    """Apply edits, in order, to a source tree: all of them, or none if one raises `EditError`.
+    """Apply edits, in order, to a source tree: all of them, or none if one does not apply.
 
     Each changed file says so in its first line.
     """
@@ -106,6 +98,9 @@ def _edited(edits: Iterable[Edit], source_dir: Path) -> dict[str, tuple[str, str
         end = text.find(edit.until, start + len(edit.old))
         found = text.count(edit.old) if end >= 0 else 0
         if found != 1:
-            raise EditError(edit.name, edit.file, found)
+            raise InstallError(
+                f"edit '{edit.name}' no longer applies: its text occurs {found} times in {edit.file}, and "
+                "must occur once: this is not the Horovod version that hvdrecover was written for."
+            )
         texts[edit.file] = before, text[:start] + edit.new + text[end:]
     return texts

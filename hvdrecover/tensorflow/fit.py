@@ -87,7 +87,6 @@ class Progress(ResumedEpoch):
         self.is_resumed = self.is_due = False
         self.metrics = b""
         self._every = every
-        self._steps = state._framework.steps
         self._first_batch = 0  # of a run of batches; there are several with ``steps_per_execution``
         self._is_first = False
         self._begun: dict[int, int] = {}
@@ -96,8 +95,6 @@ class Progress(ResumedEpoch):
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
         model.jit_compile = False  # XLA cannot compile Horovod's collectives
-        if self._steps is not None:
-            self._steps.watch(model)
 
     def on_train_begin(self, logs: Logs = None) -> None:
         super().on_train_begin(logs)
@@ -138,9 +135,7 @@ class Progress(ResumedEpoch):
             each.step_begins()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        if self._steps is not None:
-            TensorFlowState.log_metrics(self.state, loss=self._steps.loss())
-        elif logs and "loss" in logs:  # Keras's mean over the epoch so far
+        if logs and "loss" in logs:  # Keras's mean over the epoch so far
             TensorFlowState.log_metrics(self.state, loss=logs["loss"])
         if self.metrics:  # not before: some metrics are made by the first batch
             add_metrics(self.model, self.metrics)

@@ -1,4 +1,4 @@
-"""The scalars of a state: times of training steps, norms of gradients, and the loss of ``model.fit``.
+"""The scalars of a state: times of training steps, and norms of gradients.
 
 Graphs leave these numbers in variables: that costs next to nothing, and no rank waits for them. Python reads
 the variables when it next passes. One reduction of gradients is one step.
@@ -6,18 +6,14 @@ the variables when it next passes. One reduction of gradients is one step.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from hvdrecover.scalars import Scalars
 from hvdrecover.tensorflow.collectives import counter, xla_compiles
 from hvdrecover.tensorflow.variables import Gradient
-
-_WATCHED = "_hvdrecover_watched"  # attribute of a model whose loss is watched
 
 
 class _Marks:
@@ -27,7 +23,6 @@ class _Marks:
         self.steps = counter()  # number of reductions
         self.waited = counter(tf.float64)  # seconds of waiting for gradients of other ranks, in all
         self.averaged = counter(tf.float64)  # norm of the last averaged gradients
-        self.loss = counter(tf.float64)  # the last loss of the model
 
 
 _marks: _Marks | None = None  # of all graphs of this process; made when a state wants scalars
@@ -52,56 +47,21 @@ class Reducing:
         return gradients
 
 
-class Steps:
-    """Reports steps that have ended to the rank's scalars."""
+def watch(scalars: Scalars) -> None:
+    """Report steps to the rank's scalars whenever they ask for them."""
+    global _marks
+    marks = _marks = _marks or _Marks()
+    steps, waited = int(marks.steps), float(marks.waited)
 
-    def __init__(self, scalars: Scalars) -> None:
-        global _marks
-        self._marks = _marks = _marks or _Marks()
-        self._scalars = scalars
-        self._steps, self._waited = int(_marks.steps), float(_marks.waited)
-        scalars.poll = self.poll
+    def poll() -> None:
+        nonlocal steps, waited
+        steps_before, steps = steps, int(marks.steps)
+        if steps != steps_before:
+            waited_before, waited = waited, float(marks.waited)
+            scalars.waited(waited - waited_before)
+            scalars.stepped({"norm/averaged_gradient": float(marks.averaged)}, steps - steps_before)
 
-    def poll(self) -> None:
-        """Report the steps that have ended since the last call."""
-        before, self._steps = self._steps, int(self._marks.steps)
-        if self._steps != before:
-            waited, self._waited = self._waited, float(self._marks.waited)
-            self._scalars.waited(self._waited - waited)
-            norm = float(self._marks.averaged)
-            self._scalars.stepped({"norm/averaged_gradient": norm}, self._steps - before)
-
-    def loss(self) -> float:
-        """Return the loss of the model's last batch."""
-        return float(self._marks.loss)
-
-    def watch(self, model: keras.Model) -> None:
-        """Have a model's training step leave its loss, before ``fit`` makes its training function."""
-        if getattr(model, _WATCHED, False):
-            return
-        setattr(model, _WATCHED, True)
-        train_step, compute_loss, marks = model.train_step, model.compute_loss, self._marks
-        trains = False  # and does not evaluate
-
-        @functools.wraps(train_step)
-        def marked_step(data: Any) -> Any:
-            nonlocal trains
-            trains = True
-            try:
-                return train_step(data)
-            finally:
-                trains = False
-
-        @functools.wraps(compute_loss)
-        def marked_loss(*args: Any, **options: Any) -> Any:
-            loss = compute_loss(*args, **options)
-            if trains:
-                with tf.device("CPU:0"):
-                    marks.loss.assign(tf.cast(loss, tf.float64))
-            return loss
-
-        model.train_step, model.compute_loss = marked_step, marked_loss
-        model.train_function = None  # a function that was traced before leaves no loss
+    scalars.poll = poll
 
 
 def _time_after(values: Any) -> tf.Tensor:

@@ -137,7 +137,7 @@ class TensorFlowState(State):
             variables = model.trainable_variables
         feed = virtual.feed(data, context.attributes, context.framework)
         virtual.gradients_of(ranks).of(variables, op, compression)
-        return steps(ranks, feed, context.clock, Step)
+        return steps(ranks, feed, Step)
 
     @property
     def _datasets(self) -> list[ElasticDataset]:

@@ -45,13 +45,10 @@ def test_every_kind_of_change_is_named(data: str) -> None:
     time.sleep(1.1)  # times of modification count in whole seconds
     write(data, {"a.bin": noise(999), "train/b.bin": noise(3000, 3), "new": buffer(b"new")})
     lines = differences(before.as_json(), DataVersion.of_files(data))
-    assert lines[:3] == [
-        "removed: train/deep/c.bin",
-        "added: new",
-        "resized: a.bin (from 1000 to 999 bytes)",
-    ]
+    assert lines[:2] == ["removed: train/deep/c.bin", "added: new"]
+    assert lines[2].startswith("changed: a.bin (was 1000 bytes of ")
     if before.files["a.bin"][1]:  # fsspec's file system in memory lists no times
-        assert len(lines) == 4 and lines[3].startswith("modified: train/b.bin (from ")
+        assert len(lines) == 4 and lines[3].startswith("changed: train/b.bin (was 3000 bytes of ")
 
 
 def test_where_nothing_is_the_url_is_named(data: str) -> None:

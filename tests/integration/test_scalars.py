@@ -80,21 +80,3 @@ def test_the_fast_rank_waits_for_the_slow_one(runs: Runs) -> None:
     for run in runs.values():
         for step, seconds in run.scalars["seconds/step"].items():
             assert 0.0 <= run.scalars["seconds/allreduce_wait"][step] <= seconds * 1.01 + 1e-3
-
-
-def test_the_slowest_rank_is_named(runs: Runs) -> None:
-    slowest = runs[0].scalars["straggler/slowest_rank"]
-    assert slowest == runs[1].scalars["straggler/slowest_rank"]
-    assert set(slowest) <= set(range(COMMIT_EVERY, STEPS + 1, COMMIT_EVERY))
-    for commit, named in slowest.items():
-        if commit in SETTLED:
-            steps = range(commit - COMMIT_EVERY + 1, commit + 1)
-            worked = [
-                run.total("seconds/step", steps) - run.total("seconds/allreduce_wait", steps)
-                for run in (runs[0], runs[1])
-            ]
-            assert worked[int(named)] == max(worked)
-            for rank, run in runs.items():
-                share = worked[rank] / max(worked)
-                assert run.scalars["straggler/share"][commit] == pytest.approx(share, rel=1e-3)
-    assert any(commit in SETTLED for commit in slowest)

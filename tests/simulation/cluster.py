@@ -31,7 +31,7 @@ RESTARTS = 40  # of a job; far more than faults can cause
 _STALL = 30.0  # seconds after which collectives give up a rank that says nothing
 _GRACE = 60.0  # seconds for the other processes to end when one has finished
 
-_CONFIG = Config(elastic=True, launched=True, controller_chosen=True)
+_CONFIG = Config(elastic=True, launched=True)
 
 Script = Callable[["Cluster", SimulatedWorld, Config], None]
 

@@ -15,7 +15,7 @@ import pytest
 
 from hvdrecover import machine
 from hvdrecover.discovery.checks import is_local
-from hvdrecover.machine import Available, available_memory, has_ended, identity, memory_left, source_towards
+from hvdrecover.machine import Available, available_memory, has_ended, identity, source_towards
 from hvdrecover.version import __version__
 
 
@@ -95,9 +95,11 @@ def test_cgroups_of_version_1(system: Path) -> None:
 def test_swap_is_not_beyond_the_limit_of_a_cgroup(system: Path) -> None:
     with (system / "proc" / "meminfo").open("a") as file:
         file.write("SwapFree: 500 kB\n")
-    assert memory_left(system / "proc", system / "cgroup") == Available(8_192_000 + 512_000, False)
+    assert available_memory(system / "proc", system / "cgroup", swap=True) == Available(
+        8_192_000 + 512_000, False
+    )
     limit(system / "cgroup" / "job", "8300000", 0, 0)  # more than the host has without swap
-    assert memory_left(system / "proc", system / "cgroup") == Available(8_300_000, True)
+    assert available_memory(system / "proc", system / "cgroup", swap=True) == Available(8_300_000, True)
 
 
 # -- processes -------------------------------------------------------------------------------------------

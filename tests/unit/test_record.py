@@ -3,7 +3,6 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -44,25 +43,6 @@ def test_processes_that_write_at_once_mix_no_lines(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
-def test_threads_that_write_at_once_lose_no_event(tmp_path):
-    for attempt in range(20):  # the first event of each also makes the file
-        record = Record(tmp_path / str(attempt))
-        start = threading.Barrier(8)
-
-        def add(number, record=record, start=start):
-            start.wait()
-            for count in range(5):
-                record.add(event(number=number * 10 + count))
-
-        threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        found = {each.whole("number") for each in read(tmp_path / str(attempt))}
-        assert found == {number * 10 + count for number in range(8) for count in range(5)}
-
-
 def test_a_line_that_its_writer_could_not_finish_costs_only_that_line(tmp_path):
     Record(tmp_path).add(event("start"))
     with (tmp_path / FILE).open("a") as file:
@@ -95,13 +75,13 @@ def test_a_folder_that_cannot_be_made_is_one_warning(tmp_path, caplog):
 
 
 def test_a_disk_that_hangs_costs_events_and_one_line(tmp_path, caplog):
-    os.mkfifo(tmp_path / FILE)  # opening it blocks, as no process has opened the other end
+    os.mkfifo(tmp_path / FILE)  # opening it blocks, as no process reads it
     record = Record(tmp_path, seconds=0.2)
     with caplog.at_level(logging.WARNING, "hvdrecover"):
         record.add(event("waits"))
         record.add(event("left-out"))
     assert len([message for message in caplog.messages if "events may be missing" in message]) == 1
-    os.close(os.open(tmp_path / FILE, os.O_WRONLY))  # frees the thread that waits
+    os.close(os.open(tmp_path / FILE, os.O_RDONLY))  # frees the thread that waits
 
 
 def test_what_is_appended_is_read_as_it_comes(tmp_path):
@@ -138,8 +118,6 @@ def refused(folder):
 def test_an_unknown_schema_is_named(tmp_path):
     (tmp_path / FILE).write_text('{"schema": 2}\n')
     assert "schema 2" in refused(tmp_path)
-    (tmp_path / FILE).write_text(json.dumps(event()) + "\n")
-    assert "no schema" in refused(tmp_path)
 
 
 def test_the_newest_run_is_found(tmp_path):

@@ -123,4 +123,4 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     total_size = property(lambda self: self.order.rounds * self.order.size)
     rank = property(lambda self: self.order.rank)
     num_replicas = property(lambda self: self.order.size)
-    padding = property(lambda self: self.order.padding)
+    padding = property(lambda self: max(0, self.order.padding))

@@ -46,12 +46,13 @@ def test_each_change_is_named(data: Path) -> None:
     (data / "train/deep/c.bin").unlink()
     (data / "new").write_bytes(b"new")
     (data / "a.bin").write_bytes(bytes(9))
-    os.utime(data / "train/b.bin", (BEGAN, BEGAN + 60))
+    for name in ("a.bin", "train/b.bin"):
+        os.utime(data / name, (BEGAN, BEGAN + 60))
     assert changes(before, DataVersion.of_files(data)) == [
         "removed: train/deep/c.bin",
         "added: new",
-        "resized: a.bin (from 10 to 9 bytes)",
-        "modified: train/b.bin (from 2023-11-14T22:13:20Z to 2023-11-14T22:14:20Z)",
+        "changed: a.bin (was 10 bytes of 2023-11-14T22:13:20Z, is 9 bytes of 2023-11-14T22:14:20Z)",
+        "changed: train/b.bin (was 20 bytes of 2023-11-14T22:13:20Z, is 20 bytes of 2023-11-14T22:14:20Z)",
     ]
 
 

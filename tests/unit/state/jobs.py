@@ -19,7 +19,7 @@ from tests.fakes.world import FakeJob, FakeWorld, Fault
 
 URL = "fake://root"
 
-CONFIG = Config(elastic=True, launched=True, controller_chosen=True, host="host")
+CONFIG = Config(elastic=True, launched=True, host="host")
 STATIC = dataclasses.replace(CONFIG, elastic=False)
 
 

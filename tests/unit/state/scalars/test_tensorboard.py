@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from hvdrecover.trackers import KEPT_SECONDS, KEPT_STEPS, Feed, Row, TensorBoard
+from hvdrecover.trackers import KEPT_SECONDS, Feed, Row, TensorBoard
 from tests.fakes.clock import FakeClock
 from tests.fakes.framework import FakeBoard, read_run
 
@@ -41,17 +41,6 @@ def losses(folder: Path, rank: int = 0) -> list[tuple[int, float]]:
     return [(step, value) for step, value, _ in read_run(folder / f"rank-{rank}")["loss"]]
 
 
-def test_rows_have_the_time_of_their_step(feed: Feed, clock: FakeClock, tmp_path: Path) -> None:
-    feed.begin(3)
-    for step in (1, 2):
-        feed.row(step)["loss"] = step / 2
-        clock.advance(1)
-    feed.row(2)["accuracy"] = 1.0
-    feed.close()
-    run = read_run(tmp_path / "rank-3")
-    assert run == {"loss": [(1, 0.5, 1000.0), (2, 1.0, 1001.0)], "accuracy": [(2, 1.0, 1001.0)]}
-
-
 def test_no_number_is_asked_for_before_it_is_written(feed: Feed, clock: FakeClock) -> None:
     feed.begin(0)
     first, later = Number(), Number()
@@ -65,18 +54,6 @@ def test_no_number_is_asked_for_before_it_is_written(feed: Feed, clock: FakeCloc
     feed.close()
     assert first.asked
     assert later.asked
-
-
-def test_so_many_steps_are_kept_at_most(feed: Feed, tmp_path: Path) -> None:
-    feed.begin(0)
-    for step in range(1, KEPT_STEPS):
-        feed.row(step)["loss"] = 1.0
-        feed.keep_up()
-    assert feed._thread is None
-    feed.row(KEPT_STEPS)["loss"] = 1.0
-    feed.keep_up()
-    feed.close()
-    assert len(losses(tmp_path)) == KEPT_STEPS
 
 
 def test_going_back_takes_back_later_steps_written_or_not(
@@ -104,12 +81,6 @@ def test_a_new_rank_writes_to_its_own_run(feed: Feed, tmp_path: Path) -> None:
     feed.close()
     assert losses(tmp_path, 1) == [(1, 1), (2, 2)]
     assert losses(tmp_path, 0) == [(3, 3)]
-
-
-def test_nothing_is_written_before_the_rank_is_known(feed: Feed, tmp_path: Path) -> None:
-    feed.row(1)["loss"] = 1
-    feed.close()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_warned_of_once(
