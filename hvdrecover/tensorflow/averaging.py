@@ -89,10 +89,8 @@ class Reduction:
         elif not all(is_variable(each) for group in self.groups or [] for each in group):
             raise ConfigError("groups", "must be a number of groups, or a list of lists of variables")
         if self.gradient_predivide_factor != 1.0 and self.op != hvd.Average:
-            raise ConfigError(
-                "gradient_predivide_factor",
-                "it divides what is averaged; pass op=hvd.Average, or leave it out",
-            )
+            problem = "it divides what is averaged; pass op=hvd.Average, or leave it out"
+            raise ConfigError("gradient_predivide_factor", problem)
         if process_set.process_set_id != 0:
             raise ConfigError(
                 "process_set",
@@ -192,9 +190,8 @@ class Reduction:
     def _gathered(self, gradient: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
         """Return the sum of sparse gradients: the slices of all ranks."""
         if self.op not in (hvd.Average, hvd.Sum):
-            raise ConfigError(
-                "op", "sparse gradients can only be averaged or summed; pass sparse_as_dense=True"
-            )
+            problem = "sparse gradients can only be averaged or summed; pass sparse_as_dense=True"
+            raise ConfigError("op", problem)
         with tf.device(self.device_sparse):
             parts = [
                 hvd.allgather(each, name=f"{name}_{kind}", ignore_name_scope=True)

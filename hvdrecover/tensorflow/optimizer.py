@@ -59,9 +59,8 @@ def distribute(
     if is_distributed(optimizer):
         raise ConfigError("optimizer", "it averages gradients already; make it distributed once")
     if backward_passes_per_step < 1:
-        raise ConfigError(
-            "backward_passes_per_step", f"must be an integer ≥ 1, got {backward_passes_per_step!r}"
-        )
+        problem = f"must be an integer ≥ 1, got {backward_passes_per_step!r}"
+        raise ConfigError("backward_passes_per_step", problem)
     hooks = _hook(optimizer)
     hooks.reduction = Reduction(**options)
     hooks.reduction.keep_local(weights_of(local_layers))

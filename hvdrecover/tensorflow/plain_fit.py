@@ -220,9 +220,7 @@ class _State(TensorFlowKerasState):
 
     def __init__(self, model: keras.Model, number: int, options: dict[str, Any]) -> None:
         if number > _MOST:
-            raise ConfigError(
-                "model.fit", f"it is fit number {number} of the script, and {_MOST} are resumed"
-            )
+            raise ConfigError("model.fit", f"it is number {number} of the script, and {_MOST} are resumed")
         _refuse(options)
         self.number = number
         epochs = options["epochs"] - options["initial_epoch"]
