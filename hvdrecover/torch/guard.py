@@ -183,7 +183,6 @@ class Gradients:
             parameter.grad = None  # torch's optimizers skip a parameter without a gradient
 
     def _averages_are_finite(self) -> bool:
-        """Return whether no rank seems to have sent a bad number."""
         averages = [*map(_gradient_of, self._others)]
         for each in self._large.values():
             if (gradient := each.grad) is not None:
@@ -192,7 +191,6 @@ class Gradients:
         return are_finite(averages) if finite is None else finite
 
     def _bad_averages(self) -> dict[str, torch.Tensor]:
-        """Return the parameters whose averages are not finite, by name."""
         given = {self._names.get(id(each), "?"): each for each in parameters_of(self._optimizer)}
         bad = not_finite({name: each.grad for name, each in given.items() if each.grad is not None})
         return {name: given[name] for name in bad}
@@ -223,7 +221,6 @@ def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
 
 
 def report_missing(components: Mapping[str, Any], missing: Missing) -> None:
-    """Count the gradients that are missing when a Horovod-wrapped optimizer averages."""
     names = _names(components)
     for optimizer in components.values():
         if isinstance(optimizer, torch.optim.Optimizer) and averages(optimizer):

@@ -168,8 +168,7 @@ def _numbers(
 ) -> tuple[dict[Any, int], list[str]]:
     """Return the optimizer's number of each parameter of a commit, and a line for each difference.
 
-    Parameters are matched by their names. If the commit or the optimizer knows no names, they are matched by
-    their places.
+    Parameters are matched by their names, or by their places if one side knows no names.
     """
     keys = iter(_keys(optimizer, named))
     present = [[next(keys) for _ in group["params"]] for group in optimizer.param_groups]
