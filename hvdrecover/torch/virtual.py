@@ -150,12 +150,6 @@ class _Seeded:
     def __reduce__(self) -> Any:
         return _Seeded, (self._dataset, self._framework)  # workers may be sent it
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._dataset[index]
-
     def __getitems__(self, part: _Seeds) -> list[Any]:
         self._framework.seed(part.seeds)
         if callable(getattr(self._dataset, "__getitems__", None)):

@@ -11,7 +11,7 @@ import torch
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.torch.optimizers import parameters_of
-from hvdrecover.torch.stepping import averages, is_adasum, steps_of, tell
+from hvdrecover.torch.stepping import averages, steps_of, tell
 from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up, buckets
 from hvdrecover.virtual.ranks import OURS
 
@@ -228,28 +228,21 @@ def _result(handle: int, dtype: torch.dtype) -> torch.Tensor:
 
 def _check(name: str, optimizer: Any) -> None:
     """Refuse an optimizer whose gradients virtual ranks cannot add up."""
-    if is_adasum(optimizer):
-        problem = "Adasum combines updates of processes, not gradients; pass op=Average or op=Sum"
-    elif not averages(optimizer):
-        problem = "virtual ranks need its gradients; wrap it in DistributedOptimizer"
-    elif optimizer.op not in (hvd.Average, hvd.Sum):
-        problem = "virtual ranks average gradients or sum them up; pass op=Average or op=Sum"
-    elif optimizer.process_set.process_set_id != 0:
-        problem = "virtual ranks are those of the whole job; leave out process_set"
-    elif optimizer.gradient_predivide_factor != 1.0:
-        problem = (
-            "gradients of virtual ranks are divided once, after the sum; leave out gradient_predivide_factor"
+    fits = (
+        averages(optimizer)
+        and optimizer.op in (hvd.Average, hvd.Sum)
+        and optimizer._compression in (hvd.Compression.none, hvd.Compression.fp16)
+        and optimizer.process_set.process_set_id == 0
+        and optimizer.gradient_predivide_factor == 1.0
+        and {each.dtype for each in parameters_of(optimizer) if each.requires_grad} <= _SENT.keys()
+    )
+    if not fits:
+        raise ConfigError(
+            f"state.{name}",
+            "virtual ranks add its gradients up. Wrap it in DistributedOptimizer with op=Average or op=Sum, "
+            "with Compression.none or Compression.fp16, and without process_set and "
+            "gradient_predivide_factor. Its parameters must be real floating-point numbers",
         )
-    elif optimizer._compression not in (hvd.Compression.none, hvd.Compression.fp16):
-        problem = (
-            f"a sum of what {optimizer._compression!r} makes would depend on the number of processes; "
-            "pass Compression.none or Compression.fp16"
-        )
-    elif strange := {each.dtype for each in parameters_of(optimizer) if each.requires_grad} - _SENT.keys():
-        problem = f"virtual ranks can't add up gradients of {strange.pop()}; use a floating-point dtype"
-    else:
-        return
-    raise ConfigError(f"state.{name}", problem)
 
 
 def _take_over(name: str, optimizer: Any) -> None:

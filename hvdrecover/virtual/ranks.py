@@ -1,4 +1,4 @@
-"""The virtual ranks of a job: which of them this process carries out, and what they do at commits.
+"""The virtual ranks of a job: their assignment to processes, and their part in commits.
 
 Virtual ranks are assigned at each rendezvous, and with ``shares="by-speed"`` also at a commit. Their steps
 are in `hvdrecover.virtual.steps`.

@@ -40,7 +40,7 @@ Feed = Callable[[VirtualRanks], Iterator[Batches]]
 class Step:
     """One step of all virtual ranks. Iterate over it, once: over the batches of those of this process.
 
-    When its loop has ended, the gradients are those of the whole job.
+    When its loop has ended, the optimizer has the gradients of the whole job.
     """
 
     def __init__(self, ranks: VirtualRanks, batches: Batches) -> None:

@@ -22,14 +22,10 @@ def _parts() -> tuple[TorchFramework, TorchWorld]:
 
 
 class State(drop_in.State):
-    """See `hvdrecover.state.drop_in.State`."""
-
     _parts = staticmethod(_parts)
 
 
 class ObjectState(drop_in.ObjectState):
-    """See `hvdrecover.state.drop_in.ObjectState`."""
-
     _parts = staticmethod(_parts)
 
 

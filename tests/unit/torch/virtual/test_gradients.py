@@ -136,18 +136,17 @@ def test_a_gradient_in_another_layout_gets_that_of_its_parameter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "fact"),
+    "make",
     [
-        (lambda model: torch.optim.SGD(model.parameters()), "DistributedOptimizer$"),
-        (lambda model: wrapped(model, gradient_predivide_factor=2.0), "gradient_predivide_factor"),
-        (lambda model: wrapped(model, op=hvd.Min), "op=Average .*op=Sum"),
-        (lambda model: wrapped(model, compression=Own), "Compression.fp16"),
+        lambda model: torch.optim.SGD(model.parameters()),
+        lambda model: wrapped(model, gradient_predivide_factor=2.0),
+        lambda model: wrapped(model, op=hvd.Min),
+        lambda model: wrapped(model, compression=Own),
     ],
 )
-def test_what_can_not_be_summed_is_refused(make: Callable[[torch.nn.Module], Any], fact: str) -> None:
-    with pytest.raises(ConfigError, match=fact) as caught:
+def test_what_can_not_be_summed_is_refused(make: Callable[[torch.nn.Module], Any]) -> None:
+    with pytest.raises(ConfigError, match=r"^state\.optimizer: .*DistributedOptimizer with op=Average"):
         Gradients("optimizer", make(network()), 2)
-    assert caught.value.name == "state.optimizer"
 
 
 @pytest.mark.parametrize("dense", [False, True])
