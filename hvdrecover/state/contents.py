@@ -165,7 +165,7 @@ class Contents:
             CorruptCheckpointError: the structure of the commit is nonsense. Nothing was loaded.
         """
         try:
-            # `_apply` hands these to the script as they are. Components copy what they keep.
+            # The script gets plain values as they are, so these need memory of their own.
             plain = {name for name in self.values if not give} - self.components().keys()
             structures, ranks = dict(state["attributes"]), set(state.get("own", ()))
             trees = {

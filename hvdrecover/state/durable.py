@@ -20,7 +20,6 @@ from hvdrecover.errors import (
     DurableAgeError,
     FlushTimeoutError,
     HvdrecoverError,
-    NoUsableCommitError,
     StoppedError,
     StorageError,
 )
@@ -70,7 +69,6 @@ class DurableSide(Hook):
         self._commits_since = 0
         self._begun: float | None = None
         self._failure: HvdrecoverError | None = None
-        self._loaded: Snapshot | None = None
         self.near = NearSide(settings, context, memory)
         memory.in_flight, memory.vacate = self._in_flight, self._vacate
 
@@ -165,33 +163,22 @@ class DurableSide(Hook):
 
     def read_newest(self) -> Snapshot | None:
         """Read the newest durable commit of the root that was claimed; None if there is none."""
-        loaded, self._loaded = self._loaded, None
-        if loaded is None and (writer := self.writer()) is not None:
-            return load_newest(writer.store, self._context.config.suspects)
-        return loaded
+        writer = self.writer()
+        return None if writer is None else load_newest(writer.store, self._context.config.suspects)
 
-    def standing(self, verified: bool) -> Standing:
-        """Return the facts about the claimed root that decide between near and durable commits.
-
-        ``verified``: read the durable commit, which stays in memory for `read_newest`.
-        """
+    def standing(self) -> Standing:
+        """Return the facts about the claimed root that decide between near and durable commits."""
         retry, writer = retrying(self._context.clock), self.writer()
         if writer is None:
             return Standing({}, None, 0)
-        suspects = self._context.config.suspects
-        newest = retry(writer.store.newest, suspects)
-        if verified:
-            with suppress(NoUsableCommitError):
-                self._loaded = self.read_newest()
-            newest = None if self._loaded is None else self._loaded.id
         claims = writer.store.claims
+        newest = retry(writer.store.newest, self._context.config.suspects)
         since = 0 if newest is None else retry(claims.first_of, newest.generation)
         return Standing(retry(claims.unreplaced), newest, since)
 
     def ranks_agreed(self) -> None:
         """Note that the ranks have agreed on a commit: from now on, only rank 0 writes to the root."""
         self.near.agreed()
-        self._loaded = None
         if self.wanted:
             heartbeat.notify(root=self.root)  # the guardian hands it to the next process; see `claim`
         if self._context.world.rank() != 0:
@@ -201,7 +188,6 @@ class DurableSide(Hook):
 
     def retire(self) -> None:
         """Stop writing. Memory that a running write may still read is never used again."""
-        self._loaded = None
         if (writer := self._writer) is not None:
             writer.stop()
             self._memory.arenas.abandon(lambda: writer.in_flight)

@@ -17,8 +17,6 @@ from hvdrecover.heartbeat import Stop
 from hvdrecover.state.hooks import Hook, Moment, Table
 from hvdrecover.state.horovod import hosts_updated
 
-_reported: set[int] = set()  # signals whose handlers by the script were reported
-
 
 class Preempted(SystemExit):
     """This process was asked to leave, and does so at a commit; its exit code is 75 (``EX_TEMPFAIL``)."""
@@ -99,9 +97,8 @@ def signals(numbers: Sequence[int], *, reports: bool = False) -> Iterator[None]:
 def _report_others(numbers: Sequence[int]) -> None:
     for number in numbers:
         handler = signal.getsignal(number)
-        if not callable(handler) or handler is _take_note or number in _reported:
+        if not callable(handler) or handler is _take_note:
             continue
-        _reported.add(number)
         logger.warning(
             "%s goes to the script's own handler (%s), not to hvdrecover's: if only a training process gets "
             "the signal, the job does not leave. Remove that handler, or send the signal to hvdrecover run: "

@@ -288,13 +288,13 @@ class PerRank:
         return self._each[rank]
 
 
+@dataclass
 class _One:
-    """The value of one rank; ``place``: the rank and size that it was made for, None if any."""
+    """The value of one rank."""
 
-    def __init__(self, value: Any, stateful: Any) -> None:
-        self.value = value
-        self.stateful = stateful  # has state_dict and load_state_dict; None for a plain value
-        self.place: tuple[int, int] | None = None
+    value: Any
+    stateful: Any  # the object with state_dict and load_state_dict; None for a plain value
+    place: tuple[int, int] | None = None  # the rank and size that it was made for; None if any
 
     def state(self) -> Tree:
         return self.value if self.stateful is None else self.stateful.state_dict()

@@ -186,12 +186,8 @@ def _decide(session: Session, rows: Sequence[tuple[str, str, str]]) -> Claimed:
     left = [(CommitId.parse(name), start) for _, name, start in rows]
     starts = {start: f"{name} in the memory of {host}" for host, name, start in rows if name}
     generation = _claim(session, starts)
-    standing = session.durable.standing(False)
+    standing = session.durable.standing()
     chosen = revive(left, standing)
-    if chosen is None and not standing.starts.keys().isdisjoint(starts):
-        # A durable commit is newer. If it turns out to be damaged, the one before it may be older.
-        standing = session.durable.standing(True)
-        chosen = revive(left, standing)
     near, where = "", ""
     if chosen is not None and (found := left[chosen][0]) is not None:
         near, where = found.name, _newer(found.commit, standing.durable, rows[chosen][0])

@@ -42,18 +42,7 @@ HOROVODS = {
 
 
 class Keywords(TypedDict, total=False):
-    """The settings that each class of states takes by keyword.
-
-    Attributes:
-        checkpoint: a `Checkpoint`, or only its URL; None uses ``HVDRECOVER_CHECKPOINT``. Without that
-            variable, no commit is durable.
-        rng: ``"reseed"`` seeds all global generators again at every commit, so a resumed run equals
-            an undisturbed one; ``"store"`` does not seed them, and stores their states in each commit. None
-            uses the default of the class.
-        guard: the checks that compare the ranks; None for no checks.
-        tensorboard: path or URL of the folder for TensorBoard's runs, one for each rank; None for none.
-        tracker: an experiment tracker, to which rank 0 reports; None for none.
-    """
+    """The settings that each class of states takes by keyword, where they are described."""
 
     checkpoint: Checkpoint | str | None
     rng: Randomness | None

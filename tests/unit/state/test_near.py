@@ -174,23 +174,3 @@ def test_commits_with_bad_numbers_are_not_sealed(near: Path) -> None:
 def sealed(near: Path) -> list[str]:
     """The names of the near commits, oldest first."""
     return sorted(path.parent.name for path in near.glob("*/*/g*/MANIFEST.json"))
-
-
-def test_a_near_commit_counts_if_the_newer_durable_one_is_damaged(near: Path, roots: FakeRoots) -> None:
-    def body(process: Process) -> Any:
-        state = made(process, near)
-        state.sync()
-        train(state, 3)
-        state._session.durable.near.offer = lambda: None  # type: ignore[method-assign]  # killed before that
-        state.step += 1
-        state.commit(durable=True)
-        state.flush()
-        dies(state)
-        return state.last_commit.name
-
-    durable = set(on_ranks(2, body)).pop()
-    files = roots[URL].files
-    damaged = f"{durable}/model.safetensors"
-    assert damaged in files
-    files[damaged] = files[damaged][:-1] + b"?"
-    assert job(near, 0) == [(3, CommitId(2, 3), [3.0, -3.0])] * 2
