@@ -395,7 +395,7 @@ class Supervisor:
                 self._attempts[-1].ends.append(message["how"])
                 if restarts.ending(self._attempts) is None:
                     _show(message["traceback"])
-            case _:
+            case "done" | "fault":
                 self._hear_progress(guardian, message)
                 self._hear_death(guardian, message)
 
