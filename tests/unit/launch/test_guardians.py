@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.launch.link import Message
-from tests.unit.launch.children import child, environment, line
+from tests.unit.launch.children import environment
 from tests.unit.launch.scripts import write
-from tests.unit.launch.supervising import FAULT, Supervisor, closed, come
+from tests.unit.launch.supervising import Supervisor, closed, come
 
 
 def worker(
@@ -35,38 +35,6 @@ def supervisor() -> Iterator[Supervisor]:
     supervisor = Supervisor()
     yield supervisor
     supervisor.close()
-
-
-def test_what_guardians_tell_is_heard_with_who_tells(supervisor: Supervisor) -> None:
-    guardians = [come(supervisor, "h1", 0), come(supervisor, "h2", 3)]
-    guardians[1].send(**FAULT)
-    guardians[0].send(kind="end", how="finished")
-    supervisor.serve(lambda: len(supervisor.heard) == 2, "two messages")
-    assert sorted(supervisor.heard, key=str) == [
-        ("h1", 0, {"kind": "end", "how": "finished"}),
-        ("h2", 3, FAULT),
-    ]
-
-
-def test_a_guardian_that_is_killed_is_lost(supervisor: Supervisor) -> None:
-    code = """
-import signal, sys
-from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.launch import link
-kept = link.connect("127.0.0.1", int(sys.argv[1]), sys.argv[2], name="h7", slot=0)
-print(flush=True)
-signal.pause()
-"""
-    _, port, token = supervisor.address
-    with child(code, str(port), token) as other:
-        line(other)
-        supervisor.serve(lambda: len(supervisor.guardians) == 1, "a connection")
-        supervisor.settle()
-        assert supervisor.lost == []
-        other.kill()
-        supervisor.serve(lambda: supervisor.lost, "the guardian is to be missed")
-    assert supervisor.lost == ["h7"]
-    assert len(supervisor.guardians) == 0
 
 
 def test_guardians_that_are_dismissed_notice_and_are_not_lost(supervisor: Supervisor) -> None:

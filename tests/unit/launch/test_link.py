@@ -19,19 +19,6 @@ def listener() -> Iterator[socket.socket]:
         yield listener
 
 
-@pytest.fixture
-def ends(listener: socket.socket) -> Iterator[tuple[Link, Link]]:
-    """Two ends of a connection, after the first message."""
-    guardian = link.connect("127.0.0.1", port(listener), TOKEN, name="h1")
-    assert guardian is not None
-    connection, _ = listener.accept()
-    supervisor = Link(connection)
-    assert supervisor.receive() == [{"token": TOKEN, "name": "h1"}]
-    yield guardian, supervisor
-    guardian.close()
-    supervisor.close()
-
-
 def port(listener: socket.socket) -> int:
     return int(listener.getsockname()[1])
 
@@ -55,20 +42,3 @@ def test_a_message_that_comes_in_pieces_is_put_together(listener: socket.socket)
         sender.sendall(b": 2}\n")
         assert received(end) == [{"second": 2}]
         assert end.is_open
-
-
-def test_a_host_that_is_cut_off_is_noticed_by_the_kernel(ends: tuple[Link, Link]) -> None:
-    for end in ends:
-        connection = end._connection
-        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-        idle, interval, count, unanswered = (
-            connection.getsockopt(socket.IPPROTO_TCP, option)
-            for option in (
-                socket.TCP_KEEPIDLE,
-                socket.TCP_KEEPINTVL,
-                socket.TCP_KEEPCNT,
-                socket.TCP_USER_TIMEOUT,
-            )
-        )
-        assert idle + interval * count <= 10
-        assert unanswered <= 10_000

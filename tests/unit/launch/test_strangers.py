@@ -61,7 +61,7 @@ def test_hundreds_of_silent_connections_keep_no_guardian_out_where_files_are_few
         assert line(other) == "honest True"
         for each in silent:
             each.close()
-        guardian.release()
+        guardian.close()
 
 
 def test_who_says_nothing_is_dropped_when_its_time_is_over(
