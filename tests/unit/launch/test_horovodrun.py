@@ -88,20 +88,6 @@ def test_one_host_that_is_this_one_needs_the_loopback_interface(
     assert list(understood(Options(2, discovery=f"echo {named}"), monkeypatch).nics) == ["lo"]
 
 
-@pytest.mark.parametrize(
-    ("options", "hosts_of_it"),
-    [(Options(2, mpi=True), None), (Options(2, mpi=True, hosts="h1:1,h2:1", least=1), "h1:1,h2:1")],
-)
-def test_a_job_of_mpi_is_static(
-    options: Options, hosts_of_it: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = understood(options, monkeypatch)
-    assert found.use_mpi
-    assert (found.host_discovery_script, found.min_num_proc) == (None, None)
-    assert found.hosts == hosts_of_it
-    assert found.command == COMMAND
-
-
 # -- hosts -------------------------------------------------------------------------------------------------
 
 
