@@ -301,10 +301,8 @@ class Guardian:
         """Report a death to the supervisor, which prints it; with a round, it decides what follows."""
         fault, reading = ends.fault(death), death.reading
         name, ended = self._reports.name(reading), kind == "done"
-        # the full text is printed elsewhere
-        words = (
-            death.kinds[0] if end.errors else textwrap.shorten(death.words, _LONGEST_WORDS, placeholder="…")
-        )
+        words = textwrap.shorten(death.words, _LONGEST_WORDS, placeholder="…")
+        words = death.kinds[0] if end.errors else words
         after = f" after its commit {reading.commit}" if reading.commit else ""
         after = after or ("" if "round" in more else " before its first commit")
         message = f"{name}: {fault.replace('_', ' ')} ({words}){after}{follows}"

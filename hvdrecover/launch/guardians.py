@@ -145,6 +145,6 @@ class Guardians:
         if guardian is None and self._strangers.pop(source, None) is None:
             return
         self._selector.unregister(source)
-        source.release()
+        source.close()
         if guardian is not None and not guardian.ended:
             self._lost(guardian)

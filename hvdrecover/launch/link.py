@@ -75,13 +75,9 @@ class Link:
         return [message for line in lines if (message := _decoded(line)) is not None]
 
     def close(self) -> None:
-        """End the connection. Its descriptor stays until `release`, for selectors to forget."""
         self.is_open = False
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-
-    def release(self) -> None:
-        self.close()
         self._connection.close()
 
 

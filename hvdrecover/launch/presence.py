@@ -35,6 +35,7 @@ class Supervised:
 
     @property
     def lives(self) -> bool | None:
+        """Whether the supervisor runs; None if it is on another host, or in another container."""
         if machine.has_ended(self.process):
             return False
         return True if machine.identity(self.pid) == self.process != "" else None

@@ -166,11 +166,6 @@ def kill_marked(
         pause(look)
 
 
-def parent(process: int) -> int:
-    """Return the id of a process's parent; 0 if the process is gone."""
-    return int((_stat(process) or ("", 0))[1])
-
-
 def command(process: int) -> list[str]:
     """Return the program and arguments of a process; empty if it is gone."""
     return _read(Path(f"/proc/{process}/cmdline")).split("\0")[:-1]
@@ -187,11 +182,8 @@ def is_stopped(process: int) -> bool:
 
 
 def _state(process: int) -> str:
-    return (_stat(process) or [""])[0]
-
-
-def _stat(process: int) -> list[str]:
-    return _read(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
+    """Return a process's state, such as Z for a zombie; '' if it is gone."""
+    return _read(Path(f"/proc/{process}/stat")).rpartition(")")[2].strip()[:1]
 
 
 def exit_code(returncode: int) -> int:

@@ -60,7 +60,6 @@ class Attempt:
     exits: list[Fault] = field(default_factory=list)  # processes outside `run` that ended with exit code 0
     rounds: int = 0  # how often all ranks have started again together, in place
     guardians: int = 0  # how many guardians it had until then
-    was_full: bool = False  # whether it had all its processes at some time
     over: bool = False  # whether it ends because its ranks cannot start again together in place
 
     @property

@@ -223,9 +223,8 @@ class Supervisor:
 
     def _report_shortage(self, attempt: Attempt) -> None:
         present, wanted, now = len(self._guardians), self._ranks, self._clock.monotonic()
-        attempt.was_full |= present >= wanted
         ends = self._kill_at is not None or {"finished", "untrained", "preempted"} & set(attempt.ends)
-        if ends or not attempt.was_full or not 0 < present < wanted:
+        if ends or attempt.guardians < wanted or not 0 < present < wanted:
             self._short_since = now
         if self._options.least is None and not self._options.mpi and now - self._short_since > waits.SPARE:
             self._short_since = math.inf
@@ -395,7 +394,7 @@ class Supervisor:
                 self._attempts[-1].ends.append(message["how"])
                 if restarts.ending(self._attempts) is None:
                     _show(message["traceback"])
-            case _:
+            case "done" | "fault":
                 self._hear_progress(guardian, message)
                 self._hear_death(guardian, message)
 

@@ -82,7 +82,11 @@ class Training:
             while new := os.read(self._events, _PIPE):
                 data += new
         *lines, self._unread = data.split(b"\n")
-        return [json.loads(line) for line in lines]
+        found = []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # children of the process may write there, too
+                found.append(json.loads(line))
+        return found
 
     def stalled(self) -> dict[int, list[str]]:
         """Return which tensors wait for which ranks, if Horovod has reported that since the last call."""

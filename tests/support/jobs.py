@@ -15,9 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from hvdrecover.drill.run import ROOT_MAY_USE_MPI, Run, supervised, wait_until
 from hvdrecover.launch.job import Job
-from hvdrecover.launch.processes import command, kill, kill_marked, marked, parent
+from hvdrecover.launch.processes import command, kill, kill_marked, marked
 from tests.support.digits_run import PATIENCE, TRAINING_SAMPLES, DigitsRun, read_events
 from tests.support.ledger import Batch
 
@@ -132,6 +134,11 @@ def elastic(hosts: Path, workers: int = 2) -> list[str]:
 def _program(name: str) -> str:
     """Return the path of a program of this Python environment."""
     return os.fspath(Path(sys.executable).with_name(name))
+
+
+def parent(process: int) -> int:
+    """Return the id of a process's parent; 0 if the process is gone."""
+    return psutil.Process(process).ppid() if psutil.pid_exists(process) else 0
 
 
 def running(job: Job, *module: str) -> list[int]:

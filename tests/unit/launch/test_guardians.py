@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hvdrecover import config
+from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.launch.link import Message
-from tests.unit.launch.children import child, environment, line
+from hvdrecover.launch.reports import Reports
+from hvdrecover.launch.training import Training
+from tests.unit.launch.children import environment
 from tests.unit.launch.scripts import write
-from tests.unit.launch.supervising import FAULT, Supervisor, closed, come
+from tests.unit.launch.supervising import Supervisor, closed, come
 
 
 def worker(
@@ -35,38 +41,6 @@ def supervisor() -> Iterator[Supervisor]:
     supervisor = Supervisor()
     yield supervisor
     supervisor.close()
-
-
-def test_what_guardians_tell_is_heard_with_who_tells(supervisor: Supervisor) -> None:
-    guardians = [come(supervisor, "h1", 0), come(supervisor, "h2", 3)]
-    guardians[1].send(**FAULT)
-    guardians[0].send(kind="end", how="finished")
-    supervisor.serve(lambda: len(supervisor.heard) == 2, "two messages")
-    assert sorted(supervisor.heard, key=str) == [
-        ("h1", 0, {"kind": "end", "how": "finished"}),
-        ("h2", 3, FAULT),
-    ]
-
-
-def test_a_guardian_that_is_killed_is_lost(supervisor: Supervisor) -> None:
-    code = """
-import signal, sys
-from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.launch import link
-kept = link.connect("127.0.0.1", int(sys.argv[1]), sys.argv[2], name="h7", slot=0)
-print(flush=True)
-signal.pause()
-"""
-    _, port, token = supervisor.address
-    with child(code, str(port), token) as other:
-        line(other)
-        supervisor.serve(lambda: len(supervisor.guardians) == 1, "a connection")
-        supervisor.settle()
-        assert supervisor.lost == []
-        other.kill()
-        supervisor.serve(lambda: supervisor.lost, "the guardian is to be missed")
-    assert supervisor.lost == ["h7"]
-    assert len(supervisor.guardians) == 0
 
 
 def test_guardians_that_are_dismissed_notice_and_are_not_lost(supervisor: Supervisor) -> None:
@@ -165,3 +139,43 @@ def test_a_process_that_hangs_is_killed_and_restarted(
     supervisor.settle()
     deaths = [message["fault"] for _, _, message in supervisor.heard if message["kind"] == "fault"]
     assert deaths.count("hang") == 1
+
+
+EMITS_AND_DIES = """
+import os, signal
+from hvdrecover.config import read
+from hvdrecover.events import Events, Pipe
+log = Events(Pipe(read().slot[3]).add, "h")
+for number in range(100):
+    log.emit("commit", commit=number)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def reports(folder: Path, **facts: Any) -> Reports:
+    settings = dataclasses.replace(config.read({"HOROVOD_LOCAL_RANK": "0"}), events=folder, **facts)
+    return Reports(settings, SYSTEM_CLOCK)
+
+
+def killed() -> Training:
+    """A training process that has emitted events and was killed at once."""
+    training = Training([sys.executable, "-c", EMITS_AND_DIES], environment())
+    training.process.wait(60)
+    return training
+
+
+def test_events_of_a_killed_process_reach_the_supervisor_with_their_age(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    guardian = reports(tmp_path, supervisor=supervisor.address)
+    training = killed()
+    guardian.forward(training)
+    training.close()
+    guardian.events.emit("standby", slot=0, ready=True)
+    supervisor.serve(lambda: len(supervisor.heard) == 101, "all events")
+    heard = [message for _, _, message in supervisor.heard]
+    assert [each["event"]["commit"] for each in heard[:100]] == list(range(100))
+    assert heard[100]["event"]["kind"] == "standby"
+    ages = [each["age"] for each in heard]
+    assert all(0 <= age < 60 for age in ages)
+    assert list(tmp_path.iterdir()) == []  # the supervisor writes

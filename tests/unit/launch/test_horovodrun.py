@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from horovod.runner.elastic.discovery import HostDiscoveryScript
 from horovod.runner.launch import parse_args
 
 from hvdrecover.errors import ConfigError, HostListError
 from hvdrecover.launch import horovodrun
 from hvdrecover.launch.horovodrun import Options, arguments, hosts, settings
+from hvdrecover.launch.run_horovodrun import ask_by_shell
+from tests.unit.launch.children import environment
 
 COMMAND = ["python", "train.py", "--epochs", "3"]
 
@@ -83,20 +88,6 @@ def test_one_host_that_is_this_one_needs_the_loopback_interface(
     assert list(understood(Options(2, discovery=f"echo {named}"), monkeypatch).nics) == ["lo"]
 
 
-@pytest.mark.parametrize(
-    ("options", "hosts_of_it"),
-    [(Options(2, mpi=True), None), (Options(2, mpi=True, hosts="h1:1,h2:1", least=1), "h1:1,h2:1")],
-)
-def test_a_job_of_mpi_is_static(
-    options: Options, hosts_of_it: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = understood(options, monkeypatch)
-    assert found.use_mpi
-    assert (found.host_discovery_script, found.min_num_proc) == (None, None)
-    assert found.hosts == hosts_of_it
-    assert found.command == COMMAND
-
-
 # -- hosts -------------------------------------------------------------------------------------------------
 
 
@@ -127,3 +118,48 @@ def test_any_other_horovod_than_ours_limits_waiting_from_the_start() -> None:
 def test_what_the_user_has_set_stands() -> None:
     mine = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "77", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0"}
     assert list(settings(None, mine, ours=False)) == ["HOROVOD_STALL_CHECK_TIME_SECONDS"]
+
+
+# Horovod's own function that runs a worker, after what our driver has set up.
+CODE = """
+from types import SimpleNamespace
+from hvdrecover.launch import run_horovodrun
+run_horovodrun._leave_to_guardians()
+from horovod.runner.gloo_run import _exec_command_fn
+settings = SimpleNamespace(elastic=True, verbose=0, output_filename=None, prefix_output_with_timestamp=False)
+slot = SimpleNamespace(rank=1, hostname="localhost")
+print([_exec_command_fn(settings)(f"exit {code}", slot, None)[0] for code in (3, 129, 255)])
+"""
+
+
+def test_horovod_says_of_a_worker_only_what_its_guardian_cannot() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], env=environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "Process 1 exit with status code 255.\n[3, 129, 255]\n", done.stderr
+
+
+# -- host discovery: Horovod's driver asks the script without a process in between --------------------
+
+
+class Script(HostDiscoveryScript):
+    """Horovod's class, as the launcher changes it."""
+
+
+ask_by_shell(Script)
+
+
+def test_its_answer_is_read_by_horovod() -> None:
+    hosts = Script("printf 'one:2\\ntwo\\n'", 4).find_available_hosts_and_slots()
+    assert list(hosts.items()) == [("one", 2), ("two", 4)]
+
+
+def test_one_that_fails_gives_no_answer() -> None:
+    with pytest.raises(RuntimeError, match=r"`echo one; exit 3` .* exit code 3"):
+        Script("echo one; exit 3", 1).find_available_hosts_and_slots()
+
+
+@pytest.mark.parametrize("name", ["h1;touch${IFS}pwned", "$(touch)", "-oProxyCommand=touch", "a&b", "u@h"])
+def test_a_name_that_a_shell_would_run_is_no_answer(name: str) -> None:
+    with pytest.raises(RuntimeError, match=re.escape(f"'{name}'")):
+        Script(f"printf 'one:2\n%s:1\n' {shlex.quote(name)}", 1).find_available_hosts_and_slots()

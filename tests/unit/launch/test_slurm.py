@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.launch import slurm
-from hvdrecover.launch.slurm import Plan, SlurmJob
+from hvdrecover.launch.slurm import SlurmJob
 
 NOW = 1_795_595_000.0
 RUNS = "JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0"
@@ -84,24 +84,6 @@ def ask(tmp_path: Path) -> Ask:
         return Asked(tmp_path, shown, **variables)
 
     return make
-
-
-@pytest.mark.parametrize(
-    ("shown", "plan"),
-    [
-        (line(), Plan("RUNNING", None, preempted=False, may_requeue=True)),
-        (line(end="1795596000"), Plan("RUNNING", 1795596000.0, preempted=False, may_requeue=True)),
-        (line(end="1795595020", preempted="1795594990"), Plan("RUNNING", 1795595020.0, True, True)),
-        (line(states=RUNS.replace("Requeue=1", "Requeue=0")), Plan("RUNNING", None, False, False)),
-        (line(states=RUNS.replace("BatchFlag=1", "BatchFlag=0")), Plan("RUNNING", None, False, False)),
-        (line(8) + line(states=RUNS.replace("RUNNING", "COMPLETING")), Plan("COMPLETING", None, False, True)),
-        (HEADLESS, Plan("RUNNING", None, False, True, headless=True)),
-        (line(77), None),
-        ("", None),
-    ],
-)
-def test_what_slurm_has_in_mind(shown: str, plan: Plan | None) -> None:
-    assert slurm.planned(shown, "7") == plan
 
 
 @pytest.mark.parametrize(

@@ -121,12 +121,3 @@ def test_its_program_finds_what_it_was_given_when_it_was_woken(standbys: Capture
     assert standby.wake(started, {"ROOT": "/data/ä\n\udcff"})
     assert started.process.wait(60) == 0
     assert standbys.output() == (f"{'/data/ä' + chr(10) + chr(0xDCFF)!a}\n", "")
-
-
-def test_without_anybody_to_wake_it_it_ends_without_running_anything(standbys: Captured) -> None:
-    script = write(standbys.folder, "print('runs')")
-    waiting = standbys.ready([str(script)])
-    assert waiting.process.stdin is not None
-    waiting.process.stdin.close()
-    assert waiting.process.wait(60) == 0
-    assert standbys.output() == ("", "")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 
 import pytest
 
 from hvdrecover.launch import link, waits
+from hvdrecover.launch.link import Link
 from tests.fakes.clock import FakeClock
 from tests.unit.launch.children import child, environment, line, until
 from tests.unit.launch.supervising import FAULT, Supervisor, come
@@ -61,7 +63,7 @@ def test_hundreds_of_silent_connections_keep_no_guardian_out_where_files_are_few
         assert line(other) == "honest True"
         for each in silent:
             each.close()
-        guardian.release()
+        guardian.close()
 
 
 def test_who_says_nothing_is_dropped_when_its_time_is_over(
@@ -78,3 +80,37 @@ def test_who_says_nothing_is_dropped_when_its_time_is_over(
     guardian.send(kind="end", how="left")
     supervisor.serve(lambda: supervisor.heard, "the guardian")
     assert supervisor.lost == []
+
+
+TOKEN = "secret"
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def port(listener: socket.socket) -> int:
+    return int(listener.getsockname()[1])
+
+
+def received(end: Link) -> list[link.Message]:
+    """Wait for what comes, and return it."""
+    return until(end.receive, "a message")
+
+
+def test_a_message_that_comes_in_pieces_is_put_together(listener: socket.socket) -> None:
+    with socket.create_connection(("127.0.0.1", port(listener))) as sender:
+        end = Link(listener.accept()[0])
+        text = json.dumps({"detail": "ü" * 50_000}, ensure_ascii=False).encode() + b'\n{"second"'
+        found: list[link.Message] = []
+        for start in range(0, len(text), 40_001):  # also in the middle of a letter
+            sender.sendall(text[start : start + 40_001])
+            found += end.receive()
+        while not found:
+            found += end.receive()
+        assert found == [{"detail": "ü" * 50_000}]
+        sender.sendall(b": 2}\n")
+        assert received(end) == [{"second": 2}]
+        assert end.is_open

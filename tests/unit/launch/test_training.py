@@ -65,18 +65,6 @@ def test_at_the_second_commit_the_libraries_are_told_and_the_scripts_own_modules
     assert not {"own", "adapter", "__main__"} & set(modules)
 
 
-def test_a_word_that_was_cut_off_does_not_hide_the_others(start: Start) -> None:
-    training = start(
-        "import adapter, os\n"
-        "from hvdrecover import heartbeat\n"
-        "heartbeat.notify(a=1, b=1)\n"
-        "heartbeat.notify(b=2)\n"
-        "os.write(heartbeat._notes, b'{\"c\": ')\n"
-    )
-    training.process.wait(60)
-    assert training.notes() == {"a": 1, "b": 2}
-
-
 def test_a_script_hands_nothing_of_it_on_to_programs_that_it_starts(start: Start) -> None:
     program = 'import os; print(os.listdir("/proc/self/fd"), [n for n in os.environ if "HVDRECOVER" in n])'
     training = start(

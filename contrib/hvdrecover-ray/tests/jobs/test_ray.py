@@ -17,11 +17,11 @@ import pytest
 
 from hvdrecover.config import PREEMPTED
 from hvdrecover.launch.job import Job
-from hvdrecover.launch.processes import command, kill, parent
+from hvdrecover.launch.processes import command, kill
 from raylets import Raylets, environment, raylets
 from tests.integration.conftest import LONG, Start
 from tests.support.faulty_run import FaultyRun, assert_each_sample_once, wait_until_all_train
-from tests.support.jobs import durable, read_events, running
+from tests.support.jobs import durable, parent, read_events, running
 from tests.support.waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "example.py"
