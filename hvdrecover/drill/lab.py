@@ -225,21 +225,20 @@ def _make_key(path: Path) -> None:
     subprocess.run(keygen, check=True)
 
 
-# -- names, claims and removal -----------------------------------------------------------------------------
+# -- names and removal -----------------------------------------------------------------------------
 
 
-def traces(number: int | str) -> list[Path]:
-    """Return what exists of a lab: names of namespaces, files and folders. ``*`` is any lab."""
-    names = _namespace(number, "*")
-    patterns = [_NAMESPACES / names, _NETNS_FILES / names, _folder(number)]
-    return [path for pattern in patterns for path in sorted(pattern.parent.glob(pattern.name))]
+def traces(number: int) -> list[Path]:
+    """Return the names of a lab's namespaces, its files and its folder, as far as they exist."""
+    named = [path for folder in (_NAMESPACES, _NETNS_FILES) for path in folder.glob(_namespace(number, "*"))]
+    return [*named, *(path for path in [_folder(number)] if path.exists())]
 
 
-def _namespace(number: int | str, part: str) -> str:
+def _namespace(number: int, part: str) -> str:
     return f"hvdlab-{number}-{part}"
 
 
-def _folder(number: int | str) -> Path:
+def _folder(number: int) -> Path:
     return Path(f"/run/hvdlab-{number}")
 
 

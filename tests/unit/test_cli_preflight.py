@@ -25,12 +25,10 @@ SLOW = Finding("clocks", "warning", "h1 +3.0 s", "Set the clock.")
 
 
 class Job:
-    """The hosts looked at, the findings, and the options of the job that was started then."""
+    """The hosts looked at, and the options of the job that was started then."""
 
-    def __init__(self) -> None:
-        self.looked_at: list[Settings] = []
-        self.findings: list[Finding] = [Finding("ssh", "ok", "logged in"), SLOW, WRONG]
-        self.options: Options | None = None
+    looked_at: Settings | None = None
+    options: Options | None = None
 
 
 @pytest.fixture
@@ -39,8 +37,8 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
 
     def examine(settings: Settings, *others: Any, hosts_only: bool) -> Report:
         assert hosts_only
-        noted.looked_at.append(settings)
-        return Report(False, {}, noted.findings)
+        noted.looked_at = settings
+        return Report(False, {}, [Finding("ssh", "ok", "logged in"), SLOW, WRONG])
 
     class Supervisor:
         def __init__(self, command: list[str], options: Options, *_: Any) -> None:
@@ -91,7 +89,7 @@ def test_a_host_that_is_left_out_and_the_processes_that_are_left(
 def test_hosts_that_are_discovered_are_left_out_later_as_well(job: Job) -> None:
     Path("hosts").write_text("h1:2\nh2:2\n")
     options = run(job, "-np", "4", "--min-np", "2", "--discover", "file hosts --no-ssh-check")
-    assert job.looked_at[0].hosts == {"h1": 2, "h2": 2}
+    assert job.looked_at is not None and job.looked_at.hosts == {"h1": 2, "h2": 2}
     assert named_by(options.discovery) == ["h1:2"]
     Path("hosts").write_text("h2:2\nh3:2\nh1:2\n")
     script = shlex.split(str(options.discovery))

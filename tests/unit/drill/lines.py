@@ -40,14 +40,7 @@ class Story:
         own: Sequence[Mapping[str, Any]] = (),
         **facts: Any,
     ) -> Story:
-        """They make the next commit.
-
-        Args:
-            tensors: stands for the bytes of the weight.
-            values: plain values.
-            own: by rank, what each has of its own: ``mean``, a buffer of the model, and plain values.
-            facts: others of the line.
-        """
+        """They make the next commit; ``own`` has each rank's ``mean``, a buffer of the model, and values."""
         generation, commit = self._at
         facts = {"steps": self._steps, "batches": self._steps, "buffers": {"model": ["mean"]}, **facts}
         rows = []
@@ -62,7 +55,6 @@ class Story:
 
     @property
     def records(self) -> Records:
-        """Return everything that the witnesses wrote."""
         return Records(tuple(self.lines))
 
     def _add(self, what: str, by_rank: Sequence[Mapping[str, Any]] = (), **facts: Any) -> Story:
