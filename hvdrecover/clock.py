@@ -5,36 +5,29 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Clock(Protocol):
-    """The package's source of time; all values are in seconds."""
+class Clock:
+    """The machine's clock, the package's source of time; all values are in seconds."""
 
     def now(self) -> float:
-        """Wall-clock time since the Unix epoch."""
+        """Return the wall-clock time since the Unix epoch."""
+        return time.time()
 
     def monotonic(self) -> float:
-        """Time that never goes back, from an arbitrary start."""
+        """Return a time that never goes back, from an arbitrary start."""
+        return time.monotonic()
 
     def wait(self, event: threading.Event, timeout: float) -> bool:
         """Wait until ``event`` is set or ``timeout`` has passed; return whether it is set."""
-
-
-class SystemClock:
-    """The machine's clock."""
-
-    now = staticmethod(time.time)
-    monotonic = staticmethod(time.monotonic)
-
-    def wait(self, event: threading.Event, timeout: float) -> bool:
         return event.wait(timeout)
 
 
-SYSTEM_CLOCK = SystemClock()
+SYSTEM_CLOCK = Clock()
 
 
 class Bounded:

@@ -226,7 +226,6 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(changes, facts
 @pytest.mark.parametrize(
     ("name", "make"),
     [
-        ("dataset", lambda: SampleOrder(-1)),
         ("tail", lambda: SampleOrder(1, tail="wrap")),
         ("seed", lambda: SampleOrder(1, seed=1.5)),
         ("seed", lambda: SampleOrder(1, seed=None)),
