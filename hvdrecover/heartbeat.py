@@ -71,17 +71,8 @@ class Reading:
         return self.changed, self.steps
 
 
-_ALIKE = (
-    "longest",
-    "longest_beginning",
-    "commits",
-    "generation",
-    "commit",
-    "rank",
-    "diverged",
-    "changed",
-    "agreed",
-)
+# The numbers that mean the same in a page and in a reading.
+_ALIKE = ("longest", "longest_beginning", "commits", "generation", "commit", "diverged", "changed", "agreed")
 
 
 class Page(ctypes.Structure):
@@ -120,6 +111,7 @@ class Page(ctypes.Structure):
             paused=self.pauses > 0,
             waiting=self.paused > 0,
             steps=max(self.stepped, self.recorded),
+            rank=self.rank,
             stop=Stop(self.stop),
             in_run=self.in_run > 0,
             **{name: getattr(self, name) for name in _ALIKE},

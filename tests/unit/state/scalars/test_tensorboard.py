@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import sys
@@ -111,8 +110,10 @@ def test_tensorboard_reads_rows_and_drops_steps_that_came_again(
         sys.modules, "tensorboard.compat.notf", ModuleType("notf")
     )  # do not import TensorFlow
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
 
-    monkeypatch.setattr("hvdrecover.trackers._files", itertools.count(8))  # the third file is the tenth
+    # TensorBoard reads the files of a second by their last numbers, as texts.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     board = TensorBoard(f"{tmp_path}/")
     for start, (first, last) in enumerate([(1, 6), (4, 5), (5, 5), (6, 8)]):  # all within a second
         board.open("rank-0")
