@@ -407,7 +407,6 @@ def _exporter(arguments: argparse.Namespace) -> Callable[..., list[str]]:
 
             return to_torch
         if suffix == ".keras":
-            config.quiet_tensorflow()
             from hvdrecover.tensorflow.export import to_keras
 
             return functools.partial(to_keras, model_config=arguments.model_config)

@@ -13,18 +13,14 @@ import argparse
 import time
 from typing import Any
 
-from hvdrecover import config
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
 
-config.quiet_tensorflow()
-
-import horovod.tensorflow as hvd  # noqa: E402
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
-
-import hvdrecover.tensorflow as recover  # noqa: E402
-from hvdrecover.examples.digits import Digits, digits, options  # noqa: E402
-from hvdrecover.examples.ledger import Ledger  # noqa: E402
+import hvdrecover.tensorflow as recover
+from hvdrecover.examples.digits import Digits, digits, options
+from hvdrecover.examples.ledger import Ledger
 
 
 class Network(keras.Sequential):  # type: ignore[misc]
