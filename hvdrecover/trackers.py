@@ -33,17 +33,11 @@ _AT_ONCE = 1000  # most metrics in one request to an MLflow server
 
 @dataclass(frozen=True)
 class Row:
-    """The scalars of one step.
+    """The scalars of one step."""
 
-    Attributes:
-        step: counted through the whole job.
-        time: when they were measured, in seconds since the Unix epoch.
-        values: the scalars by name.
-    """
-
-    step: int
-    time: float
-    values: Mapping[str, float]
+    step: int  # counted through the whole job
+    time: float  # when they were measured, in seconds since the Unix epoch
+    values: Mapping[str, float]  # by name
 
 
 class Tracker:

@@ -76,7 +76,7 @@ class SampleOrder:
 
     Args:
         length: number of samples.
-        shuffle: whether each epoch has an order of its own; otherwise samples come in their own order.
+        shuffle: whether each epoch has its own order; otherwise samples come in their own order.
         seed: seed of the shuffling; the same on all ranks.
         tail: fill a last round that is not full up (``pad``), or leave it out (``drop``).
 
@@ -155,7 +155,7 @@ class SampleOrder:
         An epoch that was finished starts again from its first sample, without `set_epoch`. But the first
         iteration after a restore resumes from the cursor, even if nothing is left.
         """
-        # What a data loader leaves out, as it is less than a batch (``drop_last``), is done as well.
+        # Samples that a data loader leaves out, as they fill no batch (``drop_last``), are done as well.
         least = self.size if self.tail == "drop" else 1
         if self._handed_out:
             least = max(least, self._largest * self.size)
@@ -197,11 +197,7 @@ class SampleOrder:
     # -- samples done ------------------------------------------------------------------------------------
 
     def record(self, count: int) -> None:
-        """Note that every rank has done ``count`` more samples.
-
-        Raises:
-            ConfigError: a negative count.
-        """
+        """Note that every rank has done ``count`` more samples."""
         if count < 0:
             raise ConfigError("batch_size", f"{count} samples can't have been done")
         if self.on_record is not None:
@@ -229,8 +225,7 @@ class SampleOrder:
     def leave_out(self, stretch: Stretch) -> None:
         """Leave samples out of their pass, as if the data set did not have them; deal the rest out again.
 
-        Args:
-            stretch: of this pass or, as the cursor may have gone back beyond its beginning, of a later one.
+        The pass may be a later one: the cursor may have gone back beyond its beginning.
         """
         joined: list[Stretch] = []
         for each in sorted([*self._left_out, stretch]):
@@ -324,15 +319,10 @@ class SampleOrder:
         return {"epoch": self.epoch, "processed_num": self.done, **self.counts_in(), **known}
 
     def load_state_dict(self, state: dict[str, Any], name: str = "sampler") -> None:
-        """Go to a cursor.
-
-        Args:
-            state: what `state_dict` gave; all but ``epoch`` and ``processed_num`` may be missing.
-            name: what the sampler is called in an error.
+        """Go to a cursor that `state_dict` gave; all but ``epoch`` and ``processed_num`` may be missing.
 
         Raises:
-            MismatchError: the data set has another length, or the order another seed, than when it was saved.
-                Nothing was changed.
+            MismatchError: the order is not the one in which the cursor counts. Nothing was changed.
         """
         if differences := self.misfits(state, name):
             raise MismatchError(name, differences)

@@ -24,13 +24,9 @@ from hvdrecover.examples.ledger import Ledger
 
 
 class Network(keras.Sequential):  # type: ignore[misc]
-    """Two hidden layers with dropout; float32 ``[N, 64]`` to float32 ``[N, 10]``.
+    """Two hidden layers with dropout; float32 ``[N, 64]`` to float32 ``[N, 10]``."""
 
-    Attributes:
-        ledger: records the samples that ``fit`` trains on.
-    """
-
-    ledger: Ledger | None = None
+    ledger: Ledger | None = None  # records the samples that ``fit`` trains on
 
     def train_step(self, data: Any) -> Any:
         """Train one step of ``fit`` on images, labels and the numbers of the samples."""
@@ -45,7 +41,6 @@ class Network(keras.Sequential):  # type: ignore[misc]
 
 
 def network() -> Network:
-    """Return a new network."""
     layers = keras.layers
     model = Network(
         [

@@ -103,15 +103,6 @@ def test_lines_go_to_stderr_once(capsys):
     assert capsys.readouterr().err == "hvdrecover: resumed\n"
 
 
-def test_the_log_level_is_obeyed(capsys):
-    with bare_logging():
-        events.logger.setLevel(logging.NOTSET)
-        events.show_on_terminal(config.read({"HVDRECOVER_LOG": "warning"}))
-        Events(None, "h").emit("sync", "resumed")
-        Events(None, "h").emit("skipped", "skipping", level=logging.WARNING)
-    assert capsys.readouterr().err == "hvdrecover: skipping\n"
-
-
 def test_a_program_that_set_up_logging_keeps_its_own_way():
     with bare_logging() as root:
         root.addHandler(logging.NullHandler())

@@ -71,17 +71,6 @@ def test_going_back_takes_back_later_steps_written_or_not(
     assert losses(tmp_path) == [(1, 1), (2, 2), (3, 13), (4, 14)]
 
 
-def test_a_new_rank_writes_to_its_own_run(feed: Feed, tmp_path: Path) -> None:
-    feed.begin(1)
-    for step in (1, 2):
-        feed.row(step)["loss"] = step
-    feed.begin(0)
-    feed.row(3)["loss"] = 3
-    feed.close()
-    assert losses(tmp_path, 1) == [(1, 1), (2, 2)]
-    assert losses(tmp_path, 0) == [(3, 3)]
-
-
 def test_a_folder_that_cannot_be_written_is_warned_of_once(
     clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
