@@ -241,15 +241,11 @@ class StructureError(OutOfStepError):
 
 
 class DivergedError(OutOfStepError):
-    """The ranks' parameters differ, or their gradients from the same inputs do."""
+    """The ranks' parameters differ."""
 
 
 class MissingGradientError(OutOfStepError):
     """A parameter has a gradient on some ranks only."""
-
-
-class ShardsError(OutOfStepError):
-    """The ranks' shares of the training data differ in size, overlap, or leave samples out."""
 
 
 class NumericsError(HvdrecoverError):
@@ -292,13 +288,12 @@ class DiscoveryError(HvdrecoverError):
 
 
 class HostListError(DiscoveryError):
-    """A list of hosts has an invalid entry, at ``line`` and ``column``, both counted from 1."""
+    """A list of hosts has an invalid entry, at ``line``, counted from 1."""
 
-    def __init__(self, source: str, line: int, column: int, problem: str) -> None:
-        super().__init__(source, f"line {line}, column {column}: {problem}")
+    def __init__(self, source: str, line: int, problem: str) -> None:
+        super().__init__(source, f"line {line}: {problem}")
         self.problem = problem
         self.line = line
-        self.column = column
 
 
 class LaunchError(HvdrecoverError):

@@ -56,12 +56,11 @@ class Steps:
             for _ in range(self._passes):
                 self._backward(self._passes)
         else:
-            self._gradients.begin(self._shares, hvd.rank())
+            self._gradients.begin()
             for rank in run_of(self._shares, hvd.rank()):
-                self._gradients.part_begins(rank)
                 self._backward(1)
-                self._gradients.part_ends()
-            self._gradients.finish()
+                self._gradients.part_ends(rank)
+            self._gradients.finish(self._shares, hvd.rank())
         self._optimizer.step()
 
     def _backward(self, parts: int) -> None:
@@ -90,19 +89,18 @@ class Reductions:
 
     def ours(self) -> float:
         """Seconds to reduce the gradients of the last part, and what the ones before have left."""
-        self._gradients.begin(self._shares, hvd.rank())
+        self._gradients.begin()
         own = run_of(self._shares, hvd.rank())
         for rank in own:
-            self._gradients.part_begins(rank)
             self._fill()
             if rank < own[-1]:
-                self._gradients.part_ends()
+                self._gradients.part_ends(rank)
         hvd.barrier()
 
         def reduce() -> None:
             if own:
-                self._gradients.part_ends()
-            self._gradients.finish()
+                self._gradients.part_ends(own[-1])
+            self._gradients.finish(self._shares, hvd.rank())
 
         return stopwatch(reduce)
 

@@ -58,7 +58,7 @@ def _manifest(ranks: int) -> tuple[float, int]:
     snapshot = state._session.memory.newest
     assert snapshot is not None
     began = time.perf_counter()
-    text = manifest.dumps(snapshot.manifest((), {}, 0.0))
+    text = manifest.dumps(snapshot.manifest(dict.fromkeys(snapshot.arenas, ""), {}, 0.0))
     return time.perf_counter() - began, len(text)
 
 

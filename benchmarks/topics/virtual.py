@@ -10,7 +10,6 @@ import torch
 
 from benchmarks import workers
 from benchmarks.jobs.virtual_ranks import RESULT, Steps
-from benchmarks.jobs.virtual_replay import RESULT as REPLAY
 from benchmarks.jobs.virtual_shares import RESULT as SHARES
 from benchmarks.measure import by_turns, stopwatch
 from benchmarks.rows import Goal, Row
@@ -32,8 +31,6 @@ def measure(setting: Setting) -> list[Row]:
     }
     workers.run("benchmarks.jobs.virtual_shares", setting, _PATIENCE)
     shared = json.loads((setting.folder / SHARES).read_text())
-    workers.run("benchmarks.jobs.virtual_replay", setting, _PATIENCE)
-    replayed = json.loads((setting.folder / REPLAY).read_text())
     alone = _alone(setting)
     grouped = "hvd.grouped_allreduce"
     return [
@@ -80,17 +77,6 @@ def measure(setting: Setting) -> list[Row]:
             shared[1],
             Goal(0.5, 0.435),
             False,
-        ),
-        Row(
-            "virtual",
-            "a step of two virtual ranks, 1 in 1,000 replayed",
-            "compute-bound",
-            "ms",
-            replayed[0],
-            "the same without",
-            replayed[1],
-            Goal(0.01, 0.003, slowdown=True, digits=4),
-            True,
         ),
         Row(
             "virtual",

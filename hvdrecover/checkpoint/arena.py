@@ -17,11 +17,10 @@ HUGE_PAGE = 1 << 21  # bytes
 
 
 def allocate(nbytes: int, *, in_children: bool = False) -> Bytes:
-    """Page-aligned zeroed memory, a uint8 array of shape ``[nbytes]``.
+    """Return page-aligned zeroed memory, a uint8 array of shape ``[nbytes]``.
 
-    Args:
-        in_children: whether child processes have it too. A data loader's forked workers would keep a copy of
-            each page of an arena that the next commit changes.
+    Child processes do not have it, unless ``in_children``: a data loader's forked workers would keep a copy
+    of each page of an arena that the next commit changes.
     """
     memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if not in_children:
@@ -49,7 +48,6 @@ class Arena:
             self._write_header()
 
     def bytes_of(self, name: str) -> Bytes:
-        """The bytes of one tensor, as a writable view."""
         start = self.layout.offsets[name]
         return self.buffer[start : start + self.layout.by_name[name].nbytes]
 
@@ -68,7 +66,6 @@ class Arena:
         self._write_header()
 
     def show_to_children(self) -> None:
-        """Share the memory with child processes that are forked from now on."""
         if (mapping := _mapping(self.buffer)) is not None:
             mapping.madvise(mmap.MADV_DOFORK)
 

@@ -22,7 +22,6 @@ has lost all commits differs from a root whose first commit was never completed.
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import re
@@ -39,6 +38,7 @@ from hvdrecover.errors import EmptiedRootError, FencedError, OvertakenError, Sto
 from hvdrecover.machine import identity
 
 _NAME = re.compile(r"g([0-9]{4,9})\.json")
+_NO_CLAIM = f"{CLAIMS}/ holds no claim of this job, which has claimed the root before"
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("job", "maker", "host", "start", "process"), (str,)),
     **dict.fromkeys(("generation", "first", "after", "pid"), (int,)),
@@ -49,21 +49,14 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Claim:
-    """The claim of one generation.
-
-    The earliest versions wrote only job, host, pid, time and acknowledged. The others then have defaults.
+    """The claim of one generation. Old versions wrote only job, host, pid, time and acknowledged.
 
     Attributes:
         job: identity of the job; empty if the claim is damaged.
-        acknowledged: whether a commit of this generation has become durable.
         first: the generation under which the job's start took the root.
-        after: the newest earlier claim when this one was made. The process that made this one has checked
-            that claim and all before it.
-        maker: identity of the process's `Claims` that made it.
-        host: name of the maker's host.
-        pid: the maker's process number there.
-        time: when it was made, in seconds since the Unix epoch.
-        start: identity of the job's start.
+        after: the newest earlier claim when this one was made. The maker has checked that claim and all
+            before it.
+        maker: identity of the `Claims` object that made it.
         process: the maker's `hvdrecover.machine.identity`; empty if unknown.
     """
 
@@ -80,17 +73,14 @@ class Claim:
     process: str = ""
 
     def text(self, *, acknowledged: bool) -> bytes:
-        """Return the content of the claim's file."""
         fields = {name: value for name, value in vars(self).items() if name != "generation"}
         return json.dumps({"format": FORMAT, **fields, "acknowledged": acknowledged}).encode()
 
-    def describe(self, since: float | None) -> str:
-        """Return the job and its process, for messages; ``since`` is when its start took the root."""
+    def describe(self) -> str:
         if not self.job:
             return f"a job whose claim {_path(self.generation)} is damaged"
         job, host = (re.sub(r"[^\w.:-]", "?", text) for text in (self.job[:8], self.host[:255]))
-        named = f"job {job} on {host or 'an unknown host'} (process {self.pid or 'unknown'})"
-        return named if since is None else f"{named}, since {_date(since)}"
+        return f"job {job} on {host or 'an unknown host'} (process {self.pid or 'unknown'})"
 
 
 def among(names: Iterable[str]) -> list[int]:
@@ -100,25 +90,16 @@ def among(names: Iterable[str]) -> list[int]:
 
 
 def read(storage: Storage, generation: int) -> Claim:
-    """Read one claim. If it is damaged, its job is empty, and its generation counts as acknowledged.
-
-    Raises:
-        FormatVersionError: a newer hvdrecover wrote it, in a format that this one cannot read.
-        StorageError: it has vanished since the claims were listed, so the root was emptied or unmounted.
-    """
+    """Read one claim. If it is damaged, its job is empty, and its generation counts as acknowledged."""
     path = _path(generation)
     try:
         text = root.read_note(storage, path)
         if not text and storage.size(path) is None:
-            raise StorageError(
-                storage.url,
-                f"{path} is gone, so the root was deleted, emptied or unmounted. Bring it back, or start the "
-                "job again.",
-            )
+            raise _gone(storage, f"{path} is gone")
         fields = json.loads(text)
         version = fields.get("format", 1)
         if type(version) is int and version not in READERS:
-            raise unknown_format(f"{storage.url}/{_path(generation)}", version)
+            raise unknown_format(f"{storage.url}/{path}", version)
         known = {name: value for name, value in fields.items() if name in _TYPES}
         defaults = {"first": generation, "start": fields["job"]}
         claim = Claim(**{**defaults, **known, "generation": generation})
@@ -151,9 +132,10 @@ def owner(found: Iterable[Claim]) -> Claim | None:
 class Claims:
     """The claims of one root, for a process that may claim a generation.
 
+    Every method raises `StorageError` if the claims of this job are gone, or the storage failed.
+
     Args:
-        job: identity of this job and of its start, ``JOB/START``. The first part is the same for all starts
-            of the job. The whole is the same on all ranks and after each recovery. Without a ``/``, each
+        job: ``JOB/START``. The whole is the same on all ranks and after each recovery; without a ``/``, each
             start counts as a job.
     """
 
@@ -168,15 +150,12 @@ class Claims:
         self._acknowledged = 0
 
     def generations(self) -> list[int]:
-        """The claimed generations, newest first."""
         return among(self._storage.names(CLAIMS))
 
     def newest(self) -> int:
-        """The newest claimed generation; 0 if there is none."""
-        return next(iter(self.generations()), 0)
+        return max(self.generations(), default=0)
 
     def read(self, generation: int) -> Claim:
-        """One claim; see the function `read`."""
         return read(self._storage, generation)
 
     def take_after(self, generation: int, *, again: bool = False) -> int:
@@ -187,17 +166,14 @@ class Claims:
         Args:
             generation: the newest generation that has commits.
             again: whether an earlier start of this job has claimed the root.
-
-        Raises:
-            FencedError: this job has claimed the root before, and another job has taken it since.
-            StorageError: this job's claims are gone from the root; or the storage failed.
         """
         while True:
             claimed = self.generations()
-            if again and not self._has_claimed(claimed):
-                raise self._gone(f"{CLAIMS}/ holds no claim of this job, which has claimed the root before")
+            has_claimed = self._has_claimed(claimed, lambda claim: claim.job == self._job)
+            if again and not has_claimed:
+                raise _gone(self._storage, _NO_CLAIM)
             newest = owner(deciding(self._storage, claimed))
-            if newest is not None and newest.job != self._job and self._has_claimed(claimed):
+            if newest is not None and newest.job != self._job and has_claimed:
                 raise self._replaced(newest)
             if newest is not None and newest.generation == claimed[0] and newest.maker == self._maker:
                 self._ours = newest
@@ -206,16 +182,10 @@ class Claims:
             self._place(generation, generation, claimed, self._storage.create)
 
     def check_holds(self, left: Mapping[str, str]) -> None:
-        """Check that each start with a near commit has a claim at this root.
-
-        A replaced start still has its claim there. If the claim is missing, the root was emptied or is not
-        mounted: a job that started from the beginning would overwrite the only commits that are left.
+        """Raise `EmptiedRootError` if a start with a near commit has no claim here. A replaced start has one.
 
         Args:
             left: start to its near commit and the folder that holds it, in words.
-
-        Raises:
-            EmptiedRootError: a claim is missing.
         """
         found = {self.read(generation).start for generation in self.generations()}
         if missing := [where for start, where in left.items() if start not in found]:
@@ -229,14 +199,10 @@ class Claims:
             )
 
     def unreplaced(self) -> dict[str, int]:
-        """Return the starts whose near commits this job may use; it has just taken the root.
+        """Return the starts whose near commits this job may use, and the generation with which each began.
 
         These are all starts of this job, and all starts of the last other job with durable commits. Jobs in
-        between that made no durable commit, perhaps because they ended at once, count as well: they have not
-        replaced that job.
-
-        Returns:
-            Start to the generation under which it took the root.
+        between that made no durable commit have not replaced that job, so they count as well.
         """
         found = [self.read(generation) for generation in self.generations()]
         makers = {claim.job for claim in found if claim.acknowledged}
@@ -256,15 +222,11 @@ class Claims:
         return self.read(generation).first if generation in self.generations() else generation
 
     def take(self, generation: int) -> None:
-        """Claim a generation that this job has reached by a recovery.
-
-        Raises:
-            FencedError: another job, or a later generation of this one, has claimed the root.
-            StorageError: this job's claims are gone from the root; or the storage failed.
-        """
+        """Claim a generation that this job has reached by a recovery. Raises as `check` does."""
         claimed = self.generations()
-        if self._ours is None and generation > 1 and not self._has_claimed(claimed, self._start):
-            raise self._gone(f"{CLAIMS}/ holds no claim of this job, which has claimed the root before")
+        is_first = self._ours is None and generation > 1
+        if is_first and not self._has_claimed(claimed, lambda claim: claim.start == self._start):
+            raise _gone(self._storage, _NO_CLAIM)
         newest = self._judge(claimed, generation)
         if self._ours is not None and self._ours.generation == generation:
             return
@@ -279,12 +241,7 @@ class Claims:
             raise self._left_behind(self.read(generation))  # another process of this job was first
 
     def check(self, generation: int) -> None:
-        """Check that this process still writes this generation, and that its job still owns the root.
-
-        Raises:
-            FencedError: another job has taken the root, or a later generation of this one writes to it.
-            StorageError: the claim of this process is gone; or the storage failed.
-        """
+        """Raise `FencedError` if another job or a later generation of this one writes to the root."""
         self._judge(self.generations(), generation)
 
     def acknowledge(self, generation: int) -> None:
@@ -298,7 +255,7 @@ class Claims:
     def _judge(self, claimed: Sequence[int], generation: int) -> Claim | None:
         """Do the work of `check`; return the newest claim of this start, or None if there are no claims."""
         if self._ours is not None and self._ours.generation not in claimed:
-            raise self._gone(f"the claim {_path(self._ours.generation)} of this job is gone")
+            raise _gone(self._storage, f"the claim {_path(self._ours.generation)} of this job is gone")
         found = deciding(self._storage, claimed)
         newest = owner(found)
         if newest is not None and newest.start != self._start:
@@ -310,14 +267,14 @@ class Claims:
                 raise self._left_behind(claim)
         return newest
 
-    def _has_claimed(self, claimed: Sequence[int], start: str | None = None) -> bool:
-        """Return whether this job, or only this start, has a claim. Reads about two claims of each start."""
+    def _has_claimed(self, claimed: Sequence[int], is_ours: Callable[[Claim], bool]) -> bool:
+        """Return whether one of the claims is ours. Reads about two claims of each start."""
         low, high = 1, 0  # the range of claims that the last one read rules out
         for generation in claimed:
             if low <= generation <= high:
                 continue
             claim = self.read(generation)
-            if claim.job == self._job and start in (None, claim.start):
+            if is_ours(claim):
                 return True
             # From `first`, where its start took the root, to `after`, the last claim that it had checked, no
             # other start had the root.
@@ -327,17 +284,13 @@ class Claims:
     def _place(
         self, generation: int, first: int, claimed: Sequence[int], write: Callable[[str, bytes], object]
     ) -> bool:
-        """Write a claim; return whether this process owns it.
-
-        The claim is read back: a store's answer may get lost, and some stores let two processes create the
-        same file.
-        """
+        """Write a claim; return whether this process owns it."""
         claim = Claim(
             generation,
             self._job,
             False,
             first=first,
-            after=next((earlier for earlier in claimed if earlier < generation), 0),
+            after=max((earlier for earlier in claimed if earlier < generation), default=0),
             maker=self._maker,
             host=self._host,
             pid=os.getpid(),
@@ -346,14 +299,14 @@ class Claims:
             process=identity(),
         )
         write(_path(generation), claim.text(acknowledged=False))
+        # Read it back: the answer may get lost, and some stores let two processes create the same file.
         is_placed = self.read(generation).maker == self._maker
         if is_placed:
             self._ours = claim
         return is_placed
 
     def _replaced(self, newest: Claim) -> FencedError:
-        taken = newest if newest.first == newest.generation else self.read(newest.first)
-        by = newest.describe(taken.time if taken.start == newest.start else newest.time)
+        by = newest.describe()
         return FencedError(
             self._storage.url,
             f"generation {newest.generation} has claimed this checkpoint root for {by}, so this process "
@@ -364,24 +317,15 @@ class Claims:
     def _left_behind(self, newest: Claim) -> OvertakenError:
         return OvertakenError(
             self._storage.url,
-            f"generation {newest.generation} of this same job has claimed this checkpoint root "
-            f"({newest.describe(newest.time)}), so this process was left behind by a recovery or a restart, "
-            "and must not write to it any more.",
-        )
-
-    def _gone(self, what: str) -> StorageError:
-        return StorageError(
-            self._storage.url,
-            f"{what}, so the root was deleted, emptied or unmounted. It is not created again. Bring it back, "
-            "or start the job again.",
+            f"generation {newest.generation} of this same job ({newest.describe()}) has claimed this "
+            "checkpoint root, so this process was left behind by a recovery or a restart, and must not write "
+            "to it any more.",
         )
 
 
-def _date(seconds: float) -> str:
-    try:
-        return datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
-    except (ValueError, OverflowError, OSError):
-        return f"{seconds:g} s after 1970"
+def _gone(storage: Storage, what: str) -> StorageError:
+    remedy = "It is not created again. Bring it back, or start the job again."
+    return StorageError(storage.url, f"{what}, so the root was deleted, emptied or unmounted. {remedy}")
 
 
 def _name(generation: int) -> str:

@@ -28,7 +28,7 @@ class CommitId:
 
     @classmethod
     def parse(cls, name: str) -> CommitId | None:
-        """The commit whose folder has this name, or None if no commit's folder has."""
+        """Return the commit whose folder has this name; None if the name is invalid."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None

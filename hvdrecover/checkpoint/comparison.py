@@ -7,7 +7,7 @@ imported, a malformed value is shown as JSON, and control characters are escaped
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,18 +32,11 @@ _DEPTH = 120  # containers; `values.encode` goes no deeper than 100
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference between commit A and commit B.
+    """One difference between commit A and commit B."""
 
-    Attributes:
-        name: a tensor with its attribute's name, such as ``model.layer.weight``, or the path of an object.
-        change: ``added``, ``removed``, another dtype and shape, the number of elements that differ, or both
-            values of an object.
-        largest: for elements that differ, ``max|b - a|`` over those that are finite in both; else None.
-    """
-
-    name: str
+    name: str  # a tensor with its attribute, `model.layer.weight`, or the path of an object
     change: str
-    largest: float | None = None
+    largest: float | None = None  # max|b - a| over the elements that differ and are finite in both
 
 
 @dataclass(frozen=True)
@@ -60,25 +53,20 @@ class Comparison:
 def compare(storage: Storage, a: CommitId, b: CommitId, advance: Callable[[int], None]) -> Comparison:
     """Compare two commits and verify every byte. One file of each is in memory at a time.
 
-    Args:
-        advance: told how many more bytes have been compared, of both together.
-
-    Raises:
-        CorruptCheckpointError: one of them is damaged.
-        FormatVersionError: one of them is of a newer format.
+    ``advance`` is called with the number of bytes that have been compared, of both together.
     """
     manifests = [read_manifest(storage, commit) for commit in (a, b)]
     found: list[Difference] = []
     unchanged = 0
     for attribute in sorted({*manifests[0].by_attribute, *manifests[1].by_attribute}):
         read = [read_commit(storage, commit, {attribute}).arenas.get(attribute) for commit in (a, b)]
-        differing, equal = _compare_tensors(attribute, *read)
-        found += differing
-        unchanged += equal
+        compared = _compare_tensors(attribute, *read)
+        found += [each for each in compared if each]
+        unchanged += compared.count(None)
         advance(sum(arena.layout.nbytes for arena in read if arena))
         del read  # free the memory before the next files are read
     for path, texts in differences(*map(_objects, manifests)).items():
-        found.append(Difference(path, " → ".join("(none)" if text is None else text for text in texts)))
+        found.append(Difference(path, " → ".join(texts)))
     return Comparison(storage.url, a.name, b.name, found, unchanged)
 
 
@@ -97,38 +85,29 @@ def _objects(manifest: Manifest) -> dict[str, Json]:
 # -- tensors -------------------------------------------------------------------------------------------
 
 
-def _compare_tensors(attribute: str, a: Arena | None, b: Arena | None) -> tuple[list[Difference], int]:
+def _compare_tensors(attribute: str, a: Arena | None, b: Arena | None) -> list[Difference | None]:
+    """Return the difference of each tensor, None for those that are equal."""
     before, after = (arena.layout.by_name if arena else {} for arena in (a, b))
-    found, equal = [], 0
+    found: list[Difference | None] = []
     for name in sorted({*before, *after}):
-        shown = f"{attribute}.{name}"
-        if name not in before:
-            found.append(Difference(shown, f"added {after[name]}"))
-        elif name not in after:
-            found.append(Difference(shown, f"removed {before[name]}"))
-        elif before[name] != after[name]:
-            found.append(Difference(shown, f"{before[name]} → {after[name]}"))
-        elif a and b:
-            spec = before[name]
-            changed, non_finite, largest = measure(spec.dtype, a.bytes_of(name), b.bytes_of(name))
-            elements = f"{changed} of {spec.nbytes // ITEM_BYTES[spec.dtype]} elements"
-            if changed:
-                note = f", {non_finite} not finite" if non_finite else ""
-                found.append(Difference(shown, elements + note, largest))
-            else:
-                equal += 1
-    return found, equal
+        shown, old, new = f"{attribute}.{name}", before.get(name), after.get(name)
+        if old == new and old and a and b:
+            changed, non_finite, largest = measure(old.dtype, a.bytes_of(name), b.bytes_of(name))
+            note = f", {non_finite} not finite" if non_finite else ""
+            elements = f"{changed} of {old.nbytes // ITEM_BYTES[old.dtype]} elements{note}"
+            found.append(Difference(shown, elements, largest) if changed else None)
+        elif old and new:
+            found.append(Difference(shown, f"{old} → {new}"))
+        else:
+            found.append(Difference(shown, f"removed {old}" if old else f"added {new}"))
+    return found
 
 
 def measure(dtype: str, a: Bytes, b: Bytes) -> tuple[int, int, float]:
-    """Compare two tensors of one dtype and shape, chunk by chunk.
+    """Compare two tensors of one dtype and shape, chunk by chunk; equal NaNs count as equal.
 
-    Integers are compared exactly, bfloat16 and float8 by value, complex numbers by modulus. Equal NaNs count
-    as equal.
-
-    Returns:
-        The number of elements that differ, how many of these are NaN or infinite on one side, and the largest
-        difference of the others.
+    Returns the number of elements that differ, how many of these are NaN or infinite on one side, and the
+    largest difference of the others: exact of integers, by modulus of complex numbers.
     """
     changed, non_finite, largest = 0, 0, 0.0
     step = CHUNK * ITEM_BYTES[dtype]
@@ -151,39 +130,17 @@ def measure(dtype: str, a: Bytes, b: Bytes) -> tuple[int, int, float]:
     return changed, non_finite, largest
 
 
-def _e4m3() -> npt.NDArray[np.float32]:
-    """The value of each byte: 1 sign bit, 4 bits of exponent (bias 7), 3 of fraction; no infinities.
-
-    Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022, arXiv:2209.05433.
-    """
-    code = np.arange(256)
-    exponent, fraction = (code >> 3) & 0xF, code & 0x7
-    normal = np.ldexp(1 + fraction / 8, exponent - 7)
-    magnitude = np.where(exponent == 0, np.ldexp(fraction / 8, -6), normal)
-    magnitude[(code & 0x7F) == 0x7F] = np.nan
-    return np.where(code & 0x80, -magnitude, magnitude).astype(np.float32)
-
-
-_E4M3 = _e4m3()
-
-
 def decode(data: Bytes, dtype: str) -> npt.NDArray[Any]:
-    """The numbers that bytes stand for.
-
-    Args:
-        data: a uint8 array; whole numbers of the dtype.
-        dtype: a key of `hvdrecover.checkpoint.layout.ITEM_BYTES`.
-
-    Returns:
-        A flat array: of the dtype itself, where numpy has it, and a view of ``data``; of uint8 for booleans;
-        of float32 for bfloat16 and float8, whose values it holds exactly.
-    """
+    """Return the numbers that bytes stand for, as a flat array: of float32 for types that numpy lacks."""
     if dtype == "BF16":  # the upper half of a float32
         return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
     if dtype == "F8_E5M2":  # the upper half of a float16
         return (data.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
-    if dtype == "F8_E4M3":
-        return _E4M3[data]
+    if dtype == "F8_E4M3":  # a float16 with a bias of 7 instead of 15, and NaNs as its largest numbers
+        bits = data.astype(np.uint16)
+        numbers = ((bits & 0x80) << 8 | (bits & 0x7F) << 7).view(np.float16).astype(np.float32) * 256
+        numbers[(data & 0x7F) == 0x7F] = np.nan
+        return numbers
     kind = "u" if dtype == "BOOL" else dtype[0].lower()
     return data.view(f"<{kind}{ITEM_BYTES[dtype]}")
 
@@ -196,7 +153,8 @@ def text(value: Json) -> str:
 
     It is shown as JSON if it is malformed, or holds tensors or a class that this program has not imported.
     """
-    if count := _count_tensors(value, 0):
+    if only_tensors(value):
+        count = sum(map(_is_tensor, _leaves(value).values()))
         return "<tensor>" if count == 1 else f"<{count} tensors>"
     try:
         made = values.decode(value)
@@ -213,7 +171,8 @@ def shortened(value: Json, limit: int = 60) -> str:
 
 def only_tensors(value: Json) -> bool:
     """Return whether a value is a tensor, or containers that hold only tensors."""
-    return bool(_count_tensors(value, 0))
+    leaves = [leaf for leaf in _leaves(value).values() if leaf not in ([], {})]
+    return bool(leaves) and all(map(_is_tensor, leaves))
 
 
 def holds_tensors(value: Json) -> bool:
@@ -221,56 +180,40 @@ def holds_tensors(value: Json) -> bool:
     waiting = [value]
     while waiting:
         item = waiting.pop()
-        if isinstance(item, dict):
-            if _TENSOR in item:
-                return True
-            waiting += item.values()
-        elif isinstance(item, list):
-            waiting += item
+        if isinstance(item, dict) and _TENSOR in item:
+            return True
+        waiting += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
     return False
 
 
-def _count_tensors(value: Json, depth: int) -> int | None:
-    """Return how many tensors containers hold; None if they hold anything else too."""
-    if isinstance(value, dict) and list(value) == [_TENSOR]:
-        return 1
-    items = _items(value) if depth < _DEPTH else None
-    if items is None:
-        return None
-    counts = [_count_tensors(item, depth + 1) for item in items.values()]
-    return None if None in counts else sum(filter(None, counts))
+def differences(a: Json, b: Json) -> dict[str, tuple[str, str]]:
+    """Return where two values differ, apart from tensors: path to both texts."""
+    before, after = _leaves(a), _leaves(b)
+    found = {}
+    for path in {**before, **after}:
+        sides = [side[path] for side in (before, after) if path in side]
+        if all(map(_is_tensor, sides)) or (len(sides) == 2 and repr(sides[0]) == repr(sides[1])):
+            continue
+        texts = [shortened(side[path]) if path in side else "(none)" for side in (before, after)]
+        found[path.lstrip(".")] = (texts[0], texts[1])
+    return found
 
 
-def differences(a: Json, b: Json) -> dict[str, tuple[str | None, str | None]]:
-    """Return where two values differ, apart from tensors: path to both texts, None for a missing value."""
-    return {path.lstrip("."): texts for path, texts in _differences(a, b, "", 0)}
-
-
-def _differences(
-    a: Json, b: Json, path: str, depth: int
-) -> Iterator[tuple[str, tuple[str | None, str | None]]]:
-    before, after = _items(a), _items(b)
-    if depth == _DEPTH or before is None or after is None:
-        if a != b or type(a) is not type(b):
-            yield path, (shortened(a), shortened(b))
-        return
-    for step in {**before, **after}:
-        if step in before and step in after:
-            yield from _differences(before[step], after[step], path + step, depth + 1)
-        elif not only_tensors({**before, **after}[step]):
-            texts = [shortened(side[step]) if step in side else None for side in (before, after)]
-            yield path + step, (texts[0], texts[1])
-
-
-def _items(value: Json) -> dict[str, Json] | None:
-    """Return the items of a list or a dict by their step of the path; None for values without items."""
+def _leaves(value: Json, path: str = "", depth: int = 0) -> dict[str, Json]:
+    """Return the values without items inside containers, by path."""
+    items: Iterable[tuple[str, Json]] = ()
+    pairs = value.get("$dict") if isinstance(value, dict) else None
     if isinstance(value, list):
-        return {f"[{number}]": item for number, item in enumerate(value)}
-    if not isinstance(value, dict):
-        return None
-    if not next(iter(value), "").startswith("$"):
-        return {f".{printable(key)}": item for key, item in value.items()}
-    pairs = value.get("$dict")
-    if isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        return {f"[{shortened(key)}]": item for key, item in pairs}
-    return None
+        items = ((f"[{number}]", item) for number, item in enumerate(value))
+    elif isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        items = ((f"[{shortened(key)}]", item) for key, item in pairs)
+    elif isinstance(value, dict) and not next(iter(value), "").startswith("$"):
+        items = ((f".{printable(key)}", item) for key, item in value.items())
+    found: dict[str, Json] = {}
+    for step, item in items if depth < _DEPTH else ():
+        found |= _leaves(item, path + step, depth + 1)
+    return found or {path: value}
+
+
+def _is_tensor(value: Json) -> bool:
+    return isinstance(value, dict) and list(value) == [_TENSOR]

@@ -18,20 +18,16 @@ class Digest:
         self._state = xxhash.xxh3_128()
 
     def update(self, piece: Any) -> None:
-        """Take in the next bytes, from anything with a buffer."""
         self._state.update(piece)
 
     def hex(self) -> str:
-        """The digest of all so far: 32 hexadecimal digits."""
         return self._state.hexdigest()
 
     def numbers(self) -> tuple[int, int]:
-        """The digest of all so far as two signed numbers of 64 bits, as collectives carry them."""
         return _halves(self._state.intdigest())
 
 
 def digest(data: Any) -> str:
-    """The digest of bytes or of a buffer."""
     return xxhash.xxh3_128_hexdigest(data)
 
 

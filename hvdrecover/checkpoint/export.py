@@ -23,27 +23,11 @@ from hvdrecover.errors import ExportError
 def to_safetensors(
     storage: Storage, commit: CommitId, only: Sequence[str], path: Path, *, force: bool
 ) -> list[str]:
-    """Write the tensors of some attributes to a file, and verify every byte that is read.
+    """Write the tensors of some attributes, or all, to a file, verified; returns the attributes.
 
     If one attribute is exported, its tensors keep their names, for a model the keys of its ``state_dict``. If
     several are exported, the attribute's name becomes a prefix, as in ``model.layer.weight``. Memory holds
     one attribute at a time.
-
-    Args:
-        storage: the root.
-        commit: which commit.
-        only: the attributes; empty for all.
-        path: the file to write.
-        force: whether to replace the file if it exists.
-
-    Returns:
-        The attributes that were exported.
-
-    Raises:
-        ExportError: the file exists, an attribute is unknown, or its value holds more than tensors.
-        CorruptCheckpointError: the commit is damaged.
-        FormatVersionError: a newer hvdrecover wrote the commit.
-        StorageError: the storage failed, or the file could not be written.
     """
     manifest, url = read_manifest(storage, commit), f"{storage.url}/{commit.name}"
     names = chosen(manifest, only, url)
@@ -73,16 +57,7 @@ def to_safetensors(
 
 
 def chosen(commit: HasState, only: Sequence[str], url: str) -> list[str]:
-    """Return the attributes that a user names, in the order of the commit; all, if none is named.
-
-    Args:
-        commit: the commit, with or without its tensors.
-        only: the names of attributes; empty for all.
-        url: the commit's URL, for errors.
-
-    Raises:
-        ExportError: the commit has no attribute of that name.
-    """
+    """Return the attributes that a user names, in the order of the commit; all, if none is named."""
     there = [*commit.attributes, *commit.samplers]
     for name in only:
         if name not in there:
@@ -92,37 +67,15 @@ def chosen(commit: HasState, only: Sequence[str], url: str) -> list[str]:
 
 @contextmanager
 def written_aside(path: Path, *, force: bool) -> Iterator[Path]:
-    """Yield a temporary path beside a file; at the end, fsync it and rename it to the file.
-
-    Args:
-        path: the file; the temporary path has the same suffix.
-        force: whether the file may be replaced.
-
-    Raises:
-        ExportError: the file exists.
-        StorageError: it could not be written.
-    """
-    _refuse_existing(path, force)
+    """Yield a temporary path beside a file; at the end, fsync it and rename it to the file."""
+    if path.exists() and not force:
+        raise ExportError(str(path), "the file exists; name another one, or pass --force to replace it")
     aside = path.with_name(f".hvdrecover-{uuid.uuid4().hex}{path.suffix}")
     with failures(str(path), "", "write the file"):
         try:
             yield aside
-            _sync(aside)
-            _refuse_existing(path, force)
+            with aside.open("rb") as file:
+                os.fsync(file.fileno())
             aside.replace(path)
-            _sync(path.parent)
         finally:
             aside.unlink(missing_ok=True)
-
-
-def _refuse_existing(path: Path, force: bool) -> None:
-    if path.exists() and not force:
-        raise ExportError(str(path), "the file exists; name another one, or pass --force to replace it")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,10 +18,10 @@ from hvdrecover.checkpoint import claims, root
 from hvdrecover.checkpoint.arena import allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import Digest
-from hvdrecover.checkpoint.manifest import FILE_NAME, FileEntry, Manifest
+from hvdrecover.checkpoint.manifest import FILE_NAME, FileEntry
 from hvdrecover.checkpoint.retention import Pruner, delete_commit, incomplete, is_of_before, metric_of
 from hvdrecover.checkpoint.settings import Keep
-from hvdrecover.checkpoint.storage import Storage, Temporary
+from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.clock import Clock
 from hvdrecover.errors import (
@@ -39,22 +39,12 @@ State = Literal["complete", "finished", "quarantined", "incomplete", "broken", "
 WHOLE = ("complete", "finished")  # states from which a job can resume
 PIECE = 1 << 26  # bytes that are verified at a time, so verifying takes little memory
 
-Advance = Callable[[int], None]
-"""Called with the number of bytes that have just been read."""
+Advance = Callable[[int], None]  # called with the number of bytes that have just been read
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One commit of a root. What its manifest says is None if that cannot be read.
-
-    Attributes:
-        state: ``complete``; ``finished``, if the run ended there; ``quarantined``, if a job found it broken;
-            ``incomplete``, if it has no manifest, since it is being written or its writer was killed;
-            ``broken``, if its manifest cannot be read; ``newer format``.
-        reason: why it is quarantined, broken or of a newer format; else None.
-        intact: whether every byte is as it was written; None if it was not verified.
-        problems: the broken files and what is wrong with them; None if it was not verified.
-    """
+    """One commit of a root. What its manifest says is None if that cannot be read."""
 
     commit: str
     generation: int
@@ -63,14 +53,13 @@ class Entry:
     bytes: int
     world_size: int | None = None
     versions: Mapping[str, str] | None = None
-    state: State
-    reason: str | None = None
-    intact: bool | None = None
-    problems: Mapping[str, str] | None = None
+    state: State  # incomplete: it is being written, or its writer was killed. broken: its manifest is
+    reason: str | None = None  # why it is quarantined, broken or of a newer format
+    intact: bool | None = None  # whether every byte is as it was written; None if it was not verified
+    problems: Mapping[str, str] | None = None  # each broken file, and its problem
 
     @property
     def id(self) -> CommitId:
-        """The commit."""
         return CommitId(self.generation, self.number)
 
     @property
@@ -104,11 +93,7 @@ def entries(storage: Storage) -> list[Entry]:
 
 
 def find(storage: Storage, wanted: str | None) -> CommitId:
-    """Return the commit that a user names.
-
-    Args:
-        wanted: a commit's name, such as ``g0003-c00000120``, or its number alone, such as ``120``; None for
-            the newest complete commit.
+    """Return the commit with a name or a number; the newest complete one for None.
 
     Raises:
         UnknownCommitError: no commit matches, or several have this number.
@@ -119,8 +104,7 @@ def find(storage: Storage, wanted: str | None) -> CommitId:
             if root.is_complete(storage, commit):
                 return commit
         raise UnknownCommitError(storage.url, "it holds no complete commit yet", [])
-    by_name = [commit for commit in found if commit.name == wanted]
-    matches = by_name or [commit for commit in found if wanted.isascii() and wanted == str(commit.commit)]
+    matches = [commit for commit in found if wanted in (commit.name, str(commit.commit))]
     if len(matches) == 1:
         return matches[0]
     names = [commit.name for commit in matches or found]
@@ -134,10 +118,21 @@ def find(storage: Storage, wanted: str | None) -> CommitId:
 
 def entry(storage: Storage, commit: CommitId) -> Entry | None:
     """Return the facts of one commit; None if it has no folder."""
+    manifest, reason = None, None
+    state: State
     try:
         names = storage.names(commit.name)
         nbytes = sum(storage.size(f"{commit.name}/{name}") or 0 for name in names)
-        state, reason, manifest = _judge(storage, commit, names)
+        try:
+            manifest = root.read_manifest(storage, commit)
+            state = "finished" if manifest.finished else "complete"
+            if root.QUARANTINE in names:
+                state, reason = "quarantined", _note(storage, root.quarantine_path(commit))
+        except IncompleteCommitError:
+            state = "incomplete"
+        except (CorruptCheckpointError, FormatVersionError) as error:
+            state = "newer format" if isinstance(error, FormatVersionError) else "broken"
+            reason = root.reason(storage, commit, error)
     except StorageError:
         if not root.is_complete(storage, commit):
             return None  # deleted meanwhile
@@ -157,26 +152,9 @@ def entry(storage: Storage, commit: CommitId) -> Entry | None:
     )
 
 
-def _judge(
-    storage: Storage, commit: CommitId, names: Sequence[str]
-) -> tuple[State, str | None, Manifest | None]:
-    try:
-        manifest = root.read_manifest(storage, commit)
-    except IncompleteCommitError:
-        return "incomplete", None, None
-    except CorruptCheckpointError as error:
-        return "broken", root.reason(storage, commit, error), None
-    except FormatVersionError as error:
-        return "newer format", root.reason(storage, commit, error), None
-    if root.QUARANTINE in names:
-        return "quarantined", _note(storage, root.quarantine_path(commit)), manifest
-    return "finished" if manifest.finished else "complete", None, manifest
-
-
 def _note(storage: Storage, path: str) -> str:
     try:
-        note: Any = json.loads(root.read_note(storage, path))
-        return str(note["reason"])
+        return str(json.loads(root.read_note(storage, path))["reason"])
     except (ValueError, KeyError, TypeError, RecursionError, StorageError):
         return "the note with the reason cannot be read"
 
@@ -211,16 +189,12 @@ def look(storage: Storage) -> Listing:
         temporaries = storage.temporaries()
     except StorageError:  # some stores let users read files, but not list uploads
         temporaries = []
-    return Listing(
-        root=storage.url,
-        commits=found,
-        leftovers=[each.commit for each in found if each.state == "incomplete" and each.id in begun],
-        aside=[Aside(each.path, each.nbytes, _is_left_over(each, before)) for each in temporaries],
-    )
-
-
-def _is_left_over(file: Temporary, before: int) -> bool:
-    return before > 0 and is_of_before(file.folder, before)
+    left = [each.commit for each in found if each.state == "incomplete" and each.id in begun]
+    aside = [
+        Aside(each.path, each.nbytes, before > 0 and is_of_before(each.folder, before))
+        for each in temporaries
+    ]
+    return Listing(storage.url, found, left, aside)
 
 
 def _being_written(storage: Storage) -> int:
@@ -235,26 +209,6 @@ def _being_written(storage: Storage) -> int:
 # -- show ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """One tensor of a file; see `hvdrecover.checkpoint.layout.TensorSpec`."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-
-
-@dataclass(frozen=True)
-class File:
-    """One data file and the tensors in it."""
-
-    name: str
-    size: int
-    digest: str
-    tensors: list[Tensor]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Contents(Entry):
     """One commit with its contents, but the bytes of its tensors."""
@@ -263,26 +217,21 @@ class Contents(Entry):
     written: str
     writer: Mapping[str, Any]
     dataset: Mapping[str, Any] | None
-    files: list[File]
+    files: list[dict[str, Any]]  # name, size, digest; tensors: a list of name, dtype, shape, bytes
     attributes: Mapping[str, Json]
     samplers: Mapping[str, Json]
     random: Json
 
 
 def look_into(storage: Storage, commit: CommitId) -> Contents:
-    """Read a commit's manifest and the headers of its files, and check no digest of a file.
-
-    Raises:
-        CorruptCheckpointError: the manifest, a file's size or a header is wrong.
-    """
+    """Read a commit's manifest and the headers of its files, and check no digest of a file."""
     manifest, facts = root.read_manifest(storage, commit), entry(storage, commit)
     if facts is None:
         raise CorruptCheckpointError(f"{storage.url}/{commit.name}", "it has just been deleted")
     files = []
     for file in manifest.files:
         specs = root.read_layout(storage, commit, file).specs
-        tensors = [Tensor(spec.name, spec.dtype, spec.shape, spec.nbytes) for spec in specs]
-        files.append(File(file.name, file.size, file.digest, tensors))
+        files.append({**vars(file), "tensors": [{**vars(spec), "bytes": spec.nbytes} for spec in specs]})
     return Contents(
         **vars(facts),
         root=storage.url,
@@ -328,14 +277,13 @@ def _verify_file(storage: Storage, commit: CommitId, file: FileEntry, advance: A
         piece = buffer[: file.size - position]
         count = storage.read_into(path, piece, position).size
         if count < len(piece):
-            raise CorruptCheckpointError(f"{storage.url}/{path}", "the file became shorter while it was read")
+            break
         found.update(piece)
         position += count
         advance(count)
     if found.hex() != file.digest:
-        raise CorruptCheckpointError(
-            f"{storage.url}/{path}", "the file's content does not match the manifest's digest"
-        )
+        what = "the file's content does not match the manifest's digest"
+        raise CorruptCheckpointError(f"{storage.url}/{path}", what)
 
 
 def verify_all(storage: Storage, wanted: Sequence[Entry], advance: Advance) -> list[Entry]:
@@ -349,79 +297,53 @@ def verify_all(storage: Storage, wanted: Sequence[Entry], advance: Advance) -> l
 
 @dataclass(frozen=True)
 class Pruning:
-    """The deletions that pruning makes, or would make.
-
-    Attributes:
-        deleted: commits that the rules do not keep, oldest first; then the leftovers.
-        kept: names of the good commits that the rules keep, newest first.
-        untouched: commits that pruning never touches: those that are incomplete and may be being written, and
-            those that are broken, quarantined or of a newer format.
-    """
+    """The deletions that pruning makes, or would make."""
 
     root: str
     dry_run: bool
-    deleted: list[Entry]
+    deleted: list[Entry]  # commits that the rules do not keep, oldest first; then the leftovers
     leftovers: list[str]
     aside: list[Aside]
-    kept: list[str]
-    untouched: list[Entry]
+    kept: list[str]  # good commits, newest first
+    untouched: list[Entry]  # commits that may be being written, or are broken or of a newer format
     bytes_freed: int
 
 
 def plan_pruning(storage: Storage, keep: Keep, clock: Clock) -> Pruning:
-    """Decide what to delete, by the rules of a job's retention; changes nothing.
-
-    Raises:
-        ConfigError: no commit has the metric of ``keep.best``.
-    """
+    """Decide what to delete, by the rules of a job's retention; changes nothing."""
     unwanted = Pruner(storage, keep, clock).expired()
     listing = look(storage)
     good = [each for each in listing.commits if each.is_whole]
     _check_metric(storage, good, keep)
     begun = [each for each in listing.commits if each.commit in listing.leftovers]
-    deleted = [*(each for each in reversed(good) if each.id in unwanted), *begun]
+    expired = [each for each in reversed(good) if each.id in unwanted]
     aside = [each for each in listing.aside if each.left_over]
     return Pruning(
         root=storage.url,
         dry_run=True,
-        deleted=deleted,
+        deleted=expired + begun,
         leftovers=listing.leftovers,
         aside=aside,
         kept=[each.commit for each in good if each.id not in unwanted],
         untouched=[each for each in listing.commits if each not in good and each not in begun],
-        bytes_freed=sum(each.bytes for each in deleted) + sum(each.bytes for each in aside),
+        bytes_freed=sum(each.bytes for each in expired + begun) + sum(each.bytes for each in aside),
     )
 
 
 def check_one_is_intact(storage: Storage, plan: Pruning, advance: Advance) -> None:
-    """Make sure that a commit is left which verifies, by reading them from the newest on.
-
-    Raises:
-        CorruptCheckpointError: not one of those that would be kept verifies.
-    """
+    """Verify the commits that are kept from the newest on, until one is intact, or raise an error."""
     broken = []
     if len(plan.deleted) == len(plan.leftovers):
         return
-    for kept in entries(storage):
-        if kept.commit in plan.kept:
-            verified = verify(storage, kept, advance)
-            if verified.intact:
-                return
-            broken += [f"{kept.commit}: {file}: {what}" for file, what in (verified.problems or {}).items()]
-    raise CorruptCheckpointError(
-        storage.url,
-        "nothing was deleted, for not one of the commits that would be kept is intact: " + "; ".join(broken),
-    )
-
-
-def prune(storage: Storage, plan: Pruning) -> Pruning:
-    """Delete the commits and files of a plan. Deletions before an error stand."""
-    for each in plan.deleted:
-        delete_commit(storage, each.id)
-    if plan.aside:
-        before = _being_written(storage)
-        storage.tidy(lambda folder: is_of_before(folder, before))
-    return replace(plan, dry_run=False)
+    for each in entries(storage):
+        if each.commit not in plan.kept:
+            continue
+        verified = verify(storage, each, advance)
+        if verified.intact:
+            return
+        broken += [f"{each.commit}: {file}: {what}" for file, what in (verified.problems or {}).items()]
+    problem = "nothing was deleted, for not one of the commits that would be kept is intact: "
+    raise CorruptCheckpointError(storage.url, problem + "; ".join(broken))
 
 
 def _check_metric(storage: Storage, good: Sequence[Entry], keep: Keep) -> None:
@@ -435,3 +357,13 @@ def _check_metric(storage: Storage, good: Sequence[Entry], keep: Keep) -> None:
             problem = problem or str(error)
     if problem:
         raise ConfigError("--keep-best", f"{problem}, in any of the {len(good)} commits")
+
+
+def prune(storage: Storage, plan: Pruning) -> Pruning:
+    """Delete the commits and files of a plan. Deletions before an error stand."""
+    for each in plan.deleted:
+        delete_commit(storage, each.id)
+    if plan.aside:
+        before = _being_written(storage)
+        storage.tidy(lambda folder: is_of_before(folder, before))
+    return replace(plan, dry_run=False)

@@ -12,29 +12,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeGuard
+from typing import Any
 
 PAGE = 4096
 MAX_HEADER = 100_000_000  # the limit that safetensors' own reader sets
 _MAX_DIMENSIONS = 64  # numpy's and torch's limit
 
 ITEM_BYTES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "U16": 2,
-    "I16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "U32": 4,
-    "I32": 4,
-    "F32": 4,
-    "U64": 8,
-    "I64": 8,
-    "F64": 8,
-    "C64": 8,
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
 
 
@@ -48,7 +36,6 @@ class TensorSpec:
 
     @cached_property
     def nbytes(self) -> int:
-        """Return how many bytes the tensor takes."""
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
     def __str__(self) -> str:
@@ -57,12 +44,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """The place of each tensor in a file.
-
-    Attributes:
-        specs: the tensors in the order of their bytes.
-        header: everything before the tensors' bytes.
-    """
+    """The place of each tensor in a file: the tensors in the order of their bytes, after the header."""
 
     specs: tuple[TensorSpec, ...]
     header: bytes
@@ -78,21 +60,15 @@ class Layout:
 
     @cached_property
     def by_name(self) -> dict[str, TensorSpec]:
-        """The tensors by name."""
         return {spec.name: spec for spec in self.specs}
 
     @cached_property
     def nbytes(self) -> int:
-        """The size of the file in bytes."""
         return len(self.header) + sum(spec.nbytes for spec in self.specs)
 
 
 def plan(specs: Sequence[TensorSpec]) -> Layout:
-    """Lay tensors out: widest dtypes first, so that each is aligned; otherwise in the given order.
-
-    Raises:
-        ValueError: two tensors have the same name, a name that the format reserves, or too many names.
-    """
+    """Lay tensors out: widest dtypes first, so that each is aligned; otherwise in the given order."""
     if len({"__metadata__", *(spec.name for spec in specs)}) != len(specs) + 1:
         raise ValueError("tensors need names of their own, other than '__metadata__'")
     ordered = tuple(sorted(specs, key=lambda spec: -ITEM_BYTES[spec.dtype]))
@@ -110,7 +86,7 @@ def plan(specs: Sequence[TensorSpec]) -> Layout:
 
 
 def header_size(prefix: bytes, file_size: int) -> int:
-    """The number of bytes before the tensors, from a file's first 8 bytes."""
+    """Return the number of bytes before the tensors, from a file's first 8 bytes."""
     if len(prefix) < 8:
         raise ValueError("the file is shorter than a safetensors header")
     length = int.from_bytes(prefix[:8], "little")
@@ -120,16 +96,7 @@ def header_size(prefix: bytes, file_size: int) -> int:
 
 
 def parse(header: bytes, file_size: int) -> Layout:
-    """Read a header and check that its tensors fill the rest of the file exactly.
-
-    Args:
-        header: the file's bytes up to the first tensor.
-        file_size: the size of the file in bytes.
-
-    Raises:
-        ValueError: the header is not JSON, or describes overlapping, missing, oversized, unaligned or unknown
-            tensors.
-    """
+    """Read a header, the file's bytes up to the first tensor; its tensors must fill the rest exactly."""
     try:
         entries = json.loads(header[8:].decode())  # or it would guess at other encodings
     except (ValueError, RecursionError) as error:
@@ -152,18 +119,18 @@ def parse(header: bytes, file_size: int) -> Layout:
 
 
 def _entry(name: str, entry: Any) -> tuple[TensorSpec, int, int]:
-    """One tensor of a header: its spec, first byte and end, the latter two counted from the header's end."""
+    """Return a tensor of a header, its first byte and its end, both counted from the header's end."""
     if not isinstance(entry, dict):
         raise ValueError(f"tensor '{name}' is not a JSON object")
-    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    facts: list[Any] = [entry.get(key) for key in ("dtype", "shape", "data_offsets")]
+    dtype, shape, offsets = facts
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise ValueError(f"tensor '{name}' has the unknown dtype {dtype!r}")
-    if not _is_counts(shape) or not _is_counts(offsets) or len(offsets) != 2:
-        raise ValueError(f"tensor '{name}' has a shape or offsets that are not lists of counts")
-    return TensorSpec(name, dtype, tuple(shape)), offsets[0], offsets[1]
-
-
-def _is_counts(value: Any) -> TypeGuard[list[int]]:
-    if not isinstance(value, list) or len(value) > _MAX_DIMENSIONS:
-        return False
-    return all(type(item) is int and 0 <= item < 2**63 for item in value)
+    for counts in (shape, offsets):
+        if not isinstance(counts, list) or not all(
+            type(each) is int and 0 <= each < 2**63 for each in counts
+        ):
+            raise ValueError(f"tensor '{name}' has a shape or offsets that are not lists of counts")
+    if len(shape) > _MAX_DIMENSIONS or len(offsets) != 2:
+        raise ValueError(f"tensor '{name}' has too many dimensions, or not two offsets")
+    return TensorSpec(name, dtype, tuple(shape)), *offsets

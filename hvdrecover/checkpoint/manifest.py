@@ -30,8 +30,6 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One data file: its name, size in bytes and xxh3-128 in hexadecimal."""
-
     name: str
     size: int
     digest: str
@@ -60,8 +58,7 @@ class Manifest(HasState):
     Attributes:
         time: when it was written, in seconds since the Unix epoch.
         writer: host, pid and rank of the process that wrote it.
-        state: what a `hvdrecover.checkpoint.snapshot.Snapshot` has beside tensors: components' structure,
-            plain objects, sample cursors, seed and generator states.
+        state: see `hvdrecover.checkpoint.snapshot.Snapshot`.
     """
 
     generation: int
@@ -77,7 +74,6 @@ class Manifest(HasState):
 
     @property
     def id(self) -> CommitId:
-        """The commit's identity."""
         return CommitId(self.generation, self.commit)
 
     @property
@@ -87,11 +83,6 @@ class Manifest(HasState):
 
 
 def dumps(manifest: Manifest) -> bytes:
-    """Return the bytes of a manifest's file.
-
-    Raises:
-        UnsupportedValueError: the state's plain objects take more than `MAX_BYTES`.
-    """
     fields = {field.name: getattr(manifest, field.name) for field in dataclasses.fields(manifest)}
     fields["files"] = [dataclasses.asdict(file) for file in manifest.files]
     text = _canonical({"format": FORMAT, **fields})
@@ -106,15 +97,7 @@ def dumps(manifest: Manifest) -> bytes:
 
 
 def loads(data: bytes, url: str, expected: CommitId | None = None) -> Manifest:
-    """Read a manifest and check it.
-
-    Args:
-        expected: the commit whose folder holds the file; None for any commit.
-
-    Raises:
-        CorruptCheckpointError: it is truncated, altered or malformed.
-        FormatVersionError: it is of a format that `READERS` lacks.
-    """
+    """Read a manifest and check it; ``expected`` is the commit whose folder holds it."""
     try:
         fields = json.loads(data.decode())  # from bytes, json would guess at other encodings
         if not isinstance(fields, dict):
@@ -136,11 +119,7 @@ def loads(data: bytes, url: str, expected: CommitId | None = None) -> Manifest:
 
 
 def unknown_format(url: str, version: int, versions: Any = None) -> FormatVersionError:
-    """Return the error for a file of a format that `READERS` lacks.
-
-    Args:
-        versions: the versions of the packages that wrote it, if known.
-    """
+    """Return the error for a format that `READERS` lacks; ``versions`` are of the writer's packages."""
     writer = versions.get("hvdrecover") if isinstance(versions, dict) else None
     wanted = f"hvdrecover>={writer}" if isinstance(writer, str) else "hvdrecover"
     known = ", ".join(map(str, READERS))
@@ -187,16 +166,9 @@ def _read_1(fields: dict[str, Any]) -> Manifest:
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
-    "generation": (int,),
-    "commit": (int,),
-    "time": (float, int),
-    "writer": (dict,),
-    "world_size": (int,),
-    "versions": (dict,),
-    "files": (list,),
-    "state": (dict,),
-    "dataset": (dict, type(None)),
-    "finished": (bool,),
+    **dict.fromkeys(("generation", "commit", "world_size"), (int,)),
+    **dict.fromkeys(("writer", "versions", "state"), (dict,)),
+    **{"time": (float, int), "files": (list,), "dataset": (dict, type(None)), "finished": (bool,)},
 }
 READERS: dict[int, Callable[[dict[str, Any]], Manifest]] = {1: _read_1}
 """Format version to the function that makes a manifest of the JSON object."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -36,10 +36,7 @@ except ImportError:  # the package was installed without a C compiler
 
 
 def copy(spans: Sequence[Span]) -> None:
-    """Copy spans of memory; done on return.
-
-    A large copy is done on two threads; see `_on_two`.
-    """
+    """Copy spans of memory; done on return."""
     if sum(nbytes for _, _, nbytes in spans) < _WORTH_A_THREAD:
         _copy(_packed(spans))
         return
@@ -50,46 +47,21 @@ def copy(spans: Sequence[Span]) -> None:
             while True:
                 _copy(left.popleft())
 
-    _on_two(copy_what_is_left)
-
-
-def equal(spans: Sequence[Span]) -> bool:
-    """Compare spans of memory, bit for bit; stop soon after the first difference."""
-    left = deque(pieces(spans))
-
-    def compare_what_is_left() -> None:
-        with suppress(IndexError):
-            while True:
-                if not _is_equal(left.popleft()):
-                    left.clear()
-                    differ.append(True)
-
-    differ: list[bool] = []
-    if sum(nbytes for _, _, nbytes in spans) < _WORTH_A_THREAD:
-        compare_what_is_left()
-    else:
-        _on_two(compare_what_is_left)
-    return not differ
-
-
-def _on_two(work: Callable[[], None]) -> None:
-    """Copy on two threads, as one core cannot use all of the memory's bandwidth.
-
-    Each takes piece after piece: neither waits long for the other, even if that is kept from its core.
-    """
+    # On two threads, as one core cannot use all of the memory's bandwidth. Each takes piece after piece:
+    # neither waits long for the other, even if that is kept from its core.
     with ThreadPoolExecutor(1, "hvdrecover-copy") as pool:
-        other = pool.submit(work)
-        work()
+        other = pool.submit(copy_what_is_left)
+        copy_what_is_left()
         other.result()
 
 
-def _is_equal(spans: bytes) -> bool:
-    triples = np.frombuffer(spans, dtype=np.uint64).reshape(-1, 3).tolist()
-    return not any(_memcmp(target, source, nbytes) for target, source, nbytes in triples)
+def equal(spans: Sequence[Span]) -> bool:
+    """Compare spans of memory, bit for bit, up to the first difference."""
+    return not any(_memcmp(*span) for span in spans)
 
 
 def pieces(spans: Sequence[Span]) -> Iterator[bytes]:
-    """The spans cut into pieces of about equal size, each packed for the copy."""
+    """Return the spans cut into pieces of about equal size, each packed for the copy."""
     piece: list[Span] = []
     room = _PIECE
     for target, source, nbytes in spans:

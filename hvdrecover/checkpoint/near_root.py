@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -55,11 +54,7 @@ def folder(near: str, url: str) -> Path:
 
 
 def check_private(path: Path) -> None:
-    """Check that only this user can read and write a near root.
-
-    Raises:
-        StorageError: the user's folder belongs to another user, or others have access to it.
-    """
+    """Raise `StorageError` if other users can read or write a near root."""
     status = path.parent.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise StorageError(
@@ -70,12 +65,7 @@ def check_private(path: Path) -> None:
 
 
 def make(path: Path, url: str) -> None:
-    """Make the folder of a near root, for this user only.
-
-    Raises:
-        StorageError: the user's folder belongs to another user, or others have access to it.
-        OSError: the folder cannot be made.
-    """
+    """Make the folder of a near root, for this user only."""
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.parent.mkdir(mode=0o700)
@@ -96,32 +86,24 @@ class Keeper:
 
     @classmethod
     def take(cls, path: Path) -> Keeper | None:
-        """Take the lock of a near root that exists; None if another state or process has it.
-
-        Raises:
-            OSError: the lock cannot be opened.
-            StorageError: the file system has no locks.
-        """
+        """Take the lock of a near root that exists; None if another state or process has it."""
         if path in _kept:
             return None
         descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            if os.fstat(descriptor).st_nlink:  # else the keeper has just deleted the near root
+                _kept.add(path)
+                return cls(path, descriptor)
+        except (PermissionError, BlockingIOError):
+            pass
+        except OSError:
             os.close(descriptor)
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                return None
-            raise StorageError(
-                str(path), f"its file system gives no lock: {error}. Name another folder with near=."
-            ) from error
-        if not os.fstat(descriptor).st_nlink:  # the keeper has just deleted the near root
-            os.close(descriptor)
-            return None
-        _kept.add(path)
-        return cls(path, descriptor)
+            raise
+        os.close(descriptor)
+        return None
 
     def release(self) -> None:
-        """Release the lock, so that another process can take it."""
         if self.path in _kept:
             _kept.discard(self.path)
             os.close(self._descriptor)
@@ -139,7 +121,6 @@ class NearRoot:
     """A near root of this user.
 
     Attributes:
-        path: its folder.
         url: the checkpoint root that it belongs to; empty if unknown.
         used: when it was last written to, in seconds since the Unix epoch.
         in_use: whether a process has locked it.
@@ -153,11 +134,7 @@ class NearRoot:
 
 
 def roots(near: str = "auto") -> list[NearRoot]:
-    """Return this user's near roots, by path; for ``near`` see `base`.
-
-    Raises:
-        StorageError: the user's folder belongs to another user, or others have access to it.
-    """
+    """Return this user's near roots, by path; for ``near`` see `base`."""
     top = base(near)
     if not top.is_dir():
         return []
@@ -171,17 +148,11 @@ def roots(near: str = "auto") -> list[NearRoot]:
 
 
 def remove(path: Path) -> bool:
-    """Delete a near root unless a process has locked it; return whether it was deleted.
-
-    Raises:
-        OSError: its lock cannot be opened.
-        StorageError: its file system has no locks.
-    """
+    """Delete a near root unless a process has locked it; return whether it was deleted."""
     keeper = Keeper.take(path)
-    if keeper is None:
-        return False
-    keeper.remove()
-    return True
+    if keeper is not None:
+        keeper.remove()
+    return keeper is not None
 
 
 def _seen(path: Path) -> NearRoot:
@@ -189,16 +160,15 @@ def _seen(path: Path) -> NearRoot:
         url = str(json.loads((path / _OWNER).read_text())["url"])
     except (OSError, ValueError, KeyError, TypeError):
         url = ""
-    # A write through a mapping changes no file's time, but sealing a commit changes the time of its folder.
-    used = max(status.st_mtime for status in _statuses(path))
     keeper = Keeper.take(path)  # a job that needs it just now retries at its next commit
     if keeper is not None:
         keeper.release()
+    # A write through a mapping changes no file's time, but sealing a commit changes the time of the folders.
+    used = max(each.st_mtime for each in _statuses(path))
     return NearRoot(path, url, usage(path), used, in_use=keeper is None)
 
 
 def usage(path: Path) -> int:
-    """Return how many bytes the files of a near root take."""
     return sum(status.st_blocks * 512 for status in _statuses(path) if stat.S_ISREG(status.st_mode))
 
 
@@ -210,39 +180,27 @@ def _statuses(path: Path) -> list[os.stat_result]:
     return statuses
 
 
-# -- room ----------------------------------------------------------------------------------------------
-
-
-def reserve(path: Path) -> int:
-    """Return how many bytes of shared memory a near root leaves to other programs; 0 for a disk."""
-    if "tmpfs" not in mount_of(path).kind:
-        return 0
-    status = os.statvfs(path)
-    return max(status.f_blocks * status.f_frsize // 4, _FLOOR)
-
-
 def refusal(path: Path, nbytes: int) -> str | None:
     """Return why a near root has no room for `BUFFERS` commits of ``nbytes`` each; None if it has room.
 
-    In shared memory, the commits must leave the `reserve` of the file system and a quarter of the free
-    memory: training needs memory, too, and the kernel kills processes beyond a cgroup's limit.
+    In shared memory, a quarter must stay free for other programs, and a quarter of the free memory as well:
+    training needs memory, too, and the kernel kills processes beyond a cgroup's limit.
     """
-    status, spared = os.statvfs(path), reserve(path)
+    status = os.statvfs(path)
     free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     need = max(0, BUFFERS * nbytes - usage(path))
-    commits = f"{BUFFERS} commits of {size(nbytes)}"
-    if need > free:
-        return f"{commits} don't fit into the {size(free)} that are free"
+    commits, spared = f"{BUFFERS} commits of {size(nbytes)}", 0
+    if mount_of(path)[1] == "tmpfs":
+        spared = max(total // 4, _FLOOR)
+        if need > (left := available_memory().nbytes) * 3 // 4:
+            return f"{commits} are too much for the {size(left)} of memory left"
     if need > free - spared:
         return (
-            f"{commits} would leave less than {size(spared)} to data loaders: {size(free)} of its "
-            f"{size(total)} are free"
+            f"{commits} do not fit into the {size(free)} that are free, of which {size(spared)} must stay "
+            "free for data loaders"
         )
-    if spared and need > (left := available_memory().nbytes) * 3 // 4:
-        return f"{commits} are too much for the {size(left)} of memory left"
     return None
 
 
 def size(nbytes: float) -> str:
-    """Return an amount of memory in words."""
     return f"{nbytes / 1e9:.3g} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.3g} MB"

@@ -46,15 +46,12 @@ def read_commit(
     """Read one commit, and verify every byte that is read.
 
     Args:
-        only: the attributes of the state whose tensors to read, such as ``{"model"}``; attributes without
-            tensors are ignored. None reads all. `Snapshot.state` is complete in any case.
+        only: the attributes of the state whose tensors to read, such as ``{"model"}``; None reads all.
+            `Snapshot.state` is complete in any case.
         load: reads a file, given the storage, the path and the size; returns the bytes and their digest.
 
     Raises:
         IncompleteCommitError: the commit has no manifest, or was deleted while it was being read.
-        CorruptCheckpointError: a file is missing, truncated, altered or malformed.
-        FormatVersionError: a newer hvdrecover wrote the commit, in a format that this one cannot read.
-        StorageError: the storage failed, or there is not enough memory.
     """
     manifest = root.read_manifest(storage, commit)
     try:
@@ -85,14 +82,11 @@ def read_newest(
     cannot be read, that commit is skipped like a broken one.
 
     Args:
-        skipped: called for each commit that is skipped.
-        only: see `read_commit`; only these tensors are verified.
         order: takes the commits, newest first, and returns them in the order in which to try them.
 
     Raises:
         NoUsableCommitError: the root holds commits, and none of them verifies.
         FormatVersionError: a newer hvdrecover wrote the newest commit.
-        StorageError: the storage failed, and no older commit could be read.
     """
     again = retrying(clock)
     reasons: dict[str, str] = {}
@@ -128,14 +122,14 @@ def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Sna
         suspects: commits after which the job has failed, as ranges: the names of the first and the last
             commit of each. They are tried last, the oldest of them first: even a suspect commit is better
             than a start from the beginning.
-
-    Raises:
-        NoUsableCommitError: the root has held durable commits, and none of them verifies now.
-        FormatVersionError: a newer hvdrecover wrote the newest commit.
     """
 
+    def say(name: str, reason: str, line: str) -> None:
+        message = f"{store.url}: {line}: {reason}"
+        store.events.emit("skipped", message, level=logging.WARNING, commit=name, reason=reason)
+
     def skipped(commit: CommitId, reason: str, error: CheckpointError | None) -> None:
-        _say(store, commit.name, reason, f"skipping {commit}: {reason}")
+        say(commit.name, reason, f"skipping {commit}")
         if isinstance(error, CorruptCheckpointError):
             try:
                 root.quarantine(store.storage, commit, reason, store.clock)
@@ -145,20 +139,26 @@ def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Sna
     def without_suspects(commits: list[CommitId]) -> list[CommitId]:
         last = [each for each in commits if each.is_within(suspects)]
         for commit in last:
-            _say(store, commit.name, _FAILED, f"passing over {commit}, which is suspect: {_FAILED}")
+            say(commit.name, _FAILED, f"passing over {commit}, which is suspect")
         return [commit for commit in commits if commit not in last] + last[::-1]
 
     snapshot = read_newest(store.storage, skipped, clock=store.clock, order=without_suspects)
+    since = 0 if snapshot is None else snapshot.id.generation
+    found = root.commits(store.storage)
+    there = {commit.generation for commit in found if root.may_be_complete(store.storage, commit)}
+    lost = [
+        f"generation {number}"
+        for number in store.claims.generations()
+        if number > since and number not in there and store.claims.read(number).acknowledged
+    ]
     if snapshot is None:
-        lost = {f"generation {generation}": _LOST for generation in _lost(store, 0)}
         if lost:
-            raise NoUsableCommitError(store.url, lost)
+            raise NoUsableCommitError(store.url, dict.fromkeys(lost, _LOST))
         return None
     store.storage.remove(root.quarantine_path(snapshot.id))
     store.resumed = snapshot.id
-    for generation in _lost(store, snapshot.id.generation):
-        name = f"generation {generation}"
-        _say(store, name, _LOST, f"going back to {snapshot.id}, because of {name}: {_LOST}")
+    for name in lost:
+        say(name, _LOST, f"going back to {snapshot.id}, because of {name}")
     return snapshot
 
 
@@ -180,16 +180,3 @@ def _read_file(storage: Storage, commit: CommitId, entry: FileEntry, load: Load)
         return Arena(layout.parse(header, size), buffer)
     except ValueError as error:
         raise CorruptCheckpointError(url, str(error)) from error
-
-
-def _lost(store: Store, since: int) -> list[int]:
-    """Return the generations after ``since`` whose durable commits are all gone, newest first."""
-    found = root.commits(store.storage)
-    there = {commit.generation for commit in found if root.may_be_complete(store.storage, commit)}
-    claimed = [number for number in store.claims.generations() if number > since and number not in there]
-    return [generation for generation in claimed if store.claims.read(generation).acknowledged]
-
-
-def _say(store: Store, name: str, reason: str, line: str) -> None:
-    message = f"{store.url}: {line}"
-    store.events.emit("skipped", message, level=logging.WARNING, commit=name, reason=reason)

@@ -30,12 +30,7 @@ from hvdrecover.errors import (
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts about a commit that decide whether it is kept.
-
-    Attributes:
-        time: when it was written, in seconds since the Unix epoch.
-        metric: the number by which `Keep.best` ranks the commit; None if the commit has none.
-    """
+    """The facts about a commit that decide whether it is kept; ``metric`` is the number for `Keep.best`."""
 
     commit: CommitId
     time: float
@@ -47,16 +42,16 @@ def expired(commits: Iterable[Facts], keep: Keep, now: float) -> list[CommitId]:
 
     A job that skips broken or suspect commits continues from an older one, in a later generation. The skipped
     commits may hold the only copy of the progress until the job has passed their numbers. So until then they
-    are neither deleted nor counted.
-
-    Args:
-        commits: the commits of a root that are not broken, in any order. Broken ones are left to the user.
+    are neither deleted nor counted. Broken commits are left to the user.
     """
     ordered = sorted(commits, key=lambda facts: facts.commit)
     good = [facts for facts in ordered if facts.commit.commit <= ordered[-1].commit.commit]
     kept = {facts.commit for facts in good[-keep.last :]}
     if keep.period is not None:
-        kept |= _first_of_each_run(good, keep.period)
+        first: dict[int, CommitId] = {}
+        for facts in good:
+            first.setdefault(facts.commit.commit // keep.period, facts.commit)
+        kept.update(first.values())
     if keep.within is not None:
         kept |= {facts.commit for facts in good if now - facts.time < keep.within}
     if keep.best is not None:
@@ -65,11 +60,7 @@ def expired(commits: Iterable[Facts], keep: Keep, now: float) -> list[CommitId]:
 
 
 def metric_of(manifest: Manifest, best: Best | None) -> float | None:
-    """Return the number by which `Keep.best` ranks a commit; None if it is missing or not finite.
-
-    Raises:
-        ValueError: the state has no such attribute, or it is not a number.
-    """
+    """Return the number by which `Keep.best` ranks a commit; None if it is None or not finite."""
     if best is None:
         return None
     if best.metric not in manifest.attributes:
@@ -86,13 +77,6 @@ def metric_of(manifest: Manifest, best: Best | None) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
-
-
-def _first_of_each_run(good: Sequence[Facts], every: int) -> set[CommitId]:
-    first: dict[int, CommitId] = {}
-    for facts in good:
-        first.setdefault(facts.commit.commit // every, facts.commit)
-    return set(first.values())
 
 
 def _best(good: Sequence[Facts], best: Best) -> set[CommitId]:
@@ -118,13 +102,15 @@ class Pruner:
         self._clock = clock
         self._facts: dict[CommitId, Facts | None] = {}  # None: the commit is broken, and left to the user
 
-    def note(self, manifest: Manifest) -> None:
-        """Record a commit that has just become durable."""
+    def note(self, manifest: Manifest) -> str:
+        """Record a complete commit; return the reason why `Keep.best` cannot rank it, if there is one."""
+        metric, problem = None, ""
         try:
             metric = metric_of(manifest, self._keep.best)
-        except ValueError:
-            metric = None
+        except ValueError as error:
+            problem = str(error)
         self._facts[manifest.id] = Facts(manifest.id, manifest.time, metric)
+        return problem
 
     @property
     def known(self) -> set[CommitId]:
@@ -132,21 +118,21 @@ class Pruner:
         return {commit for commit, facts in self._facts.items() if facts is not None}
 
     def expired(self, *, more: int = 0) -> list[CommitId]:
-        """Return the commits that may be deleted, oldest first.
-
-        Args:
-            more: number of newest commits to keep beyond the user's setting.
-
-        Raises:
-            StorageError: the root cannot be listed.
-        """
+        """Return the commits that may be deleted, oldest first; keep ``more`` than the user asks for."""
         there = root.commits(self._storage)
         self._facts = {commit: facts for commit, facts in self._facts.items() if commit in there}
         for commit in there:
-            if commit not in self._facts:
-                # If one commit cannot be read, the others must still be pruned: else the disk fills up.
-                with suppress(StorageError, IncompleteCommitError):
-                    self._look_at(commit)
+            if commit in self._facts:
+                continue
+            # If one commit cannot be read, the others must still be pruned: else the disk fills up.
+            with suppress(StorageError, IncompleteCommitError):
+                try:
+                    if root.is_quarantined(self._storage, commit):
+                        self._facts[commit] = None
+                    else:
+                        self.note(root.read_manifest(self._storage, commit))
+                except (CorruptCheckpointError, FormatVersionError):
+                    self._facts[commit] = None  # a reader quarantines it, or a newer hvdrecover reads it
         good = [facts for facts in self._facts.values() if facts is not None]
         keep = replace(self._keep, last=self._keep.last + more)
         return expired(good, keep, self._clock.now())
@@ -156,11 +142,8 @@ class Pruner:
 
         Args:
             allowed: called before each deletion; may raise.
-            resumed: the commit that the job resumed from, if it has made none since. It is not deleted, nor
-                are later ones, which were skipped on the way to it.
-
-        Raises:
-            StorageError: a commit could not be deleted. Earlier deletions stand; the next call retries.
+            resumed: the commit that the job resumed from, if it has made none since. Neither it nor the later
+                ones, which were skipped on the way to it, are deleted.
         """
         for commit in self.expired(more=more):
             if resumed is None or commit < resumed:
@@ -170,24 +153,9 @@ class Pruner:
                     delete_commit(self._storage, commit)
                 del self._facts[commit]
 
-    def _look_at(self, commit: CommitId) -> None:
-        if root.is_quarantined(self._storage, commit):
-            self._facts[commit] = None
-            return
-        try:
-            self.note(root.read_manifest(self._storage, commit))
-        except IncompleteCommitError:
-            raise
-        except (CorruptCheckpointError, FormatVersionError):
-            self._facts[commit] = None  # a reader quarantines it, or a newer hvdrecover reads it
-
 
 def delete_commit(storage: Storage, commit: CommitId) -> None:
-    """Delete a commit, or the folder of one that was never completed.
-
-    The manifest is deleted first: a process that is killed at any step leaves a whole commit or an incomplete
-    one, never a broken one.
-    """
+    """Delete a commit. Its manifest goes first, so a process that is killed leaves no broken commit."""
     storage.remove(root.manifest_path(commit))
     storage.delete(commit.name)
 
@@ -195,15 +163,13 @@ def delete_commit(storage: Storage, commit: CommitId) -> None:
 def incomplete(
     storage: Storage, before: int, complete: Collection[CommitId] = ()
 ) -> tuple[list[CommitId], list[CommitId]]:
-    """Return the commits of earlier generations that were never completed, newest first.
+    """Return the commits of earlier generations that will never be completed, newest first.
 
-    They will never be completed: their writer reads the claims before it publishes a manifest, and finds a
-    later generation. An incomplete commit may also be one that has lost its manifest. That is the case if its
-    generation had durable commits, and neither it nor a later one has any now: retention always keeps the
-    newest commit.
+    Their writer reads the claims before it publishes a manifest, and finds a later generation. An incomplete
+    commit may also be one that has lost its manifest. That is the case if its generation had durable commits,
+    and neither it nor a later one has any now: retention always keeps the newest commit.
 
     Args:
-        before: the generation that is being written.
         complete: commits that are known to be complete.
 
     Returns:
@@ -212,12 +178,15 @@ def incomplete(
     commits = root.commits(storage)
     there = {each for each in commits if each in complete or root.may_be_complete(storage, each)}
     newest = max((commit.generation for commit in there), default=0)
+    claimed = claims.among(storage.names(root.CLAIMS))
     begun: list[CommitId] = []
     lost: list[CommitId] = []
     for commit in commits:
-        if commit not in there and commit.generation < before and not _is_marked(storage, commit):
-            is_lost = commit.generation > newest and _is_acknowledged(storage, commit.generation)
-            (lost if is_lost else begun).append(commit)
+        number = commit.generation
+        if commit in there or number >= before or root.is_quarantined(storage, commit):
+            continue
+        is_lost = number > newest and number in claimed and claims.read(storage, number).acknowledged
+        (lost if is_lost else begun).append(commit)
     return begun, lost
 
 
@@ -225,15 +194,3 @@ def is_of_before(folder: str, generation: int) -> bool:
     """Return whether temporary files in a folder belong to an earlier generation, or to no commit."""
     commit = CommitId.parse(folder)
     return commit is None or commit.generation < generation
-
-
-def _is_marked(storage: Storage, commit: CommitId) -> bool:
-    try:
-        return root.is_quarantined(storage, commit)
-    except StorageError:
-        return True
-
-
-def _is_acknowledged(storage: Storage, generation: int) -> bool:
-    claimed = claims.among(storage.names(root.CLAIMS))
-    return generation in claimed and claims.read(storage, generation).acknowledged

@@ -26,7 +26,6 @@ class retrying:  # noqa: N801
         self._clock = clock
 
     def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function up to `ATTEMPTS` times. Any other error is raised at once."""
         for attempt in range(1, ATTEMPTS):
             try:
                 return function(*args, **kwargs)
@@ -41,8 +40,5 @@ def retry_delay(attempt: int) -> float:
 
 
 def pause_before(attempt: int) -> float:
-    """Return how many seconds to wait before the ``attempt``-th retry.
-
-    Up to half is taken off at random, so that jobs that lost one storage together do not come back together.
-    """
+    # Up to half is taken off at random: jobs that lost one storage together should not come back together.
     return retry_delay(attempt) * _dice.uniform(0.5, 1.0)

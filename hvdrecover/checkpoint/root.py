@@ -39,16 +39,11 @@ def commits(storage: Storage) -> list[CommitId]:
 
 
 def manifest_path(commit: CommitId) -> str:
-    """Return the path of a commit's manifest."""
     return f"{commit.name}/{manifests.FILE_NAME}"
 
 
 def check_size(storage: Storage, commit: CommitId, entry: FileEntry) -> None:
-    """Check that a data file has the size that its manifest gives.
-
-    Raises:
-        CorruptCheckpointError: the file is missing or has another size.
-    """
+    """Raise `CorruptCheckpointError` if a data file is missing or has another size than in the manifest."""
     path = f"{commit.name}/{entry.name}"
     size = storage.size(path)
     if size is None:
@@ -59,11 +54,7 @@ def check_size(storage: Storage, commit: CommitId, entry: FileEntry) -> None:
 
 
 def read_layout(storage: Storage, commit: CommitId, entry: FileEntry) -> Layout:
-    """Read the header of a data file. The tensors are not read, so the digest is not checked.
-
-    Raises:
-        CorruptCheckpointError: the file is missing, has another size, or its header is malformed.
-    """
+    """Read the header of a data file. The tensors are not read, so the digest is not checked."""
     check_size(storage, commit, entry)
     path = f"{commit.name}/{entry.name}"
 
@@ -78,7 +69,6 @@ def read_layout(storage: Storage, commit: CommitId, entry: FileEntry) -> Layout:
 
 
 def quarantine_path(commit: CommitId) -> str:
-    """Return the path of the file that marks a commit as broken."""
     return f"{commit.name}/{QUARANTINE}"
 
 
@@ -96,7 +86,6 @@ def may_be_complete(storage: Storage, commit: CommitId) -> bool:
 
 
 def is_quarantined(storage: Storage, commit: CommitId) -> bool:
-    """Return whether a commit is marked as broken."""
     return storage.size(quarantine_path(commit)) is not None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.layout import Layout
-from hvdrecover.checkpoint.manifest import FileEntry, HasState, Manifest
+from hvdrecover.checkpoint.manifest import TENSORS, FileEntry, HasState, Manifest
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,6 @@ class Snapshot(HasState):
 
     @classmethod
     def of(cls, manifest: Manifest, arenas: dict[str, Arena]) -> Snapshot:
-        """Return the commit that a manifest describes, with the files that were read and verified."""
         digests = {name: file.digest for name, file in manifest.by_attribute.items()}
         return cls(
             id=manifest.id,
@@ -59,8 +58,11 @@ class Snapshot(HasState):
             return self
         return replace(self, digests={name: digest(arena.buffer) for name, arena in self.arenas.items()})
 
-    def manifest(self, files: Sequence[FileEntry], writer: dict[str, Any], time: float) -> Manifest:
-        """Return the manifest of the commit."""
+    def manifest(self, digests: Mapping[str, str], writer: dict[str, Any], time: float) -> Manifest:
+        files = [
+            FileEntry(f"{name}{TENSORS}", arena.layout.nbytes, digests[name])
+            for name, arena in self.arenas.items()
+        ]
         return Manifest(
             generation=self.id.generation,
             commit=self.id.commit,
@@ -76,10 +78,8 @@ class Snapshot(HasState):
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """The layouts of the files, by attribute name."""
         return {name: arena.layout for name, arena in self.arenas.items()}
 
     @property
     def nbytes(self) -> int:
-        """The size of all files in bytes."""
         return sum(arena.layout.nbytes for arena in self.arenas.values())

@@ -11,8 +11,8 @@ from hvdrecover.checkpoint import claims, root
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.claims import Claims
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.manifest import FileEntry, Manifest
-from hvdrecover.checkpoint.retention import Pruner, delete_commit, incomplete, is_of_before, metric_of
+from hvdrecover.checkpoint.manifest import TENSORS, Manifest
+from hvdrecover.checkpoint.retention import Pruner, delete_commit, incomplete, is_of_before
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import Storage, is_full
@@ -27,10 +27,6 @@ _OF_THE_FILE_SYSTEM = {"lost+found"}
 class Store:
     """One checkpoint root, for the process that writes to it (rank 0).
 
-    Args:
-        job: identity of this job and of its start; see `hvdrecover.checkpoint.claims.Claims`.
-        host: name of this host, for the claim and the manifests.
-
     Attributes:
         resumed: the commit that the job resumes from, if it was read from this root. It is not deleted
             before a later commit is durable.
@@ -43,32 +39,25 @@ class Store:
         self.events = events
         self.clock = clock
         self.claims = Claims(storage, job=job, host=host, clock=clock)
-        self._best = Keep.of(keep).best
         self._host = host
         self._pruner = Pruner(storage, Keep.of(keep), clock)
         self._begun: set[CommitId] = set()  # commits that this process has begun and not completed
         self._has_made_room = False
+        self._has_warned = False  # that commits lack the number of `Keep.best`
         self.resumed: CommitId | None = None
 
     @property
     def url(self) -> str:
-        """The root's URL without credentials."""
         return self.storage.url
 
     def claim_next(self, *, again: bool = False) -> int:
-        """Claim a new generation for a job that starts.
+        """Claim a generation for a job that starts, later than all generations at the root.
 
-        It is later than all generations at the root. Earlier commits that have lost their manifest are marked
-        as broken. Leftovers are not deleted here, since all ranks wait for this call: `write` deletes them
-        before the first commit.
+        Earlier commits that have lost their manifest are marked as broken. Leftovers are not deleted here,
+        since all ranks wait for this call: `write` deletes them before the first commit.
 
         Args:
             again: whether an earlier start of this job has claimed the root.
-
-        Raises:
-            FencedError: another job has taken the root from this one, which must not start again.
-            ForeignRootError: the root holds files that hvdrecover did not write; nothing was touched.
-            StorageError: the root cannot be read or written; or the earlier claims of this job are gone.
         """
         check_is_ours(self.storage)
         commits = root.commits(self.storage)
@@ -79,11 +68,7 @@ class Store:
         return generation
 
     def newest(self, suspects: Collection[tuple[str, str]] = ()) -> CommitId | None:
-        """Return the newest commit that has a manifest, verified or not; None if there is none.
-
-        Args:
-            suspects: ranges of commits that the job must not resume from; see `load_newest`.
-        """
+        """Return the newest commit that has a manifest, verified or not; for suspects see `load_newest`."""
         commits = (each for each in root.commits(self.storage) if not each.is_within(suspects))
         return next((each for each in commits if root.is_complete(self.storage, each)), None)
 
@@ -97,34 +82,33 @@ class Store:
 
         Args:
             durable: called as soon as the commit is durable; deleting may take as long as writing.
-
-        Raises:
-            FencedError: another job, or a later generation of this one, has claimed the root; the commit was
-                not published, and nothing was deleted.
-            StorageError: the storage failed; earlier commits are untouched.
         """
-        try:
-            manifest = self._publish(snapshot, rank)
-        except StorageError as error:
-            if not is_full(error):
-                raise
-            self._free(snapshot.id)
+        commit = snapshot.id
+        for attempt in (1, 2):
             try:
                 manifest = self._publish(snapshot, rank)
-            except StorageError as again:
-                if is_full(again):
-                    self._free(snapshot.id)  # other programs need the disk more than a part of a commit
-                raise
-        self._begun.discard(snapshot.id)
+                break
+            except StorageError as error:
+                if is_full(error):
+                    self._free(commit)  # other programs need the disk more than a part of a commit
+                if attempt == 2 or not is_full(error):
+                    raise
+        self._begun.discard(commit)
         self.resumed = None
-        self.claims.acknowledge(snapshot.id.generation)
+        self.claims.acknowledge(commit.generation)
         durable()
-        self._delete_expired(manifest)
+        if (problem := self._pruner.note(manifest)) and not self._has_warned:
+            self._has_warned = True
+            message = f"{self.url}: no commit is kept as one of the best: {problem}"
+            self.events.emit("no_metric", message, level=logging.WARNING, reason=problem)
+        # A replaced job deletes nothing; its next write raises the error.
+        with suppress(FencedError), self._reporting():
+            self._clean_up(commit)
 
     def _publish(self, snapshot: Snapshot, rank: int) -> Manifest:
         commit = snapshot.id
         self.claims.take(commit.generation)
-        self._delete_parts(self._begun - {commit})  # a newer commit replaces one whose write failed
+        self._delete_begun(but=commit)  # a newer commit replaces one whose write failed
         if not self._has_made_room:
             self._free(commit, more=1)
             self._has_made_room = True
@@ -133,13 +117,12 @@ class Store:
         # An earlier attempt may have failed after it published the manifest. While the files are written
         # again, that manifest would declare half-written files complete.
         self.storage.remove(path)
-        files = []
-        for name, arena in snapshot.arenas.items():
-            file = f"{name}{manifests.TENSORS}"
-            digest = self.storage.write(f"{commit.name}/{file}", arena.buffer)
-            files.append(FileEntry(file, arena.layout.nbytes, digest))
+        digests = {
+            name: self.storage.write(f"{commit.name}/{name}{TENSORS}", arena.buffer)
+            for name, arena in snapshot.arenas.items()
+        }
         writer = {"host": self._host, "pid": os.getpid(), "rank": rank}
-        manifest = snapshot.manifest(files, writer, self.clock.now())
+        manifest = snapshot.manifest(digests, writer, self.clock.now())
         text = manifests.dumps(manifest)
         self.claims.check(commit.generation)
         self.storage.publish(path, text)
@@ -148,68 +131,47 @@ class Store:
     # -- deletions -------------------------------------------------------------------------------------
 
     def _free(self, commit: CommitId, *, more: int = 0) -> None:
-        """Delete all files that are not needed, even files of commits that this process has begun.
-
-        Args:
-            commit: the commit that is being written.
-            more: how many more of the newest commits to keep than the user asks for.
-        """
+        """Delete all files that are not needed, even files of commits that this process has begun."""
         self.claims.check(commit.generation)
-        self._delete_parts(self._begun)
+        self._delete_begun()
+        self._clean_up(commit, more=more)
         with self._reporting():
-            self._delete_leftovers(commit.generation)
+            self.storage.tidy(lambda folder: is_of_before(folder, commit.generation))
+
+    def _clean_up(self, commit: CommitId, *, more: int = 0) -> None:
+        """Delete commits that retention does not keep, and those that earlier generations never completed.
+
+        A commit that was complete and has lost its manifest is marked as broken, and left to the user.
+        """
+
+        def check() -> None:  # before each deletion: this process may have been stopped for a while
+            self.claims.check(commit.generation)
+
+        check()
         with self._reporting():
-            self._pruner.prune(self._allowed(commit), more=more, resumed=self.resumed)
-        self._delete_temporaries(commit.generation)
+            self._pruner.prune(check, more=more, resumed=self.resumed)
+        with self._reporting():
+            begun, lost = incomplete(self.storage, commit.generation, self._pruner.known)
+            self._quarantine(lost)
+            for each in begun:
+                with self._reporting():
+                    check()
+                    delete_commit(self.storage, each)
+                    message = f"{self.url}: removed {each}, which was never completed"
+                    self.events.emit("leftover", message, commit=each.name)
 
-    def _delete_expired(self, manifest: Manifest) -> None:
-        self._warn_of_no_metric(manifest)
-        self._pruner.note(manifest)
-        with (
-            suppress(FencedError),
-            self._reporting(),
-        ):  # a replaced job deletes nothing; its next write raises the error
-            self.claims.check(manifest.generation)
-            self._pruner.prune(self._allowed(manifest.id))
-            self._delete_leftovers(manifest.generation, self._pruner.known)
-
-    def _delete_parts(self, begun: Collection[CommitId]) -> None:
+    def _delete_begun(self, but: CommitId | None = None) -> None:
         """Delete the files of commits that this process has begun, unless they are complete after all."""
-        for commit in list(begun):
+        for commit in self._begun - {but}:
             with self._reporting():
                 if not root.is_complete(self.storage, commit):
                     self.storage.delete(commit.name)
                 self._begun.discard(commit)
 
-    def _delete_leftovers(self, generation: int, complete: Collection[CommitId] = ()) -> None:
-        """Delete the commits that earlier generations began and never completed.
-
-        A commit that was complete and has lost its manifest is marked as broken, and left to the user.
-        """
-        begun, lost = incomplete(self.storage, generation, complete)
-        self._quarantine(lost)
-        for commit in begun:
-            with self._reporting():
-                delete_commit(self.storage, commit)
-                message = f"{self.url}: removed {commit}, which was never completed"
-                self.events.emit("leftover", message, commit=commit.name)
-
-    def _delete_temporaries(self, generation: int) -> None:
-        """Delete the temporary files that processes of earlier generations have left."""
-        with self._reporting():
-            self.storage.tidy(lambda folder: is_of_before(folder, generation))
-
     def _quarantine(self, lost: Collection[CommitId]) -> None:
         for commit in lost:
             with self._reporting():
                 root.quarantine(self.storage, commit, root.MANIFEST_GONE, self.clock)
-
-    def _allowed(self, commit: CommitId) -> Callable[[], None]:
-        """Return a function that reads the claims again, and raises `FencedError` if this job was replaced.
-
-        It is called before each deletion: this process may have been stopped for a while since the last one.
-        """
-        return lambda: self.claims.check(commit.generation)
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
@@ -224,23 +186,9 @@ class Store:
             )
             self.events.emit("not_deleted", what, level=logging.WARNING, error=what)
 
-    def _warn_of_no_metric(self, manifest: Manifest) -> None:
-        try:
-            metric_of(manifest, self._best)
-        except ValueError as error:
-            self._best = None  # so the warning comes once only
-            message = f"{self.url}: no commit is kept as one of the best: {error}"
-            self.events.emit("no_metric", message, level=logging.WARNING, reason=str(error))
-
 
 def check_is_ours(storage: Storage) -> None:
-    """Refuse a root that holds files of other programs, or whose storage lacks a feature that we need.
-
-    Raises:
-        ConfigError: the storage lacks a feature.
-        ForeignRootError: the root holds files of other programs.
-        StorageError: the root cannot be read or written.
-    """
+    """Refuse a root that holds files of other programs, or whose storage lacks a feature that we need."""
     names = set(storage.names()) - _OF_THE_FILE_SYSTEM - {root.CLAIMS, root.READERS}
     claimed = storage.names(root.CLAIMS)
     foreign = {name for name in names if CommitId.parse(name) is None and not name.startswith(TEMPORARY)}

@@ -14,19 +14,19 @@ imported, no constructor is called, and nothing but those three kinds of class i
 from __future__ import annotations
 
 import base64
-import collections
 import dataclasses
-import datetime
 import enum
 import functools
 import math
 import operator
-import pathlib
 import re
 import sys
 import types
 import zoneinfo
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta, timezone
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -62,10 +62,10 @@ def encode(value: Any, path: str, leaf: Leaf | None = None) -> Json:
     Raises:
         UnsupportedValueError: the value, or one inside it, is none of these; the error names it.
     """
-    return _encode(value, path, leaf, ())
+    return _encode(value, path, leaf, 0)
 
 
-def _encode(value: Any, path: str, leaf: Leaf | None, outer: tuple[int, ...]) -> Json:
+def _encode(value: Any, path: str, leaf: Leaf | None, depth: int) -> Json:
     if leaf is not None and (encoded := leaf(value, path)) is not NotImplemented:
         return encoded
     kind = type(value)
@@ -75,26 +75,24 @@ def _encode(value: Any, path: str, leaf: Leaf | None, outer: tuple[int, ...]) ->
         return value if value.bit_length() <= _MAX_INT_BITS else {"$int": hex(value)}
     if kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
-    if id(value) in outer:
+    if depth == _MAX_DEPTH:
         raise UnsupportedValueError(
-            path, f"the {kind.__name__} contains itself, which JSON can't hold. {_REMEDY}"
+            path, f"it lies more than {_MAX_DEPTH} containers deep, or contains itself. {_REMEDY}"
         )
-    if len(outer) == _MAX_DEPTH:
-        raise UnsupportedValueError(path, f"it lies more than {_MAX_DEPTH} containers deep. {_REMEDY}")
-    outer = (*outer, id(value))
 
     def inner(item: Any, where: str) -> Json:
-        return _encode(item, path + where, leaf, outer)
+        return _encode(item, path + where, leaf, depth + 1)
 
     if kind is list:
         if _is_json(value):
             return value.copy()
         return [inner(item, f"[{index}]") for index, item in enumerate(value)]
     if kind is dict:
-        return _encode_dict(value, inner)
-    if (found := _pack_of(kind)) is not None:
-        tag, pack = found
-        return {tag: pack(value, path, inner)}
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: inner(item, f"[{key!r}]") for key, item in value.items()}
+        return {"$dict": _pairs(value, path, inner)}
+    if (tag := _tag_of(kind)) is not None:
+        return {tag: _CODECS[tag][1](value, path, inner)}
     raise UnsupportedValueError(
         path,
         f"a {kind.__module__}.{kind.__qualname__} can't be part of a commit: JSON can't hold it. {_REMEDY}",
@@ -102,7 +100,7 @@ def _encode(value: Any, path: str, leaf: Leaf | None, outer: tuple[int, ...]) ->
 
 
 def _is_json(items: list[Any]) -> bool:
-    """Return whether a list holds just scalars that JSON has; found out fast, for histories are long."""
+    """Return whether a list holds just scalars that JSON has. It is fast, since histories are long."""
     kinds = set(map(type, items))
     if kinds <= {str, bool, type(None)}:
         return True
@@ -112,37 +110,24 @@ def _is_json(items: list[Any]) -> bool:
         return False
 
 
-def _encode_dict(value: dict[Any, Any], inner: Callable[[Any, str], Json]) -> Json:
-    if _has_plain_keys(value):
-        return {key: inner(item, f"[{key!r}]") for key, item in value.items()}
-    return {"$dict": _pairs(value, inner)}
+Inner = Callable[[Any, str], Json]
+"""Encodes a part of a value, given the part and what to add to the value's path."""
 
 
-def _has_plain_keys(keys: Iterable[Any]) -> bool:
-    return all(type(key) is str and not key.startswith("$") for key in keys)
+def _pairs(value: Any, path: str, inner: Inner) -> list[Json]:
+    return [[inner(key, f" key {key!r}"), inner(item, f"[{key!r}]")] for key, item in value.items()]
 
 
-def _repr(value: Any) -> str:
-    try:
-        return repr(value)
-    except Exception:  # an object's own, or an integer of too many digits
-        return f"<{type(value).__name__}>"
-
-
-def _pairs(value: Any, inner: Callable[[Any, str], Json]) -> list[Json]:
-    return [[inner(key, f" key {_repr(key)}"), inner(item, f"[{_repr(key)}]")] for key, item in value.items()]
-
-
-def _items(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
+def _items(value: Any, path: str, inner: Inner) -> list[Json]:
     return [inner(item, f"[{index}]") for index, item in enumerate(value)]
 
 
-def _members(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
+def _members(value: Any, path: str, inner: Inner) -> list[Json]:
     # A set's own order differs from process to process; commits of equal states should be equal.
-    return sorted((inner(item, f" member {_repr(item)}") for item in value), key=repr)
+    return sorted((inner(item, f" member {item!r}") for item in value), key=repr)
 
 
-def _numpy(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
+def _numpy(value: Any, path: str, inner: Inner) -> list[Json]:
     array = np.asarray(value)
     if not _PLAIN_DTYPE.fullmatch(array.dtype.str):
         raise UnsupportedValueError(
@@ -152,93 +137,58 @@ def _numpy(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Jso
     return [array.dtype.str, list(array.shape), data, isinstance(value, np.generic)]
 
 
-def _enum(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
+def _enum(value: Any, path: str, inner: Inner) -> list[Json]:
     # Flags of no known bit have no name.
     name = value._name_ if value._name_ is not None else str(value._value_)
     return [_class_name(type(value), path), name]
 
 
-def _named_tuple(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
+def _named_tuple(value: Any, path: str, inner: Inner) -> list[Json]:
     return [_class_name(type(value), path), _items(value, path, inner)]
 
 
-def _dataclass(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
+def _dataclass(value: Any, path: str, inner: Inner) -> list[Json]:
     kind = type(value)
     name = _class_name(kind, path)
+    names = [field.name for field in dataclasses.fields(value)]
     try:
         object.__new__(kind)
-    except TypeError as error:
-        raise UnsupportedValueError(
-            path, f"a dataclass derived from a built-in type can't be remade. {_REMEDY}"
-        ) from error
-    fields: dict[str, Json] = {}
-    for field in dataclasses.fields(value):
-        try:
-            item = getattr(value, field.name)
-        except AttributeError as error:
-            raise UnsupportedValueError(
-                f"{path}.{field.name}", "the field has no value. Give it a default."
-            ) from error
-        fields[field.name] = inner(item, f".{field.name}")
+        values = {key: getattr(value, key) for key in names}
+    except (TypeError, AttributeError) as error:  # derived from a built-in type; or a field without a value
+        raise UnsupportedValueError(path, f"this dataclass can't be stored: {error}. {_REMEDY}") from error
+    fields = {key: inner(item, f".{key}") for key, item in values.items()}
     # What __post_init__ or a cached property put beside the fields: __post_init__ isn't called when decoding.
-    others = {
-        key: inner(item, f".{key}")
-        for key, item in getattr(value, "__dict__", {}).items()
-        if key not in fields
-    }
-    return [name, fields, others]
+    beside = getattr(value, "__dict__", {}).items()
+    return [name, fields, {key: inner(item, f".{key}") for key, item in beside if key not in fields}]
 
 
-def _datetime(value: Any, path: str, inner: Callable[[Any, str], Json]) -> list[Json]:
+def _datetime(value: Any, path: str, inner: Inner) -> list[Json]:
     """A datetime or time: ISO format, name of the zone if it has one, fold."""
-    if value.tzinfo is None or type(value.tzinfo) is datetime.timezone:
+    if value.tzinfo is None or type(value.tzinfo) is timezone:
         return [value.isoformat(), None, value.fold]
-    zone = value.tzinfo.key if type(value.tzinfo) is zoneinfo.ZoneInfo else None
-    if zone is None:
+    if type(value.tzinfo) is not zoneinfo.ZoneInfo or value.tzinfo.key is None:
         raise UnsupportedValueError(
             path,
             f"the time zone {value.tzinfo!r} can't be part of a commit. Use zoneinfo.ZoneInfo or timezone.",
         )
-    return [value.replace(tzinfo=None).isoformat(), zone, value.fold]
+    return [value.replace(tzinfo=None).isoformat(), value.tzinfo.key, value.fold]
 
 
-Pack = Callable[[Any, str, Callable[[Any, str], Json]], Json]
-# By the type itself; a subclass could hold more, and could not be made again.
-_PACK: dict[type, tuple[str, Pack]] = {
-    np.ndarray: ("$numpy", _numpy),
-    tuple: ("$tuple", _items),
-    set: ("$set", _members),
-    frozenset: ("$frozenset", _members),
-    collections.deque: ("$deque", lambda v, p, inner: [_items(v, p, inner), v.maxlen]),
-    collections.OrderedDict: ("$ordereddict", lambda v, _, inner: _pairs(v, inner)),
-    collections.Counter: ("$counter", lambda v, _, inner: _pairs(v, inner)),
-    bytes: ("$bytes", lambda v, *_: base64.b64encode(v).decode()),
-    complex: ("$complex", lambda v, *_: [repr(v.real), repr(v.imag)]),
-    type(pathlib.Path()): ("$path", lambda v, *_: str(v)),
-    pathlib.PurePosixPath: ("$purepath", lambda v, *_: str(v)),
-    datetime.datetime: ("$datetime", _datetime),
-    datetime.date: ("$date", lambda v, *_: v.isoformat()),
-    datetime.time: ("$time", _datetime),
-    datetime.timedelta: ("$timedelta", lambda v, *_: [v.days, v.seconds, v.microseconds]),
-}
-
-
-def _pack_of(kind: type) -> tuple[str, Pack] | None:
-    """Return the tag of a type, and the function that encodes its values; None if a commit can't hold it."""
-    if kind in _PACK:
-        return _PACK[kind]
+def _tag_of(kind: type) -> str | None:
+    """Return the tag for values of a type; None if a commit can't hold them."""
+    if kind in _TAGS:
+        return _TAGS[kind]
     # In this order: np.float64 is a float as well, an IntEnum an int.
     if issubclass(kind, np.generic):
-        return "$numpy", _numpy
+        return "$numpy"
     if issubclass(kind, enum.Enum):
-        return "$enum", _enum
+        return "$enum"
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return "$namedtuple", _named_tuple
-    return ("$dataclass", _dataclass) if dataclasses.is_dataclass(kind) else None
+        return "$namedtuple"
+    return "$dataclass" if dataclasses.is_dataclass(kind) else None
 
 
 def _class_name(kind: type, path: str) -> str:
-    """Return the name of a class, if `_find_class` finds it again."""
     name = f"{kind.__module__}:{kind.__qualname__}"
     if _class_or_none(name) is not kind:
         raise UnsupportedValueError(
@@ -254,17 +204,15 @@ def _class_or_none(name: str) -> Any:
     for part in qualname.split("."):
         # Read the dictionaries themselves: an attribute of a lazy module or of a metaclass could run code.
         if issubclass(type(found), types.ModuleType):
-            attributes = object.__getattribute__(found, "__dict__")
+            found = object.__getattribute__(found, "__dict__").get(part)
         elif issubclass(type(found), type):
-            attributes = type.__getattribute__(found, "__dict__")
+            found = type.__getattribute__(found, "__dict__").get(part)
         else:
             return None
-        found = attributes.get(part)
     return found if isinstance(found, type) else None
 
 
 def _find_class(name: str, fits: Callable[[type], bool]) -> Any:
-    """Return the class of a name; raise ValueError if this program does not define it, or it does not fit."""
     kind = _class_or_none(name)
     if kind is None or not fits(kind):
         raise ValueError(
@@ -300,8 +248,8 @@ def _decode(value: Json, resolve: Resolve | None) -> Any:
     if len(value) != 1:
         raise ValueError(f"a malformed {tag}: there is more than the tag")
     try:
-        if tag in _UNPACK:
-            return _UNPACK[tag](value[tag], lambda item: _decode(item, resolve))
+        if tag in _CODECS:
+            return _CODECS[tag][2](value[tag], lambda item: _decode(item, resolve))
         if resolve is not None:
             return resolve(tag, value[tag])
     except (LookupError, TypeError, ArithmeticError, AttributeError, OSError, ImportError) as error:
@@ -309,13 +257,16 @@ def _decode(value: Json, resolve: Resolve | None) -> Any:
     raise ValueError(f"an unknown kind of value, {tag}")
 
 
-def _unpack_list(payload: Any, inner: Callable[[Any], Any]) -> list[Any]:
+Decode = Callable[[Json], Any]
+
+
+def _unpack_list(payload: Any, inner: Decode) -> list[Any]:
     if not isinstance(payload, list):
         raise TypeError(f"{payload!r} is not a list")
     return [inner(item) for item in payload]
 
 
-def _unpack_pairs(payload: Any, inner: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
+def _unpack_pairs(payload: Any, inner: Decode) -> list[tuple[Any, Any]]:
     return [(inner(key), inner(item)) for key, item in payload]
 
 
@@ -323,32 +274,22 @@ def _unpack_bytes(payload: Any) -> bytes:
     return base64.b64decode(payload, validate=True)
 
 
-def _unpack_numpy(payload: Any, inner: Callable[[Any], Any]) -> Any:
+def _unpack_numpy(payload: Any, inner: Decode) -> Any:
     name, shape, data, scalar = payload
     if not _PLAIN_DTYPE.fullmatch(name):
         raise ValueError(f"the dtype {name} is not plain")
-    dtype, content = np.dtype(name), _unpack_bytes(data)
-    # Looked at before an array is made: copying one of a billion items of no bytes takes gigabytes.
-    count = _count(shape)
+    if not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError(f"{shape} is not a shape")
+    dtype, content, count = np.dtype(name), _unpack_bytes(data), math.prod(shape)
+    # Checked before an array is made: copying one of a billion items of no bytes takes gigabytes.
     if count * dtype.itemsize != len(content) or (count > 1 and dtype.itemsize == 0):
         raise ValueError(f"{len(content)} bytes do not fill the shape {shape}")
     # Not frombuffer: an empty string has items of no bytes, which it refuses.
-    if dtype.kind == "U":
-        characters = np.ndarray(len(content) // 4, f"{dtype.byteorder}u4", content)
-        if (characters > sys.maxunicode).any():
-            raise ValueError("a string holds what is not a character")
     array: npt.NDArray[Any] = np.ndarray(shape, dtype, content).copy()
     return array[()] if scalar else array
 
 
-def _count(shape: Any) -> int:
-    """The number of items of an array."""
-    if not all(type(length) is int and length >= 0 for length in shape):
-        raise ValueError(f"{shape} is not a shape")
-    return math.prod(shape)
-
-
-def _unpack_enum(payload: Any, inner: Callable[[Any], Any]) -> Any:
+def _unpack_enum(payload: Any, inner: Decode) -> Any:
     kind_name, name = payload
     kind = _find_class(kind_name, lambda kind: issubclass(kind, enum.Enum))
     members = kind.__members__
@@ -359,7 +300,7 @@ def _unpack_enum(payload: Any, inner: Callable[[Any], Any]) -> Any:
     return functools.reduce(operator.or_, parts)
 
 
-def _unpack_dataclass(payload: Any, inner: Callable[[Any], Any]) -> Any:
+def _unpack_dataclass(payload: Any, inner: Decode) -> Any:
     name, values, others = payload
     kind = _find_class(name, dataclasses.is_dataclass)
     fields = {field.name: field for field in dataclasses.fields(kind)}
@@ -377,7 +318,7 @@ def _unpack_dataclass(payload: Any, inner: Callable[[Any], Any]) -> Any:
     return made
 
 
-def _unpack_named_tuple(payload: Any, inner: Callable[[Any], Any]) -> Any:
+def _unpack_named_tuple(payload: Any, inner: Decode) -> Any:
     name, values = payload
     kind = _find_class(name, lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"))
     if len(values) != len(kind._fields):
@@ -393,26 +334,37 @@ def _unpack_datetime(kind: Any, payload: Any) -> Any:
     return made if zone is None else made.replace(tzinfo=zoneinfo.ZoneInfo(zone))
 
 
-_UNPACK: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
-    "$int": lambda p, _: int(p, 16),
-    "$float": lambda p, _: float(p),
-    "$numpy": _unpack_numpy,
-    "$enum": _unpack_enum,
-    "$namedtuple": _unpack_named_tuple,
-    "$dataclass": _unpack_dataclass,
-    "$tuple": lambda p, inner: tuple(_unpack_list(p, inner)),
-    "$set": lambda p, inner: set(_unpack_list(p, inner)),
-    "$frozenset": lambda p, inner: frozenset(_unpack_list(p, inner)),
-    "$deque": lambda p, inner: collections.deque(_unpack_list(p[0], inner), p[1]),
-    "$dict": lambda p, inner: dict(_unpack_pairs(p, inner)),
-    "$ordereddict": lambda p, inner: collections.OrderedDict(_unpack_pairs(p, inner)),
-    "$counter": lambda p, inner: collections.Counter(dict(_unpack_pairs(p, inner))),
-    "$bytes": lambda p, _: _unpack_bytes(p),
-    "$complex": lambda p, _: complex(float(p[0]), float(p[1])),
-    "$path": lambda p, _: pathlib.Path(p),
-    "$purepath": lambda p, _: pathlib.PurePosixPath(p),
-    "$datetime": lambda p, _: _unpack_datetime(datetime.datetime, p),
-    "$date": lambda p, _: datetime.date.fromisoformat(p),
-    "$time": lambda p, _: _unpack_datetime(datetime.time, p),
-    "$timedelta": lambda p, _: datetime.timedelta(*p),
+# For each tag: the type whose values it stands for (itself: a subclass could hold more, and could not be made
+# again), the function that encodes them, and the one that decodes them.
+_CODECS: dict[str, tuple[type | None, Any, Callable[[Any, Decode], Any]]] = {
+    "$int": (None, None, lambda p, _: int(p, 16)),
+    "$float": (None, None, lambda p, _: float(p)),
+    "$dict": (None, _pairs, lambda p, inner: dict(_unpack_pairs(p, inner))),
+    "$enum": (None, _enum, _unpack_enum),
+    "$namedtuple": (None, _named_tuple, _unpack_named_tuple),
+    "$dataclass": (None, _dataclass, _unpack_dataclass),
+    "$numpy": (np.ndarray, _numpy, _unpack_numpy),
+    "$tuple": (tuple, _items, lambda p, inner: tuple(_unpack_list(p, inner))),
+    "$set": (set, _members, lambda p, inner: set(_unpack_list(p, inner))),
+    "$frozenset": (frozenset, _members, lambda p, inner: frozenset(_unpack_list(p, inner))),
+    "$deque": (
+        deque,
+        lambda v, path, inner: [_items(v, path, inner), v.maxlen],
+        lambda p, inner: deque(_unpack_list(p[0], inner), p[1]),
+    ),
+    "$ordereddict": (OrderedDict, _pairs, lambda p, inner: OrderedDict(_unpack_pairs(p, inner))),
+    "$counter": (Counter, _pairs, lambda p, inner: Counter(dict(_unpack_pairs(p, inner)))),
+    "$bytes": (bytes, lambda v, *_: base64.b64encode(v).decode(), lambda p, _: _unpack_bytes(p)),
+    "$complex": (
+        complex,
+        lambda v, *_: [repr(v.real), repr(v.imag)],
+        lambda p, _: complex(float(p[0]), float(p[1])),
+    ),
+    "$path": (type(Path()), lambda v, *_: str(v), lambda p, _: Path(p)),
+    "$purepath": (PurePosixPath, lambda v, *_: str(v), lambda p, _: PurePosixPath(p)),
+    "$datetime": (datetime, _datetime, lambda p, _: _unpack_datetime(datetime, p)),
+    "$time": (time, _datetime, lambda p, _: _unpack_datetime(time, p)),
+    "$date": (date, lambda v, *_: v.isoformat(), lambda p, _: date.fromisoformat(p)),
+    "$timedelta": (timedelta, lambda v, *_: [v.days, v.seconds, v.microseconds], lambda p, _: timedelta(*p)),
 }
+_TAGS = {kind: tag for tag, (kind, _, _) in _CODECS.items() if kind is not None}

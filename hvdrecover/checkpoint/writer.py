@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.retrying import ATTEMPTS, pause_before
@@ -29,10 +29,7 @@ BACKGROUND = 17  # niceness: training goes first, at a ratio of 45 to 1 for a co
 
 
 def step_back(niceness: int = BACKGROUND) -> None:
-    """Give this thread and the threads that it starts a lower CPU priority than training has.
-
-    On Linux each thread has its own niceness.
-    """
+    """Give this thread and those that it starts a lower CPU priority than training has, as Linux can."""
     thread = threading.get_native_id()
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, thread, max(niceness, os.getpriority(os.PRIO_PROCESS, thread)))
@@ -44,8 +41,7 @@ class Progress:
     Times are monotonic seconds. Only the thread that handles the snapshot changes it; any thread may read.
 
     Attributes:
-        last_durable: the newest commit that has become durable.
-        seconds: how long its write took.
+        seconds: how long the write of the last durable commit took.
         error: why the last attempt failed; None if it succeeded, so there is no outage.
         failure: the error after which no commit is written any more; None if there was none.
     """
@@ -65,15 +61,11 @@ class Progress:
 
     @property
     def behind(self) -> float:
-        """Return for how many seconds commits have waited to become durable; 0 if none waits.
-
-        A newer commit may replace one whose write failed. Then the time still counts from the first one.
-        """
+        """Return for how many seconds commits have waited to become durable; a newer one may replace one."""
         since = self._behind_since
         return 0.0 if since is None else self._clock.monotonic() - since
 
     def describe(self) -> str:
-        """Return the state of the newest write in words."""
         if self.error is None:
             seconds = self._clock.monotonic() - self._submitted
             return f"the write has been under way for {seconds:.0f} s; {self._describe_age()}"
@@ -81,79 +73,57 @@ class Progress:
         return f"{error}. Attempts that failed: {self._attempts}; {self._describe_age()}"
 
     def submitted(self) -> None:
-        """Note that a commit was submitted for writing."""
         self._submitted = self._clock.monotonic()
         if self._behind_since is None:
             self._behind_since = self._submitted
 
     def succeeded(self, snapshot: Snapshot, seconds: float) -> None:
-        """Note that a commit has become durable, and how many seconds the write took."""
-        over = None if self.error is None else self._outage_over(snapshot.id)
+        commit, attempts = snapshot.id, self._attempts
         self.seconds = seconds
-        self.last_durable, self._durable_since = snapshot.id, self._submitted
-        self.error = self._behind_since = None
-        generation, commit = snapshot.id.generation, snapshot.id.commit
-        self._events.emit(
-            "durable", generation=generation, commit=commit, bytes=snapshot.nbytes, seconds=seconds
-        )
-        if over is not None:
-            message, facts = over
-            self._events.emit("outage_over", message, level=logging.WARNING, **facts)
+        self.last_durable, self._durable_since = commit, self._submitted
+        self.error, self._behind_since, self._attempts = None, None, 0
+        self._emit("durable", commit, bytes=snapshot.nbytes, seconds=seconds)
+        if attempts:
+            outage = self._clock.monotonic() - self._outage_since
+            message = f"{self._url}: the storage works again after {outage:.0f} s; {commit} is durable"
+            self._emit("outage_over", commit, message, logging.WARNING, attempts=attempts, seconds=outage)
 
     def failed(self, commit: CommitId, error: HvdrecoverError) -> None:
         """Note a failed attempt. Any error but a `StorageError` is final."""
         if not isinstance(error, StorageError):
             self.failure = error
             message = f"commit {commit.commit} is not durable, and no later one will be: {error}"
-            self._report("write_failed", commit, error, message, logging.ERROR, attempt=1)
-            return
-        begins = self.error is None
-        if begins:
-            self._outage_since, self._attempts = self._clock.monotonic(), 0
+            return self._emit("write_failed", commit, message, logging.ERROR, error=str(error), attempt=1)
         self._attempts += 1
         self.error = error
         message = f"commit {commit.commit} is not durable (attempt {self._attempts}): {error}"
-        self._report("write_failed", commit, error, message, logging.DEBUG, attempt=self._attempts)
-        if begins:
+        facts = {"error": str(error), "attempt": self._attempts}
+        self._emit("write_failed", commit, message, logging.DEBUG, **facts)
+        if self._attempts == 1:
+            self._outage_since = self._clock.monotonic()
             cause = str(error).rstrip(".")
             message = (
                 f"commit {commit.commit} could not be written: {cause}. Training continues, and this or a "
                 f"later commit will be written when the storage works again; {self._describe_age()}"
             )
-            self._report("outage", commit, error, message, logging.WARNING, age=self._age())
+            self._emit("outage", commit, message, logging.WARNING, error=str(error))
 
     def reinstate(self) -> None:
         """Allow writing again: a rendezvous has begun a new generation, which is not fenced."""
         if self.failure is not None:
             self.failure = self._behind_since = None
 
-    def _age(self) -> float:
-        """Return the age of the last durable commit, in seconds; without one, the age of this record."""
-        return self._clock.monotonic() - self._durable_since
-
     def _describe_age(self) -> str:
+        age = self._clock.monotonic() - self._durable_since
         if self.last_durable is None:
-            return (
-                f"no commit has become durable in the {self._age():.0f} s since this process began to write"
-            )
-        return f"the last durable commit, {self.last_durable.commit}, is {self._age():.0f} s old"
+            return f"no commit has become durable in the {age:.0f} s since this process began to write"
+        return f"the last durable commit, {self.last_durable.commit}, is {age:.0f} s old"
 
-    def _outage_over(self, commit: CommitId) -> tuple[str, dict[str, float]]:
-        seconds = self._clock.monotonic() - self._outage_since
-        message = (
-            f"{self._url}: the storage works again after {seconds:.0f} s, and commit {commit.commit} is "
-            f"durable; until now, {self._describe_age()}"
-        )
-        facts = {"generation": commit.generation, "commit": commit.commit, "attempts": self._attempts}
-        return message, {**facts, "seconds": seconds, "age": self._age()}
-
-    def _report(
-        self, kind: str, commit: CommitId, error: Exception, message: str, level: int, **facts: float
+    def _emit(
+        self, kind: str, commit: CommitId, message: str | None = None, level: int = logging.INFO, **facts: Any
     ) -> None:
-        generation, number = commit.generation, commit.commit
-        self._events.emit(
-            kind, message, level=level, generation=generation, commit=number, error=str(error), **facts
-        )
+        numbers = {"generation": commit.generation, "commit": commit.commit}
+        self._events.emit(kind, message, level=level, **numbers, **facts)
 
 
 class BackgroundWriter:
@@ -161,9 +131,6 @@ class BackgroundWriter:
 
     Args:
         release: called with each snapshot just before it is no longer `in_flight`.
-
-    Attributes:
-        progress: the last durable commit, and the error of the last attempt.
     """
 
     def __init__(
@@ -192,11 +159,7 @@ class BackgroundWriter:
     def submit(self, snapshot: Snapshot) -> bool:
         """Begin to write a snapshot. If an earlier one waits for its next attempt, replace it.
 
-        Returns:
-            False if the snapshot was refused: an attempt is under way, or a final error has stopped writing.
-
-        Raises:
-            RuntimeError: the writer has been stopped.
+        Return False if an attempt is under way, or a final error has stopped writing.
         """
         with self._lock:
             if self._stopped:
@@ -211,12 +174,7 @@ class BackgroundWriter:
             idle = self._cleaned_up.is_set()
             self._cleaned_up.clear()
         if idle:
-            try:
-                threading.Thread(target=self._run, name="hvdrecover-writer", daemon=True).start()
-            except RuntimeError as error:  # no more threads
-                self._failed(StorageError(self.store.url, f"no thread could be started to write: {error}."))
-                self._let_go()
-                self._cleaned_up.set()
+            threading.Thread(target=self._run, name="hvdrecover-writer", daemon=True).start()
         return True
 
     def hurry(self, attempts: int = ATTEMPTS) -> None:
@@ -231,14 +189,7 @@ class BackgroundWriter:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is in flight, or until the number of attempts given to `hurry` have failed.
 
-        The writer continues in any case.
-
-        Args:
-            timeout: seconds to wait; None waits for as long as it takes.
-
-        Raises:
-            StorageError: the last attempt has failed.
-            HvdrecoverError: a final error has stopped all writing.
+        Return False after ``timeout`` seconds; raise the error if the last attempt has failed.
         """
         if timeout is None:
             self._answered.wait()
@@ -262,7 +213,7 @@ class BackgroundWriter:
                 self._wake.set()
 
     def wait_for_cleanup(self, timeout: float) -> bool:
-        """Wait until nothing is in flight and expired commits are deleted; return False after a timeout."""
+        """Wait until nothing is in flight and expired commits are deleted."""
         return self.store.clock.wait(self._cleaned_up, timeout)
 
     def stop(self) -> None:
@@ -293,19 +244,11 @@ class BackgroundWriter:
                 failed = 0
 
     def _attempt(self) -> bool:
-        """Write the snapshot; return whether it is durable.
-
-        All errors are caught: the thread must survive to end the `wait` of the training thread.
-        """
+        """Write the snapshot; return whether it is durable."""
         try:
             self._write()
-        except HvdrecoverError as error:
+        except Exception as error:  # the thread must survive to end the `wait` of the training thread
             self._failed(error)
-            return False
-        except Exception as error:
-            failure = StorageError(self.store.url, f"writing failed with an unexpected error: {error!r}.")
-            failure.__cause__ = error
-            self._failed(failure)
             return False
         return True
 
@@ -329,9 +272,13 @@ class BackgroundWriter:
                 raise
             _report_unhandled(error)  # perhaps an error of the user's log handler; the commit is durable
 
-    def _failed(self, error: HvdrecoverError) -> None:
-        _forget_locals(error)
+    def _failed(self, error: Exception) -> None:
+        if not isinstance(error, HvdrecoverError):
+            error = StorageError(self.store.url, f"writing failed unexpectedly: {error!r}.")
         assert self._snapshot is not None
+        # The error is kept. The frames of its traceback and of its causes would keep the snapshot's memory.
+        error = error.with_traceback(None)
+        error.__cause__ = error.__context__ = None
         try:
             self.progress.failed(self._snapshot.id, error)
         except Exception as unhandled:
@@ -352,14 +299,6 @@ class BackgroundWriter:
 
 
 def _report_unhandled(error: Exception) -> None:
-    """Print an error as if it had ended this thread, and release the memory that its frames hold."""
+    """Print an error as if it had ended this thread."""
     facts = (type(error), error, error.__traceback__, threading.current_thread())
     threading.excepthook(threading.ExceptHookArgs(facts))
-    _forget_locals(error)
-
-
-def _forget_locals(error: BaseException | None) -> None:
-    """Clear the frames of an error that will be kept: their variables would keep the snapshot's memory."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__

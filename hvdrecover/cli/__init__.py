@@ -1,7 +1,8 @@
 """The command ``hvdrecover``: arguments in, exit codes out.
 
 The module of a command is imported when the command is called: ``horovodrun`` calls ``hvdrecover discover``
-every second, and a host runs a ``hvdrecover worker`` for each slot.
+every second, and a host runs a ``hvdrecover worker`` for each slot. For each command, the module has
+``add_NAME``, which adds the arguments and whose docstring is part of the help, and ``run_NAME``.
 """
 
 from __future__ import annotations
@@ -47,7 +48,6 @@ class _Parser(argparse.ArgumentParser):
     """A parser that does not repeat credentials."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the message without credentials, and exit with code 2."""
         super().error(redact(message))
 
 
@@ -76,10 +76,13 @@ def build(
     for names in (*GROUPS.values(), worker):
         for name, (module, help) in names.items():
             command = commands.add_parser(name, allow_abbrev=False)
-            command.set_defaults(refuse=command.error)
             if wanted is None or name in wanted:
-                imported = importlib.import_module(f"hvdrecover.cli.{module}")
-                add = getattr(imported, f"add_{name.replace('-', '_')}")
+                imported, function = (
+                    importlib.import_module(f"hvdrecover.cli.{module}"),
+                    name.replace("-", "_"),
+                )
+                add = getattr(imported, f"add_{function}")
+                command.set_defaults(refuse=command.error, run=getattr(imported, f"run_{function}"))
                 command.description = f"{help[:1].upper()}{help[1:]}{'. ' if help else ''}{add.__doc__}"
                 add(command)
     return parser, commands.choices
@@ -109,8 +112,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, by default that of this process, and return the exit code.
 
-    It is 1 after an error of hvdrecover, if a commit is broken or a check fails; 130 when interrupted. Wrong
-    arguments exit with 2.
+    It is 1 after an error of hvdrecover, or if a check fails. Wrong arguments exit with 2.
     """
     arguments = parsed(sys.argv[1:] if argv is None else argv)
     try:
@@ -118,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except HvdrecoverError as error:
-        _report(error)
+        sys.stderr.write(f"hvdrecover: {error}\n")
         return 1
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -126,11 +128,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("hvdrecover: interrupted\n")
         return 130
-
-
-def _report(error: HvdrecoverError) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    message = Text.assemble(("hvdrecover: ", "bold red"), str(error))
-    Console(stderr=True, highlight=False).print(message, soft_wrap=True)

@@ -10,26 +10,24 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from hvdrecover import config
 from hvdrecover.checkpoint import comparison, inspection, near_root
 from hvdrecover.checkpoint.export import to_safetensors
-from hvdrecover.checkpoint.inspection import Aside, Contents, Entry, Pruning
+from hvdrecover.checkpoint.inspection import Contents, Entry, Pruning
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.cli import options, printer
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError
-from hvdrecover.reporting.text import counted
+from hvdrecover.reporting.text import counted, duration
 
 _COMMIT = re.compile(r"[0-9]+|g[0-9]+-c[0-9]+")
-_RED, _YELLOW = ("quarantined", "broken", "newer format"), ("incomplete",)
 
 
 def _add_root(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +44,7 @@ def _add_commit(parser: argparse.ArgumentParser) -> None:
 def _open_root(arguments: argparse.Namespace) -> Storage:
     """Return the root of the command line, or else of the environment.
 
-    With the latter, the first argument may be a commit already. Without any root, the command exits with 2.
+    With the latter, the first argument may be a commit already.
     """
     default, given = config.read().checkpoint, arguments.url
     if given is not None and default is not None and _COMMIT.fullmatch(given) and not Path(given).exists():
@@ -63,41 +61,23 @@ def _open_root(arguments: argparse.Namespace) -> Storage:
 # -- from documents to text ----------------------------------------------------------------------------
 
 
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
-
-
 def _age(time: float | None) -> str:
-    return "" if time is None else printer.age(SYSTEM_CLOCK.now() - time)
+    return "" if time is None else duration(max(SYSTEM_CLOCK.now() - time, 0.0))  # clocks of hosts differ
 
 
-def _versions(versions: Mapping[str, Any] | None) -> str:
-    return ", ".join(f"{name} {version}" for name, version in (versions or {}).items())
-
-
-def _frameworks(versions: Mapping[str, str] | None) -> str:
-    ours = ("horovod", "hvdrecover")
-    return _versions({name: version for name, version in (versions or {}).items() if name not in ours})
-
-
-def _state(state: str) -> Text:
-    return Text(state, "red" if state in _RED else "yellow" if state in _YELLOW else "")
-
-
-def _digests(intact: bool | None) -> Text:
-    if intact is None:
-        return Text("unchecked")
-    return Text("ok", "green") if intact else Text("broken", "red")
+def _versions(versions: Mapping[str, Any] | None, *left_out: str) -> str:
+    named = {name: version for name, version in (versions or {}).items() if name not in left_out}
+    return ", ".join(f"{name} {version}" for name, version in named.items())
 
 
 # Field of a document: the title of its column, and the function that makes its value a text.
-_COLUMNS: dict[str, tuple[str, Callable[[Any], str | Text]]] = {
+_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "commit": ("commit", str),
     "time": ("age>", _age),
-    "world_size": ("ranks>", _text),
-    "versions": ("framework", _frameworks),
-    "state": ("state", _state),
-    "intact": ("digests", _digests),
+    "world_size": ("ranks>", lambda size: str(size or "")),
+    "versions": ("framework", lambda versions: _versions(versions, "horovod", "hvdrecover")),
+    "state": ("state", str),
+    "intact": ("digests", {None: "unchecked", True: "ok", False: "broken"}.__getitem__),
     "name": ("name", str),
     "dtype": ("dtype", str),
     "shape": ("shape", lambda shape: str(list(shape))),
@@ -108,30 +88,25 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str | Text]]] = {
 _OF_A_COMMIT = ("commit", "time", "bytes", "world_size", "versions", "state")
 
 
+def _cells(item: Any, *fields: str) -> dict[str, str]:
+    found = item if isinstance(item, dict) else vars(item)
+    return {title: show(found[field]) for field in fields for title, show in [_COLUMNS[field]]}
+
+
 def _table(items: Sequence[Any], *fields: str) -> list[RenderableType]:
     """Return a table with a row for each item and a column for each field; nothing without items."""
-    columns = [_COLUMNS[field] for field in fields]
-    rows = [
-        [show(getattr(item, field)) for field, (_, show) in zip(fields, columns, strict=True)]
-        for item in items
-    ]
-    return [printer.table([_COLUMNS[field][0] for field in fields], rows)] if rows else []
+    rows = [_cells(item, *fields) for item in items]
+    return [printer.table(list(rows[0]), [row.values() for row in rows])] if rows else []
 
 
 def _with_notes(commits: Sequence[Entry], notes: Sequence[str]) -> list[RenderableType]:
-    """Return a table of commits, their problems, and further lines."""
     below = []
     for each in commits:
-        if each.reason:
-            below.append(f"{each.commit} is {each.state}: {each.reason}")
+        below += [f"{each.commit} is {each.state}: {each.reason}"] if each.reason else []
         below += [f"{each.commit} is broken: {file}: {what}" for file, what in (each.problems or {}).items()]
     below += notes
     table = _table(commits, *_OF_A_COMMIT, "intact")
     return [*table, *([""] if table and below else []), *below]
-
-
-def _files(files: Sequence[Aside]) -> str:
-    return f"{counted(len(files), 'file')}, {printer.size(sum(file.bytes for file in files))}"
 
 
 # -- ls and verify -------------------------------------------------------------------------------------
@@ -139,43 +114,33 @@ def _files(files: Sequence[Aside]) -> str:
 
 def add_ls(parser: argparse.ArgumentParser) -> None:
     """Without --verify, only manifests are read."""
-    parser.set_defaults(run=_ls)
     _add_root(parser)
     parser.add_argument("--verify", action="store_true", help="read every byte, and check it")
 
 
-def _ls(arguments: argparse.Namespace) -> int:
+def run_ls(arguments: argparse.Namespace) -> int:
     storage = _open_root(arguments)
     found = inspection.look(storage)
     if arguments.verify:
         readable = [each for each in found.commits if each.time is not None]
         verified = {each.commit: each for each in _verified(storage, readable)}
         found = replace(found, commits=[verified.get(each.commit, each) for each in found.commits])
-    begun = [each for each in found.commits if each.commit in found.leftovers]
-    ended = [each for each in found.aside if each.left_over]
-    in_use = [each for each in found.aside if not each.left_over]
     notes = [] if found.commits else [f"{storage.url} holds no commits yet"]
-    if begun:
-        nbytes = printer.size(sum(each.bytes for each in begun))
-        notes.append(f"incomplete, and no longer written: {counted(len(begun), 'commit')}, {nbytes}")
-    if ended:
-        notes.append(f"files of ended processes: {_files(ended)}")
-    if begun or ended:
-        notes.append("the next job deletes these before its first commit; prune deletes them now")
-    if in_use:
-        notes.append(f"being written: {_files(in_use)}")
+    nbytes = sum(each.bytes for each in found.commits if each.commit in found.leftovers)
+    nbytes += sum(each.bytes for each in found.aside if each.left_over)
+    if nbytes:
+        notes.append(f"left by ended processes: {printer.size(nbytes)}; the next job or prune deletes them")
     printer.put(found, _with_notes(found.commits, notes), as_json=arguments.json)
     return 0
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
     """Exits with 1 if one is broken."""
-    parser.set_defaults(run=_verify)
     _add_root(parser)
     parser.add_argument("commits", metavar="COMMIT", nargs="*", help="by default all that are complete")
 
 
-def _verify(arguments: argparse.Namespace) -> int:
+def run_verify(arguments: argparse.Namespace) -> int:
     storage = _open_root(arguments)
     if arguments.commits:
         named = dict.fromkeys(inspection.find(storage, name) for name in arguments.commits)
@@ -200,12 +165,11 @@ def _verified(storage: Storage, commits: Sequence[Entry]) -> list[Entry]:
 
 def add_show(parser: argparse.ArgumentParser) -> None:
     """The command runs no code of the commit."""
-    parser.set_defaults(run=_show)
     _add_root(parser)
     _add_commit(parser)
 
 
-def _show(arguments: argparse.Namespace) -> int:
+def run_show(arguments: argparse.Namespace) -> int:
     storage = _open_root(arguments)
     found = inspection.look_into(storage, inspection.find(storage, arguments.commit))
     printer.put(found, _content(found), as_json=arguments.json)
@@ -213,15 +177,14 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _content(found: Contents) -> Iterator[RenderableType]:
-    columns = [(_COLUMNS[field], getattr(found, field)) for field in _OF_A_COMMIT]
-    facts = {title.rstrip(">"): show(value) for (title, show), value in columns}
+    facts = {title.rstrip(">"): text for title, text in _cells(found, *_OF_A_COMMIT).items()}
     facts |= {"root": found.root, "written": found.written, "writer": _versions(found.writer)}
     if found.dataset is not None:
         facts["dataset"] = comparison.text(found.dataset)
     yield printer.pairs(facts)
     for file in found.files:
-        title = f"{file.name}, {printer.size(file.size)}"
-        yield printer.section(title, *_table(file.tensors, "name", "dtype", "shape", "bytes"))
+        title = f"{file['name']}, {printer.size(file['size'])}"
+        yield printer.section(title, *_table(file["tensors"], "name", "dtype", "shape", "bytes"))
     for title, values in (("objects", found.attributes), ("sample cursors", found.samplers)):
         # The tables of files show the tensors.
         shown = {name: value for name, value in values.items() if not comparison.only_tensors(value)}
@@ -236,19 +199,18 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
     """For tensors whose elements differ, the largest difference is max|b - a| over the elements that are
     finite in both.
     """
-    parser.set_defaults(run=_diff)
     _add_root(parser)
     parser.add_argument("a", metavar="A", help="the commit to compare with")
     parser.add_argument("b", metavar="B", help="the commit that is compared with it")
 
 
-def _diff(arguments: argparse.Namespace) -> int:
+def run_diff(arguments: argparse.Namespace) -> int:
     storage = _open_root(arguments)
     a, b = (inspection.find(storage, name) for name in (arguments.a, arguments.b))
     entries = (inspection.entry(storage, commit) for commit in (a, b))
     with printer.progress("comparing", sum(each.bytes for each in entries if each is not None)) as advance:
         found = comparison.compare(storage, a, b, advance)
-    text = [Text(f"{a.name} → {b.name}", "bold"), *_table(found.differences, "name", "change", "largest")]
+    text = [f"{a.name} → {b.name}", *_table(found.differences, "name", "change", "largest")]
     printer.put(found, [*text, "", f"{counted(found.unchanged, 'tensor')} unchanged"], as_json=arguments.json)
     return 0
 
@@ -262,7 +224,6 @@ def add_prune(parser: argparse.ArgumentParser) -> None:
     remains. The command lists the commits to delete, and asks. With --near, it deletes the memory that
     crashed jobs have left on this host instead: of URL, or of all roots.
     """
-    parser.set_defaults(run=_prune)
     _add_root(parser)
     near = "delete this user's near roots that no process keeps, on this host"
     period = "keep the first commit of each run of K commit numbers"
@@ -278,16 +239,15 @@ def add_prune(parser: argparse.ArgumentParser) -> None:
     sure.add_argument("-y", "--yes", action="store_true", help="delete without asking, for scripts")
 
 
-def _prune(arguments: argparse.Namespace) -> int:
+def run_prune(arguments: argparse.Namespace) -> int:
     if not (arguments.yes or arguments.dry_run or sys.stdin.isatty()):
         arguments.refuse("there is no terminal to ask at; add --yes to delete, or --dry-run to only look")
     if arguments.near:
         return _prune_near(arguments)
     storage = _open_root(arguments)
     keep = Keep(arguments.keep_last, arguments.keep_period, arguments.keep_within, arguments.keep_best)
-    plan = inspection.plan_pruning(storage, keep, SYSTEM_CLOCK)
-    newest = inspection.entry(storage, inspection.find(storage, plan.kept[0])) if plan.kept else None
-    with printer.progress("verifying the newest commit", newest.bytes if newest else 0) as advance:
+    with printer.progress("verifying the newest commit", None) as advance:
+        plan = inspection.plan_pruning(storage, keep, SYSTEM_CLOCK)
         inspection.check_one_is_intact(storage, plan, advance)
     if (plan.deleted or plan.aside) and not _agreed(arguments, _pruned(plan)):
         return 1
@@ -300,25 +260,15 @@ def _prune(arguments: argparse.Namespace) -> int:
 def _pruned(plan: Pruning) -> Iterator[str]:
     verb = "would delete" if plan.dry_run else "deleted"
     for each in plan.deleted:
-        incomplete = ", which was never completed" if each.commit in plan.leftovers else ""
-        yield f"{verb} {each.commit}, {printer.size(each.bytes)}{incomplete}"
+        never_completed = ", which was never completed" if each.commit in plan.leftovers else ""
+        yield f"{verb} {each.commit}, {printer.size(each.bytes)}{never_completed}"
     for each in plan.untouched:
         reason = f": {each.reason}" if each.reason else ""
         yield f"left {each.commit}, which is {each.state}{reason}"
-    if plan.aside:
-        yield f"{verb} files of ended processes: {_files(plan.aside)}"
+    for file in plan.aside:
+        yield f"{verb} {file.path}, {printer.size(file.bytes)}"
     yield f"kept: {', '.join(plan.kept) or 'none'}"
     yield f"{verb} {counted(len(plan.deleted), 'commit')}, {printer.size(plan.bytes_freed)}"
-
-
-@dataclass(frozen=True)
-class NearPruning:
-    """The near roots that are deleted, or would be, and those that a process uses."""
-
-    dry_run: bool
-    deleted: list[near_root.NearRoot]
-    in_use: list[near_root.NearRoot]
-    bytes_freed: int
 
 
 def _prune_near(arguments: argparse.Namespace) -> int:
@@ -326,25 +276,27 @@ def _prune_near(arguments: argparse.Namespace) -> int:
     near = "auto" if setting == "off" else setting
     only = None if arguments.url is None else near_root.folder(near, near_root.named(arguments.url))
     roots = [each for each in near_root.roots(near) if only is None or each.path == only]
-    idle = [each for each in roots if not each.in_use]
-    plan = NearPruning(True, idle, [each for each in roots if each.in_use], sum(each.nbytes for each in idle))
-    if idle and not _agreed(arguments, _pruned_near(plan)):
+    deleted = [each for each in roots if not each.in_use]
+    if deleted and not _agreed(arguments, _pruned_near("would delete", roots, deleted)):
         return 1
     if not arguments.dry_run:
-        gone = [each for each in idle if near_root.remove(each.path)]
-        in_use = [each for each in roots if each not in gone]
-        plan = NearPruning(False, gone, in_use, sum(each.nbytes for each in gone))
-    printer.put(plan, _pruned_near(plan), as_json=arguments.json)
+        deleted = [each for each in deleted if near_root.remove(each.path)]
+    in_use, freed = [each for each in roots if each not in deleted], sum(each.nbytes for each in deleted)
+    document = {"dry_run": arguments.dry_run, "deleted": deleted, "in_use": in_use, "bytes_freed": freed}
+    verb = "would delete" if arguments.dry_run else "deleted"
+    printer.put(document, _pruned_near(verb, roots, deleted), as_json=arguments.json)
     return 0
 
 
-def _pruned_near(plan: NearPruning) -> Iterator[str]:
-    verb = "would delete" if plan.dry_run else "deleted"
-    for what, roots in ((verb, plan.deleted), ("left, since a process uses it:", plan.in_use)):
-        for root in roots:
-            of = f"{printer.size(root.nbytes)} of {root.url or 'an unknown root'}"
-            yield f"{what} {root.path}: {of}, last used {_age(root.used)} ago"
-    yield f"{verb} {counted(len(plan.deleted), 'near root')}, {printer.size(plan.bytes_freed)}"
+def _pruned_near(
+    verb: str, roots: Sequence[near_root.NearRoot], deleted: Sequence[near_root.NearRoot]
+) -> Iterator[str]:
+    for root in roots:
+        what = verb if root in deleted else "left, since a process uses it:"
+        of = f"{printer.size(root.nbytes)} of {root.url or 'an unknown root'}"
+        yield f"{what} {root.path}: {of}, last used {_age(root.used)} ago"
+    freed = printer.size(sum(each.nbytes for each in deleted))
+    yield f"{verb} {counted(len(deleted), 'near root')}, {freed}"
 
 
 def _agreed(arguments: argparse.Namespace, plan: Iterable[str]) -> bool:
@@ -369,12 +321,10 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     and Horovod. A .safetensors file holds tensors alone, under their own names, or with the attribute's
     before them if several attributes are exported.
     """
-    parser.set_defaults(run=_export)
     _add_root(parser)
     _add_commit(parser)
     formats = "FILE.pt, FILE.keras or FILE.safetensors"
-    file: dict[str, Any] = {"required": True, "type": options.exported_file, "metavar": "FILE"}
-    parser.add_argument("-o", "--output", **file, help=formats)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=formats)
     attribute = "export this attribute of the state, such as model; can be given several times"
     parser.add_argument("--only", action="append", default=[], metavar="ATTRIBUTE", help=attribute)
     model_config = "for a .keras file: what model.to_json() gives, or another .keras file of the model"
@@ -382,15 +332,18 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
 
 
-def _export(arguments: argparse.Namespace) -> int:
+def run_export(arguments: argparse.Namespace) -> int:
     file = arguments.output
+    if file.suffix not in (".pt", ".keras", ".safetensors"):
+        arguments.refuse(f"--output: '{file}' ends in none of .pt, .keras and .safetensors")
     if file.suffix == ".keras" and arguments.model_config is None:
         arguments.refuse("a commit holds no model config, so a .keras file takes --model-config FILE, too")
     if file.suffix != ".keras" and arguments.model_config is not None:
         arguments.refuse("--model-config is for a .keras file only")
     storage = _open_root(arguments)
     commit = inspection.find(storage, arguments.commit)
-    names = _exporter(arguments)(storage, commit, arguments.only, file, force=arguments.force)
+    write = _exporter(file.suffix, model_config=arguments.model_config)
+    names = write(storage, commit, arguments.only, file, force=arguments.force)
     size = file.stat().st_size
     document = {"root": storage.url, "commit": commit.name, "attributes": names, "file": file, "bytes": size}
     text = f"{', '.join(names)} of {commit.name}: {file}, {printer.size(size)}"
@@ -398,23 +351,20 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _exporter(arguments: argparse.Namespace) -> Callable[..., list[str]]:
+def _exporter(suffix: str, **of_keras: Any) -> Callable[..., list[str]]:
     """Return the function that writes a file of the wanted format; it may import a framework."""
-    suffix = arguments.output.suffix
+    if suffix == ".safetensors":
+        return to_safetensors
     try:
         if suffix == ".pt":
             from hvdrecover.torch.export import to_torch
 
             return to_torch
-        if suffix == ".keras":
-            from hvdrecover.tensorflow.export import to_keras
+        from hvdrecover.tensorflow.export import to_keras
 
-            return functools.partial(to_keras, model_config=arguments.model_config)
+        return functools.partial(to_keras, **of_keras)
     except ImportError as error:
         framework = "PyTorch" if suffix == ".pt" else "TensorFlow"
-        raise ConfigError(
-            "--output",
-            f"writing a {suffix} file takes {framework} and Horovod, and one of them can't be imported here "
-            f"({error}); install it, or export to a .safetensors file",
-        ) from error
-    return to_safetensors
+        problem = f"writing a {suffix} file takes {framework} and Horovod, and one cannot be imported"
+        remedy = "install it, or export to a .safetensors file"
+        raise ConfigError("--output", f"{problem} ({error}); {remedy}") from error

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import glob
 import logging
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from hvdrecover import config
 from hvdrecover.cli import discovering, options, printer
@@ -27,8 +26,7 @@ from hvdrecover.launch.horovodrun import Options
 logger = logging.getLogger(__name__)
 
 _HERE = 2  # ranks, if no host is named
-_STYLES = {"failure": "bold red", "warning": "yellow", "ok": "green", "skipped": "dim"}
-_PLURALS = {"failure": "failures", "warning": "warnings"}
+_OUTCOMES = ("failure", "warning", "ok", "skipped")
 
 
 # -- doctor --------------------------------------------------------------------------------------------
@@ -38,7 +36,6 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     """The checks concern versions, the build of Horovod, ssh and network between hosts, their clocks, the
     checkpoint root, and memory. Each failure comes with a remedy; exit 1 if there is one.
     """
-    parser.set_defaults(run=_run)
     options.add_json(parser, "docs/doctor.md")
     job = parser.add_argument_group("the job, as for hvdrecover run")
     ranks = f"ranks (default: all slots of the named hosts; {_HERE}, if none is named)"
@@ -49,14 +46,14 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state-size", type=options.nbytes, metavar="SIZE", help=size)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run_doctor(arguments: argparse.Namespace) -> int:
     try:
         settings = _settings(arguments)
         settings.ranks()
     except (ConfigError, DiscoveryError) as error:
         arguments.refuse(str(error))
     with printer.checking() as notify:
-        report = examination.examine(settings, SYSTEM_CLOCK, notify)
+        report = examination.examine(settings, notify)
     printer.put(report, _text(report.findings), as_json=arguments.json)
     return 0 if report.ok else 1
 
@@ -83,18 +80,15 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 
 def _text(findings: Sequence[Finding]) -> Iterator[RenderableType]:
-    rows: list[tuple[str | Text, ...]] = []
+    rows: list[tuple[str, ...]] = []
     for finding in findings:
-        rows.append((finding.check, Text(finding.outcome, _STYLES[finding.outcome]), finding.what))
+        rows.append((finding.check, finding.outcome, finding.what))
         if finding.remedy:
-            rows.append(("", "", printer.plain(("→ ", "bold"), finding.remedy)))
+            rows.append(("", "", f"→ {finding.remedy}"))
     yield printer.table(("check", "outcome", "finding"), rows)
-    counts = Counter[str](finding.outcome for finding in findings)
-    named = {
-        outcome: _PLURALS.get(outcome, outcome) if counts[outcome] != 1 else outcome for outcome in _STYLES
-    }
     yield ""
-    yield ", ".join(f"{counts[outcome]} {name}" for outcome, name in named.items() if counts[outcome])
+    counts = [(outcome, sum(each.outcome == outcome for each in findings)) for outcome in _OUTCOMES]
+    yield ", ".join(f"{outcome}: {count}" for outcome, count in counts if count)
 
 
 # -- run --preflight -----------------------------------------------------------------------------------
@@ -102,67 +96,43 @@ def _text(findings: Sequence[Finding]) -> Iterator[RenderableType]:
 
 def preflight(job: Options, request: Sequence[str] | None, read: Config) -> Options:
     """Return the options of a job that starts on those of its hosts that pass the checks."""
+    if job.discovery is not None and request is None:
+        problem = "it leaves out no hosts of a --host-discovery-script"
+        raise ConfigError(
+            "--preflight", f"{problem}; write --discover 'command SCRIPT' instead of the script"
+        )
     began = SYSTEM_CLOCK.monotonic()
-    hosts = _hosts(job, request)
+    hosts = (
+        {each.name: each.slots for each in discovering.find(request)} if request else horovodrun.hosts(job)
+    )
+    if not hosts:
+        problem = "there are no hosts yet; start the job when there are, or without it"
+        raise ConfigError("--preflight", problem)
     settings = Settings(hosts, sum(hosts.values()), job.interfaces, job.ssh_port, job.identity)
     with printer.checking() as notify:
-        findings = examination.examine(settings, SYSTEM_CLOCK, notify, hosts_only=True).findings
+        findings = examination.examine(settings, notify, hosts_only=True).findings
     least = job.processes if job.mpi else job.least or job.processes
     used, failures = select(hosts, findings, least)
     if failures:
         job = _without(job, used, failures, request)
     warnings = [str(finding) for finding in findings if finding.outcome == "warning"]
     excluded = {host: str(finding) for host, finding in failures.items()}
-    for line in warnings:
+    for line in (*warnings, *(f"{host} left out: {reason}" for host, reason in excluded.items())):
         logger.warning("%s", line)
-    for reason in dict.fromkeys(excluded.values()):
-        names = ", ".join(host for host, its in excluded.items() if its == reason)
-        logger.warning("%s left out: %s", names, reason)
     seconds = SYSTEM_CLOCK.monotonic() - began
-    recorded(read, SYSTEM_CLOCK).emit(
-        "preflight",
-        f"{len(used)} of {len(hosts)} hosts are used, for {job.processes} processes; looked at them for "
-        f"{seconds:.1f} s",
-        used=list(used),
-        excluded=excluded,
-        warnings=warnings,
-        seconds=seconds,
-    )
+    took = f"for {job.processes} processes; looked at them for {seconds:.1f} s"
+    facts: dict[str, Any] = {"used": list(used), "excluded": excluded, "warnings": warnings}
+    message = f"{len(used)} of {len(hosts)} hosts are used, {took}"
+    recorded(read, SYSTEM_CLOCK).emit("preflight", message, seconds=seconds, **facts)
     return job
-
-
-def _hosts(job: Options, request: Sequence[str] | None) -> dict[str, int]:
-    """Return the hosts that there are now, and their slots."""
-    if request is not None:
-        found = {host.name: host.slots for host in discovering.find(request)}
-    elif job.discovery is not None:
-        slots = _slots_per_host(job)
-        found = {host: told or slots for host, told in horovodrun.discovered(job.discovery).items()}
-    else:
-        found = horovodrun.hosts(job)
-    if not found:
-        raise ConfigError(
-            "--preflight", "there are no hosts yet; start the job when there are, or without it"
-        )
-    return found
-
-
-def _slots_per_host(job: Options) -> int:
-    """Return the slots of a host for which the user's discovery script tells no number."""
-    given = [word.partition("=")[2] for word in job.others if word.startswith("--slots-per-host=")]
-    return int(given[-1]) if given else 1
 
 
 def _without(
     job: Options, used: Mapping[str, int], excluded: Iterable[str], request: Sequence[str] | None
 ) -> Options:
-    """Return the options of the job without the excluded hosts, now and later."""
     job = replace(job, processes=min(job.processes, sum(used.values())))
-    if job.discovery is None:
+    if request is None or job.discovery is None:
         hosts = ",".join(f"{host}:{slots}" for host, slots in used.items())
         return replace(job, hosts=hosts, hostfile=None)
-    if request is None:
-        slots = ["--slots", str(_slots_per_host(job))]
-        request = ["command", "--no-ssh-check", *slots, "sh", "-c", job.discovery]
     excluding = [word for host in excluded for word in ("--exclude", glob.escape(host))]
     return replace(job, discovery=discovering.script([request[0], *excluding, *request[1:]]))

@@ -23,7 +23,7 @@ from hvdrecover.errors import ConfigError
 if TYPE_CHECKING:
     from hvdrecover.discovery.selection import Answer, Entry
 
-_STYLES = {"unhealthy": "red", "cooldown": "yellow"}
+_SETTINGS = ("timeout", "slots", "include", "exclude", "max_hosts", "max_np", "last_good", "allow_empty")
 
 
 def add_discover(parser: argparse.ArgumentParser) -> None:
@@ -31,25 +31,25 @@ def add_discover(parser: argparse.ArgumentParser) -> None:
     SOURCE --help` lists the options of a source.
     """
     parser.usage = "hvdrecover discover SOURCE [options]"
-    parser.set_defaults(run=_run)
     parser.add_argument("source", metavar="SOURCE", help=f"{', '.join(sources.OURS)}, or an installed one")
     words = "arguments and options of the source"
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help=words)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run_discover(arguments: argparse.Namespace) -> int:
     source, given = parse([arguments.source, *arguments.words])
     answer = _answer(arguments.source, source, given)
     if not given.explain:
         sys.stdout.writelines(f"{host.name}:{host.slots}\n" for host in answer.hosts)
         return 0
     from hvdrecover.cli import printer
+    from hvdrecover.reporting.text import duration
 
-    rows = []
-    for host in answer.entries:
-        state = printer.plain((host.state, _STYLES.get(host.state, "")))
-        since = f"{printer.age(SYSTEM_CLOCK.now() - host.since)} ago"
-        rows.append((host.name, str(host.slots), state, since, host.why))
+    now = SYSTEM_CLOCK.now()
+    rows = [
+        (each.name, str(each.slots), each.state, f"{duration(max(now - each.since, 0.0))} ago", each.why)
+        for each in answer.entries
+    ]
     printer.put_text([printer.table(("host", "slots>", "state", "since>", "why"), rows)])
     return 0
 
@@ -69,12 +69,10 @@ def request(words: str, job: Sequence[str]) -> list[str]:
 
 
 def script(request: Sequence[str]) -> str:
-    """Return a discovery script for ``horovodrun``."""
     return shlex.join([sys.executable, "-m", "hvdrecover", "discover", *request])
 
 
 def find(request: Sequence[str]) -> tuple[Entry, ...]:
-    """Return the hosts now."""
     return _answer(request[0], *parse(request)).hosts
 
 
@@ -88,15 +86,14 @@ def parse(request: Sequence[str]) -> tuple[Source, argparse.Namespace]:
 
 def _answer(name: str, source: Source, given: argparse.Namespace) -> Answer:
     from hvdrecover.discovery.checks import Checks
-    from hvdrecover.discovery.discover import Settings, discover
-    from hvdrecover.discovery.selection import Limits
+    from hvdrecover.discovery.discover import discover
+    from hvdrecover.discovery.selection import Settings
 
     settings = Settings(
         cache=given.cache or config.cache(config.environment()) / "hosts",
-        limits=Limits(**{each.name: getattr(given, each.name) for each in dataclasses.fields(Limits)}),
         checks=Checks(None if given.no_ssh_check else given.ssh_port, given.identity, given.check),
-        timeout=given.timeout,
         reports=config.read().host_reports,
+        **{name: getattr(given, name) for name in _SETTINGS},
     )
     answer = discover(name, source, settings, config.environment(), patient=given.explain)
     if answer.warning:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 from hvdrecover import config, events
 from hvdrecover.cli import launching, options, printer
 from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.drill import drill, lab
+from hvdrecover.drill import lab
 from hvdrecover.drill.drill import Drill, Outcome
 from hvdrecover.drill.faults import FAULTS, RESIZING, find
 from hvdrecover.drill.run import Command
@@ -28,7 +28,6 @@ def add_drill(parser: argparse.ArgumentParser) -> None:
     """
     parser.usage = "hvdrecover drill -np N [options] [options of hvdrecover run] python train.py ..."
     parser.epilog = options.DURATIONS
-    parser.set_defaults(run=_run)
     options.add_json(parser, "docs/drill.md")
     add = parser.add_argument
     add("-np", "--num-proc", **options.PROCESSES, required=True, help="processes to start with")
@@ -59,18 +58,17 @@ def _of_a_job() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    job = _of_a_job().parse_args(
-        ["-np", "1", *arguments.others]
-    )  # wrong values end the drill before its first run
-    launching.check_values(job.others)
+def run_drill(arguments: argparse.Namespace) -> int:
+    # Wrong values end the drill before its first run, and -H or the like where the drill names the hosts.
+    ours = ["--discover", "file"] if arguments.lab or arguments.resize else []
+    launching.check_values(_of_a_job().parse_args(["-np", "1", *ours, *arguments.others]).others)
     folder = (arguments.output or DRILLS / events.new_run(SYSTEM_CLOCK).name).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError("--output", f"'{folder}' is a file, or a folder that is not empty; name a new one")
     events.show_on_terminal(config.read())
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # unwinding ends the job
     outcome = _drill(arguments, folder)
-    text, document = printable(drill.text(outcome), "\n"), printer.json_text(outcome)
+    text, document = printable(outcome.text(), "\n"), printer.json_text(outcome)
     (folder / "verdict.json").write_text(document)
     (folder / "verdict.txt").write_text(text)
     sys.stdout.write(document if arguments.json else text)
@@ -80,31 +78,16 @@ def _run(arguments: argparse.Namespace) -> int:
 def _drill(arguments: argparse.Namespace, folder: Path) -> Outcome:
     usual = RESIZING if arguments.resize else tuple(FAULTS)
     faults = find(arguments.faults.split(",") if arguments.faults is not None else usual)
-    words, others = tuple(arguments.command), tuple(arguments.others)
-    command = Command(words, arguments.processes, others, arguments.resize)
-    with _lab(arguments.lab, command) as hosts:
-        run = Drill(folder, command, duration=arguments.duration, lab=hosts)
-        skipped = {fault.name: why for fault in faults if (why := fault.lacks(command, hosts))}
-        chosen = [fault.name for fault in faults if fault.name not in skipped]
-        if not chosen:
-            reasons = "; ".join(f"{fault} needs {why}" for fault, why in skipped.items())
-            raise ConfigError("--faults", f"these faults can't strike here: {reasons}")
-        events.logger.info("drill: the undisturbed run begins; all files of the drill go to %s", folder)
-        facts: dict[str, int] = {"seed": arguments.seed, "processes": arguments.processes}
-        commits = run.rehearse()
-        plan = drill.schedule(chosen, commits=commits, repeat=arguments.repeat, **facts)
-        return run.strike(plan, skipped)
-
-
-def _lab(hosts: int | None, command: Command) -> AbstractContextManager[lab.Lab | None]:
-    """Return the hosts that ``--lab`` asks for."""
-    if hosts is None:
-        return nullcontext()
-    if hosts <= (ranks := command.processes):
-        why = f"a rank is on each, and one more must be spare; write --lab {ranks + 1}"
-        raise ConfigError("--lab", f"{hosts} hosts are too few for -np {ranks}: {why}")
-    if conflicting := command.conflicts_with_lab:
-        raise ConfigError("--lab", f"it decides where the script runs; leave out {', '.join(conflicting)}")
-    if lacking := lab.lacks():
-        raise ConfigError("--lab", lacking)
-    return lab.Lab(hosts)
+    words, others, ranks = tuple(arguments.command), tuple(arguments.others), arguments.processes
+    command = Command(words, ranks, others, arguments.resize)
+    with ExitStack() as stack:
+        hosts = None
+        if arguments.lab is not None:
+            if arguments.lab <= ranks:
+                why = f"a rank is on each, and one more must be spare; write --lab {ranks + 1}"
+                raise ConfigError("--lab", f"{arguments.lab} hosts are too few for -np {ranks}: {why}")
+            if lacking := lab.lacks():
+                raise ConfigError("--lab", lacking)
+            hosts = stack.enter_context(lab.Lab(arguments.lab))
+        drill = Drill(folder, command, arguments.duration, hosts)
+        return drill.run(faults, seed=arguments.seed, repeat=arguments.repeat)

@@ -19,7 +19,6 @@ _SOURCE = "file"  # the source of hosts whose help is shown whole
 
 
 def document() -> str:
-    """Return the page."""
     parser, commands = cli.build()
     parts = [
         "# The commands and their options",

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,7 +16,6 @@ from hvdrecover.cli import discovering, options
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError, DiscoveryError
 from hvdrecover.launch import guardian, output
-from hvdrecover.launch.hangs import Limits
 from hvdrecover.redaction import redact
 
 if TYPE_CHECKING:
@@ -29,11 +29,10 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """A job is elastic unless --mpi is given. Processes that die or hang are restarted in place, and when
     Horovod gives up, the whole job is started again from its newest durable commit. Options that are not
     listed here are handed on to horovodrun. `hvdrecover config` lists the settings that can be given by
-    variables as well, or in the part `hvdrecover:` of horovodrun's --config-file.
+    variables as well.
     """
     parser.usage = "hvdrecover run -np N [horovodrun's options] [options] python train.py ..."
     parser.epilog = options.DURATIONS
-    parser.set_defaults(run=_run)
     add = parser.add_argument
     options.add_settings(parser)
     preflight = "check the hosts before the job starts, and leave out those that are broken (docs/doctor.md)"
@@ -58,10 +57,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_worker(parser: argparse.ArgumentParser) -> None:
-    """Start a training process and watch over it, as the guardian of one slot of a job."""
-    parser.usage = "horovodrun ... hvdrecover worker [options] -- python train.py ..."
+    """Start a training process and watch over it. `hvdrecover run` starts one for each slot of a job."""
+    parser.usage = "hvdrecover worker [options] -- python train.py ..."
     parser.epilog = options.DURATIONS
-    parser.set_defaults(run=_worker)
     options.add_settings(parser, *_OF_A_GUARDIAN)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
@@ -79,7 +77,7 @@ class _HandOn(argparse.Action):
     """An option for another program: it is added to ``others`` as that program takes it."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        """Join an option and its only value, which may begin with a dash: ``--mpi-args=--oversubscribe``."""
+        # A value may begin with a dash: --mpi-args=--oversubscribe.
         words = [f"{option}={values[0]}"] if len(values) == 1 else [option, *values]
         namespace.others = [*namespace.others, *words]
 
@@ -94,30 +92,26 @@ def take_options(parser: argparse.ArgumentParser, theirs: argparse.ArgumentParse
             parser.add_argument(*names, action=_HandOn, help=argparse.SUPPRESS, **settings)
 
 
-class _ParserMadeError(Exception):
-    """horovodrun has made its parser, and is about to parse the arguments of this process."""
-
-
 def _horovodrun() -> argparse.ArgumentParser | None:
     """Return the parser of horovodrun, whose only function makes and uses it; None without Horovod."""
     try:
         launch: Any = importlib.import_module("horovod.runner.launch")
     except ImportError:
         return None
+    made: list[argparse.ArgumentParser] = []
 
-    def refuse(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
-        raise _ParserMadeError(parser)
+    def note(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
+        made.append(parser)
+        sys.exit()
 
     parse_args = argparse.ArgumentParser.parse_args
-    argparse.ArgumentParser.parse_args = refuse  # type: ignore[assignment, method-assign]
+    argparse.ArgumentParser.parse_args = note  # type: ignore[assignment, method-assign]
     try:
-        launch.parse_args()
-    except _ParserMadeError as made:
-        parser: argparse.ArgumentParser = made.args[0]
-        return parser
+        with suppress(SystemExit):
+            launch.parse_args()
     finally:
         argparse.ArgumentParser.parse_args = parse_args  # type: ignore[method-assign]
-    return None
+    return made[0]
 
 
 def check_values(others: Sequence[str]) -> None:
@@ -129,16 +123,14 @@ def check_values(others: Sequence[str]) -> None:
 # -- run and worker ------------------------------------------------------------------------------------
 
 
-def _worker(arguments: argparse.Namespace) -> int:
+def run_worker(arguments: argparse.Namespace) -> int:
     read = config.read({**config.environment(), **options.given(arguments)})
-    limits = Limits(read.hang_timeout, read.startup_timeout)
     with output.unblocked("stderr"):
         events.show_on_terminal(read)
-        settings = guardian.Settings(limits, read.grace, not read.no_standby)
-        return guardian.guard(arguments.command, settings, read)
+        return guardian.guard(arguments.command, read)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run_run(arguments: argparse.Namespace) -> int:
     from hvdrecover.launch import horovodrun, slurm, supervisor
 
     if (arguments.least or 1) > arguments.processes:
@@ -148,7 +140,7 @@ def _run(arguments: argparse.Namespace) -> int:
     check_values(arguments.others)
     with output.unblocked("stderr"):
         own = config.environment()
-        environ = {**_of_file(arguments.others), **own, **options.given(arguments)}
+        environ = {**own, **options.given(arguments)}
         read = config.read(environ)
         events.show_on_terminal(read)
         folder = read.events or events.new_run(SYSTEM_CLOCK).absolute()
@@ -167,41 +159,8 @@ def _run(arguments: argparse.Namespace) -> int:
             from hvdrecover.cli import diagnosing
 
             job = diagnosing.preflight(job, request, read)
-        settings = supervisor.Settings(
-            options=job,
-            worker=(sys.executable, "-m", "hvdrecover", "worker", "--"),
-            environ=told,
-            folder=folder,
-            max_restarts=read.max_restarts,
-            grace=read.grace,
-        )
         allocation = slurm.of_environment(own, SYSTEM_CLOCK)
-        return supervisor.Supervisor(arguments.command, settings, read, allocation).run()
-
-
-def _of_file(others: Sequence[str]) -> dict[str, str]:
-    """Return the variables for the settings in the part ``hvdrecover`` of horovodrun's ``--config-file``."""
-    given = [word.partition("=")[2] for word in others if word.startswith("--config-file=")]
-    if not given:
-        return {}
-    yaml: Any = importlib.import_module("yaml")  # Horovod needs it as well
-    try:
-        document = yaml.safe_load(Path(given[-1]).read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError("--config-file", f"'{given[-1]}' cannot be read: {error}") from error
-    found = document.get("hvdrecover") if isinstance(document, dict) else None
-    if not isinstance(found, dict | None):
-        problem = f"'hvdrecover:' in '{given[-1]}' must hold settings such as grace: 60s, got {found!r}"
-        raise ConfigError("--config-file", problem)
-    texts = {
-        str(name): str(int(value) if isinstance(value, bool) else value)
-        for name, value in (found or {}).items()
-    }
-    known = {setting.flag.removeprefix("--"): setting.variable for setting in config.SETTINGS}
-    if unknown := sorted(set(texts) - set(known)):
-        problem = f"'{given[-1]}' has an unknown setting '{unknown[0]}'; the settings are {', '.join(known)}"
-        raise ConfigError("--config-file", problem)
-    return {known[name]: text for name, text in texts.items()}
+        return supervisor.Supervisor(arguments.command, job, told, read, allocation).run()
 
 
 def _request(arguments: argparse.Namespace) -> list[str] | None:
@@ -247,11 +206,10 @@ def _options(arguments: argparse.Namespace, request: Sequence[str] | None) -> Op
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     """A setting is an environment variable. Those with an option can be given to `hvdrecover run`, too."""
-    parser.set_defaults(run=_config)
     options.add_json(parser)
 
 
-def _config(arguments: argparse.Namespace) -> int:
+def run_config(arguments: argparse.Namespace) -> int:
     from hvdrecover.cli import printer
 
     environ = config.environment()
@@ -279,14 +237,13 @@ def add_install_horovod(parser: argparse.ArgumentParser) -> None:
     is taken from the cache. HOROVOD_* variables steer the build: HOROVOD_GPU_OPERATIONS=NCCL,
     HOROVOD_WITHOUT_MPI=1 and so on.
     """
-    parser.set_defaults(run=_install_horovod)
     rebuild = "compile again, even if it is installed or cached"
     parser.add_argument("--rebuild", action="store_true", help=rebuild)
     diff = "print all changes to Horovod's source, and install nothing"
     parser.add_argument("--diff", action="store_true", help=diff)
 
 
-def _install_horovod(arguments: argparse.Namespace) -> int:
+def run_install_horovod(arguments: argparse.Namespace) -> int:
     from hvdrecover.install import install_horovod, source_diff
 
     if arguments.diff:

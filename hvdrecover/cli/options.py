@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config
 from hvdrecover.errors import ConfigError
@@ -15,8 +15,6 @@ from hvdrecover.record import RUNS
 
 if TYPE_CHECKING:
     from hvdrecover.checkpoint.settings import Best
-
-T = TypeVar("T")
 
 _MULTIPLES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _NBYTES = re.compile(r"(\d+(?:\.\d+)?)([kKMGT]?)B?")
@@ -29,7 +27,6 @@ def add_json(parser: argparse.ArgumentParser, page: str = "docs/commands.md") ->
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the folder that names a run."""
     default = f"by default the one that HVDRECOVER_EVENTS names, else the newest run below ./{RUNS}"
     folder = f"the folder of the run; {default}"
     parser.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help=folder)
@@ -51,10 +48,10 @@ def add_hosts(job: argparse._ArgumentGroup) -> argparse._MutuallyExclusiveGroup:
     return hosts
 
 
-def checked(parse: Callable[[str], T]) -> Callable[[str], T]:
+def checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """Return the type of an option. argparse shows the text of an ArgumentTypeError only."""
 
-    def check(text: str) -> T:
+    def check(text: str) -> Any:
         try:
             return parse(text)
         except ValueError as error:
@@ -63,7 +60,6 @@ def checked(parse: Callable[[str], T]) -> Callable[[str], T]:
     return check
 
 
-number, duration = checked(config.number), checked(config.duration)
 count = checked(functools.partial(config.number, least=1))
 
 
@@ -73,18 +69,14 @@ def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
         if setting.name in names or (setting.option and not names):
             value: dict[str, Any] = {"action": "store_const", "const": "1"}
             if setting.value:
-                value = {"type": _text_for(setting.parse), "metavar": setting.value}
+                value = {"type": functools.partial(_text, setting.parse), "metavar": setting.value}
             parser.add_argument(setting.flag, dest=setting.variable, help=setting.help, **value)
 
 
-def _text_for(parse: Callable[[str], Any]) -> Callable[[str], str]:
-    """Return the type of an option whose text is checked, and handed on as it is."""
-
-    def check(text: str) -> str:
-        parse(text)
-        return text
-
-    return checked(check)
+def _text(parse: Callable[[str], Any], text: str) -> str:
+    """Check a text, and hand it on as it is."""
+    checked(parse)(text)
+    return text
 
 
 def given(arguments: argparse.Namespace) -> dict[str, str]:
@@ -114,18 +106,10 @@ def best(text: str) -> Best:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def exported_file(text: str) -> Path:
-    """A file to export to, whose name tells the format."""
-    path = Path(text)
-    if path.suffix not in (".pt", ".keras", ".safetensors"):
-        raise argparse.ArgumentTypeError(f"'{text}' ends in none of .pt, .keras and .safetensors")
-    return path
-
-
 # The type of an option with the name of its value, for ``add_argument``.
 COUNT: dict[str, Any] = {"type": count, "metavar": "N"}
-NUMBER: dict[str, Any] = {"type": number, "metavar": "N"}
-DURATION: dict[str, Any] = {"type": duration, "metavar": "DURATION"}
+NUMBER: dict[str, Any] = {"type": checked(config.number), "metavar": "N"}
+DURATION: dict[str, Any] = {"type": checked(config.duration), "metavar": "DURATION"}
 PROCESSES: dict[str, Any] = {"type": count, "metavar": "N", "dest": "processes"}
 
 DURATIONS = f"A DURATION is {config.DURATIONS}; a bare number is seconds."

@@ -23,9 +23,6 @@ from hvdrecover.redaction import printable
 SCHEMA = 1  # of the JSON documents; it changes if a key goes or changes its meaning
 _WIDE = 100_000  # columns: a line is not broken unless it goes to a terminal
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
-_AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-
-Shown = str | Text
 
 
 def put(document: Any, text: Iterable[RenderableType], *, as_json: bool) -> None:
@@ -37,7 +34,6 @@ def put(document: Any, text: Iterable[RenderableType], *, as_json: bool) -> None
 
 
 def json_text(document: Any) -> str:
-    """Return a mapping or dataclass as a JSON document."""
     return json.dumps({"schema": SCHEMA, **_jsonable(document)}, indent=1) + "\n"
 
 
@@ -70,35 +66,28 @@ def _jsonable(value: Any) -> Any:
 # Other users may have written a commit or a record, so every text passes through `plain`.
 
 
-def plain(*parts: Shown | tuple[str, str]) -> Text:
-    """Return a text that rich and the terminal take literally; a tuple is a text and its style."""
-    escaped: list[Text | tuple[str, str]] = []
-    for part in parts:
-        text, style = part if isinstance(part, tuple) else (part, "")
-        escaped.append(text if isinstance(text, Text) else (printable(text, "\n"), style))
-    return Text.assemble(*escaped)
+def plain(text: str, style: str = "") -> Text:
+    """Return a text that rich and the terminal take literally."""
+    return Text(printable(text, "\n"), style)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> Table:
+def table(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> Table:
     """Return a table without lines; a column whose title ends with ``>`` is aligned to the right."""
     made = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for title in columns:
-        made.add_column(
-            title.rstrip(">"), justify="right" if title.endswith(">") else "left", overflow="fold"
-        )
+        justify: Any = "right" if title.endswith(">") else "left"
+        made.add_column(title.rstrip(">"), justify=justify, overflow="fold")
     for row in rows:
         made.add_row(*map(plain, row))
     return made
 
 
-def pairs(facts: Mapping[str, Shown]) -> Table:
-    """Return a table of names and texts."""
+def pairs(facts: Mapping[str, str]) -> Table:
     return table(("", ""), facts.items())
 
 
 def section(title: str, *body: RenderableType) -> RenderableType:
-    """Return an indented part of a text below a title."""
-    return Group(Text(), plain((title, "bold")), Padding.indent(Group(*body), 2))
+    return Group(Text(), plain(title, "bold"), Padding.indent(Group(*body), 2))
 
 
 def size(nbytes: float) -> str:
@@ -107,11 +96,6 @@ def size(nbytes: float) -> str:
     while value >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
     return f"{value:.0f} {_UNITS[unit]}" if unit == 0 or value >= 99.95 else f"{value:.1f} {_UNITS[unit]}"
-
-
-def age(seconds: float) -> str:
-    """Return a duration by its largest unit, ``5 min``. Clocks of hosts differ, so it may be negative."""
-    return next((f"{seconds // length:.0f} {unit}" for length, unit in _AGES if seconds >= length), "0 s")
 
 
 # -- the terminal --------------------------------------------------------------------------------------
@@ -124,7 +108,7 @@ def console_for(stream: TextIO) -> Console:
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Show a bar on stderr until the end of the block; yields a function that takes further bytes."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), Speed(), TimeRemainingColumn()
@@ -135,10 +119,5 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def checking() -> Iterator[Callable[[str], None]]:
-    """Show the present check on stderr until the end of the block; yields a function that takes its topic."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda what: None
-        return
-    with console.status("checking hosts") as status:
+    with Console(stderr=True).status("checking hosts") as status:
         yield lambda what: status.update(plain(f"checking {what}"))

@@ -9,11 +9,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 from rich.table import Table
 
@@ -26,7 +25,7 @@ from hvdrecover.launch.presence import Supervised
 from hvdrecover.record import Follower
 from hvdrecover.redaction import printable
 from hvdrecover.reporting import page, text
-from hvdrecover.reporting.summary import PHASES, Commit, Fault, Report, Run
+from hvdrecover.reporting.summary import PHASES, Report, Run
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -34,9 +33,8 @@ if TYPE_CHECKING:
 _MARGIN = 60.0  # seconds beyond the grace for a job to end: some processes take long to be killed
 _SHOWN = 20  # faults of a report
 _WIDE = 120  # columns; narrower terminals have no room for the phases of recoveries
-_SHOWN_WATCHING = 5  # faults
 INTERVAL = 1.0  # seconds between two looks at the record
-GRACE = 60.0  # seconds that the supervisor of a finished run may stay silent until it is taken to be lost
+_STEADY = ("state", "storage", "faults", "last fault", "starts", "given up")  # facts that change at events
 _PROGRESS = 30.0  # seconds between two lines that report progress only
 _LAST_SCRAPE = 60.0  # seconds for which the end of a run is served until Prometheus has asked for it
 _LAST_ANSWER = 1.0  # seconds for an answer to get there
@@ -56,55 +54,40 @@ def _folder(arguments: argparse.Namespace) -> Path:
 # -- status --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Status:
-    """Whether a run still runs, and how far it has got."""
-
-    folder: Path
-    running: bool | None  # None: only the events can tell, and they have no end
-    supervisor: Supervised | None
-    run: Report
-
-
 def add_status(parser: argparse.ArgumentParser) -> None:
     """Exits with 1 if nothing of the run is running any more."""
-    parser.set_defaults(run=_status)
     options.add_json(parser)
     options.add_run(parser)
 
 
-def _status(arguments: argparse.Namespace) -> int:
+def run_status(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
     supervisor, report = presence.find(folder), Run(record.read(folder)).report()
-    running = False if report.over else None
+    running = False if report.over else None  # None: only the events can tell, and they have no end
     if supervisor is not None and supervisor.lives is not None:
         running = supervisor.lives
-    status = Status(folder, running, supervisor, report)
-    printer.put(status, [printer.pairs(_status_facts(status))], as_json=arguments.json)
+    document = {"folder": folder, "running": running, "supervisor": supervisor, "run": report}
+    facts = _status_facts(folder, running, supervisor, report)
+    printer.put(document, [printer.pairs(facts)], as_json=arguments.json)
     return 1 if running is False else 0
 
 
-def _status_facts(status: Status) -> dict[str, str]:
-    report, supervisor = status.run, status.supervisor
-    known = text.status(report, SYSTEM_CLOCK.now())
-    found = {"run": str(status.folder), "state": known["state"]}
-    if status.running is False and not report.over:
-        found["state"] = "gone: its supervisor has ended without a word; start it again to resume"
-    elif status.running and supervisor is not None and supervisor.leaving:
-        found["state"] += "; it leaves at its next commit"
+def _status_facts(
+    folder: Path, running: bool | None, supervisor: Supervised | None, report: Report
+) -> dict[str, str]:
+    known = text.facts(report, SYSTEM_CLOCK.now())
     ranks = str(report.ranks or 0)
+    found = {"run": str(folder)}
     if supervisor is not None:
         found["supervisor"] = f"process {supervisor.pid} on {supervisor.host}"
         found["command"] = shlex.join(supervisor.command)
         least = f"; {supervisor.least} suffice" if supervisor.least < supervisor.processes else ""
         ranks = f"{ranks} of {supervisor.processes}{least}"
-    found |= {"ranks": ranks, "standbys": f"{report.standbys} ready"}
-    names = ("last event", "progress", "durable", "storage", "faults", "starts", "given up")
-    found |= {name: known[name] for name in names if known.get(name)}
-    for fault in report.faults[-1:]:
-        recovered = f"recovered in {text.to_recover(fault)}" if fault.recovery else "not recovered from yet"
-        found["last fault"] = f"{text.clock_time(fault.time)} {text.the_fault(fault)}; {recovered}"
-    return found
+    if running is False and not report.over:
+        known["state"] = "gone: its supervisor has ended without a word; start it again to resume"
+    elif running and supervisor is not None and supervisor.leaving:
+        known["state"] += "; it leaves at its next commit"
+    return {**found, "ranks": ranks, "standbys": f"{report.standbys} ready", **known}
 
 
 # -- stop ----------------------------------------------------------------------------------------------
@@ -114,18 +97,18 @@ def add_stop(parser: argparse.ArgumentParser) -> None:
     """The supervisor of the job gets its stop signal: `hvdrecover run` exits with 75, and resumes there when
     it is started again. Call it on that host. Exits with 1 if the newest commit has not become durable.
     """
-    parser.set_defaults(run=_stop)
     options.add_run(parser)
 
 
-def _stop(arguments: argparse.Namespace) -> int:
+def run_stop(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
     if (supervised := presence.find(folder)) is None:
         problem = "no supervisor of this run is known: it has ended, or `hvdrecover run` did not start it"
         raise LaunchError(str(folder), problem)
-    leaving, process = presence.ask_to_leave(supervised), f"process {supervised.pid}"
+    presence.ask_to_leave(supervised)
+    process = f"process {supervised.pid}"
     sys.stderr.write(f"hvdrecover: the job leaves at its next commit, within {supervised.grace:g} s\n")
-    if not presence.wait_for_end(leaving, supervised.grace + _MARGIN):
+    if not presence.wait_for_end(supervised, supervised.grace + _MARGIN):
         raise LaunchError(process, "the supervisor still runs; look at what it says, or kill it")
     report = Run(record.read(folder)).report()
     if report.code is None:  # a supervisor that ends by itself writes how
@@ -143,7 +126,6 @@ def _stop(arguments: argparse.Namespace) -> int:
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     """The record of the run is read, also while the run is under way."""
-    parser.set_defaults(run=_report)
     options.add_json(parser)
     options.add_run(parser)
     html = "also write a page that holds it all in one file"
@@ -167,7 +149,7 @@ def target(text: str) -> Endpoint | Path:
     return match[1].strip("[]"), int(match[2])
 
 
-def _report(arguments: argparse.Namespace) -> int:
+def run_report(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
     if arguments.watch:
         return _watch(folder, arguments)
@@ -185,36 +167,24 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _report_text(folder: Path, report: Report) -> Iterator[RenderableType]:
-    last_event = f"{printer.age(SYSTEM_CLOCK.now() - report.end)} ago"
-    yield printer.pairs({"run": str(folder), **text.facts(report, last_event)})
+    yield printer.pairs({"run": str(folder), **text.facts(report, SYSTEM_CLOCK.now())})
     if not report.faults:
-        yield from ("", "no faults")
         return
-    columns = ("fault", "count>", "recovered>", "median>", "worst>")
-    yield printer.section("time to recover", printer.table(columns, text.tallies(report)))
+    kinds = [text.tally_row(kind, tally) for kind, tally in report.kinds.items()]
+    yield printer.section("time to recover", printer.table(text.TALLY, kinds))
     narrow = sys.stdout.isatty() and printer.console_for(sys.stdout).width < _WIDE
+    columns = len(text.FAULT) - (len(PHASES) if narrow else 0)
+    rows = [[*text.fault_row(each)[:columns], text.one_line(each.detail)] for each in report.faults[-_SHOWN:]]
     many = len(report.faults) > _SHOWN
     title = f"the last {_SHOWN} faults (--json lists all {len(report.faults)})" if many else "faults"
-    yield printer.section(title, _faults(report.faults[-_SHOWN:], () if narrow else PHASES))
-
-
-def _faults(faults: Sequence[Fault], phases: Sequence[str] = ()) -> Table:
-    """Return a table of faults, with the seconds of some phases of their recoveries."""
-    headings = [f"{phase.replace('_', ' ')}>" for phase in phases]
-    rows = []
-    for each in faults:
-        spent = each.recovery.phases if each.recovery else {}
-        seconds = [f"{spent[phase]:.2f}" if phase in spent else "" for phase in phases]
-        whose = (each.host, text.rank(each.rank), text.to_recover(each))
-        rows.append((text.clock_time(each.time), each.kind, *whose, *seconds, text.one_line(each.detail)))
-    return printer.table(("time", "fault", "host", "rank>", "to recover>", *headings, "detail"), rows)
+    faults = printer.table((*text.FAULT[:columns], "detail"), rows)
+    yield printer.section(title, faults)
 
 
 # -- report --watch ------------------------------------------------------------------------------------
 
 
 def _watch(folder: Path, arguments: argparse.Namespace) -> int:
-    """Follow a run until it ends."""
     if arguments.json or arguments.html:
         raise ConfigError("--watch", "it makes no document; ask for --json or --html without it")
     where: Endpoint | Path | None = arguments.prometheus
@@ -231,85 +201,65 @@ def _watch(folder: Path, arguments: argparse.Namespace) -> int:
 
 def follow(follower: Follower, views: Sequence[View], clock: Clock = SYSTEM_CLOCK) -> Report:
     """Show the state of a run, again and again, until it ends; return the last report."""
-    run, never, begun = Run(), threading.Event(), False
-    changed = clock.monotonic()
+    run, never = Run(), threading.Event()
     while True:
         for event in follower.look():
             run.take(event)
-            changed, begun = clock.monotonic(), True
-        if begun:
+        if run.hosts:
             report = run.report()
             for view in views:
                 view(report)
-            silent = clock.monotonic() - changed
-            if report.over or (report.outcome == "finished" and silent > GRACE):
+            if report.over:
                 return report
         clock.wait(never, INTERVAL)
 
 
 def lines(clock: Clock = SYSTEM_CLOCK) -> View:
-    """Return a view that writes a line when something changes, and progress from time to time."""
-    before: Report | None = None
-    shown: tuple[float, Commit | None] = 0.0, None  # when, and how far the run had got
+    """Return a view that writes a line for each fact that changes, and the progress from time to time."""
+    shown: dict[str, str] = {}
+    told = 0.0  # when
 
     def view(report: Report) -> None:
-        nonlocal before, shown
+        nonlocal told
         now = clock.now()
-        if before is None:
-            found = [f"{name}: {fact}" for name, fact in text.status(report, now).items() if fact]
-        else:
-            found = text.changes(before, report)
-            if report.commit != shown[1] and (found or report.over or now - shown[0] >= _PROGRESS):
-                found.append(text.progress(report))
-        if found:
-            shown = now, report.commit
-            sys.stdout.writelines(f"{text.clock_time(now)} {printable(line)}\n" for line in found)
+        facts = text.facts(report, now)
+        new = [name for name in _STEADY if name in facts and facts[name] != shown.get(name)]
+        if facts["progress"] != shown.get("progress") and (new or report.over or now - told >= _PROGRESS):
+            new.append("progress")
+        if new:
+            told = now
+            shown.update({name: facts[name] for name in new})
+            sys.stdout.writelines(
+                f"{text.clock_time(now)} {name}: {printable(facts[name])}\n" for name in new
+            )
             sys.stdout.flush()
-        before = report
 
     return view
 
 
 @contextmanager
 def _terminal(folder: Path) -> Iterator[View]:
-    """Yield a view that is drawn again at each look."""
     waiting = printer.plain(f"reading the record in {folder}, or waiting for the first event …")
     with Live(waiting, console=printer.console_for(sys.stdout), auto_refresh=False) as display:
         display.refresh()
-        yield lambda report: display.update(Group(*frame(folder, report, SYSTEM_CLOCK.now())), refresh=True)
+        yield lambda report: display.update(frame(folder, report, SYSTEM_CLOCK.now()), refresh=True)
 
 
-def frame(folder: Path, report: Report, now: float) -> Iterator[RenderableType]:
-    """Yield the view of a run for a terminal."""
-    yield printer.pairs({"run": str(folder), **text.status(report, now)})
-    if report.faults:
-        yield printer.section("the last faults", _faults(report.faults[-_SHOWN_WATCHING:]))
+def frame(folder: Path, report: Report, now: float) -> Table:
+    return printer.pairs({"run": str(folder), **text.facts(report, now)})
 
 
 # -- report --prometheus -------------------------------------------------------------------------------
 
 
 def metrics_file(folder: Path, file: Path) -> View:
-    """Return a view that writes a file of metrics at each look: its age shows whether the run is watched.
-
-    The view raises a ConfigError if it cannot write the file the first time. Later, it says so on stderr.
-    """
-    exporter = _prometheus().Exporter(str(folder))
-    works: bool | None = None
+    """Return a view that writes a file of metrics at each look: its age shows whether the run is watched."""
+    prometheus = _prometheus()
+    exporter = prometheus.Exporter(str(folder))
 
     def view(report: Report) -> None:
-        nonlocal works
         exporter.update(report)
-        try:
-            _prometheus().write(exporter, file)
-        except ConfigError as error:
-            if works is None:
-                raise
-            if works:
-                sys.stderr.write(f"hvdrecover: {error}; trying again\n")
-            works = False
-        else:
-            works = True
+        prometheus.write(exporter, file)
 
     return view
 

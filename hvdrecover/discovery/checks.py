@@ -35,7 +35,6 @@ class Checks:
 
     @property
     def any(self) -> bool:
-        """Return whether there is anything to check."""
         return self.ssh_port is not None or self.command is not None
 
 
@@ -46,26 +45,24 @@ class Health:
     healthy: bool  # whether the host may be used
     since: float  # time of the last change
     checked: float  # time of the last check
+    passed: float = 0.0  # time of the last check that found no problem; 0 before the first one
     streak: int = 0  # number of last checks in a row that contradict `healthy`
     why: str = ""  # the problem that the last failed check found
 
 
 def update(before: Health | None, problem: str, now: float) -> Health:
     """Return a host's health after a check, which found no problem if ``problem`` is empty."""
-    passed = not problem
+    ok = not problem
     if before is None:
-        return Health(passed, now, now, why=problem)
-    why = problem or before.why
-    if passed == before.healthy:
-        return Health(passed, before.since, now, why=why)
-    streak = before.streak + 1
-    if streak < (RECOVERED if passed else FAILURES):
-        return Health(before.healthy, before.since, now, streak, why)
-    return Health(passed, now, now, why=why)
+        return Health(ok, now, now, now if ok else 0.0, why=problem)
+    streak = 0 if ok == before.healthy else before.streak + 1
+    passed, why = (now if ok else before.passed), problem or before.why
+    if streak == (RECOVERED if ok else FAILURES):
+        return Health(ok, now, now, passed, why=why)
+    return Health(before.healthy, before.since, now, passed, streak, why)
 
 
 def is_due(health: Health | None, now: float) -> bool:
-    """Return whether a host should be checked now."""
     if health is None or not health.healthy or health.streak:
         return True
     return not 0 <= now - health.checked < EVERY
@@ -74,43 +71,35 @@ def is_due(health: Health | None, now: float) -> bool:
 def run(names: Sequence[str], checks: Checks, environ: Mapping[str, str], timeout: float) -> dict[str, str]:
     """Check hosts, all at once, the first ones first; all checks together may take `timeout` seconds.
 
-    Return the problem of each host, '' if it passed. Hosts that were not checked in time are missing. Threads
-    that still wait for a host may remain, so the calling process should end soon, by `os._exit`.
+    Return the problem of each host, '' if it passed. Hosts whose check has not begun in time are missing.
+    Threads that still wait for a host may remain, so the calling process should end soon, by `os._exit`.
     """
-    started: set[str] = set()
-    deadline = time.monotonic() + timeout - min(_MARGIN, timeout / 4)
-
-    def check(name: str) -> str | None:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return None
-        started.add(name)
-        return problem_of(name, checks, environ, left)
-
+    margin = min(_MARGIN, timeout / 4)
+    deadline = time.monotonic() + timeout - margin
     pool = ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, len(names))))
-    futures = {pool.submit(check, name): name for name in names}
-    done, late = wait(futures, timeout=timeout)
+    futures = {name: pool.submit(problem_of, name, checks, environ, deadline) for name in names}
+    wait(futures.values(), timeout - margin)
     pool.shutdown(wait=False, cancel_futures=True)
-    problems = {futures[each]: problem for each in done if (problem := each.result()) is not None}
-    late_names = {futures[each] for each in late} & started
-    return problems | dict.fromkeys(late_names, f"no answer in {timeout:.2g} s")
+    wait([each for each in futures.values() if each.running()], margin)
+    begun = {name: future for name, future in futures.items() if not future.cancelled()}
+    late = f"no answer in {timeout:.2g} s"
+    return {name: future.result() if future.done() else late for name, future in begun.items()}
 
 
-def problem_of(name: str, checks: Checks, environ: Mapping[str, str], timeout: float) -> str:
-    """Return the problem of a host, or an empty string."""
-    deadline = time.monotonic() + timeout
+def problem_of(name: str, checks: Checks, environ: Mapping[str, str], deadline: float) -> str:
+    """Return the problem that the checks find on a host, or an empty string."""
     here = is_local(name)
     if checks.ssh_port is not None and not here:
+        timeout = max(0.01, min(CONNECT, deadline - time.monotonic()))
         try:
-            socket.create_connection((name, checks.ssh_port), min(CONNECT, timeout)).close()
+            socket.create_connection((name, checks.ssh_port), timeout).close()
         except OSError as error:
             return f"port {checks.ssh_port} (ssh): {error.strerror or error}"
     if checks.command is None:
         return ""
-    if (left := deadline - time.monotonic()) <= 0:
-        return f"no answer in {timeout:.2g} s"
     try:
-        programs.output(command_on(name, checks, here=here), environ, left)
+        command = command_on(name, checks, here=here)
+        programs.output(command, environ, max(0.01, deadline - time.monotonic()))
     except DiscoveryError as error:
         return f"'{checks.command}' {error.problem}"
     return ""
@@ -127,10 +116,7 @@ def is_local(host: str) -> bool:
 
 
 def command_on(name: str, checks: Checks, *, here: bool, seconds: float = CONNECT) -> list[str]:
-    """Return the command that runs the check on a host: through ssh, or ``here`` by the shell.
-
-    The host's ssh server must answer within ``seconds``.
-    """
+    """Return the command that runs the check: by the shell, or by ssh with ``seconds`` to connect."""
     if here:
         return ["sh", "-c", str(checks.command)]
     words = [*_SSH, "-o", f"ConnectTimeout={seconds:.0f}"]

@@ -14,26 +14,26 @@ readers need no lock.
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import hashlib
+import json
 import os
 import re
 import select
 import signal
 import socket
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
-from hvdrecover.discovery import checks, history, selection
-from hvdrecover.discovery.checks import Checks
-from hvdrecover.discovery.history import History
-from hvdrecover.discovery.hosts import Host, check_hosts
-from hvdrecover.discovery.selection import Answer, Limits
+from hvdrecover.clock import Bounded
+from hvdrecover.discovery import checks, selection
+from hvdrecover.discovery.checks import Checks, Health
+from hvdrecover.discovery.hosts import Host, check
+from hvdrecover.discovery.selection import Answer, History, Settings
 from hvdrecover.discovery.sources import Source
 from hvdrecover.errors import DiscoveryError
 
@@ -42,21 +42,11 @@ _FOR_CHECKS = 0.6  # of the timeout, so that checks end in time if the source is
 _MARGIN = 0.5  # seconds for a source to report its own timeout
 _BACKSTOP = 2.0  # seconds after which the kernel kills an asking process that does not end
 _KEPT = 2 * 86400.0  # seconds after which the history of another job is deleted
+_PREFIX = "hvdrecover-hosts-"  # of history files: the folder may be the user's, with other files in it
 # Variables that differ between starts of one job, and have no influence on its hosts.
 _OF_A_START = re.compile(
     r"(_?HOROVOD_|HVDRECOVER_|SSH_)|(_|PATH|PWD|OLDPWD|SHLVL|INVOCATION_ID|JOURNAL_STREAM|TERM|COLUMNS|LINES)\Z"
 )
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The user's settings of host discovery."""
-
-    cache: Path  # folder of the history files
-    limits: Limits = field(default_factory=Limits)
-    checks: Checks = field(default_factory=Checks)
-    timeout: float = 5.0  # seconds within which each call answers
-    reports: Path | None = None  # file in which the supervisor reports hosts that fail
 
 
 def discover(
@@ -66,52 +56,66 @@ def discover(
     environ: Mapping[str, str],
     *,
     patient: bool = False,
-    clock: Clock = SYSTEM_CLOCK,
 ) -> Answer:
-    """Find the hosts.
+    """Return the hosts of the source `name`.
 
-    Args:
-        name: the source's name.
-        source: the source to ask.
-        settings: the user's settings.
-        environ: the environment.
-        patient: whether to wait for the source and for checks even if there is a usable answer.
-        clock: the source of times.
-
-    Raises:
-        DiscoveryError: the source gave no usable answer; the message says why.
+    If `patient`, wait for the source and for checks even if there is a usable answer. Raises
+    `DiscoveryError` if the source gave no usable answer; the message says why.
     """
-    file = settings.cache / f"{_key(name, source, settings.checks, environ)}.json"
-    asking = _Asking(source, settings, environ, file, clock)
-    known, problem, late = history.read(file), "", False
-    if patient or not asking.is_fresh(known):
-        usable = not patient and asking.is_usable(known)
+    file = settings.cache / f"{_PREFIX}{_key(name, source, settings.checks, environ)}.json"
+    known, late = read(file), False
+    if patient or not _is_fresh(known, source):
+        good = known.listed is not None and 0 <= time.time() - known.listed <= settings.last_good
+        usable = (
+            good
+            and not patient
+            and (not settings.checks.any or any(each.passed for each in known.health.values()))
+        )
         patience = min(PATIENCE, settings.timeout) if usable else settings.timeout
-        news = asking.start(patience, wait_for_checks=not usable)
-        if news is not None:
-            known, problem = news
-        else:
-            known = history.read(file)
-            late = asking.is_overdue(known)
+        news = _Asking(source, settings, environ, file).start(patience, wait_for_checks=not usable)
+        known = _loads(news) if news else read(file)
+        # Even a failure is known by now, unless the source hangs.
+        late = not 0 <= time.time() - (known.asked or 0.0) <= source.every + settings.timeout
     reports = selection.read_reports(settings.reports)
-    found = selection.answer(
-        known, settings.limits, reports, clock.now(), source=name, checked=settings.checks.any, late=late
-    )
-    return replace(found, warning=found.warning or problem)
+    return selection.answer(name, known, settings, reports, time.time(), late=late)
+
+
+def read(file: Path) -> History:
+    """Return the history in a file, or an empty one."""
+    try:
+        return _loads(file.read_bytes())
+    except OSError:
+        return History()
+
+
+def _loads(text: bytes) -> History:
+    try:
+        values = json.loads(text)
+        values["health"] = {name: Health(**each) for name, each in values["health"].items()}
+        return History(**values)
+    except (ValueError, TypeError, KeyError, AttributeError):  # damaged, or of another version
+        return History()
+
+
+def _dumps(history: History) -> bytes:
+    return json.dumps(dataclasses.asdict(history)).encode()
 
 
 def _key(name: str, source: Source, checks_: Checks, environ: Mapping[str, str]) -> str:
-    """Return the name of the history file.
-
-    It depends on the working folder, to which paths are relative, and on the host: hosts may share a cache.
-    """
+    """Return the part of a history file's name that differs between sources, jobs and hosts."""
     names = source.variables
     if "*" in names:
         names = tuple(each for each in sorted(environ) if not _OF_A_START.match(each))
     variables = {each: environ.get(each) for each in names}
-    place = socket.gethostname(), str(Path("/proc/self/cwd").readlink())  # exists for a deleted folder, too
+    # Paths are relative to the working folder, which may be deleted by now. Hosts may share the cache.
+    place = socket.gethostname(), str(Path("/proc/self/cwd").readlink())
     text = f"{name} {source.options!r} {checks_!r} {variables!r} {place!r}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _is_fresh(known: History, source: Source) -> bool:
+    """Return whether the source was asked so recently that it must not be asked again."""
+    return known.listed is not None and 0 <= time.time() - (known.asked or 0.0) < source.every
 
 
 @dataclass(frozen=True)
@@ -122,31 +126,11 @@ class _Asking:
     settings: Settings
     environ: Mapping[str, str]
     file: Path
-    clock: Clock
 
-    def is_fresh(self, known: History) -> bool:
-        """Return whether the source was asked so recently that it must not be asked again."""
-        if known.listed is None or known.asked is None:
-            return False
-        return 0 <= self.clock.now() - known.asked < self.source.every
+    def start(self, patience: float, *, wait_for_checks: bool) -> bytes:
+        """Start the process, and return the history that it sends within `patience` seconds, or nothing.
 
-    def is_usable(self, known: History) -> bool:
-        """Return whether the history is an answer if the source fails now."""
-        age = -1.0 if known.listed is None else self.clock.now() - known.listed
-        if not 0 <= age <= self.settings.limits.last_good:
-            return False
-        return known.healthy_at is not None or not self.settings.checks.any
-
-    def is_overdue(self, known: History) -> bool:
-        """Return whether the source hangs: not even its failure is known in time."""
-        limit = self.source.every + self.settings.timeout
-        return known.asked is None or not 0 <= self.clock.now() - known.asked <= limit
-
-    def start(self, patience: float, *, wait_for_checks: bool) -> tuple[History, str] | None:
-        """Start the process and wait for it, for so many seconds at most.
-
-        With `wait_for_checks`, also wait for checks, and for another process that asks just now. Return the
-        history, and why it cannot be written or ''; None if there is no answer in time.
+        With `wait_for_checks`, it waits for another process that asks just now, and sends after the checks.
         """
         reader, writer = os.pipe()
         child = os.fork()
@@ -154,25 +138,18 @@ class _Asking:
             try:
                 if os.fork() == 0:  # the grandchild has no parent that would have to wait for it
                     self._detach(writer)
-                    self._run(writer, wait=wait_for_checks)
+                    self._run(writer, wait_for_checks=wait_for_checks)
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
         os.close(writer)
-        wanted = 2 if wait_for_checks and self.settings.checks.any else 1
         text, deadline = b"", time.monotonic() + patience
         with os.fdopen(reader, "rb", buffering=0) as pipe:
-            while text.count(b"\n") < wanted and (left := deadline - time.monotonic()) > 0:
-                if select.select([pipe], [], [], left)[0]:
-                    news = pipe.read(1 << 16)
-                    if not news:
-                        break
-                    text += news
-        lines = text.split(b"\n")[:-1]
-        if len(lines) < wanted:
-            return None
-        problem, _, known = lines[-1].partition(b"\t")
-        return history.loads(known), problem.decode()
+            while (left := deadline - time.monotonic()) > 0 and select.select([pipe], [], [], left)[0]:
+                if not (part := pipe.read(1 << 16)):
+                    return text
+                text += part
+        return b""
 
     def _detach(self, writer: int) -> None:
         """Leave the caller's session and close its files, or its shell would wait for this process."""
@@ -185,123 +162,82 @@ class _Asking:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, self.settings.timeout * (1 + _FOR_CHECKS) + _BACKSTOP)
 
-    def _run(self, writer: int, *, wait: bool) -> None:
-        """Ask, write, check, write; send the history after each of the two writes."""
+    def _run(self, writer: int, *, wait_for_checks: bool) -> None:
+        """Ask, write, check, write; send the history after the first or the second of the two writes."""
         try:
-            with self._lock(wait=wait):
-                self._ask_and_check(writer, "")
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            lock = self.file.with_suffix(".lock").open("wb")  # the kernel releases it when this process ends
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait_for_checks else fcntl.LOCK_NB))
         except BlockingIOError:  # another process asks just now
             return
-        except OSError as error:
-            self._ask_and_check(writer, _unwritable(error))
-
-    def _ask_and_check(self, writer: int, problem: str) -> None:
-        known = history.read(self.file)
+        except OSError:  # without a lock, each call asks
+            pass
+        known = read(self.file)
         if known.asked is None:
             self._delete_old_files()
-        if not self.is_fresh(known):  # no other process has asked meanwhile
-            known = self._ask(known)
-            problem = self._write(known) or problem
-        _send(writer, known, problem)
+        if not _is_fresh(known, self.source):  # no other process has asked meanwhile
+            known = self._write(self._ask(known))
+        if not wait_for_checks:
+            _send(writer, known)
         if self.settings.checks.any:
-            known = self._check(known)
-            problem = self._write(known) or problem
-            _send(writer, known, problem)
+            known = self._write(self._check(known))
+        if wait_for_checks:
+            _send(writer, known)
 
     def _ask(self, known: History) -> History:
-        """Return the history after the source was asked."""
-        hosts, failure = self._call_source()
-        now = self.clock.now()
-        if failure or not hosts:
-            hint = f"; {self.source.if_empty}" if self.source.if_empty else ""
-            nothing = f"it names no host{hint}"
-            return replace(known, asked=now, failure=failure or nothing, empty=not failure)
-        names = {host.name for host in hosts}
-        return replace(
-            known,
-            hosts=tuple(hosts),
-            listed=now,
-            asked=now,
-            failure="",
-            empty=False,
-            first_seen={name: known.first_seen.get(name, now) for name in names},
-            health={name: each for name, each in known.health.items() if name in names},
-        )
-
-    def _call_source(self) -> tuple[list[Host], str]:
-        """Return the source's hosts, or its failure. The source may hang."""
-        timeout = self.settings.timeout
+        """Return the history after the source was asked, which may hang."""
+        timeout, hosts = self.settings.timeout, list[Host]()
         try:
-            found = Bounded(timeout + _MARGIN)(self.source, self.environ, timeout)
+            hosts = Bounded(timeout + _MARGIN)(self.source, self.environ, timeout)
+            failure = next(filter(None, (check(host.name, host.slots) for host in hosts)), "")
         except TimeoutError:
-            return [], f"it has not answered in {timeout:g} s"
+            failure = f"it has not answered in {timeout:g} s"
         except DiscoveryError as error:
-            return [], str(error)
+            failure = str(error)
         except Exception as error:  # the source may be another package's
-            return [], f"{type(error).__name__}: {error}"
-        return found, check_hosts(found)
+            failure = f"{type(error).__name__}: {error}"
+        now = time.time()
+        if failure:
+            return replace(known, asked=now, failure=failure, empty=False)
+        if not hosts:
+            hint = f"; {self.source.if_empty}" if self.source.if_empty else ""
+            return replace(known, asked=now, failure=f"it names no host{hint}", empty=True)
+        slots = {host.name: host.slots for host in hosts}
+        first_seen = {name: known.first_seen.get(name, now) for name in slots}
+        health = {name: each for name, each in known.health.items() if name in slots}
+        return History(slots, now, now, first_seen=first_seen, health=health)
 
     def _check(self, known: History) -> History:
         """Return the history after the checks that are due."""
-        now = self.clock.now()
-        names = [host.name for host in known.hosts]
-        due = [name for name in names if checks.is_due(known.health.get(name), now)]
+        now = time.time()
+        due = [name for name in known.hosts if checks.is_due(known.health.get(name), now)]
         # Hosts that were never checked first, then those with the oldest check.
         due.sort(key=lambda name: before.checked if (before := known.health.get(name)) else 0.0)
         problems = checks.run(due, self.settings.checks, self.environ, self.settings.timeout * _FOR_CHECKS)
-        now = self.clock.now()
+        now = time.time()
         checked = {name: checks.update(known.health.get(name), each, now) for name, each in problems.items()}
-        known = replace(known, health={**known.health, **checked})
-        healthy = tuple(name for name in names if name in known.health and known.health[name].healthy)
-        return replace(known, healthy=healthy, healthy_at=now) if healthy else known
+        return replace(known, health={**known.health, **checked})
 
-    # -- the history file ------------------------------------------------------------------------------
-
-    def _write(self, known: History) -> str:
-        """Replace the history file; return the problem, or ''."""
-        name = ""
+    def _write(self, known: History) -> History:
+        """Replace the history file. Return the history, with the problem if it cannot be written."""
+        known = replace(known, unwritable="")
         try:
-            handle, name = tempfile.mkstemp(dir=self.file.parent, prefix=f"{self.file.name}.")
-            with os.fdopen(handle, "wb") as file:
-                file.write(history.dumps(known))
-            Path(name).replace(self.file)
+            new = self.file.with_suffix(f".{os.getpid()}")
+            new.write_bytes(_dumps(known))
+            new.replace(self.file)
         except OSError as error:
-            with suppress(OSError):
-                Path(name).unlink()
-            return _unwritable(error)
-        return ""
-
-    @contextmanager
-    def _lock(self, *, wait: bool) -> Iterator[None]:
-        """Hold the lock, which the kernel releases when its holder dies.
-
-        Raises `BlockingIOError` if another process holds it, `OSError` if the folder cannot be written to.
-        """
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with _lock_of(self.file).open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            yield
+            where = f"{error.filename}: " if error.filename else ""
+            problem = f"the cache of host discovery cannot be written: {where}{error.strerror}"
+            return replace(known, unwritable=problem)
+        return known
 
     def _delete_old_files(self) -> None:
-        """Delete other histories in the folder that have not been written for days."""
         with suppress(OSError):
-            for path in self.file.parent.glob("?" * 16 + ".json"):
-                # The folder may be the user's, with other files in it.
-                if self.clock.now() - path.stat().st_mtime > _KEPT and history.is_one(path.read_bytes()):
+            for path in self.file.parent.glob(f"{_PREFIX}*"):
+                if time.time() - path.stat().st_mtime > _KEPT:
                     path.unlink()
-                    _lock_of(path).unlink()
 
 
-def _lock_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.lock")
-
-
-def _unwritable(error: OSError) -> str:
-    where = f"{error.filename}: " if error.filename else ""
-    return f"the cache of host discovery cannot be written: {where}{error.strerror}"
-
-
-def _send(writer: int, known: History, problem: str) -> None:
-    with suppress(BrokenPipeError):  # the caller has returned already
-        with os.fdopen(writer, "wb", closefd=False) as pipe:
-            pipe.write(problem.encode() + b"\t" + history.dumps(known) + b"\n")
+def _send(writer: int, known: History) -> None:
+    with suppress(BrokenPipeError), os.fdopen(writer, "wb") as pipe:  # the caller may have returned already
+        pipe.write(_dumps(known))

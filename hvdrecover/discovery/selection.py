@@ -9,28 +9,45 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from hvdrecover.discovery.history import History
-from hvdrecover.discovery.hosts import Host
+from hvdrecover.discovery.checks import Checks, Health
 from hvdrecover.errors import DiscoveryError
 
 FIRST, LONGEST = 60.0, 3600.0  # seconds of cooldown; it doubles with each report
 _REMEMBERED = 6 * 3600.0  # seconds for which a report counts
 _REPEATED = 2  # reports that begin a cooldown
 
-State = Literal["used", "spare", "cooldown", "unhealthy", "unchecked", "excluded"]
+State = Literal["used", "spare", "cooldown", "unhealthy", "excluded"]
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The user's options about the hosts."""
+class History:
+    """The results of earlier calls; times are in seconds since the epoch."""
 
+    hosts: dict[str, int | None] = field(default_factory=dict)  # the source's last good answer: host to slots
+    listed: float | None = None  # time of that answer; None before the first one
+    asked: float | None = None  # time at which the source last answered or failed
+    failure: str = ""  # why the source's last answer was not good
+    empty: bool = False  # whether the failure is that no host was named
+    first_seen: dict[str, float] = field(default_factory=dict)  # since when each host is named
+    health: dict[str, Health] = field(default_factory=dict)  # health of the checked hosts
+    unwritable: str = ""  # why this history cannot be written to its file
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The user's settings of host discovery."""
+
+    cache: Path = Path()  # folder of the history files
+    checks: Checks = field(default_factory=Checks)
+    timeout: float = 5.0  # seconds within which each call answers
+    reports: Path | None = None  # file in which the supervisor reports hosts that fail
     slots: int = 1  # slots of hosts for which the source gives no number
-    include: tuple[str, ...] = ()  # shell patterns; if there are any, a host must match one
-    exclude: tuple[str, ...] = ()  # shell patterns that no host may match
+    include: Sequence[str] = ()  # shell patterns; if there are any, a host must match one
+    exclude: Sequence[str] = ()  # shell patterns that no host may match
     max_hosts: int | None = None  # the greatest number of hosts
     max_np: int | None = None  # the greatest number of processes of the job; hosts beyond it are spare
     last_good: float = 60.0  # seconds for which an answer may stand in for later ones that fail
@@ -49,7 +66,6 @@ class Entry:
 
     @property
     def named(self) -> bool:
-        """Return whether the host is named to Horovod."""
         return self.state in ("used", "spare")
 
 
@@ -57,111 +73,104 @@ class Entry:
 class Answer:
     """The result of host discovery."""
 
-    entries: tuple[Entry, ...]  # all hosts of the source: first those named to Horovod, the oldest first
+    entries: tuple[Entry, ...]  # all hosts of the source: first those that are `named`, the oldest first
     warning: str = ""  # a problem with the source or all of its hosts
 
     @property
     def hosts(self) -> tuple[Entry, ...]:
-        """The hosts that are named to Horovod."""
         return tuple(entry for entry in self.entries if entry.named)
 
 
 def answer(
+    source: str,
     history: History,
-    limits: Limits,
+    settings: Settings,
     reports: Mapping[str, Sequence[float]],
     now: float,
     *,
-    source: str,
-    checked: bool,
     late: bool = False,
 ) -> Answer:
     """Return the answer of one call, from the results of earlier calls.
 
-    `reports` has the times at which guardians reported each host, `source` is the source's name in errors,
-    `checked` says whether hosts must have passed their checks, and `late` whether the source has not answered
-    this call in time. Raises `DiscoveryError` if the last good answer is too old or missing, or if no host is
-    left.
+    `reports` has the times at which guardians reported each host. `late`: the source has not answered this
+    call in time. Raises `DiscoveryError` if the last good answer is too old or missing, or no host is left.
     """
     failure = history.failure or ("has not answered in time" if late else "")
     if history.listed is None:
-        if history.empty and limits.allow_empty:
+        if history.empty and settings.allow_empty:
             return Answer((), f"{source}: {failure}")
         raise DiscoveryError(source, f"{failure}, and there is no earlier answer")
     age = now - history.listed
-    if failure and abs(age) > limits.last_good:  # a negative age: the clock was set back
+    if failure and abs(age) > settings.last_good:  # a negative age: the clock was set back
         raise DiscoveryError(source, f"{failure}; its last good answer is {age:.0f} s old")
-    warning = f"{source}: {failure}; using its answer of {age:.0f} s ago" if failure else ""
-    entries = [_entry(host, history, limits, checked=checked) for host in history.hosts]
+    warning = f"{source}: {failure}; using its answer of {age:.0f} s ago" if failure else history.unwritable
+    entries = [_entry(name, history, settings) for name in history.hosts]
     if not any(entry.named for entry in entries):
-        entries = _last_healthy(entries, history, limits, now, source)
-        age = now - (history.healthy_at or 0.0)
-        warning = warning or f"{source}: no host passes its check; using those that passed {age:.0f} s ago"
+        entries = _last_healthy(entries, history, settings, now, source)
+        last = f"{settings.last_good:g} s"
+        warning = warning or f"{source}: no host passes its check; using those that passed in the last {last}"
+    resting = [_rested(entry, reports.get(entry.name, ()), now) for entry in entries]
+    if any(entry.named for entry in resting):
+        entries = resting
     entries.sort(key=lambda entry: (not entry.named, entry.since))  # stable: else in the source's order
-    return Answer(tuple(_limited(_without_failing(entries, reports, now), limits)), warning)
+    return Answer(tuple(_limited(entries, settings)), warning)
 
 
-def _entry(host: Host, history: History, limits: Limits, *, checked: bool) -> Entry:
-    slots = limits.slots if host.slots is None else host.slots
-    since = history.first_seen.get(host.name, 0.0)
-    for pattern in limits.exclude:
-        if fnmatch.fnmatchcase(host.name, pattern):
-            return Entry(host.name, slots, "excluded", since, f"it matches --exclude {pattern}")
-    if limits.include and not any(fnmatch.fnmatchcase(host.name, pattern) for pattern in limits.include):
-        return Entry(host.name, slots, "excluded", since, "it matches no --include")
-    if not checked:
-        return Entry(host.name, slots, "used", since)
-    health = history.health.get(host.name)
+def _entry(name: str, history: History, settings: Settings) -> Entry:
+    entry = Entry(name, history.hosts[name] or settings.slots, "used", history.first_seen.get(name, 0.0))
+    for pattern in settings.exclude:
+        if fnmatch.fnmatchcase(name, pattern):
+            return replace(entry, state="excluded", why=f"it matches --exclude {pattern}")
+    if settings.include and not any(fnmatch.fnmatchcase(name, pattern) for pattern in settings.include):
+        return replace(entry, state="excluded", why="it matches no --include")
+    if not settings.checks.any:
+        return entry
+    health = history.health.get(name)
     if health is None:
-        return Entry(host.name, slots, "unchecked", since, "it was not checked yet")
-    since = max(since, health.since)
-    if health.healthy:
-        return Entry(host.name, slots, "used", since)
-    return Entry(host.name, slots, "unhealthy", since, health.why)
+        return replace(entry, state="unhealthy", why="it was not checked yet")
+    entry = replace(entry, since=max(entry.since, health.since))
+    return entry if health.healthy else replace(entry, state="unhealthy", why=health.why)
 
 
 def _last_healthy(
-    entries: Sequence[Entry], history: History, limits: Limits, now: float, source: str
+    entries: Sequence[Entry], history: History, settings: Settings, now: float, source: str
 ) -> list[Entry]:
     """Use the hosts that passed last, for a while: if all fail at once, this host may be cut off."""
-    candidates = [entry for entry in entries if entry.state != "excluded"]
-    if not candidates:
+    failing = [entry for entry in entries if entry.state != "excluded"]
+    if not failing:
         raise DiscoveryError(source, f"all {len(entries)} hosts are excluded by --include and --exclude")
-    healthy = set(history.healthy) & {entry.name for entry in candidates}
-    if healthy and history.healthy_at is not None and abs(now - history.healthy_at) <= limits.last_good:
-        return [replace(entry, state="used", why="") if entry.name in healthy else entry for entry in entries]
-    reasons = "".join(f"\n  {entry.name}: {entry.why}" for entry in candidates[:10])
-    raise DiscoveryError(source, f"none of its {len(candidates)} hosts passes its check:{reasons}")
+    health = {entry.name: history.health.get(entry.name) for entry in failing}
+    recent = {name for name, each in health.items() if each and abs(now - each.passed) <= settings.last_good}
+    if recent:
+        return [replace(entry, state="used", why="") if entry.name in recent else entry for entry in entries]
+    reasons = "".join(f"\n  {entry.name}: {entry.why}" for entry in failing[:10])
+    raise DiscoveryError(source, f"none of its {len(failing)} hosts passes its check:{reasons}")
 
 
-def _without_failing(entries: list[Entry], reports: Mapping[str, Sequence[float]], now: float) -> list[Entry]:
-    """Exclude hosts in their cooldown, unless no host would be left."""
-    found: list[Entry] = []
-    for entry in entries:
-        until = cooldown_ends_at(reports.get(entry.name, ()), now) if entry.named else 0.0
-        if until:
-            times = len(reports[entry.name])
-            why = f"reported as failing {times} times; excluded for another {until - now:.0f} s"
-            entry = replace(entry, state="cooldown", since=max(reports[entry.name]), why=why)
-        found.append(entry)
-    return found if any(entry.named for entry in found) else entries
+def _rested(entry: Entry, reports: Sequence[float], now: float) -> Entry:
+    """Exclude a host in its cooldown."""
+    until = cooldown_ends_at(reports, now)
+    if not entry.named or not until:
+        return entry
+    why = f"reported as failing {len(reports)} times; excluded for another {until - now:.0f} s"
+    return replace(entry, state="cooldown", since=max(reports), why=why)
 
 
-def _limited(entries: Sequence[Entry], limits: Limits) -> list[Entry]:
+def _limited(entries: Sequence[Entry], settings: Settings) -> list[Entry]:
     """Exclude hosts beyond ``max_hosts``, and mark those beyond ``max_np`` as spare."""
     limited: list[Entry] = []
     hosts = slots = 0
     for entry in entries:
         if not entry.named:
             limited.append(entry)
-        elif limits.max_hosts is not None and hosts >= limits.max_hosts:
-            why = f"there are {limits.max_hosts} older ones (--max-hosts)"
+        elif settings.max_hosts is not None and hosts >= settings.max_hosts:
+            why = f"there are {settings.max_hosts} older ones (--max-hosts)"
             limited.append(replace(entry, state="excluded", why=why))
         else:
-            spare = limits.max_np is not None and slots >= limits.max_np
+            spare = settings.max_np is not None and slots >= settings.max_np
             limited.append(replace(entry, state="spare" if spare else "used"))
             hosts, slots = hosts + 1, slots + entry.slots
-    return sorted(limited, key=lambda entry: not entry.named)
+    return limited
 
 
 # -- reports of hosts that fail ------------------------------------------------------------------------
@@ -174,7 +183,6 @@ def report_failure(path: Path, host: str, now: float) -> None:
 
 
 def read_reports(path: Path | None) -> dict[str, list[float]]:
-    """Return the times at which each host was reported; empty without a file."""
     reports: dict[str, list[float]] = {}
     try:
         lines = path.read_bytes().splitlines() if path is not None else []
@@ -190,13 +198,10 @@ def read_reports(path: Path | None) -> dict[str, list[float]]:
 
 
 def cooldown_ends_at(reports: Sequence[float], now: float) -> float:
-    """Return when the cooldown of a host with these reports ends; 0 if it is in none.
-
-    A report from the future is ignored: the clock was set back after it.
-    """
+    """Return when the cooldown of a host with these reports ends; 0 if it is in none."""
+    # A report from the future is ignored: the clock was set back after it.
     recent = sorted(time for time in reports if -FIRST < now - time < _REMEMBERED)
     if len(recent) < _REPEATED:
         return 0.0
-    doublings = min(len(recent) - _REPEATED, 16)
-    until = recent[-1] + min(LONGEST, FIRST * 2.0**doublings)
+    until = recent[-1] + min(LONGEST, FIRST * 2.0 ** min(len(recent) - _REPEATED, 16))
     return until if until > now else 0.0

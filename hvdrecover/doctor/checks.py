@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,63 +19,27 @@ from hvdrecover.errors import LaunchError
 
 VERSIONS, HOROVOD, SSH = "versions", "horovod", "ssh"
 NETWORK, CLOCKS, MEMORY = "network", "clocks", "host memory"
-FEATURES = {"gloo": "Gloo", "mpi": "MPI", "nccl": "NCCL", "cuda": "CUDA"}
+ROOT, WRITING, SHARED, SPACE = "checkpoint root", "root: writing", "root: shared", "root: space"
 MOST_SKEW = 1.0  # seconds; with more, ages of commits and of claims are wrong
 REFUSED_SKEW = 300.0  # seconds; servers refuse such clients: Kerberos from 5 minutes on, S3 from 15
 BUFFERS = 2  # copies of the state on each rank, at most: the newest commit, and one that is being written
-ROOT, WRITING, CLAIMS = "checkpoint root", "root: writing", "root: claims"
-SHARED, SPACE, CLEANING = "root: shared", "root: space", "root: cleaning"
 COMMITS = Keep().last + 1  # commits at a root by default, and one that is being written
+# With a failure, a job cannot run. With a warning it can, with a disadvantage. Skipped: not possible.
 Outcome = Literal["ok", "warning", "failure", "skipped"]
-RUN_AGAIN = "Repair this host, then run `hvdrecover doctor` again."
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
-
-    Attributes:
-        check: name of the check.
-        outcome: ``failure`` if a job cannot run like this; ``warning`` if it can, with a disadvantage;
-            ``skipped`` if the check was not possible.
-        what: the observation, or the reason for skipping.
-        remedy: what to do; empty unless the outcome is a warning or a failure.
-        at_fault: hosts without which the failure would be gone; empty if the failure concerns all hosts.
-    """
+    """The result of one check."""
 
     check: str
     outcome: Outcome
-    what: str
-    remedy: str = ""
-    at_fault: tuple[str, ...] = ()
+    what: str  # the observation, or the reason for skipping
+    remedy: str = ""  # what to do about a warning or a failure
+    at_fault: Sequence[str] = ()  # hosts without which the failure would be gone; empty if it concerns all
 
     def __str__(self) -> str:
         return f"{self.check}: {self.what}. {self.remedy}".rstrip()
-
-
-def ok(check: str, what: str) -> Finding:
-    """Return a finding without a problem."""
-    return Finding(check, "ok", what)
-
-
-def skipped(check: str, why: str) -> Finding:
-    """Return the finding of a check that was not possible."""
-    return Finding(check, "skipped", why)
-
-
-def warning(check: str, what: str, remedy: str) -> Finding:
-    """Return a problem that a job can live with."""
-    return Finding(check, "warning", what, remedy)
-
-
-def failure(check: str, what: str, remedy: str, at_fault: Iterable[str] = ()) -> Finding:
-    """Return a problem with which a job cannot run."""
-    return Finding(check, "failure", what, remedy, tuple(at_fault))
-
-
-def host_failure(check: str, error: LaunchError, remedy: str = RUN_AGAIN) -> Finding:
-    """Return the failure of one host."""
-    return failure(check, f"{error.program}: {error.problem.rstrip('.')}", remedy, [error.program])
 
 
 def select(
@@ -83,11 +47,8 @@ def select(
 ) -> tuple[dict[str, int], dict[str, Finding]]:
     """Leave out the hosts at fault of a job that needs at least so many slots.
 
-    Returns:
-        The other hosts with their slots, and each excluded host with its first failure.
-
-    Raises:
-        LaunchError: too few slots are left, or a failure concerns all hosts.
+    Return the other hosts with their slots, and each excluded host with its first failure. Raises
+    `LaunchError` if too few slots are left, or a failure concerns all hosts.
     """
     excluded: dict[str, Finding] = {}
     for finding in (each for each in findings if each.outcome == "failure"):
@@ -115,10 +76,8 @@ _SSH_REMEDIES = {
     "Connection refused": "Start an ssh server on the host, or name its port with -p.",
     "timed out|No route|unreachable|no answer|closed by remote|reset by peer": "Check that the host is up, "
     "and that no firewall blocks ssh.",
-    "No module named '?hvdrecover": "Install hvdrecover on the host, in an environment at the same path as "
-    "here.",
-    "No such file|not found|cannot execute": "Provide the same environment at the same path on all hosts: a "
-    "shared folder, or one image.",
+    "No such file|not found|cannot execute|No module named": "Provide the same environment, with hvdrecover, "
+    "at the same path on all hosts: a shared folder, or one image.",
     "": "Log in with `ssh -o BatchMode=yes HOST true`, and repair the reported problem.",
 }
 _INSTALL = "Run `hvdrecover install-horovod`"
@@ -130,15 +89,25 @@ Hosts = Mapping[str, Facts]
 def check_versions(hosts: Hosts) -> Finding:
     """All hosts must have the same packages, among them a framework."""
     host, usual = _usual(hosts)
-    if differences := _differences(hosts):
+    differences = []
+    for package in usual.versions:
+        where: dict[str, list[str]] = {}
+        for name, each in hosts.items():
+            where.setdefault(each.versions.get(package) or "none", []).append(name)
+        if len(where) > 1:
+            places = ", ".join(f"{version} on {', '.join(names)}" for version, names in where.items())
+            differences.append(f"{package}: {places}")
+    if differences:
         others = [name for name, each in hosts.items() if each.versions != usual.versions]
-        return failure(VERSIONS, "; ".join(differences), "Install the same versions on all hosts.", others)
+        remedy = "Install the same versions on all hosts."
+        return Finding(VERSIONS, "failure", "; ".join(differences), remedy, others)
     if not any(usual.versions[framework] for framework in FRAMEWORKS):
         remedy = "Install one: `pip install 'hvdrecover[torch]'` or `pip install 'hvdrecover[tensorflow]'`."
-        return failure(VERSIONS, f"neither torch nor tensorflow is installed on {host}", remedy)
+        what = f"neither torch nor tensorflow is installed on {host}"
+        return Finding(VERSIONS, "failure", what, remedy)
     everywhere = f" on all {len(hosts)} hosts" if len(hosts) > 1 else ""
     shown = ", ".join(f"{package} {version}" for package, version in usual.versions.items() if version)
-    return ok(VERSIONS, shown + everywhere)
+    return Finding(VERSIONS, "ok", shown + everywhere)
 
 
 def _usual(hosts: Hosts) -> tuple[str, Facts]:
@@ -147,121 +116,96 @@ def _usual(hosts: Hosts) -> tuple[str, Facts]:
     return max(hosts.items(), key=lambda item: every.count(item[1].versions))
 
 
-def _differences(hosts: Hosts) -> list[str]:
-    """Return a line for each package whose version is not the same on all hosts."""
-    lines = []
-    for package in dict.fromkeys(package for each in hosts.values() for package in each.versions):
-        where: dict[str | None, list[str]] = {}
-        for host, each in hosts.items():
-            where.setdefault(each.versions.get(package), []).append(host)
-        if len(where) > 1:
-            parts = (f"{version or 'none'} on {', '.join(names)}" for version, names in where.items())
-            lines.append(f"{package}: {', '.join(parts)}")
-    return lines
-
-
 def check_horovod(hosts: Hosts) -> Iterator[Finding]:
     """All hosts must be able to import Horovod, and it should have all features and our edits."""
     host, usual = _usual(hosts)
     version = usual.versions["horovod"]
     if version is None:
-        yield failure(HOROVOD, f"Horovod is not installed on {host}", f"{_INSTALL}.")
+        yield Finding(HOROVOD, "failure", f"Horovod is not installed on {host}", f"{_INSTALL}.")
         return
-    loaded = [(by, each) for facts in hosts.values() for by, each in facts.horovod.items()]
-    well = {by: each["built"] for by, each in loaded if not each["error"]}
-    has = {name: yes for built in well.values() for name, yes in built.items()}
-    found = list(_import_errors(hosts, bool(well)))
+    has = next((each.features for each in hosts.values() if each.features), {})
+    found = list(_import_errors(hosts, any_well=bool(has)))
     if not has.get("gloo", True):
         what = "built without Gloo, so jobs cannot be elastic: a lost process or host restarts the whole job"
-        found.append(warning(HOROVOD, what, f"Use `hvdrecover run --mpi`. {_INSTALL} to get Gloo."))
+        found.append(
+            Finding(HOROVOD, "warning", what, f"Use `hvdrecover run --mpi`. {_INSTALL} to get Gloo.")
+        )
     if usual.lacks:
         what = f"{version} lacks fixes that recovery needs: {', '.join(usual.lacks)}"
         remedy = f"{_REBUILD}. hvdrecover/install/horovod.edits describes what fails without each fix."
-        found.append(warning(HOROVOD, what, remedy))
+        found.append(Finding(HOROVOD, "warning", what, remedy))
     if not has.get("nccl", True) and any(each.gpus for each in hosts.values()):
         remedy = f"Set HOROVOD_GPU_OPERATIONS=NCCL. {_REBUILD}."
-        found.append(warning(HOROVOD, "built without NCCL, and the hosts have GPUs", remedy))
+        found.append(Finding(HOROVOD, "warning", "built without NCCL, and the hosts have GPUs", remedy))
     if not found:
-        frameworks = " and ".join(f"{by} {usual.versions[by]}" for by in well)
-        features = ", ".join(f"{'with' if yes else 'without'} {FEATURES[name]}" for name, yes in has.items())
+        frameworks = " and ".join(f"{by} {usual.versions[by]}" for by in usual.horovod)
+        features = ", ".join(f"{'with' if yes else 'without'} {name}" for name, yes in has.items())
         what = f"{version} works with {frameworks}, {features}; it has all of hvdrecover's fixes"
-        found.append(ok(HOROVOD, what))
+        found.append(Finding(HOROVOD, "ok", what))
     yield from found
 
 
-def _import_errors(hosts: Hosts, any_well: bool) -> Iterator[Finding]:
+def _import_errors(hosts: Hosts, *, any_well: bool) -> Iterator[Finding]:
     """Yield a finding for each framework for which Horovod cannot be imported."""
     for by in FRAMEWORKS:
-        answers = {host: each.horovod[by]["error"] for host, each in hosts.items() if by in each.horovod}
+        answers = {host: each.horovod[by] for host, each in hosts.items() if by in each.horovod}
         errors = {host: error for host, error in answers.items() if error}
         reasons = "; ".join(f"{host}: {error}" for host, error in errors.items())
         what = f"it cannot be imported for {by}: {reasons}"
         remedy = f"{_REBUILD}, which builds it for the installed frameworks."
         if errors and any_well and all("has not been built" in error for error in errors.values()):
-            yield warning(HOROVOD, what, remedy)
+            yield Finding(HOROVOD, "warning", what, remedy)
         elif errors:
-            yield failure(HOROVOD, what, remedy, errors if len(errors) < len(answers) else ())
+            at_fault = list(errors) if len(errors) < len(answers) else []
+            yield Finding(HOROVOD, "failure", what, remedy, at_fault)
 
 
 def check_ssh(problems: Mapping[str, str], local: Sequence[str]) -> Iterator[Finding]:
     """All hosts must start this Python when ``horovodrun`` logs in; hosts without a problem have ''."""
     if well := [host for host in problems if host not in local and not problems[host]]:
-        yield ok(SSH, f"{', '.join(well)}: login works, and this Python starts there")
+        yield Finding(SSH, "ok", f"{', '.join(well)}: login works, and this Python starts there")
     elif not any(problems.values()):
-        yield skipped(SSH, "this host only")
+        yield Finding(SSH, "skipped", "this host only")
     for host, problem in problems.items():
         if problem:
             fits = (remedy for pattern, remedy in _SSH_REMEDIES.items() if re.search(pattern, problem, re.I))
-            yield failure(SSH, f"{host}: {problem}", next(fits), [host])
+            yield Finding(SSH, "failure", f"{host}: {problem}", next(fits), [host])
 
 
-@dataclass(frozen=True)
-class Reached:
-    """A host's connections to the other hosts.
+def check_network(own: Mapping[str, tuple[str, str]], reached: Mapping[str, Mapping[str, Any]]) -> Finding:
+    """All hosts must connect to each other by interfaces with one name, since Horovod only takes names.
 
-    Attributes:
-        interface: the network interface that leads to the other hosts; empty if there is none.
-        address: its IPv4 address.
-        peers: other host to the seconds that a connection took, or to the error.
+    `own` has each host's interface towards the others and its address, empty if unknown; `reached` has the
+    seconds of its connection to each other host, or the error.
     """
-
-    interface: str
-    address: str
-    peers: Mapping[str, float | str]
-
-
-def check_network(reached: Mapping[str, Reached]) -> Finding:
-    """All hosts must connect to each other by interfaces with one name, since Horovod only takes names."""
-    shown = ", ".join(f"{host} {each.interface} {each.address}" for host, each in reached.items())
+    shown = ", ".join(f"{host} {interface} {address}" for host, (interface, address) in own.items())
     broken = {
-        (host, other): f"{host} ({each.interface}) cannot connect to {other} ({reached[other].address}): {it}"
-        for host, each in reached.items()
-        for other, it in each.peers.items()
-        if isinstance(it, str)
+        (host, other): f"{host} ({own[host][0]}) cannot connect to {other} ({own[other][1]}): {result}"
+        for host, results in reached.items()
+        for other, result in results.items()
+        if isinstance(result, str)
     }
-    usual = Counter(each.interface for each in reached.values()).most_common()[0][0]
-    if without := [host for host, each in reached.items() if not each.interface]:
+    usual = Counter(interface for interface, _ in own.values()).most_common()[0][0]
+    if without := [host for host, (interface, _) in own.items() if not interface]:
         what = f"no interface of {', '.join(without)} leads to the other hosts"
-        return failure(NETWORK, what, "Name the right one with --network-interface.", without)
+        return Finding(NETWORK, "failure", what, "Name the right one with --network-interface.", without)
     if broken:
         remedy = "Allow connections between the hosts on all ports, or name another --network-interface."
-        return failure(NETWORK, "; ".join(broken.values()), remedy, _to_leave_out([*reached], set(broken)))
-    if others := [host for host, each in reached.items() if each.interface != usual]:
+        at_fault = _to_leave_out([*own], set(broken))
+        return Finding(NETWORK, "failure", "; ".join(broken.values()), remedy, at_fault)
+    if others := [host for host, (interface, _) in own.items() if interface != usual]:
         what = f"the interfaces that connect the hosts have different names: {shown}"
-        return failure(NETWORK, what, "Give the interface the same name on all hosts.", others)
-    slowest = max(float(seconds) for each in reached.values() for seconds in each.peers.values())
-    return ok(NETWORK, f"all connect to all within {slowest * 1e3:.1f} ms: {shown}")
+        return Finding(NETWORK, "failure", what, "Give the interface the same name on all hosts.", others)
+    slowest = max(seconds for results in reached.values() for seconds in results.values())
+    return Finding(NETWORK, "ok", f"all connect to all within {slowest * 1e3:.1f} ms: {shown}")
 
 
 def _to_leave_out(hosts: Sequence[str], broken: set[tuple[str, str]]) -> list[str]:
-    """Return hosts without which all hosts connect to all.
-
-    That is, repeatedly, the host with the most broken connections. Of several hosts it is the last one, since
-    rank 0 is on the first.
-    """
+    """Return hosts without which all connect to all: repeatedly that with the most broken connections."""
     found = []
     while broken:
         counts = Counter(host for pair in broken for host in pair)
+        # Of several hosts it is the last one, since rank 0 is on the first.
         worst = max(reversed(hosts), key=lambda host: counts[host])
         found.append(worst)
         broken = {pair for pair in broken if worst not in pair}
@@ -275,16 +219,17 @@ def check_clocks(ahead: Mapping[str, float], error: float) -> Finding:
     wrong = 2 * error  # of a difference, at most
     spread = max(ahead.values()) - min(ahead.values()) - wrong  # the certain part, on a slow network
     if spread <= MOST_SKEW:
-        return ok(CLOCKS, f"at most {max(map(abs, ahead.values())):.2f} s apart (± {wrong:.2f} s)")
+        what = f"at most {max(map(abs, ahead.values())):.2f} s apart (± {wrong:.2f} s)"
+        return Finding(CLOCKS, "ok", what)
     shown = ", ".join(f"{host} {seconds:+.1f} s" for host, seconds in ahead.items() if host != first)
     what = f"compared with {first}: {shown} (± {wrong:.1f} s)"
     remedy = "Synchronise all clocks with the same time server (chrony, systemd-timesyncd)."
     if spread <= REFUSED_SKEW:
-        return warning(CLOCKS, what, remedy)
+        return Finding(CLOCKS, "warning", what, remedy)
     # Most clocks are right, so those at fault are far from the median; of two hosts the first is right.
     usual = statistics.median_low([0.0, *ahead.values()])
     at_fault = [host for host, seconds in ahead.items() if abs(seconds - usual) > REFUSED_SKEW / 2]
-    return failure(CLOCKS, what, remedy, at_fault)
+    return Finding(CLOCKS, "failure", what, remedy, at_fault)
 
 
 def check_memory(hosts: Hosts, ranks: Mapping[str, int], state: int | None) -> Finding:
@@ -294,12 +239,10 @@ def check_memory(hosts: Hosts, ranks: Mapping[str, int], state: int | None) -> F
     what = f"enough for a state of {shown}: a commit takes up to {BUFFERS} copies of the state on each rank"
     tight = [host for host, nbytes in largest.items() if state is not None and nbytes < state]
     if state is None or not tight:
-        return ok(MEMORY, what)
-    if limited := [host for host in tight if hosts[host].limited]:
-        what += f"; a cgroup limits {', '.join(limited)}"
+        return Finding(MEMORY, "ok", what)
     remedy = f"Free memory on {', '.join(tight)}, or use fewer slots, larger hosts or a larger cgroup."
     too_small = [host for host in tight if hosts[host].memory < state * ranks[host]]
-    return failure(MEMORY, what, remedy, too_small) if too_small else warning(MEMORY, what, remedy)
+    return Finding(MEMORY, "failure" if too_small else "warning", what, remedy, too_small)
 
 
 # -- storage -------------------------------------------------------------------------------------------
@@ -310,62 +253,47 @@ def check_root(found: Mapping[str, Any], now: float) -> Finding:
     url, newest = found["url"], found["newest"]
     listed = ", ".join(f"{count} {state}" for state, count in found["commits"].items())
     if not listed:
-        claimed = f", and generation {found['claim']} has claimed it" if found["claim"] else ""
-        return ok(ROOT, f"{url}: no commits yet{claimed}")
+        return Finding(ROOT, "ok", f"{url}: no commits yet")
     if newest is None:
         remedy = f"Look at it with `hvdrecover verify {url}`; repair it, or name another root."
-        return failure(ROOT, f"{url}: no commit is usable: {listed}", remedy)
+        return Finding(ROOT, "failure", f"{url}: no commit is usable: {listed}", remedy)
     minutes = max(0.0, now - newest["time"]) / 60
     what = f"{url}: {listed}; a job resumes from {newest['commit']}, which is {minutes:.0f} min old"
     if found["broken"]:
-        return warning(ROOT, what, f"Look at it with `hvdrecover ls {url}`. Jobs skip broken commits.")
-    return ok(ROOT, what)
+        remedy = f"Look at it with `hvdrecover ls {url}`. Jobs skip broken commits."
+        return Finding(ROOT, "warning", what, remedy)
+    return Finding(ROOT, "ok", what)
 
 
-def check_writing(found: Mapping[str, Any], host: str) -> Iterator[Finding]:
-    """The root must return the bytes that were written, and let only one writer create a file."""
-    if found["refused"]:
+def check_writing(problem: str, host: str) -> Finding:
+    """The root must return the bytes that were written."""
+    if problem:
         remedy = "Check the root, the permissions and the storage."
-        yield host_failure(WRITING, LaunchError(host, found["refused"]), remedy)
-        return
-    if not found["same"]:
-        remedy = "Do not keep commits there. Look for a fault of the disk, the server or the network."
-        yield failure(WRITING, f"{host} reads other bytes than it wrote", remedy)
-    else:
-        write, read = (found["bytes"] / found[f"{name}_seconds"] / 1e6 for name in ("write", "read"))
-        speeds = f"write {write:.0f} MB/s, read {read:.0f} MB/s"
-        yield ok(WRITING, f"{host} wrote {found['bytes'] / 1e6:.0f} MB and read the same bytes: {speeds}")
-    what = f"of {found['writers']} writers that created one file, {found['winners']} succeeded"
-    if found["winners"] == 1 and found["kept"]:
-        yield ok(CLAIMS, what)
-    else:  # two jobs could write to the root at the same time
-        what += "" if found["kept"] else "; a later writer replaced the file"
-        yield failure(CLAIMS, what, "Use a storage with conditional writes: S3, Azure, GCS, SFTP, POSIX.")
+        return Finding(WRITING, "failure", f"{host}: {problem}", remedy, [host])
+    return Finding(WRITING, "ok", f"{host} wrote a file and read the same bytes")
 
 
 def check_shared(seen: Mapping[str, bool | LaunchError], writer: str) -> Finding:
     """All hosts should see the file that the writer wrote, since rank 0 may move to any host."""
     if not seen:
-        return skipped(SHARED, "no other host answers")
+        return Finding(SHARED, "skipped", "no other host answers")
     if broken := [str(error) for error in seen.values() if isinstance(error, LaunchError)]:
         remedy = "Give these hosts the same access to the root: packages, credentials, mounts."
-        return failure(SHARED, f"not all hosts can open the root: {'; '.join(broken)}", remedy)
+        return Finding(SHARED, "failure", f"not all hosts can open the root: {'; '.join(broken)}", remedy)
     if blind := [host for host, sees in seen.items() if not sees]:
         what = f"{', '.join(blind)} cannot see the file that {writer} wrote"
         remedy = "Use a folder that all hosts share, or an object store. Rank 0 may move to any host."
-        return warning(SHARED, what, remedy)
-    return ok(SHARED, f"{', '.join(seen)} can see the file that {writer} wrote")
+        return Finding(SHARED, "warning", what, remedy)
+    return Finding(SHARED, "ok", f"{', '.join(seen)} can see the file that {writer} wrote")
 
 
 def check_space(free: int | None, state: int | None) -> Finding:
     """The root needs space for the commits that it keeps."""
     if free is None:
-        return skipped(SPACE, "this storage does not report free space")
+        return Finding(SPACE, "skipped", "this storage does not report free space")
     fits = f"enough for a state of {size(free / COMMITS)}: by default, a root has up to {COMMITS} commits"
     what = f"{size(free)} free, {fits}"
+    if state is None or free >= COMMITS * state:
+        return Finding(SPACE, "ok", what)
     remedy = "Free space, keep fewer commits (Checkpoint(keep=...)), or name a larger root."
-    if state is not None and free < state:
-        return failure(SPACE, what, remedy)
-    if state is not None and free < COMMITS * state:
-        return warning(SPACE, what, remedy)
-    return ok(SPACE, what)
+    return Finding(SPACE, "failure" if free < state else "warning", what, remedy)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
 import sys
 import time
+import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,10 +25,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hvdrecover import config, machine
+from hvdrecover.checkpoint import inspection
+from hvdrecover.checkpoint.arena import allocate
+from hvdrecover.checkpoint.storage import Storage, open_storage
+from hvdrecover.checkpoint.storage.interface import TEMPORARY
+from hvdrecover.checkpoint.store import check_is_ours
 from hvdrecover.discovery import programs
-from hvdrecover.doctor.storage import clean, root, see
-from hvdrecover.errors import DiscoveryError
+from hvdrecover.errors import DiscoveryError, StorageError, UnknownCommitError
 from hvdrecover.install.edits import EDITS
 from hvdrecover.install.environment import PROBE
 from hvdrecover.machine import address_of, source_towards, versions
@@ -39,28 +48,30 @@ _AT_ONCE = 64  # connections
 _LOADING = 110.0  # seconds to import a framework; TensorFlow takes half a minute on a busy host
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
 _GPUS = Path("/proc/driver/nvidia/gpus")
+_NBYTES = 1 << 25  # size of the file that the trial writes and reads
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a host; ``docs/doctor.md`` describes them."""
+    """Facts about a host."""
 
     versions: Mapping[str, str | None]
-    horovod: Mapping[str, Mapping[str, Any]]
-    lacks: Sequence[str]
-    interfaces: Mapping[str, str]
-    addresses: Mapping[str, str]
-    source: str
+    horovod: Mapping[str, str]  # framework to the error of importing Horovod for it, or ''
+    features: Mapping[str, bool]  # feature to whether Horovod has it; empty if it cannot be imported
+    lacks: Sequence[str]  # our edits that recovery needs and Horovod lacks
+    interfaces: Mapping[str, str]  # network interface to its IPv4 address
+    addresses: Mapping[str, str]  # other host to its address, as this host knows it
+    source: str  # this host's address towards the others, or ''
     gpus: int
-    memory: int
-    limited: bool
-    port: int
+    memory: int  # bytes that are available
+    port: int  # a free one
 
 
 def facts(name: str, names: Sequence[str]) -> dict[str, Any]:
     """Return the `Facts` about this host."""
-    free, found = machine.available_memory(), versions()
+    found = versions()
     frameworks = [each for each in FRAMEWORKS if found["horovod"] and found[each]]
+    tried = {framework: _load(framework) for framework in frameworks}
     known = {each: address_of(each) for each in names if each != name}
     others = {each: address for each, address in known.items() if address and address[:4] != "127."}
     with socket.create_server(("", 0)) as probe:
@@ -68,29 +79,27 @@ def facts(name: str, names: Sequence[str]) -> dict[str, Any]:
     return asdict(
         Facts(
             versions=found,
-            horovod={framework: _load(framework) for framework in frameworks},
+            horovod={framework: error for framework, (_, error) in tried.items()},
+            features=next((features for features, _ in tried.values() if features), {}),
             lacks=missing_edits(),
             interfaces=interfaces(),
             addresses=others,
             source=next(filter(None, map(source_towards, others.values())), ""),
             gpus=len(list(_GPUS.iterdir())) if _GPUS.is_dir() else 0,
-            memory=free.nbytes,
-            limited=free.limited,
+            memory=machine.available_memory().nbytes,
             port=port,
         )
     )
 
 
 def clock() -> float:
-    """Return the seconds since the Unix epoch."""
     return time.time()
 
 
 def reach(port: int, peers: dict[str, tuple[str, int]]) -> dict[str, float | str]:
     """Connect to each peer's address and port, while peers connect to this port.
 
-    Returns:
-        Peer to the seconds that the connection took, or to the error.
+    Return peer to the seconds that the connection took, or to the error.
     """
     deadline = time.monotonic() + _MEETING
     with socket.create_server(("", port), backlog=1024) as listener, ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -114,24 +123,20 @@ def _connect(peer: tuple[str, int], deadline: float) -> float | str:
         time.sleep(0.1)
 
 
-def _load(framework: str) -> dict[str, Any]:
-    """Import Horovod for a framework; return ``built`` (feature to bool) and ``error``."""
+def _load(framework: str) -> tuple[dict[str, bool], str]:
+    """Import Horovod for a framework; return feature to whether it is built in, and the error or ''."""
     environ = {**config.environment(), "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-c", PROBE, f"horovod.{framework}"]
     try:
-        built = json.loads(programs.output(command, environ, _LOADING).splitlines()[-1])
+        features = json.loads(programs.output(command, environ, _LOADING).splitlines()[-1])
     except DiscoveryError as error:
-        return {"built": {}, "error": error.problem}
-    del built["version"]
-    return {"built": built, "error": ""}
+        return {}, error.problem
+    del features["version"]
+    return features, ""
 
 
 def missing_edits() -> list[str]:
-    """Return the names of those edits that recovery needs and the installed Horovod lacks.
-
-    Compiled code does not show its edits. There, the version number that our builds have is the proof.
-    Recovery does not need the edits of the build and of the speed of waiting.
-    """
+    """Return the names of those edits that recovery needs and the installed Horovod lacks."""
     try:
         horovod = metadata.distribution("horovod")
     except metadata.PackageNotFoundError:
@@ -140,7 +145,9 @@ def missing_edits() -> list[str]:
     lacking = []
     for edit in EDITS:
         file = folder / edit.file
+        # Recovery does not need the edits of the build and of the speed of waiting.
         needed = not edit.file.endswith("CMakeLists.txt") and not edit.name.startswith("torch-wait")
+        # Compiled code does not show its edits. The version number that our builds have is the proof.
         has = ours if file.suffix != ".py" else file.exists() and edit.new in file.read_text()
         if needed and not has:
             lacking.append(edit.name)
@@ -156,6 +163,64 @@ def interfaces() -> dict[str, str]:
                 answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)[:15]))
                 found[name] = socket.inet_ntoa(answer[20:24])
     return found
+
+
+# -- the checkpoint root: commits and claims are only read ---------------------------------------------
+
+
+def root(url: str) -> dict[str, Any]:
+    """Return the contents of a root, and the ``problem`` of writing and reading a file.
+
+    The file stays, for other hosts to `see`, until `clean` removes it and the folders ``made`` for it.
+    """
+    opened = open_storage(url)
+    check_is_ours(opened)
+    try:
+        entries = inspection.entries(opened)
+    except UnknownCommitError:  # the root does not exist yet
+        entries = []
+    usable = next((entry for entry in entries if entry.is_whole), None)
+    path = Path(opened.url.removeprefix("file://"))
+    local = [path, *path.parents] if opened.url.startswith("file://") else []
+    existing = next((folder for folder in local if folder.exists()), None)
+    folder = f"{TEMPORARY}doctor-{uuid.uuid4().hex}"
+    return {
+        "url": opened.url,
+        "commits": Counter(entry.state for entry in entries),
+        "broken": sum(not entry.is_whole and entry.state != "incomplete" for entry in entries),
+        "newest": usable and {"commit": usable.commit, "time": usable.time},
+        "free": shutil.disk_usage(existing).free if existing is not None else None,
+        "made": [str(each) for each in local if not each.exists()],
+        "folder": folder,
+        "problem": _write(opened, f"{folder}/written"),
+    }
+
+
+def _write(opened: Storage, path: str) -> str:
+    """Write a file, and read it; return the problem, or an empty string."""
+    buffer, back = allocate(_NBYTES), allocate(_NBYTES)
+    buffer[:] = np.random.default_rng().integers(0, 256, _NBYTES, dtype=np.uint8)  # cannot be compressed
+    try:
+        opened.write(path, buffer)
+        read = opened.read_into(path, back)
+    except StorageError as error:
+        return str(error)
+    if read.size == _NBYTES and np.array_equal(back, buffer):
+        return ""
+    return "it reads other bytes than it wrote, so the disk, the server or the network is faulty"
+
+
+def see(url: str, folder: str) -> bool:
+    """Return whether this host sees the file of a trial."""
+    return open_storage(url).size(f"{folder}/written") is not None
+
+
+def clean(url: str, folder: str, made: list[str]) -> None:
+    """Remove the files of a trial, and the folders that it has made."""
+    open_storage(url).delete(folder)
+    for each in made:
+        with suppress(OSError):  # a job has started to use it
+            Path(each).rmdir()
 
 
 _QUESTIONS = {each.__name__: each for each in (facts, clock, reach, root, see, clean)}

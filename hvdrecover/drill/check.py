@@ -10,26 +10,26 @@ error of the script. Trained tensors and optimizer state are never rank-local.
 
 from __future__ import annotations
 
-import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.drill.faults import complete, damaged
+from hvdrecover.drill.faults import complete
 from hvdrecover.drill.records import Line, Records
 from hvdrecover.drill.run import ScriptRun
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch import processes
+from hvdrecover.reporting.text import counted
 
 _SHOWN = 3  # names in a list
 _MOST = 6  # differences in a message
 _LONG = 40  # characters of a value
-_SHARED = "/dev/shm/"
+_LIST_ITEM = re.compile(r"\.\d+(?:\.|$)")
 
 TRAINS_AGAIN = "every rank trains again"
 SAME_COMMITS = "commits equal those of the undisturbed run"
@@ -52,8 +52,7 @@ REMEDIES = {
     "with the epoch of the state.",
     REPRODUCIBLE: "Use deterministic algorithms, a fixed number of threads, a constant seed for the order of "
     "samples, and only the global random generators: this difference came before any fault.",
-    NOTHING_LEFT: "Have whatever starts processes or makes shared memory end with its parent "
-    "(PR_SET_PDEATHSIG, memfd).",
+    NOTHING_LEFT: "Have processes that the script starts end with their parent (PR_SET_PDEATHSIG).",
     ROOT_INTACT: "Look at `hvdrecover verify` of the run's checkpoint root.",
     EXIT_CODE: "Look at the end of the run's log.",
     UNRECORDED: "Call record_batch of the sampler or state after each step, or the drill cannot tell whether "
@@ -65,16 +64,10 @@ REMEDIES = {
 
 @dataclass
 class Finding:
-    """A difference from the undisturbed run, or something that was left behind.
+    """A difference from the undisturbed run, or something that was left behind."""
 
-    Attributes:
-        check: the name of the check; a key of `REMEDIES`.
-        message: what differs, and where.
-        remedy: what to do, in one sentence.
-    """
-
-    check: str
-    message: str
+    check: str  # a key of `REMEDIES`
+    message: str  # what differs, and where
     remedy: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,27 +76,17 @@ class Finding:
 
 @dataclass
 class Comparison:
-    """A run with faults beside the undisturbed run.
-
-    Attributes:
-        findings: the differences.
-        notes: findings that are no failures: rank-local state, samples that could not be checked.
-        compared: number of commits that were compared.
-        not_compared: from which commit on the runs could not be compared, and why; '' if all commits were.
-        samples_miscounted: number of samples that were lost or repeated, in all epochs.
-        rank_local: names of the rank-local state that was another rank's after a recovery.
-    """
+    """A run with faults beside the undisturbed run."""
 
     findings: list[Finding] = field(default_factory=list)
-    notes: list[Finding] = field(default_factory=list)
-    compared: int = 0
-    not_compared: str = ""
-    samples_miscounted: int = 0
-    rank_local: list[str] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)  # no failures
+    compared: int = 0  # number of commits
+    not_compared: str = ""  # from which commit on the runs could not be compared, and why
+    samples_miscounted: int = 0  # that were lost or repeated, in all epochs
+    rank_local: list[str] = field(default_factory=list)  # state that was another rank's after a recovery
 
 
 def compare(clean: Records, faulty: Records) -> Comparison:
-    """Compare a run with faults with the undisturbed run."""
     found = Comparison()
     _compare_samples(clean, faulty, found)
     _compare_steps(clean, faulty, found)
@@ -116,18 +99,10 @@ def compare(clean: Records, faulty: Records) -> Comparison:
     return found
 
 
-def _pair_commits(clean: Records, faulty: Records) -> Iterator[tuple[Line, Line]]:
-    """Yield the commits of both runs that one rank made after the same amount of work."""
-    known = {(line.rank, clean.progress[line.made]): line for line in clean.kept(clean.commits)}
-    for line in faulty.kept(faulty.commits):
-        if line.size != clean.size and not clean.virtual:
-            return
-        if (same := known.get((line.rank, faulty.progress[line.made]))) is not None:
-            yield same, line
+# -- samples and steps -------------------------------------------------------------------------------------
 
 
 def _compare_samples(clean: Records, faulty: Records, found: Comparison) -> None:
-    """Find the epochs with lost or repeated samples."""
     expected, mine = _trained(clean), _trained(faulty)
     if not expected:
         found.notes.append(Finding(UNRECORDED, "the script never calls record_batch"))
@@ -147,6 +122,16 @@ def _compare_samples(clean: Records, faulty: Records, found: Comparison) -> None
         found.samples_miscounted += lost.total() + repeated.total()
 
 
+def _trained(records: Records) -> dict[tuple[str, int], Counter[int]]:
+    """Return, for each sampler and epoch, how often each sample was trained on."""
+    kept = records.kept(records.of("batch"))  # all ranks record the same samples of one batch
+    once = {(line.generation, line.commit, line.sampler, line.epoch, line.at): line for line in kept}
+    found: dict[tuple[str, int], Counter[int]] = {}
+    for line in once.values():
+        found.setdefault((line.sampler, line.epoch), Counter()).update(line.samples)
+    return found
+
+
 def _compare_steps(clean: Records, faulty: Records, found: Comparison) -> None:
     """Find a lost step: a commit held a recorded batch on which the optimizer had not stepped yet.
 
@@ -163,34 +148,41 @@ def _compare_steps(clean: Records, faulty: Records, found: Comparison) -> None:
             return
 
 
+# -- commits -----------------------------------------------------------------------------------------------
+
+
 def _compare_commits(clean: Records, faulty: Records, found: Comparison) -> None:
     """Find the first commit that differs from the undisturbed run's in any bit, and what differs."""
     local = _find_rank_local(clean)
     names: dict[str, None] = {}
-    last = replaced = 0  # commits
+    last = 0  # equal commit
     for expected, line in _pair_commits(clean, faulty):
         found.compared += line.rank == 0
         differing = _differences(expected, line)
         before_faults = faulty.rendezvous_of(line) == 0
-        serious = [name for name in differing if before_faults or not _within(name, local)]
+        here = [] if before_faults else [name for name in differing if _within(name, local)]
+        serious = [name for name in differing if name not in here]
         if serious and line.rank == 0:
             equal = f"commit {line.made} differs, and commit {last} was still equal"
             what = f"{equal}: {_told(differing, serious)}"
-            if replaced:
-                what += (
-                    f"; rank-local state was another rank's from commit {replaced} on, which explains "
-                    "the difference if a step depends on it"
-                )
             found.findings.append(Finding(REPRODUCIBLE if before_faults else SAME_COMMITS, what))
             break
         last = line.made if line.rank == 0 else last
-        if not before_faults and (here := [name for name in differing if _within(name, local)]):
-            if not names:
-                what = f"from commit {line.made} on, rank {line.rank} has another rank's {_some(here)}"
-                found.notes.append(Finding(RANK_LOCAL, what))
-                replaced = line.made
-            names.update(dict.fromkeys(here))
+        if here and not names:
+            what = f"from commit {line.made} on, rank {line.rank} has another rank's {_some(here)}"
+            found.notes.append(Finding(RANK_LOCAL, what))
+        names.update(dict.fromkeys(here))
     found.rank_local = list(names)
+
+
+def _pair_commits(clean: Records, faulty: Records) -> Iterator[tuple[Line, Line]]:
+    """Yield the commits of both runs that one rank made after the same amount of work."""
+    known = {(line.rank, clean.progress[line.made]): line for line in clean.kept(clean.commits)}
+    for line in faulty.kept(faulty.commits):
+        if line.size != clean.size and not clean.virtual:
+            return
+        if (same := known.get((line.rank, faulty.progress[line.made]))) is not None:
+            yield same, line
 
 
 def _find_rank_local(clean: Records) -> frozenset[str]:
@@ -206,47 +198,33 @@ def _find_rank_local(clean: Records) -> frozenset[str]:
         for other in others:
             for name, values in _differences(first, other, samplers=False).items():
                 attribute, _, tensor = name.partition(".")
-                trained = attribute in first.buffers and tensor not in first.buffers[attribute]
-                if values or not trained:
-                    names.add(_up_to_a_list(name))
+                if values:
+                    names.add(_LIST_ITEM.split(name)[0])
+                elif attribute not in first.buffers or tensor in first.buffers[attribute]:  # not trained
+                    names.add(name)
     return frozenset(names)
-
-
-def _trained(records: Records) -> dict[tuple[str, int], Counter[int]]:
-    """Return, for each sampler and epoch, how often each sample was trained on."""
-    kept = records.kept(records.of("batch"))  # all ranks record the same samples of one batch
-    once = {(line.generation, line.commit, line.sampler, line.epoch, line.at): line for line in kept}
-    found: dict[tuple[str, int], Counter[int]] = {}
-    for line in once.values():
-        found.setdefault((line.sampler, line.epoch), Counter()).update(line.samples)
-    return found
 
 
 def _differences(expected: Line, found: Line, *, samplers: bool = True) -> dict[str, str]:
     """Return each tensor (``model.0.weight``) and value (``stats.loss``) that differs; values in words."""
-    differing: dict[str, str] = {}
-    for name, tensors in expected.tensors.items():
-        others = found.tensors.get(name, {})
-        differing |= {f"{name}.{each}": "" for each, digest in tensors.items() if others.get(each) != digest}
-    differing |= _unlike(expected.values, found.values, "")
-    return differing | (_unlike(expected.samplers, found.samplers, "") if samplers else {})
-
-
-def _unlike(expected: object, found: object, path: str) -> dict[str, str]:
-    """Return the paths at which two values differ, with both values in words."""
-    if isinstance(expected, Mapping) and isinstance(found, Mapping):
-        pairs = {f"{path}.{key}": (expected.get(key), found.get(key)) for key in {**expected, **found}}
-    elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        pairs = {f"{path}.{place}": pair for place, pair in enumerate(zip(expected, found, strict=True))}
-    elif expected == found:
-        return {}
-    else:
-        words = f"{json.dumps(found)[:_LONG]}, expected {json.dumps(expected)[:_LONG]}"
-        return {path.removeprefix("."): words}
-    differing: dict[str, str] = {}
-    for place, (mine, theirs) in pairs.items():
-        differing.update(_unlike(mine, theirs, place))
+    a, b = dict(_leaves(expected.tensors)), dict(_leaves(found.tensors))
+    differing = {name: "" for name in {**a, **b} if a.get(name) != b.get(name)}
+    before = {**expected.values, **(expected.samplers if samplers else {})}
+    after = {**found.values, **(found.samplers if samplers else {})}
+    a, b = dict(_leaves(before)), dict(_leaves(after))
+    for name in {**a, **b}:
+        if (value := b.get(name)) != (usual := a.get(name)):
+            differing[name] = f"{json.dumps(value)[:_LONG]}, expected {json.dumps(usual)[:_LONG]}"
     return differing
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each leaf of nested containers."""
+    if not isinstance(value, Mapping | list) or not value:
+        yield path, value
+        return
+    for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+        yield from _leaves(item, f"{path}.{key}" if path else str(key))
 
 
 def _told(found: Mapping[str, str], names: Sequence[str]) -> str:
@@ -257,26 +235,15 @@ def _told(found: Mapping[str, str], names: Sequence[str]) -> str:
         if not found[name]:
             attribute, _, tensor = name.partition(".")
             tensors.setdefault(attribute, []).append(tensor)
-    words = [f"{_count(each)} of {name} ({_some(each)})" for name, each in tensors.items()]
+    words = [f"{counted(len(each), 'tensor')} of {name} ({_some(each)})" for name, each in tensors.items()]
     return "; ".join([*values[:_MOST], *words])
 
 
 def _within(path: str, places: Set[str]) -> bool:
-    parts = path.split(".")
-    return any(".".join(parts[:count]) in places for count in range(1, len(parts) + 1))
-
-
-def _up_to_a_list(path: str) -> str:
-    attribute, *parts = path.split(".")
-    return ".".join([attribute, *itertools.takewhile(lambda part: not part.isdigit(), parts)])
-
-
-def _count(tensors: Sequence[str]) -> str:
-    return f"{len(tensors)} tensor{'s' if len(tensors) > 1 else ''}"
+    return any(path == place or path.startswith(f"{place}.") for place in places)
 
 
 def _some(names: Iterable[object]) -> str:
-    """Return the first of some names."""
     every = [str(name) for name in names]
     return ", ".join(every[:_SHOWN] + ["…"] * (len(every) > _SHOWN)) or "none"
 
@@ -284,21 +251,15 @@ def _some(names: Iterable[object]) -> str:
 # -- the machine -------------------------------------------------------------------------------------------
 
 
-def machine(run: ScriptRun, left: Sequence[int], mapped: Set[int], expected_code: int) -> list[Finding]:
-    """Find leftovers of a run that has ended, and errors of its end.
-
-    ``left`` are the processes that still ran after the supervisor had ended; ``mapped`` are the inodes of the
-    files in shared memory that the run's processes had mapped.
-    """
+def machine(run: ScriptRun, left: Sequence[int], expected_code: int) -> list[Finding]:
+    """Find errors of the end of a run; ``left`` are the processes that still ran after its supervisor."""
     findings = []
     if left:
         findings.append(Finding(NOTHING_LEFT, f"after the run's end {processes.named(left)} still ran"))
-    if names := [path.name for path in Path(_SHARED).iterdir() if _inode(path) in mapped]:
-        findings.append(Finding(NOTHING_LEFT, f"/dev/shm still holds {_some(names)}"))
     if run.codes[-1] != expected_code:
         findings.append(Finding(EXIT_CODE, f"the job ended with {run.codes[-1]} instead of {expected_code}"))
     # All commits of the root must be readable, apart from those that the drill itself damaged.
-    commits = [commit for commit in complete(run) if commit.name not in damaged(run)]
+    commits = [commit for commit in complete(run) if commit not in run.damaged]
     try:
         for commit in commits:
             read_commit(LocalStorage(run.root), commit)
@@ -307,17 +268,3 @@ def machine(run: ScriptRun, left: Sequence[int], mapped: Set[int], expected_code
     if not commits:
         findings.append(Finding(ROOT_INTACT, f"{run.root} holds no complete commit"))
     return findings
-
-
-def shared_memory(process: int) -> set[int]:
-    """Return the inodes of the files in shared memory that a process has mapped; the names may change."""
-    with suppress(OSError):
-        lines = Path(f"/proc/{process}/maps").read_text().splitlines()
-        return {int(line.split()[4]) for line in lines if _SHARED in line}
-    return set()
-
-
-def _inode(path: Path) -> int:
-    with suppress(OSError):  # it has just been removed
-        return path.stat().st_ino
-    return 0

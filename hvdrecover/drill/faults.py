@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsspec.registry import known_implementations, registry
-
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint import root as roots
 from hvdrecover.checkpoint.commit_id import CommitId
@@ -37,24 +35,14 @@ CONTINUES = "training continues with commits in memory; durable commits follow w
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault.
-
-    Attributes:
-        name: its name on the command line.
-        expected: how a run is expected to recover.
-        strike: does it to a run; the second argument is the rank, if it strikes one rank.
-        of_rank: whether it strikes one rank.
-        end: ends a fault that lasts; None if the fault is over at once.
-        lacks: returns what it needs and a drill with this command and lab lacks, with the remedy; or ''.
-        options: options of ``hvdrecover run`` with which a run starts that it is going to strike.
-    """
-
     name: str
-    expected: str
-    strike: Callable[[ScriptRun, int], None]
-    of_rank: bool = False
-    end: Callable[[ScriptRun], None] | None = None
+    expected: str  # how a run is expected to recover
+    strike: Callable[[ScriptRun, int], None]  # does it to a run, or to the rank
+    of_rank: bool = False  # whether it strikes one rank
+    end: Callable[[ScriptRun], None] | None = None  # ends a fault that lasts
+    # Returns the requirement that a drill with this command and lab lacks, with the remedy; or ''.
     lacks: Callable[[Command, Lab | None], str] = lambda command, lab: ""
+    # Options of `hvdrecover run` with which a run starts that it is going to strike.
     options: Callable[[ScriptRun], list[str]] = lambda run: []
 
 
@@ -65,7 +53,7 @@ def _kill(run: ScriptRun, rank: int) -> None:
     processes.kill(run.ranks()[rank])
 
 
-def _kill_all(run: ScriptRun, rank: int = 0) -> None:
+def _kill_all(run: ScriptRun, rank: int) -> None:
     for process in run.ranks().values():
         processes.kill(process)
 
@@ -95,17 +83,11 @@ def _failing(action: str) -> Fault:
 
 
 def _failing_storage(name: str, behaviour: storage.Behaviour) -> Fault:
-    def lacks(command: Command, lab: Lab | None) -> str:
-        if storage.PROTOCOL in {*known_implementations, *registry}:
-            return ""
-        return f"an installed hvdrecover: fsspec does not know '{storage.PROTOCOL}'; run pip install ."
-
     return Fault(
         name,
         CONTINUES,
         lambda run, rank: storage.set_behaviour(run.root, behaviour),
         end=lambda run: storage.set_behaviour(run.root, "well"),
-        lacks=lacks,
         options=lambda run: ["--checkpoint", storage.url(run.root)],
     )
 
@@ -123,13 +105,12 @@ def _corrupt_commit(run: ScriptRun, rank: int) -> None:
         time.sleep(_LOOK)
     _stop_all(run)
     newest = complete(run)[0]
-    with _damaged(run).open("a") as notes:
-        notes.write(f"{newest.name}\n")
+    run.damaged.add(newest)
     spoil(run.root / newest.name)
     for near in run.near_roots():
         for commit in near.glob(f"g*/{manifests.FILE_NAME}"):
             spoil(commit.parent)
-    _kill_all(run)
+    _kill_all(run, rank)
 
 
 def spoil(commit: Path) -> None:
@@ -145,20 +126,8 @@ def spoil(commit: Path) -> None:
 def complete(run: ScriptRun) -> list[CommitId]:
     """Return the complete commits of a run's root that are not quarantined, newest first."""
     root = LocalStorage(run.root)
-    return [
-        commit
-        for commit in roots.commits(root)
-        if roots.is_complete(root, commit) and not roots.is_quarantined(root, commit)
-    ]
-
-
-def damaged(run: ScriptRun) -> set[str]:
-    """Return the names of the commits that this drill has damaged; some may be deleted by now."""
-    return set(_damaged(run).read_text().split()) if _damaged(run).exists() else set()
-
-
-def _damaged(run: ScriptRun) -> Path:
-    return run.folder / "damaged-commits"
+    found = [each for each in roots.commits(root) if roots.is_complete(root, each)]
+    return [each for each in found if not roots.is_quarantined(root, each)]
 
 
 def _stop_all(run: ScriptRun) -> None:
@@ -185,7 +154,6 @@ def _cut_off(run: ScriptRun, rank: int) -> None:
 def _join(run: ScriptRun) -> None:
     for host in run.hosts:
         host.join()
-    run.repaired = time.time()
 
 
 def _lacks_hosts(command: Command, lab: Lab | None) -> str:
@@ -213,8 +181,8 @@ def _resize_options(run: ScriptRun) -> list[str]:
 def _lacks_resize(command: Command, lab: Lab | None) -> str:
     if not command.resizes:
         return "a script with virtual ranks; --resize says that it has them"
-    if command.names_hosts or lab:
-        return "the drill's own host discovery; leave out -H, --lab and the like"
+    if lab:
+        return "the drill's own host discovery; leave out --lab"
     return "" if command.processes > 1 else "more ranks; start the drill with -np 2 or more"
 
 
@@ -229,7 +197,7 @@ def _listing(run: ScriptRun) -> Path:
 
 
 def _names(count: int) -> list[str]:
-    """Return names of this host; Horovod takes each for another host. Numbers may begin with zeros."""
+    """Return names of this host; Horovod takes each for another host."""
     return [f"127.{'0' * number}1" for number in range(count)]
 
 
@@ -246,9 +214,7 @@ _ALL = (
     Fault("preempt", f"the run makes a durable commit and leaves with exit code 75; {RESTART}", _preempt),
     _failing_storage("storage-away", "away"),
     _failing_storage("disk-full", "full"),
-    Fault(
-        "corrupt-commit", "the run quarantines the commit and resumes from the one before", _corrupt_commit
-    ),
+    Fault("corrupt-commit", "the run quarantines it and resumes from the one before", _corrupt_commit),
     Fault(
         "host-cut-off",
         "a spare host takes over, and all ranks resume from a commit in memory",
@@ -271,7 +237,6 @@ RESIZING = ("resize", "kill", "resize", "kill-all", "resize")
 
 
 def find(names: Iterable[str]) -> list[Fault]:
-    """Return the faults of these names, in the same order."""
     found = []
     for name in names:
         if name not in FAULTS:

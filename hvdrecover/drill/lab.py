@@ -4,8 +4,8 @@ Every name that a lab makes carries the lab's number, so all of it can be found 
 its own network namespaces, the one of the bridge included: it does not touch the machine's network.
 
 ``python -m hvdrecover.drill.lab NUMBER`` is the janitor of a lab. It waits for the end of its standard input,
-a pipe that only the process of the lab holds open, and then removes the lab. It inherits the claim to the
-number, so no other lab takes the number before everything is gone.
+a pipe that only the process of the lab holds open, and then removes the lab. The folder goes last: while it
+exists, no other lab takes the number.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hvdrecover import config
@@ -59,13 +57,11 @@ def lacks() -> str:
 
 
 def find(name: str) -> str | None:
-    """Return the path of a program, or None."""
     searched = config.environment().get("PATH", "")
     return shutil.which(name, path=f"{searched}:/usr/sbin:/sbin")  # the PATH of a user lacks these two
 
 
 def program(name: str) -> str:
-    """Return the path of a program."""
     if (path := find(name)) is None:
         raise LabError(name, f"the program is missing; apt-get install {PACKAGES.get(name, name)}")
     return path
@@ -83,34 +79,18 @@ def _ip(*arguments: str) -> None:
 class Lab:
     """Hosts that are joined by a switch, in a private network.
 
-    Any number of labs may exist at the same time. A lab is removed when it is closed, and when its process is
-    killed, by a janitor process. If the janitor was killed too, the next lab removes the rest.
-
-    Attributes:
-        number: the number of the lab; part of all names and addresses.
-        hosts: the hosts, switched on.
-        key: file of the private ssh key that lets root in everywhere.
-        folder: keys, logs and settings; only root may read it.
-        janitor: id of the janitor process.
-
-    Raises:
-        LabError: the lab could not be made.
+    A janitor process removes it when it is closed, and when its process is killed.
     """
 
     def __init__(self, hosts: int = 3) -> None:
-        _sweep()
-        self.number, self._claim = _claim_a_number()
+        self.number = _claim_a_number()
         command = [sys.executable, "-m", "hvdrecover.drill.lab", str(self.number)]
-        self._janitor = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=[self._claim.fileno()],
-            start_new_session=True,  # signals to this process's group must not reach the janitor
-        )
+        pipe = subprocess.PIPE
+        # In its own session: signals to this process's group must not reach the janitor.
+        self._janitor = subprocess.Popen(command, stdin=pipe, stderr=pipe, start_new_session=True)
         self.janitor = self._janitor.pid
         self.folder = _folder(self.number)
-        self.key = self.folder / "key"
+        self.key = self.folder / "key"  # the private ssh key that lets root in everywhere
         self.hosts = [Host(self.number, number) for number in range(1, hosts + 1)]
         try:
             self._make()
@@ -120,19 +100,15 @@ class Lab:
 
     @property
     def ssh_options(self) -> list[str]:
-        """Return the options with which ssh logs in from one host to another."""
         options = ["-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no"]
         return [*options, "-i", os.fspath(self.key)]
 
     def close(self) -> None:
-        """Remove everything that the lab made, running processes included."""
         _, complaint = self._janitor.communicate(timeout=2 * _PATIENCE)  # closes its standard input
-        self._claim.close()
         for host in self.hosts:
             host.reap()
         if self._janitor.returncode != 0:
-            problem = f"not completely removed; the next lab removes the rest:\n{complaint.decode()}"
-            raise LabError(f"lab {self.number}", problem)
+            raise LabError(f"lab {self.number}", f"not completely removed:\n{complaint.decode()}")
 
     def __enter__(self) -> Lab:
         return self
@@ -141,7 +117,6 @@ class Lab:
         self.close()
 
     def _make(self) -> None:
-        self.folder.mkdir(mode=0o700)
         _make_key(self.key)
         settings = self.folder / "home" / ".ssh"
         settings.mkdir(mode=0o700, parents=True)
@@ -172,28 +147,22 @@ class Host:
         self._sshd: subprocess.Popen[bytes] | None = None
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return a command that runs another command on the host, in the same process."""
         return [program("ip"), "netns", "exec", self.name, *command]
 
     def run(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start a process on the host, with pipes to its standard streams and more environment variables."""
         pipe, environ = subprocess.PIPE, {**os.environ, **(environ or {})}
         words = self.command(command)
         return subprocess.Popen(words, env=environ, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
     def processes(self) -> list[int]:
         """Return the ids of the running processes on the host, its ssh server included."""
-        try:
-            return list(_inhabitants((_NAMESPACES / self.name).stat()))
-        except FileNotFoundError:
-            return []
+        return _inhabitants(self.name)
 
     def cut_off(self) -> None:
         """Unplug the host's cable at the switch: no connection is closed, but nothing gets through."""
         _ip("-n", self._switch, "link", "set", self._port, "down")
 
     def join(self) -> None:
-        """Plug the cable in again."""
         _ip("-n", self._switch, "link", "set", self._port, "up")
 
     def power_off(self) -> None:
@@ -214,12 +183,10 @@ class Host:
         self._start_sshd()
 
     def reap(self) -> None:
-        """Wait for the ssh server, which was killed before."""
         if self._sshd is not None:
             self._sshd.wait(_PATIENCE)
 
     def install(self, others: Sequence[Host]) -> None:
-        """Write the files that the host needs, once."""
         files = _NETNS_FILES / self.name
         files.mkdir(parents=True)
         local = f"127.0.0.1 localhost\n{self.address} {os.uname().nodename} {self.name}\n"
@@ -254,7 +221,6 @@ class Host:
 
 
 def _make_key(path: Path) -> None:
-    """Make a pair of ssh keys without a password, ``path`` and ``path.pub``."""
     keygen = [program("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", os.fspath(path)]
     subprocess.run(keygen, check=True)
 
@@ -266,7 +232,7 @@ def traces(number: int | str) -> list[Path]:
     """Return what exists of a lab: names of namespaces, files and folders. ``*`` is any lab."""
     names = _namespace(number, "*")
     patterns = [_NAMESPACES / names, _NETNS_FILES / names, _folder(number)]
-    return sorted(path for pattern in patterns for path in pattern.parent.glob(pattern.name))
+    return [path for pattern in patterns for path in sorted(pattern.parent.glob(pattern.name))]
 
 
 def _namespace(number: int | str, part: str) -> str:
@@ -277,35 +243,13 @@ def _folder(number: int | str) -> Path:
     return Path(f"/run/hvdlab-{number}")
 
 
-def _claim_a_number() -> tuple[int, socket.socket]:
-    """Claim a number that no other lab has.
-
-    The claim is a socket bound to a name in the kernel, which only one process can bind. It ends when every
-    process that holds the socket has closed it or has ended.
-    """
+def _claim_a_number() -> int:
+    """Make the folder of a number that no other lab has, and return the number."""
     for number in random.sample(_NUMBERS, len(_NUMBERS)):  # avoids one that was in use a moment ago
-        if claimed := _claim(number):
-            return number, claimed
+        with contextlib.suppress(FileExistsError):
+            _folder(number).mkdir(mode=0o700)
+            return number
     raise LabError("the lab", f"{len(_NUMBERS)} labs are in use on this machine; end one of them")
-
-
-def _claim(number: int) -> socket.socket | None:
-    claimed = socket.socket(socket.AF_UNIX)
-    try:
-        claimed.bind(f"\0hvdrecover-lab-{number}")
-    except OSError:
-        claimed.close()
-        return None
-    return claimed
-
-
-def _sweep() -> None:
-    """Remove the labs whose owners are all gone."""
-    found = (re.fullmatch(r"hvdlab-(\d+).*", path.name) for path in traces("*"))
-    for number in {int(match[1]) for match in found if match}:
-        if claimed := _claim(number):
-            with claimed:
-                _remove(number)
 
 
 def _remove(number: int) -> None:
@@ -317,31 +261,20 @@ def _remove(number: int) -> None:
 
 
 def _remove_namespace(name: str) -> None:
-    # Held open, so that no new namespace can get the same identity meanwhile.
-    with (_NAMESPACES / name).open() as held:
-        identity = os.fstat(held.fileno())
-        _kill_inhabitants(identity)
-        _ip("netns", "delete", name)
-        _kill_inhabitants(identity)  # processes that had just entered
-
-
-def _inhabitants(identity: os.stat_result) -> Iterator[int]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # the process has ended
-                if os.path.samestat((entry / "ns/net").stat(), identity):
-                    yield int(entry.name)
-
-
-def _kill_inhabitants(identity: os.stat_result) -> None:
     deadline = time.monotonic() + _PATIENCE
-    while living := list(_inhabitants(identity)):
+    while living := _inhabitants(name):
         if time.monotonic() > deadline:
             raise LabError(f"processes {living}", "they do not end, though killed; dmesg may tell why")
         for process in living:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.01)
+    _ip("netns", "delete", name)
+
+
+def _inhabitants(name: str) -> list[int]:
+    found = subprocess.run([program("ip"), "netns", "pids", name], capture_output=True, text=True)
+    return [int(pid) for pid in found.stdout.split()]  # none if the namespace is gone
 
 
 if __name__ == "__main__":

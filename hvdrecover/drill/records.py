@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -15,29 +14,30 @@ from hvdrecover.checkpoint.values import Json
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a witness. The table in `drill.witness` says which fields each kind of line has."""
-
-    what: str  # agreed, step, batch or commit
+    what: str  # agreed (on a commit to resume from), step, batch or commit
     time: float  # seconds of the monotonic clock, which all processes of a host share
     pid: int
     rank: int
     size: int
     generation: int  # of the last commit before the line
     commit: int
+    # agreed: where the commit came from. step: its number since the commit.
     source: str = ""
     number: int = 0
+    # batch: the samples of all ranks together, and the place in the epoch's order.
     sampler: str = ""
     epoch: int = 0
     at: int = 0
     samples: Sequence[int] = ()
+    # commit: its number, and the steps and batches since the last one.
     made: int = 0
     steps: int = 0
     batches: int = 0
-    tensors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    values: Mapping[str, Json] = field(default_factory=dict)
-    buffers: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    samplers: Mapping[str, Json] = field(default_factory=dict)
-    virtual: int | None = None
+    tensors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # attribute, name: digest
+    values: Mapping[str, Json] = field(default_factory=dict)  # attribute: the rest of it
+    buffers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # model: its rank-local tensors
+    samplers: Mapping[str, Json] = field(default_factory=dict)  # attribute: cursor, on rank 0
+    virtual: int | None = None  # number of virtual ranks
 
 
 class Reader:
@@ -49,7 +49,6 @@ class Reader:
         self._lines: list[Line] = []
 
     def look(self) -> Records:
-        """Read the new lines, and return all of them."""
         for path in self._folder.glob("*.jsonl"):
             with path.open("rb") as file:
                 file.seek(self._offsets.get(path, 0))
@@ -70,17 +69,14 @@ class Records:
     lines: tuple[Line, ...] = ()
 
     def of(self, what: str) -> list[Line]:
-        """Return the lines of one kind."""
         return [line for line in self.lines if line.what == what]
 
     @cached_property
     def commits(self) -> list[Line]:
-        """The lines of all commits."""
         return self.of("commit")
 
     @property
     def size(self) -> int:
-        """The number of ranks at the start."""
         return self.rendezvouses[0][0].size
 
     @property
@@ -90,7 +86,6 @@ class Records:
 
     @property
     def newest(self) -> int:
-        """The number of the newest commit; 0 without commits."""
         return max((line.made for line in self.commits), default=0)
 
     @property
@@ -106,39 +101,37 @@ class Records:
         since = {line.pid: line.time for line in self.rendezvouses[-1]} if self.rendezvouses else {}
         return [line for line in self.lines if line.time >= since.get(line.pid, math.inf)]
 
-    @cached_property
+    @property
     def rendezvouses(self) -> list[list[Line]]:
-        """The lines of each rendezvous, in order of time.
+        """The lines of each rendezvous, in order of time."""
+        return self._places[0]
+
+    def rendezvous_of(self, line: Line) -> int:
+        """Return the index of the last rendezvous of the line's process before the line."""
+        return self._places[1][id(line)]
+
+    @cached_property
+    def _places(self) -> tuple[list[list[Line]], dict[int, int]]:
+        """The rendezvouses, and the index of the rendezvous to which each line belongs.
 
         The generation alone does not identify a rendezvous: a job that was started again may count from an
         earlier one. All ranks of one rendezvous name the same generation, commit and size, each rank once.
         """
-
-        def identity(line: Line) -> tuple[int, int, int]:
-            return line.generation, line.commit, line.size
-
         found: list[list[Line]] = []
-        for line in self.of("agreed"):
-            same = (ranks for ranks in reversed(found) if identity(ranks[0]) == identity(line))
-            ranks = next(same, None)
-            if ranks is None or any(line.rank == other.rank for other in ranks):
-                found.append(ranks := [])
-            ranks.append(line)
-        return found
-
-    def rendezvous_of(self, line: Line) -> int:
-        """Return the index of the last rendezvous of the line's process before the line."""
-        places = self._places[line.pid]
-        return places[max(0, bisect.bisect_right(places, line.time, key=lambda each: each[0]) - 1)][1]
-
-    @cached_property
-    def _places(self) -> dict[int, list[tuple[float, int]]]:
-        """For each process the times and indices of its rendezvous."""
-        places: dict[int, list[tuple[float, int]]] = {}
-        for place, rendezvous in enumerate(self.rendezvouses):
-            for line in rendezvous:
-                places.setdefault(line.pid, []).append((line.time, place))
-        return {pid: sorted(each) for pid, each in places.items()}
+        last: dict[tuple[int, int, int], int] = {}  # the last rendezvous with this identity
+        present: dict[int, int] = {}  # the rendezvous of each process
+        places: dict[int, int] = {}
+        for line in self.lines:
+            if line.what == "agreed":
+                identity = line.generation, line.commit, line.size
+                place = last.get(identity)
+                if place is None or any(line.rank == other.rank for other in found[place]):
+                    place = last[identity] = len(found)
+                    found.append([])
+                found[place].append(line)
+                present[line.pid] = place
+            places[id(line)] = present.get(line.pid, 0)
+        return found, places
 
     def kept(self, lines: Sequence[Line]) -> list[Line]:
         """Return the lines that are part of the final state.

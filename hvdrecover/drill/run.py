@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from hvdrecover import config
 from hvdrecover.checkpoint import near_root
-from hvdrecover.discovery import history
+from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.drill.lab import INTERFACE, Host, Lab
 from hvdrecover.drill.records import Reader, Records
 from hvdrecover.errors import DrillError, HvdrecoverError
@@ -25,12 +25,6 @@ from hvdrecover.launch.job import Job
 PATIENCE = 300.0  # seconds without any progress until a run counts as stuck
 ROOT_MAY_USE_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _COOLDOWN = ("1", "3")  # seconds for which Horovod avoids a lost host of a lab; it is soon back
-# Options of `hvdrecover run` that say where a script runs, and how its hosts are reached.
-_NAMING_HOSTS = {"-H", "--hosts", "-hostfile", "--hostfile", "--host-discovery-script", "--discover"}
-_REACHING_HOSTS = {
-    *("--network-interface", "--network-interfaces", "-p", "--ssh-port", "-i", "--identity"),
-    *("--ssh-identity-file", "--max-np", "--max-num-proc", "--mpi"),
-}
 _LOOK = 0.05  # seconds between looks
 _SHARE = 10.0  # wait this many times as long as a look took to compute: the job needs the processor
 _ANSWERS = 3.0  # seconds for the guardians to log where their ranks are
@@ -59,11 +53,7 @@ def wait_until(job: Job, reached: Callable[[], T], what: str = "progress", patie
 
 
 class Run:
-    """One run of a training script in its own folder, through any number of starts.
-
-    Args:
-        folder: takes the log, the events and whatever else the run writes.
-    """
+    """One run of a training script in its own folder, through any number of starts."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +61,6 @@ class Run:
         self.root = folder / "checkpoint"
 
     def launch(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> Job:
-        """Start a command as a job of this run."""
         settings = {"HVDRECOVER_EVENTS": os.fspath(self.folder / "events"), **ROOT_MAY_USE_MPI}
         # As in an activated environment: horovodrun looks for mpirun on the path.
         programs = os.fspath(Path(sys.executable).parent)
@@ -81,55 +70,26 @@ class Run:
 
 @dataclass(frozen=True)
 class Command:
-    """How the script is started.
-
-    Attributes:
-        script: the training command.
-        processes: number of ranks.
-        options: more options of ``hvdrecover run``.
-        resizes: whether a fault may change the number of ranks.
-    """
-
     script: tuple[str, ...]
-    processes: int
-    options: tuple[str, ...] = ()
-    resizes: bool = False
-
-    @property
-    def names_hosts(self) -> list[str]:
-        """The options that say where the script runs."""
-        return [name for option in self.options if (name := option.partition("=")[0]) in _NAMING_HOSTS]
-
-    @property
-    def conflicts_with_lab(self) -> list[str]:
-        """The options that conflict with a lab, which itself decides where the script runs."""
-        names = _NAMING_HOSTS | _REACHING_HOSTS
-        return [name for option in self.options if (name := option.partition("=")[0]) in names]
+    processes: int  # number of ranks
+    options: tuple[str, ...] = ()  # more options of `hvdrecover run`
+    resizes: bool = False  # whether a fault may change the number of ranks
 
 
 class ScriptRun(Run):
     """One run of the user's script under ``hvdrecover run``, with a witness in each process.
 
-    Args:
-        folder: takes everything that belongs to the run.
-        command: how it is started.
-        lab: the hosts to run on, one rank on each; by default all ranks run on this host.
-
-    Attributes:
-        size: number of ranks at the start.
-        hosts: the hosts that a fault may strike: all of the lab but the first, which has the supervisor.
-        codes: the exit codes of the starts that have ended.
-        options: more options of ``hvdrecover run`` for the next start.
-        repaired: when a host was last repaired, in seconds since the Unix epoch.
+    With a lab, one rank runs on each of its hosts; else all ranks run on this host.
     """
 
     def __init__(self, folder: Path, command: Command, lab: Lab | None = None) -> None:
         super().__init__(folder)
-        self.size = command.processes
+        self.size = command.processes  # number of ranks at the start
+        # Those that a fault may strike: all of the lab but the first, which has the supervisor.
         self.hosts: Sequence[Host] = lab.hosts[1:] if lab else ()
-        self.codes: list[int] = []
-        self.options: list[str] = []
-        self.repaired = 0.0
+        self.codes: list[int] = []  # exit codes of the starts that have ended
+        self.options: list[str] = []  # more options of `hvdrecover run` for the next start
+        self.damaged: set[CommitId] = set()  # commits that a fault has damaged
         self._command = command
         self._lab = lab
         self._reader = Reader(folder / "witness")
@@ -141,13 +101,11 @@ class ScriptRun(Run):
 
     @property
     def job(self) -> Job:
-        """The present start."""
         assert self._job is not None
         return self._job
 
     def start(self) -> None:
-        """Start the run, or start it again."""
-        options = [*self._place(), *self._command.options, *self.options]
+        options = [*self._command.options, *self.options, *self._place()]
         command = [*supervised(*options, workers=self.size), *self._command.script]
         if self._lab is not None:
             command = self._lab.hosts[0].command(command)
@@ -161,7 +119,6 @@ class ScriptRun(Run):
         self._job = self.launch(command, environ)
 
     def _place(self) -> list[str]:
-        """Return the options that place the run on the hosts of a lab."""
         if self._lab is None:
             return []
         listing = self.folder / "hosts.txt"
@@ -189,7 +146,6 @@ class ScriptRun(Run):
         return code
 
     def wait(self, timeout: float) -> int:
-        """Wait for the end of this start, and return its exit code."""
         try:
             self.codes.append(self.job.wait(timeout))
         except HvdrecoverError:
@@ -205,7 +161,6 @@ class ScriptRun(Run):
                 near_root.remove(path)
 
     def failure(self, what: str) -> DrillError:
-        """Return an error about this run, with the end of its log."""
         return DrillError(os.fspath(self.folder), f"{what}; its log ends with\n{self.job.tail()}")
 
     def near_roots(self) -> list[Path]:
@@ -214,20 +169,9 @@ class ScriptRun(Run):
         found = near_root.roots(near) if near != "off" else ()
         return [each.path for each in found if each.url.endswith(f"://{self.root}")]
 
-    def hosts_are_well(self) -> bool:
-        """Return whether host discovery has found all hosts of the lab healthy since the last repair."""
-        if self._lab is None:
-            return True
-        memories = [history.read(path) for path in (self.folder / "hosts").glob("*.json")]
-        found = [memory.health.get(host.address) for memory in memories for host in self._lab.hosts]
-        return bool(found) and all(
-            each is not None and each.healthy and each.checked >= self.repaired for each in found
-        )
-
     # -- following -------------------------------------------------------------------------------------
 
     def records(self) -> Records:
-        """Return the lines of the witnesses so far."""
         return self._reader.look()
 
     @property
@@ -250,7 +194,6 @@ class ScriptRun(Run):
             raise self.failure(f"no progress for {PATIENCE:.0f} s") from None
 
     def follow_to(self, commit: int) -> None:
-        """Wait until a commit is made, or the run ends."""
         while self.job.running and (before := self.newest) < commit:
             self.wait_until(lambda _, before=before: self.newest > before)  # type: ignore[misc]
 

@@ -21,17 +21,11 @@ Behaviour = Literal["well", "away", "full"]
 
 
 def url(root: Path) -> str:
-    """Return the URL of a checkpoint root in a folder, behind this file system."""
     return f"{PROTOCOL}://{root.absolute()}"
 
 
 def set_behaviour(root: Path, behaviour: Behaviour) -> None:
-    """Set how the storage of a root behaves from the next call on.
-
-    Args:
-        root: the folder of the root.
-        behaviour: ``away`` fails every call; ``full`` fails those that write; ``well`` fails none.
-    """
+    """Set how the storage of a root behaves: ``away`` fails every call, ``full`` fails writes."""
     file = _behaviour_file(root)
     new = file.with_name(f"{file.name}.new")
     new.write_text(behaviour)
@@ -47,9 +41,6 @@ class DrillFileSystem(LocalFileSystem):  # type: ignore[misc]
 
     As with object stores, `pipe_file` writes a file completely or not at all, and with ``mode="create"`` only
     if it does not exist. Nothing is fsynced: a drill kills processes, not machines.
-
-    Args:
-        root: the folder beside which the behaviour is kept.
     """
 
     protocol = PROTOCOL
@@ -68,7 +59,6 @@ class DrillFileSystem(LocalFileSystem):  # type: ignore[misc]
         return {"root": cls._strip_protocol(url)}
 
     def check(self, *, writes: bool = False) -> None:
-        """Raise the error with which a call is to fail, if it is."""
         behaviour = self._behaviour.read_text() if self._behaviour.exists() else "well"
         if behaviour == "away":
             raise ConnectionError(errno.ECONNREFUSED, "the storage is away (simulated by a drill)")
@@ -76,7 +66,6 @@ class DrillFileSystem(LocalFileSystem):  # type: ignore[misc]
             raise OSError(errno.ENOSPC, "No space left on device (simulated by a drill)")
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
-        """Return the entries of a folder, without files that are not complete yet."""
         self.check()
         found = super().ls(self._strip_protocol(path), detail=True)
         shown = [info for info in found if not Path(info["name"]).name.startswith(TEMPORARY)]
@@ -91,7 +80,6 @@ class DrillFileSystem(LocalFileSystem):  # type: ignore[misc]
         super().makedirs(path, exist_ok=exist_ok)
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
-        """Write a whole file; with mode ``create`` only if it does not exist."""
         self.check(writes=True)
         target = Path(self._strip_protocol(path))
         new = target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")

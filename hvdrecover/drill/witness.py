@@ -1,20 +1,8 @@
 """The witness: records commits, steps and batches of a training process, and makes it fail on demand.
 
 ``HVDRECOVER_INSTRUMENTS`` names this module in the processes of a drill. The layers below do not know the
-drill. A witness appends lines of JSON to ``FOLDER/witness/HOST-PID.jsonl``. Each line has ``what``, ``time``
-(seconds of the monotonic clock, which all processes of a host share), ``rank``, ``size``, and ``generation``
-and ``commit`` of the last commit before it:
-
-=========== =============================================================================================
-``agreed``  ``source``; the ranks have agreed on a commit to resume from
-``step``    ``number`` since the commit
-``batch``   ``sampler``, ``epoch``, ``at``, ``samples``: the batch of all ranks together, and its
-            place in the epoch's order
-``commit``  ``made``: its number; ``steps``, ``batches`` since the last commit; ``tensors`` (attribute to name
-            to digest), ``values`` (attribute to the rest of it), ``buffers`` (attribute of a model to the
-            names of its rank-local tensors), ``virtual``: number of virtual ranks, or null; on rank 0
-            ``samplers`` (attribute to cursor)
-=========== =============================================================================================
+drill. A witness appends lines of JSON to ``FOLDER/witness/HOST-PID.jsonl``; `hvdrecover.drill.records.Line`
+lists their fields.
 
 To make rank R fail at its next step, the drill writes ``loop``, ``out-of-memory`` or ``script-error`` to
 ``FOLDER/orders/R``.
@@ -42,13 +30,10 @@ _PIECE = 1 << 26  # bytes that a process takes at a time until it has no memory 
 
 
 def observers(context: Context) -> tuple[Hook, ...]:
-    """Return the witness of a state."""
     return (Witness(context),)
 
 
 class Witness(Hook):
-    """The witness in one process."""
-
     def __init__(self, context: Context) -> None:
         assert context.config.drill is not None
         self._folder = context.config.drill
@@ -62,7 +47,7 @@ class Witness(Hook):
     def attach(self) -> None:
         """Have samplers and the framework report batches and steps."""
         self._contents.on_record.append(self.recorded)
-        self._context.framework.report_steps(self._contents, self)
+        self._context.framework.report("steps", self)
 
     def agreed(self, agreement: Agreement) -> None:
         """Record a commit to resume from; store an initial state, so that other runs can begin with it."""
@@ -73,13 +58,11 @@ class Witness(Hook):
         self._write("agreed", source=source)
 
     def step_begins(self) -> None:
-        """Record a step of the optimizer."""
         self._steps += 1
         self._write("step", number=self._steps)
         self._follow_order()
 
     def recorded(self, order: SampleOrder, count: int) -> None:
-        """Record a batch that is about to be counted as done."""
         self._batches += 1
         name = next((name for name, each in self._contents.orders.items() if each is order), "")
         samples = order.remaining()[: count * order.size].tolist()
@@ -87,7 +70,6 @@ class Witness(Hook):
         self._follow_order()
 
     def captured(self, snapshot: Snapshot) -> None:
-        """Record a commit; steps are counted from it from now on."""
         facts: dict[str, Any] = {
             "made": snapshot.id.commit,
             "steps": self._steps,
@@ -114,16 +96,9 @@ class Witness(Hook):
         store.write(snapshot, 0)
 
     def _write(self, what: str, **facts: Any) -> None:
-        generation, commit = self._at
-        line = {
-            "what": what,
-            "time": self._context.clock.monotonic(),
-            "rank": self._world.rank(),
-            "size": self._world.size(),
-            "generation": generation,
-            "commit": commit,
-            **facts,
-        }
+        (generation, commit), now = self._at, self._context.clock.monotonic()
+        place = {"rank": self._world.rank(), "size": self._world.size()}
+        line = {"what": what, "time": now, **place, "generation": generation, "commit": commit, **facts}
         if self._descriptor is None:
             path = self._folder / "witness" / f"{self._context.config.host}-{os.getpid()}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""Are the ranks in step? Comparison of structure, parameters, gradients and shares of the data."""
+"""Are the ranks in step? Comparison of structure, parameters and gradients."""

@@ -14,13 +14,11 @@ from collections.abc import Sequence
 
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import digest_numbers
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.data.version import differences
 from hvdrecover.errors import DataChangedError, DivergedError, StructureError
-from hvdrecover.events import logger
 from hvdrecover.guard import parameters, structure
-from hvdrecover.guard.parameters import Difference, RankLocal, Tensor
+from hvdrecover.guard.parameters import Difference, Tensor
 from hvdrecover.guard.settings import Guard
 from hvdrecover.guard.votes import Vote, by_value, first_lines, named, vote
 from hvdrecover.state.adapter import Entry, gather_json
@@ -39,7 +37,6 @@ class GuardHook(Hook):
         self._world = context.world
         self._contents = context.contents
         self._fresh = True  # until the first rendezvous
-        self._warned = False  # whether it has warned of rank-local state
         self._description: structure.Description = ()
         if guard is not None:
             self._description = structure.describe(guard, context.framework, context.contents)
@@ -47,7 +44,6 @@ class GuardHook(Hook):
     # -- rendezvous ------------------------------------------------------------------------------------
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        """Send digests of this rank's structure and of the parameters in its newest commit."""
         if moment.kind != "rendezvous":
             return ()
         held, ballot = moment.held, _ABSENT
@@ -57,11 +53,9 @@ class GuardHook(Hook):
         return [*structure.numbers(self._description), *ballot]
 
     def prefer(self, holders: Sequence[int], table: Table) -> Sequence[int]:
-        """Prefer the ranks whose parameters more ranks hold than any other."""
         return [holders[place] for place in _vote_of(holders, table).right]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Return an error if the ranks were not started with the same, or hold different parameters."""
         election = moment.elected
         if election is None:
             return None
@@ -69,13 +63,10 @@ class GuardHook(Hook):
             self._compare_structures(alike=bool((table[:, :2] == table[0, :2]).all()))
             if election.newest is None or self._guard is None:
                 return None
-            follows = f"all continue with those of rank {election.root}"
-            if self._world.size() > 1:
-                mine = moment.held if moment.held is not None and moment.held.id == election.newest else None
-                self._compare_rank_local(mine, follows)
             found = _vote_of(election.holders, table)
             odd = tuple(election.holders[place] for place in found.wrong)
             if odd:
+                follows = f"all continue with those of rank {election.root}"
                 result = Vote((election.root,), odd, found.tied)
                 lines = ["found by digests at the rendezvous after a fault"]
                 self._diverged(result, election.newest, lines, {"warn": follows, "heal": follows})
@@ -106,22 +97,15 @@ class GuardHook(Hook):
     # -- parameters ------------------------------------------------------------------------------------
 
     def inspect(self, memory: Memory) -> bool:
-        """Compare the parameters of a commit across the ranks, if a comparison is due.
-
-        Returns whether tensors of the commit in memory were replaced, so that it must be loaded.
-        """
+        """Compare the parameters of a commit across the ranks, if a comparison is due."""
         every = self._guard.parameters_every_commits if self._guard is not None else None
         commit = memory.attempt
         if every is None or commit.commit % every or self._world.size() == 1:
             return False
         snapshot = memory.newest if memory.newest is not None and memory.newest.id == commit else None
         mine = _ABSENT if snapshot is None else parameters.ballot(self._tensors(snapshot))
-        local = self._rank_local(None if self._warned else snapshot)
-        own = [0, 0, 0] if local is None else [1, *digest_numbers(repr(local).encode())]
-        table = self._world.allgather([*mine, *own], "hvdrecover.guard.ballots")
-        if table[:, 3].all() and (table[:, 3:] != table[0, 3:]).any():
-            self._compare_rank_local(snapshot, "after a recovery all continue with those of one rank")
-        ballots = [tuple(row) for row in table[:, :3].tolist()]
+        table = self._world.allgather(mine, "hvdrecover.guard.ballots")
+        ballots = [tuple(row) for row in table.tolist()]
         result = vote(ballots)
         if not result.wrong or tuple(_ABSENT) in ballots or snapshot is None:
             return False
@@ -193,46 +177,6 @@ class GuardHook(Hook):
         }
         return parameters.tensors_of(snapshot, shared)
 
-    # -- rank-local state ------------------------------------------------------------------------------
-
-    def _rank_local(self, snapshot: Snapshot | None) -> list[RankLocal] | None:
-        return None if snapshot is None else parameters.rank_local(snapshot, self._contents.rank_local())
-
-    def _compare_rank_local(self, snapshot: Snapshot | None, follows: str) -> None:
-        """Warn once of state that differs between ranks: a recovery replaces it by one rank's."""
-        mine = [self._warned, [dataclasses.astuple(each) for each in self._rank_local(snapshot) or ()]]
-        rows = gather_json(self._world, mine, "hvdrecover.guard.rank_local")
-        if any(warned for warned, _ in rows):  # maybe before this rank was started
-            self._warned = True
-            return
-        values: dict[str, dict[int, RankLocal]] = {}  # by name and rank
-        for rank, (_, row) in enumerate(rows):
-            for each in row:
-                values.setdefault(each[0], {})[rank] = RankLocal(*each)
-        holders = sum(bool(row) for _, row in rows)
-        lines, statistics = [], []
-        for name, held in values.items():
-            if len(held) == holders and len(set(held.values())) == 1:
-                continue
-            if next(iter(held.values())).statistic:
-                statistics.append(name)
-                continue
-            texts = first_lines([f"rank {rank}: {each.text}" for rank, each in held.items() if each.text], 4)
-            lines.append(
-                f"state.{name} differs between the ranks" + (f" ({', '.join(texts)})" if texts else "")
-            )
-        if statistics:
-            lines.append(f"running statistics are each rank's own ({', '.join(first_lines(statistics, 3))})")
-        if lines:
-            self._warned = True
-            remedy = "Average it over the ranks before you commit it, or keep it out of the state."
-            self._context.announce(
-                "rank_local",
-                f"{'; '.join(lines)}; {follows}. {remedy}",
-                level=logging.WARNING,
-                differences=lines,
-            )
-
     # -- training data ---------------------------------------------------------------------------------
 
     def resuming(self, stored: Snapshot, where: str) -> None:
@@ -243,12 +187,7 @@ class GuardHook(Hook):
         data = self._guard.data if self._guard is not None else None
         if self._guard is None or data is None or stored.dataset is None:
             return
-        if stored.dataset.get("version") == 1:
-            logger.warning(
-                "%s: an earlier hvdrecover saved a fingerprint of the training data, which cannot be "
-                "compared with their version now; continuing without the comparison",
-                where,
-            )
+        if stored.dataset.get("version") == 1:  # a fingerprint of the data, by an earlier release
             return
         lines = differences(stored.dataset, data)
         if not lines:

@@ -27,6 +27,7 @@ from hvdrecover.state.hooks import Context, Hook, Moment, Table
 
 WINDOW = 1000  # steps over which bad steps are counted
 _LISTED = 8  # tensors or samples in a message; events have all
+_EARLIER = "gradients of a step before this commit; the step was not applied"
 _FOLLOWS = {
     "raise": "stopping",
     "skip": "no rank applies the step",
@@ -47,9 +48,9 @@ class RolledBack(Exception):  # noqa: N818  no error: all ranks go back to a com
 class Sighting:
     """The findings of one rank."""
 
-    rank: int
-    host: str
     tensors: list[str]  # such as gradient of model.0.weight; none if all were finite before the allreduce
+    rank: int = -1
+    host: str = ""
     epoch: int = -1  # if unknown
     samples: list[int] = field(default_factory=list)  # sample numbers of the batch, as far as they are known
     used: int = 0  # bad steps within the last `WINDOW` before this one
@@ -58,15 +59,11 @@ class Sighting:
 class Judge(Hook):
     """One rank's part in finding bad steps and reacting to them.
 
-    Args:
-        guard: the user's settings. If they ignore numbers, nothing is checked.
-        context: the state's surroundings.
-
     An adapter sets ``steps``, which returns how many steps this rank has done.
     """
 
     def __init__(self, guard: Guard, context: Context) -> None:
-        self.policy: Numerics | None = guard.numerics
+        self.policy: Numerics | None = guard.numerics  # None checks nothing
         self.steps: Callable[[], int] = lambda: 0
         self._allowed = guard.numerics_budget
         self._context = context
@@ -77,7 +74,6 @@ class Judge(Hook):
         self._waits = False  # a bad step is rolled back as soon as `record` tells the size of its batch
 
     def attach(self) -> None:
-        """Ask the framework to report bad steps."""
         if self.policy == "rollback":
             if not self._contents.orders:
                 raise ConfigError(
@@ -88,11 +84,10 @@ class Judge(Hook):
                 )
             self._contents.on_record.insert(0, self._recorded)  # before listeners that would count the batch
         if self.policy is not None:
-            self._context.framework.report_gradients(self._contents, self)
+            self._context.framework.report("gradients", self)
 
     def rolled_back(self) -> None:
-        """Forget a bad step that a fault has undone."""
-        self._waits = False
+        self._waits = False  # a fault has undone the bad step
 
     # -- gradients, as an adapter reports them ---------------------------------------------------------
 
@@ -114,7 +109,7 @@ class Judge(Hook):
         """
         assert self.policy is not None
         order = self._contents.order_in_use()
-        mine = self._sighting([f"gradient of {name}" for name in here])
+        mine = Sighting(tensors=[f"gradient of {name}" for name in here])
         if order is not None and here:
             mine.epoch, mine.samples = order.epoch, order.present()
         action, error = self._judged(self.policy, mine, [f"gradient of {name}" for name in everywhere])
@@ -135,16 +130,15 @@ class Judge(Hook):
     # -- parameters, at each commit --------------------------------------------------------------------
 
     def objection(self, *, committing: bool) -> HvdrecoverError | None:
-        """Return an error if trained parameters are NaN or infinite."""
         if self.policy is None:
             return None
         self._bad_parameters = [
             f"parameter {name}.{inner}"
             for name, component in self._contents.components().items()
-            for inner in self._context.framework.not_finite(self._context.framework.trained(component))
+            for inner in self._context.framework.not_finite(component)
         ]
         if self._waits:
-            return self._earlier()
+            return _unknown_batch([_EARLIER])
         if not self._bad_parameters:
             return None
         remedy = "The commit is not written; the last durable one stands. Look at the steps since."
@@ -156,23 +150,16 @@ class Judge(Hook):
         return () if moment.kind == "rendezvous" else [bool(self._bad_parameters and moment.kind == "commit")]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Return the error that all ranks raise if parameters of any rank are not finite."""
         if self._waits and moment.kind == "commit":
-            return self._earlier()
+            return _unknown_batch([_EARLIER])
         if self.policy is None or not table.any():
             return None
         # The steps were applied, so they cannot be skipped.
         policy: Numerics = "raise" if self.policy == "raise" else "rollback"
-        action, error = self._judged(policy, self._sighting(self._bad_parameters), [])
+        action, error = self._judged(policy, Sighting(self._bad_parameters), [])
         return error if action == "raise" else RolledBack()
 
-    def _earlier(self) -> NumericsError:
-        return _unknown_batch(["gradients of a step before this commit; the step was not applied"])
-
     # -- the verdict -----------------------------------------------------------------------------------
-
-    def _sighting(self, tensors: list[str]) -> Sighting:
-        return Sighting(self._world.rank(), self._context.config.host, tensors)
 
     def _judged(
         self, policy: Numerics, mine: Sighting, everywhere: list[str]
@@ -180,7 +167,7 @@ class Judge(Hook):
         """Exchange the findings; return the action of all ranks, and the error in case they raise one."""
         step = self.steps()
         self._bad_steps = [each for each in self._bad_steps if each > step - WINDOW]
-        mine.used = len(self._bad_steps)
+        mine.rank, mine.host, mine.used = self._world.rank(), self._context.config.host, len(self._bad_steps)
         self._bad_steps.append(step)
         rows = gather_json(self._world, asdict(mine), "hvdrecover.guard.numerics")
         sightings = [Sighting(**row) for row in rows]
@@ -230,20 +217,15 @@ def _unknown_batch(findings: list[str]) -> NumericsError:
 
 
 class Missing(Hook):
-    """The gradients that this rank has lacked since the last commit: Horovod sums up zeros in their place.
-
-    Attributes:
-        steps: by parameter, in how many steps; an adapter counts.
-    """
+    """The gradients that this rank has lacked since the last commit: Horovod sums up zeros in their place."""
 
     def __init__(self, context: Context) -> None:
-        self.steps: Counter[str] = Counter()
+        self.steps: Counter[str] = Counter()  # by parameter, in how many steps; an adapter counts
         self._context = context
         self._reported: set[str] = set()
 
     def attach(self) -> None:
-        """Ask the framework to report parameters without a gradient."""
-        self._context.framework.report_missing(self._context.contents, self)
+        self._context.framework.report("missing", self)
 
     def numbers(self, moment: Moment) -> Sequence[int]:
         """Send a digest of the counts; 0 if no gradient was missing."""
@@ -251,7 +233,6 @@ class Missing(Hook):
         return () if moment.kind == "rendezvous" else [zlib.crc32(counts)]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Warn once of each parameter if ranks differ."""
         if moment.kind != "rendezvous" and (table != table[0]).any():
             rows = gather_json(self._context.world, self.steps, "hvdrecover.guard.missing")
             found = {name: _missing_line(name, rows) for name in sorted(set().union(*rows) - self._reported)}

@@ -6,7 +6,6 @@ If it differs, they compare a digest of each tensor, and then the tensors that d
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import numpy as np
 
 from hvdrecover.checkpoint.arena import Bytes, allocate
 from hvdrecover.checkpoint.comparison import decode
-from hvdrecover.checkpoint.digest import Digest, digest, digest_numbers
+from hvdrecover.checkpoint.digest import Digest, digest_numbers
 from hvdrecover.checkpoint.layout import ITEM_BYTES, TensorSpec
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.state.adapter import World
@@ -117,33 +116,3 @@ def apart(mine: Bytes, others: Bytes, dtype: str) -> tuple[int, float]:
     pair = [decode(each[places].reshape(-1), dtype).astype(wide) for each in rows]
     with np.errstate(all="ignore"):
         return len(places), float(np.abs(pair[0] - pair[1]).max())
-
-
-@dataclass(frozen=True)
-class RankLocal:
-    """A value of a commit that ranks may hold differently."""
-
-    name: str  # of the attribute; of a running statistic also the tensor's, such as model.1.running_mean
-    digest: str
-    text: str = ""  # a plain object in short; empty for tensors
-    statistic: bool = False
-
-
-def rank_local(snapshot: Snapshot, statistics: Names) -> list[RankLocal]:
-    """Return the values that ranks may hold differently: plain objects, and running statistics.
-
-    ``statistics`` has each component's names of tensors that may differ.
-    """
-    found = []
-    for name, structure in snapshot.state["attributes"].items():
-        if name not in statistics:
-            arena = snapshot.arenas.get(name)
-            text = json.dumps(structure, sort_keys=True) if arena is None else ""
-            data = text.encode() if arena is None else arena.buffer
-            found.append(RankLocal(name, digest(data), text if len(text) <= 24 else f"{text[:16]}…"))
-    for name, tensors in statistics.items():
-        arena = snapshot.arenas.get(name)
-        for tensor in sorted(tensors):
-            if arena is not None and tensor in arena.layout.by_name:
-                found.append(RankLocal(f"{name}.{tensor}", digest(arena.bytes_of(tensor)), statistic=True))
-    return found

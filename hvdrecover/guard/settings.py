@@ -23,9 +23,6 @@ _CHOICES = {
 class Guard:
     """The comparisons of the ranks, and the reaction to a difference. All ranks must have the same guard.
 
-    When ranks compare a commit, rank 0 also warns once of plain objects and running statistics that differ
-    between the ranks: after a recovery all ranks have those of one rank.
-
     Args:
         parameters_every_commits: compare the ranks' parameters and optimizer slots at every so many commits;
             None never does.
@@ -40,9 +37,6 @@ class Guard:
         data_changed: when a job resumes from a durable commit of other data: ``"raise"`` a
             `DataChangedError`, ``"warn"`` to continue at the same position of the new data, or
             ``"restart_epoch"`` to begin the epoch again with the weights of the commit.
-        replay: the share of steps, from 0 to 1, in which a second process computes one virtual rank's part,
-            too, and the gradients are compared to the last bit before they are applied; what follows from a
-            difference is `on_divergence`. It needs virtual ranks.
 
     Raises:
         ConfigError: a setting has an invalid value.
@@ -58,7 +52,6 @@ class Guard:
     numerics_budget: int = 10
     data: DataVersion | None = field(default=None, repr=False)  # left out, as it may be long
     data_changed: DataChanged = "raise"
-    replay: float = 0.0
 
     def __post_init__(self) -> None:
         every = self.parameters_every_commits
@@ -69,8 +62,6 @@ class Guard:
                 raise ConfigError(name, f"{value!r} is not one of {', '.join(map(repr, choices))}")
         if not _is_count(self.numerics_budget, 0):
             raise ConfigError("numerics_budget", f"must be an integer ≥ 0, got {self.numerics_budget!r}")
-        if type(self.replay) not in (int, float) or not 0 <= self.replay <= 1:
-            raise ConfigError("replay", f"{self.replay!r} is not a share of steps, from 0 to 1")
         if self.data is not None and not isinstance(self.data, DataVersion):
             kind = type(self.data).__name__
             raise ConfigError(

@@ -16,7 +16,6 @@ class Vote:
 
 
 def vote(ballots: Sequence[Hashable]) -> Vote:
-    """Divide the ranks by their ballots, which are in the order of ranks."""
     parties: dict[Hashable, list[int]] = {}
     for rank, ballot in enumerate(ballots):
         parties.setdefault(ballot, []).append(rank)

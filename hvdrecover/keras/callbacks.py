@@ -25,14 +25,7 @@ __getattr__, __dir__ = _standing_in(_hvd, globals())
 
 
 class BestModelCheckpoint(_callbacks.BestModelCheckpoint):
-    """See `hvdrecover.tensorflow.keras.callbacks.BestModelCheckpoint`.
-
-    Args:
-        monitor: see there, as for the following.
-        verbose: see there.
-        mode: see there.
-        save_freq: see there.
-    """
+    """See `hvdrecover.tensorflow.keras.callbacks.BestModelCheckpoint`."""
 
     def __init__(
         self, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto", save_freq: Any = "epoch"

@@ -1,14 +1,14 @@
-"""How processes and jobs end: the table of ends with the reaction to each, and the decisions after a death.
+"""How processes end: the table of ends with the reaction to each, and the decisions after a death.
 
-All functions here are pure. A guardian builds a `Death`, finds its `End` in the table, and asks its `Record`
-whether the process may be restarted in place.
+A guardian builds a `Death`, finds its `End` in the table, and asks its `Record` whether the process may be
+restarted in place. ``docs/launching.md`` has the table for people.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,168 +19,88 @@ from hvdrecover.launch import processes
 Repair = Literal["none", "in place", "job", "end"]
 """Nothing is left to do, restart the process in place, start the whole job again, or end the job."""
 
-_AS_CRASH = "as after a crash"
-_ENDS = "the job ends at once"
-_AGAIN = "the whole job starts again from its newest durable commit"
-
 
 @dataclass(frozen=True)
 class End:
-    """One way to end."""
-
     name: str  # for events and messages between our processes
-    how: str  # how the process or the job has ended; for people
+    how: str  # how the process has ended; for people
     repair: Repair  # the first action
-    done: str  # the action in words
     # the job's exit code if it ends by this; None for the script's own, or if others decide
     code: int | None = None
     errors: tuple[str, ...] = ()  # names of the exceptions of ours by which it is recognised
 
 
-# Of one training process.
-OF_PROCESSES = (
-    End("finished", "the training function has returned", "none", "the job ends when all ranks have", 0),
-    End(
+def _end(name: str, how: str, repair: Repair, code: int | None, errors: str = "") -> End:
+    return End(name, how, repair, code, tuple(errors.split()))
+
+
+ENDS = (
+    _end("finished", "the training function has returned", "none", 0),
+    _end(
         "untrained",
         "exit code 0 before the job's first commit, without a call of a training function",
         "none",
-        "the job ends when all ranks have, with a line that says so",
         0,
     ),
-    End(
-        "left",
-        "it left after a preemption",
-        "none",
-        "the job ends if all ranks leave, else the others resume",
-        PREEMPTED,
-    ),
-    End("removed", "its host no longer belongs to the job", "none", "the others resume"),
-    End("dismissed", "Horovod ended it by SIGTERM", "none", "the others resume"),
-    End(
-        "crash",
-        "a signal, or an error of Horovod because a rank was lost",
-        "in place",
-        "restarted in place, the second time after a second; after 3 deaths in a row without progress its "
-        "slot is given up, and when Horovod then gives up, the whole job starts again",
-        1,
-    ),
-    End("hang", "no progress for the hang timeout", "in place", _AS_CRASH, 1),
-    End("out_of_memory", "the kernel killed it for lack of memory", "in place", _AS_CRASH, 1),
-    End("early_exit", "exit code 0 before the training function has returned", "in place", _AS_CRASH, 1),
-    End(
-        "storage",
-        "the storage is away where the job can't do without it",
-        "in place",
-        _AS_CRASH,
-        1,
-        ("StorageError",),
-    ),
-    End("rendezvous", "ranks were lost during a rendezvous", "in place", _AS_CRASH, 1, ("RecoveryError",)),
-    End(
+    _end("left", "it left after a preemption", "none", PREEMPTED),
+    _end("removed", "its host no longer belongs to the job", "none", None),
+    _end("dismissed", "Horovod ended it by SIGTERM", "none", None),
+    _end("crash", "a signal, or an error of Horovod because a rank was lost", "in place", 1),
+    _end("hang", "no progress for the hang timeout", "in place", 1),
+    _end("out_of_memory", "the kernel killed it for lack of memory", "in place", 1),
+    _end("early_exit", "exit code 0 before the training function has returned", "in place", 1),
+    _end("storage", "the storage is away where the job can't do without it", "in place", 1, "StorageError"),
+    _end("rendezvous", "ranks were lost during a rendezvous", "in place", 1, "RecoveryError"),
+    _end(
         "overtaken",
         "a later generation of its own job claimed the checkpoint root",
         "in place",
-        _AS_CRASH,
         1,
-        ("OvertakenError",),
+        "OvertakenError",
     ),
-    End(
-        "script_error",
-        "any other exception",
-        "in place",
-        "restarted in place; the same error at the same place again ends the job. Errors are the same if "
-        "class and line are; the text may differ. If the error came right after a durable commit was "
-        "loaded, the job first starts once more from the commit before that one. If the error came only "
-        "after a recovery in place, the job first starts once more from the same commit",
-    ),
-    End(
-        "first_error",
-        "an exception before the job's first commit",
-        "end",
-        f"{_ENDS}, unless it follows a recovery in place: then all processes first start once more",
-    ),
-    End("apart", "it waited for the other ranks for the startup timeout", "job", _AGAIN, 1),
-    End(
+    _end("script_error", "any other exception", "in place", None),
+    _end("first_error", "an exception before the job's first commit", "end", None),
+    _end("apart", "it waited for the other ranks for the startup timeout", "job", 1),
+    _end(
         "early_collective",
         "it joined the running job, and called a collective before the training function",
         "job",
-        _AGAIN,
         1,
-        ("EarlyCollectiveError",),
+        "EarlyCollectiveError",
     ),
-    End("fenced", "another job has claimed the checkpoint root", "end", _ENDS, FENCED, ("FencedError",)),
-    End("too_old", "`HVDRECOVER_MAX_DURABLE_AGE` is over", "end", _ENDS, None, ("DurableAgeError",)),
-    End(
+    _end("fenced", "another job has claimed the checkpoint root", "end", FENCED, "FencedError"),
+    _end("too_old", "`HVDRECOVER_MAX_DURABLE_AGE` is over", "end", None, "DurableAgeError"),
+    _end(
         "no_progress",
         "the ranks rolled back 3 times in a row without a lost process, and without progress",
         "end",
-        _ENDS,
         None,
-        ("NoProgressError",),
+        "NoProgressError",
     ),
-    End(
+    _end(
         "unusable",
         "the checkpoint root is not ours, too new, does not fit, was emptied while near commits are left, or "
         "has only broken commits, or its server's host key is unknown",
         "end",
-        _ENDS,
         None,
-        (
-            "EmptiedRootError",
-            "ForeignRootError",
-            "FormatVersionError",
-            "HostKeyError",
-            "MismatchError",
-            "NoUsableCommitError",
-        ),
+        "EmptiedRootError ForeignRootError FormatVersionError HostKeyError MismatchError NoUsableCommitError",
     ),
-    End(
+    _end(
         "wrong",
-        "a setting, the state, the structure, the shards or the data are not what they must be",
+        "a setting, the state, the structure or the data are not what they must be",
         "end",
-        _ENDS,
         None,
-        ("ConfigError", "StateError", "StructureError", "ShardsError", "DataChangedError"),
+        "ConfigError StateError StructureError DataChangedError",
     ),
 )
-# Of the whole job.
-OF_JOBS = (
-    End("gave_up", "Horovod gave up: too few hosts are left", "job", _AGAIN, 1),
-    End("launcher_lost", "`horovodrun` was killed", "job", _AGAIN, 1),
-    End(
-        "together",
-        "a process dies outside `run`, in a script that does not call it, or not yet",
-        "job",
-        "all processes start again together: in place if no host was lost",
-        1,
-    ),
-    End("static", "any of these in a job that is not elastic (`--mpi`)", "job", _AGAIN, 1),
-    End("restarts", "`--max-restarts` restarts in a row have brought no progress", "end", _ENDS, 1),
-    End(
-        "preempted",
-        "SIGTERM or SIGUSR1 to the supervisor, or Slurm is about to end it",
-        "end",
-        "the job leaves at its next commit",
-        PREEMPTED,
-    ),
-    End("interrupted", "Ctrl-C", "end", _ENDS, 130),
-)
-_BY_NAME = {end.name: end for end in (*OF_PROCESSES, *OF_JOBS)}
+BY_NAME = {end.name: end for end in ENDS}
 # Errors of a storage that waiting does not repair, if the job has never made a commit there.
 _REFUSALS = {
-    "AuthenticationException",
-    "FileNotFoundError",
-    "NoCredentialsError",
-    "NotADirectoryError",
-    "PermissionError",
+    *("AuthenticationException", "FileNotFoundError", "NoCredentialsError"),
+    *("NotADirectoryError", "PermissionError"),
 }
-FIRST_ERROR = _BY_NAME["first_error"]
-_BY_ERROR = {error: end for end in OF_PROCESSES for error in end.errors}
-
-
-def named(name: object) -> End | None:
-    """Return the end of this name, if there is one."""
-    return _BY_NAME.get(name) if isinstance(name, str) else None
+FIRST_ERROR = BY_NAME["first_error"]
+_BY_ERROR = {error: end for end in ENDS for error in end.errors}
 
 
 def of_error(kinds: Sequence[str], *, first: bool) -> End:
@@ -188,17 +108,7 @@ def of_error(kinds: Sequence[str], *, first: bool) -> End:
     if first and not _REFUSALS.isdisjoint(kinds):
         return FIRST_ERROR
     known = next((_BY_ERROR[kind] for kind in kinds if kind in _BY_ERROR), None)
-    return known or (FIRST_ERROR if first else _BY_NAME["script_error"])
-
-
-def table() -> str:
-    """Return the table as Markdown."""
-    lines = ["| what ended, and how | what is done | exit code of the job |", "|---|---|---|"]
-    for title, ends in (("process", OF_PROCESSES), ("job", OF_JOBS)):
-        for end in ends:
-            code = str(end.code) if end.code is not None else "-" if end.repair == "none" else "the script's"
-            lines.append(f"| {title}: {end.how} | {end.done} | {code} |")
-    return "\n".join(lines)
+    return known or (FIRST_ERROR if first else BY_NAME["script_error"])
 
 
 # -- deaths of training processes ----------------------------------------------------------------------
@@ -219,80 +129,61 @@ _OBJECTION = re.compile(
     r"HorovodInternalError: (Mismatched |No \w+ operation enabled|Requested to |Process-set rank zero "
     r"tried to |\w+ is not supported with Join|Reducescatter with prescale_factor)"
 )
-SAME_ERROR = "the script has failed in the same way at the same place again"
 BUDGET = 3  # deaths in a row without progress
-_BRIEF = 200  # characters
 _UNTRAINED = (Phase.UNKNOWN, Phase.STARTING, Phase.PLAIN)
 _LONGEST_PAUSE = 60.0  # seconds
 
 
 @dataclass(frozen=True)
 class Death:
-    """The end of a training process."""
-
     returncode: int  # as `subprocess` has it: negative for a signal
     reading: Reading  # the last state of its page
+    notes: Mapping[str, Any] = field(default_factory=dict)  # its notes, as of `hvdrecover.uncaught`
     hung: bool = False  # whether its guardian killed it because it was hanging
     out_of_memory: bool = False  # whether the kernel killed processes for lack of memory meanwhile
-    error: str = ""  # the error that ended it, or an empty string
-    # the error's class and its line in the script, which stay the same where its text varies
-    identity: str = ""
-    kinds: tuple[str, ...] = ()  # `hvdrecover.error_kinds.kinds` of the error
     lost: str = ""  # Horovod's error outside `run`, even if the script caught it; or empty
 
     @property
-    def cause(self) -> Cause:
-        """Return the error of the script and its progress."""
-        return Cause(self.returncode, (self.identity or self.words)[-_BRIEF:], self.reading.point)
+    def _of_error(self) -> Mapping[str, Any]:
+        # After a signal, the error that the process noted before has not ended it.
+        return self.notes if self.returncode >= 0 else {}
+
+    @property
+    def error(self) -> str:
+        return str(self._of_error.get("error", ""))
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(self._of_error.get("kinds", ()))
 
     @property
     def words(self) -> str:
         """Return the error, or the exit code or signal in words."""
         return self.error or processes.describe(self.returncode)
 
-
-@dataclass(frozen=True)
-class Cause:
-    """An error of the script; the same error at the same place is equal."""
-
-    returncode: int  # the exit code
-    error: str  # `Death.identity`, else the exit code in words
-    point: tuple[int, int]  # how far the training had come, as in `hvdrecover.heartbeat.Reading.point`
-
-    @classmethod
-    def of(cls, fault: Mapping[str, Any]) -> Cause:
-        """Return the cause in a guardian's report of a fault."""
-        changed, steps = fault["point"]
-        error = str(fault.get("identity") or fault["detail"])[-_BRIEF:]
-        return cls(int(fault["exit"]), error, (int(changed), int(steps)))
-
-
-def brief(text: str) -> str:
-    """Return a text in one line of bounded length, for messages whose error is printed elsewhere."""
-    line = " ".join(text.split())
-    return line if len(line) <= _BRIEF else f"{line[:_BRIEF]}…"
+    @property
+    def identity(self) -> str:
+        """Return the error's class and its line in the script, which stay the same where its text varies."""
+        return str(self._of_error.get("identity") or self.words)
 
 
 def end(death: Death, *, first: bool = False) -> End:
     """Return how a process has ended; `first` says whether the job is still without a commit."""
-    phase = death.reading.phase
-    if death.returncode == 0 and phase == Phase.FINISHED:
-        name = "finished"
-    elif death.returncode == 0 and first and not death.error and phase in _UNTRAINED:
-        name = "untrained"
-    elif phase == Phase.REMOVED:
-        name = "removed"
-    elif phase == Phase.LEFT or (death.returncode == PREEMPTED and death.reading.stop):
-        name = "left"
-    elif death.returncode == -signal.SIGTERM:  # Horovod sends it to workers that it no longer needs
-        name = "dismissed"
-    elif death.hung and phase in (Phase.STARTING, Phase.RECOVERING):
-        name = "apart"  # ranks wait for each other there, so the culprit is unknown
-    elif (name := fault(death)) == "script_error":
-        return of_error(death.kinds, first=first)
-    known = named(name)
-    assert known is not None
-    return known
+    phase, returncode = death.reading.phase, death.returncode
+    if returncode == 0 and phase == Phase.FINISHED:
+        return BY_NAME["finished"]
+    if returncode == 0 and first and not death.error and phase in _UNTRAINED:
+        return BY_NAME["untrained"]
+    if phase == Phase.REMOVED:
+        return BY_NAME["removed"]
+    if phase == Phase.LEFT or (returncode == PREEMPTED and death.reading.stop):
+        return BY_NAME["left"]
+    if returncode == -signal.SIGTERM:  # Horovod sends it to workers that it no longer needs
+        return BY_NAME["dismissed"]
+    if death.hung and phase in (Phase.STARTING, Phase.RECOVERING):
+        return BY_NAME["apart"]  # ranks wait for each other there, so the culprit is unknown
+    kind = fault(death)
+    return of_error(death.kinds, first=first) if kind == "script_error" else BY_NAME[kind]
 
 
 def fault(death: Death) -> Fault:
@@ -310,70 +201,47 @@ def fault(death: Death) -> Fault:
     return "script_error" if death.returncode >= 0 and not of_others else "crash"
 
 
-def given_up(death: Death, ending: End, deaths: int, seen: Collection[Cause]) -> str:
-    """Return the reason not to restart a process in place, or '' if it is restarted."""
-    if death.reading.phase == Phase.FINISHED:
-        return "the other ranks have finished, and there is no rendezvous any more"
-    if ending.name == "script_error" and death.cause in seen:
-        return SAME_ERROR
-    if deaths >= BUDGET:
-        return f"{deaths} deaths in a row without progress"
-    return ""
-
-
 def pause(deaths: int) -> float:
-    """Return the seconds to wait before a restart in place."""
     return min(_LONGEST_PAUSE, 2.0 ** (deaths - 2)) if deaths > 1 else 0.0
 
 
 @dataclass
 class Record:
-    """The record of one slot."""
+    """The facts about a slot and the job on which its guardian decides."""
 
-    # deaths in a row without progress beyond the farthest point reached before
-    deaths: int = 0
-    # the farthest known point, as in `hvdrecover.heartbeat.Reading.point`
-    farthest: tuple[int, int] = (0, 0)
-    # the errors of the script that were seen, here or in an earlier start of the job
-    causes: set[Cause] = field(default_factory=set)
+    deaths: int = 0  # in a row, without progress beyond the farthest point reached before
+    farthest: tuple[int, int] = (0, 0)  # the farthest known `hvdrecover.heartbeat.Reading.point`
     committed: bool = False  # whether the job has made any commit
     joined: bool = False  # whether any training process of the job is known to have imported hvdrecover
     in_run: bool = False  # whether a process of this start of the job was in a function decorated by `run`
-    restarted: bool = False  # whether all ranks of the job were started again together
+    rounds: int = 0  # how often all ranks of the job were started again together
     root: str = ""  # the checkpoint root in use, which the job has claimed; empty if there was none
     _reached: tuple[int, int] = (0, 0)  # the farthest point at the last death
 
     def note(self, reading: Reading) -> None:
-        """Note how far the training has come."""
         self.farthest = max(self.farthest, reading.point)
-        self.committed = self.committed or reading.commit > 0
-        self.in_run = self.in_run or reading.in_run
-        self.joined = self.joined or self.committed or reading.phase != Phase.UNKNOWN
-
-    def note_root(self, notes: dict[str, Any]) -> None:
-        """Note which checkpoint root a training process has agreed on with the others."""
-        self.root = str(notes.get("root", self.root))
+        self.committed |= reading.commit > 0
+        self.in_run |= reading.in_run
+        self.joined |= self.committed or reading.phase != Phase.UNKNOWN
 
     @property
     def handed_down(self) -> dict[str, str]:
         """Environment variables for the next training process."""
-        again = (self.deaths or self.restarted) and not self.in_run
+        again = (self.deaths or self.rounds) and not self.in_run
         untrained = {"HVDRECOVER_UNTRAINED": "1"} if again else {}
         return untrained | ({"HVDRECOVER_CLAIMED": self.root} if self.root and self.committed else {})
 
-    def learn(self, known: dict[str, Any]) -> None:
-        """Add the supervisor's facts about the job."""
-        self.committed = self.committed or bool(known["committed"])
-        self.in_run = self.in_run or bool(known.get("in_run"))
-        self.root = self.root or str(known["root"])
-        self.causes |= {Cause.of(each) for each in known["causes"]}
+    def learn(self, known: Mapping[str, Any]) -> None:
+        """Add the supervisor's facts about the job (`hvdrecover.launch.restarts.known`)."""
+        self.committed |= known["committed"]
+        self.in_run |= known["in_run"]
+        self.root = self.root or known["root"]
 
-    def died(self, death: Death, end: End) -> str:
-        """Record a death that can be repaired in place; return the reason not to, or ''."""
+    def died(self, death: Death) -> str:
+        """Record a death that can be repaired in place; return the reason not to restart, or ''."""
         if self.farthest > self._reached:
             self.deaths = 0
         self.deaths, self._reached = self.deaths + 1, self.farthest
-        reason = given_up(death, end, self.deaths, self.causes)
-        if end.name == "script_error":
-            self.causes.add(death.cause)
-        return reason
+        if death.reading.phase == Phase.FINISHED:
+            return "the other ranks have finished, and there is no rendezvous any more"
+        return f"{self.deaths} deaths in a row without progress" if self.deaths >= BUDGET else ""

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import secrets
 import selectors
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.launch import link, waits
+from hvdrecover.launch import waits
 from hvdrecover.launch.link import Link, Message
 
 logger = logging.getLogger(__name__)
 
 _STRANGERS = 512  # maximum number of connections without a token yet; beyond it, the oldest is closed
+_LONGEST_GREETING = 1 << 12  # bytes before the other side has sent the token
 _REST = 0.2  # seconds to wait when no connection can be accepted
 
 
 @dataclass
 class Guardian:
-    """One guardian."""
-
-    host: str = ""  # its host's name
-    slot: int | None = None  # its slot on that host
+    host: str  # its host's name
+    slot: int | None  # its slot on that host
     ended: bool = False  # whether it has reported its end
     done: bool = False  # whether its process has ended, and it waits until all ranks end
     leaves: bool = False  # whether its host leaves
@@ -40,12 +41,8 @@ class Guardians:
     Anyone can connect to the port. A connection that does not send the token within seconds is dropped. The
     number of such connections is limited, so guardians can always connect.
 
-    Args:
-        selector: wakes the supervisor.
-        hear: called with each message.
-        lost: called with a guardian whose connection ended without a last message.
-        greeting: returns the first orders for a new guardian.
-        clock: source of times.
+    `hear` is called with each message, and `lost` with a guardian whose connection ended without a last
+    message. `greeting` returns the first orders for a new guardian.
     """
 
     def __init__(
@@ -64,7 +61,7 @@ class Guardians:
         self._clock = clock
         self._known: dict[Link, Guardian] = {}
         self._strangers: dict[Link, float] = {}  # each with its deadline for the token; oldest first
-        self._listener = link.listen()
+        self._listener = socket.create_server(("", 0), backlog=2048)
         self._listener.setblocking(False)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
@@ -74,25 +71,13 @@ class Guardians:
     def __iter__(self) -> Iterator[Guardian]:
         return iter(list(self._known.values()))
 
-    @property
-    def hosts(self) -> set[str]:
-        """Return the hosts that have guardians now."""
-        return {guardian.host for guardian in self._known.values()}
-
-    @property
-    def strangers(self) -> int:
-        """Return the number of connections that have not sent the token yet."""
-        return len(self._strangers)
-
     def address(self, host: str) -> str:
         """Return the address for ``HVDRECOVER_SUPERVISOR``: ``host/port:token``."""
         return f"{host}/{self._listener.getsockname()[1]}:{self._token}"
 
     def order(self, **order: Any) -> None:
-        """Send an order to all guardians."""
-        line = link.encode(order)
         for each in list(self._known):
-            each.send_line(line)
+            each.send(**order)
             if not each.is_open:
                 self._drop(each)
 
@@ -110,7 +95,6 @@ class Guardians:
             self._drop(each)
 
     def close(self) -> None:
-        """Accept no more connections."""
         self.dismiss()
         self._selector.unregister(self._listener)
         self._listener.close()
@@ -134,33 +118,27 @@ class Guardians:
             self._drop(next(iter(self._strangers)))
 
     def _read(self, source: Link) -> None:
-        for message in source.arriving():
-            if source in self._known:
-                self._take(self._known[source], message)
-            elif source not in self._strangers or not self._welcome(source, message):
-                return
+        messages = source.receive()
+        if source in self._strangers and messages and self._is_welcome(messages[0]):
+            self._welcome(source, messages.pop(0))
+        guardian = self._known.get(source)
+        if guardian is not None:
+            for message in messages:
+                self._hear(guardian, message)
+        elif messages or source.received > _LONGEST_GREETING:
+            source.close()
         if not source.is_open:
             self._drop(source)
 
-    def _take(self, guardian: Guardian, message: Message) -> None:
-        """Handle a message. A guardian of another version may send one that must not end the supervisor."""
-        try:
-            self._hear(guardian, message)
-        except (KeyError, TypeError, ValueError):
-            text = "message of %s slot %s is malformed: is another version of hvdrecover there?"
-            logger.warning(text, guardian.host, guardian.slot, exc_info=True)
+    def _is_welcome(self, greeting: Message) -> bool:
+        token = str(greeting.get("token")).encode(errors="replace")
+        return hmac.compare_digest(token, self._token.encode())
 
-    def _welcome(self, source: Link, message: Message) -> bool:
-        """Check the first message of a connection; return whether it holds the job's token."""
-        if not link.is_welcome(message, self._token):
-            self._drop(source)
-            return False
+    def _welcome(self, source: Link, greeting: Message) -> None:
         del self._strangers[source]
-        self._known[source] = Guardian(str(message.get("name", "")), message.get("slot"))
-        source.known = True
+        self._known[source] = Guardian(greeting["name"], greeting["slot"])
         for order in self._greeting():
             source.send(**order)
-        return True
 
     def _drop(self, source: Link) -> None:
         guardian = self._known.pop(source, None)

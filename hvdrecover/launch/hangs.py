@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from hvdrecover.config import Config
 from hvdrecover.heartbeat import Phase, Reading
 
 _FLOOR = 300.0
 FACTOR = 5.0  # a process hangs after this many times the longest time without progress seen so far
-_STARTUP = 3600.0
 _WAKING = 10.0  # seconds for a standby that was woken to run its program; it has imported everything
 _AFTERWARDS = 86400.0  # seconds for the script's own work after its training function has returned
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The user's limits on time without progress."""
-
-    timeout: float | None = None  # seconds in training, or None for a multiple of the longest that was seen
-    # seconds until the first commit, in a recovery, and after a pause until there is progress. Once the time
-    # until a first commit is known, later beginnings are judged by that time.
-    startup: float = _STARTUP
-
-
-def limit(reading: Reading, limits: Limits, *, joins: bool = True) -> float:
+def limit(reading: Reading, config: Config, *, joins: bool = True) -> float:
     """Return how many seconds a process may go without progress now; infinite for a process without a limit.
 
     `joins` says whether the process is known to import hvdrecover. The first process of a script that never
@@ -33,70 +21,40 @@ def limit(reading: Reading, limits: Limits, *, joins: bool = True) -> float:
     """
     if reading.paused or (reading.phase == Phase.UNKNOWN and not joins):
         return math.inf
-    return DEADLINES[reading.phase](reading, limits)
+    match reading.phase:
+        case Phase.READY:
+            return _WAKING
+        case Phase.FINISHED:
+            return _AFTERWARDS
+        case Phase.PLAIN:
+            # A plain script may evaluate for an hour without a call of ours. Before its first step, it cannot
+            # show progress at all.
+            longest = config.hang_timeout or max(config.startup_timeout, FACTOR * reading.longest)
+            return longest if reading.steps else math.inf
+        case Phase.TRAINING | Phase.LEFT | Phase.REMOVED if not reading.waiting:
+            return training_limit(reading.longest, config)
+        case Phase.BEGINNING if reading.longest_beginning and not reading.waiting:
+            return beginning_limit(reading, config)
+    return max(config.startup_timeout, config.hang_timeout or 0.0)
 
 
-def _startup(reading: Reading, limits: Limits) -> float:
-    return max(limits.startup, limits.timeout or 0.0)
+def training_limit(longest: float, config: Config) -> float:
+    return config.hang_timeout if config.hang_timeout is not None else max(_FLOOR, FACTOR * longest)
 
 
-def _training(reading: Reading, limits: Limits) -> float:
-    return _startup(reading, limits) if reading.waiting else training_limit(reading.longest, limits)
-
-
-def _beginning(reading: Reading, limits: Limits) -> float:
-    known = reading.longest_beginning and not reading.waiting
-    return (beginning_limit if known else _startup)(reading, limits)
-
-
-def _plain(reading: Reading, limits: Limits) -> float:
-    """Limit a plain script, which may evaluate for an hour without a call to `heartbeat` or `paused`.
-
-    It has no limit before its first known step, because it cannot show progress.
-    """
-    if not reading.steps:
-        return math.inf
-    return limits.timeout or max(limits.startup, FACTOR * reading.longest)
-
-
-DEADLINES: Mapping[Phase, Callable[[Reading, Limits], float]] = {
-    Phase.UNKNOWN: _startup,
-    Phase.READY: lambda *_: _WAKING,
-    Phase.STARTING: _startup,
-    Phase.BEGINNING: _beginning,
-    Phase.TRAINING: _training,
-    Phase.RECOVERING: _startup,
-    Phase.FINISHED: lambda *_: _AFTERWARDS,
-    Phase.LEFT: _training,
-    Phase.REMOVED: _training,
-    Phase.PLAIN: _plain,
-}
-"""The seconds without progress that a training process is allowed in each phase."""
-
-
-def training_limit(longest: float, limits: Limits) -> float:
-    """Return how many seconds a process may go without progress in training."""
-    return limits.timeout if limits.timeout is not None else max(_FLOOR, FACTOR * longest)
-
-
-def beginning_limit(reading: Reading, limits: Limits) -> float:
+def beginning_limit(reading: Reading, config: Config) -> float:
     """Return how many seconds may pass from an agreement to the next commit.
 
     Compiling again takes about as long as it took in earlier beginnings.
     """
-    return max(training_limit(reading.longest, limits), FACTOR * reading.longest_beginning)
+    return max(training_limit(reading.longest, config), FACTOR * reading.longest_beginning)
 
 
-def stalls(reading: Reading, limits: Limits) -> tuple[int, int]:
+def stalls(reading: Reading, config: Config) -> tuple[int, int]:
     """Return the seconds that ranks wait for a silent one, in training and in a beginning; 0: no limit."""
-    training = stall_seconds(training_limit(reading.longest, limits))
+    training = stall_seconds(training_limit(reading.longest, config))
     known = reading.longest_beginning > 0
-    return training, stall_seconds(beginning_limit(reading, limits)) if known else 0
-
-
-def is_hanging(reading: Reading, limits: Limits, *, joins: bool = True) -> bool:
-    """Return whether a process has been without progress for too long; arguments as of `limit`."""
-    return reading.silent > limit(reading, limits, joins=joins)
+    return training, stall_seconds(beginning_limit(reading, config)) if known else 0
 
 
 def stall_seconds(timeout: float) -> int:

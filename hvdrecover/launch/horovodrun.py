@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from hvdrecover import config
+from hvdrecover.discovery import programs
 from hvdrecover.discovery.checks import is_local
 from hvdrecover.discovery.hosts import Host, parse
 from hvdrecover.discovery.sources import lists
-from hvdrecover.errors import ConfigError, DiscoveryError, LaunchError
-from hvdrecover.launch import hangs, processes, waits
+from hvdrecover.errors import ConfigError, DiscoveryError, HostListError, LaunchError
+from hvdrecover.launch import hangs, waits
 from hvdrecover.machine import source_towards
 
 COLLECTIVE_SECONDS = 10  # seconds after which ranks give up a rank that does not answer
@@ -118,43 +118,27 @@ def _listing(named: Mapping[str, int]) -> str:
     return f"printf {shlex.quote(text)}"
 
 
-def ask(command: str, stderr: int | None = None) -> tuple[list[Host], int]:
-    """Run a discovery command in a shell that dies with this process; return the hosts and its exit code.
+def ask(command: str) -> list[Host]:
+    """Run a discovery command in a shell; return the hosts. Raises `DiscoveryError` if it fails.
 
-    Horovod puts host names into shell commands, so lines that are no host names raise `DiscoveryError`. So
-    does a command that does not end in time. After a failure there are no hosts.
+    Horovod puts host names into shell commands, so lines that are no host names raise `HostListError`.
     """
-    child = processes.start(
-        ["/bin/sh", "-c", command],
-        config.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-    )
-    try:
-        printed, _ = child.communicate(timeout=waits.DISCOVERY)
-    except subprocess.TimeoutExpired:
-        problem = f"'{command}' has not ended in {waits.DISCOVERY:g} s"
-        raise DiscoveryError("--host-discovery-script", problem) from None
-    finally:
-        child.kill_group()  # if it was not waited for: with all that the shell has started
-        child.ends()
-        assert child.stdout is not None
-        child.stdout.close()
-    if child.returncode != 0:
-        return [], child.returncode
+    printed = programs.output(("/bin/sh", "-c", command), config.environment(), waits.DISCOVERY)
     lines = dict.fromkeys(printed.decode(errors="replace").splitlines())  # some scripts print a host twice
-    return parse("\n".join(lines), "--host-discovery-script"), 0
+    return parse("\n".join(lines), "--host-discovery-script")
 
 
 def discovered(command: str) -> dict[str, int | None]:
     """Return the hosts that a discovery command prints now, with their slots if given; empty if it fails."""
-    named, _ = ask(command, stderr=subprocess.DEVNULL)
-    return {host.name: host.slots for host in named}
+    try:
+        return {host.name: host.slots for host in ask(command)}
+    except HostListError:
+        raise
+    except DiscoveryError:
+        return {}
 
 
 def _only_interface(named: Sequence[str]) -> tuple[str, ...]:
-    """Return the interface for a job on one host: Horovod finds it only by comparing hosts."""
     if len(set(named)) != 1:
         return ()
     if is_local(named[0]):  # perhaps under another name, as a Slurm node
@@ -166,9 +150,7 @@ def interface_of(address: str) -> tuple[str, ...]:
     """Return the interface of this host with an address; empty if no interface has it."""
     import psutil  # installed with Horovod
 
-    names = [
-        name
-        for name, each in psutil.net_if_addrs().items()
-        if any(entry.address == address for entry in each)
-    ]
-    return tuple(names[:1])
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in entries):
+            return (name,)
+    return ()

@@ -41,16 +41,14 @@ class Job:
 
     @property
     def running(self) -> bool:
-        """Return whether the launcher runs."""
         return self._launcher.poll() is None
 
     @property
     def pid(self) -> int:
-        """The launcher's process id."""
         return self._launcher.pid
 
     def processes(self) -> list[int]:
-        """The ids of the job's processes on this host, launcher included; none that has exited."""
+        """Return the ids of the job's living processes on this host, launcher included."""
         return processes.marked(self._mark)
 
     def wait(self, timeout: float) -> int:
@@ -74,5 +72,4 @@ class Job:
         return left
 
     def tail(self, lines: int = 25) -> str:
-        """The end of the log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])

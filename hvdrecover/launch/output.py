@@ -47,41 +47,34 @@ class Outlet(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The encoding of the text."""
         return self._encoding
 
     def fileno(self) -> int:
-        """Return the descriptor to which the stream writes."""
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Return whether the descriptor is a terminal."""
         return os.isatty(self._descriptor)
 
     def writable(self) -> bool:
-        """Return whether text can be written."""
         return True
 
     def write(self, text: str) -> int:
-        """Hold text for the thread to write. Raises nothing."""
         data = text.encode(self._encoding, "backslashreplace")
         with self._changed:
             if self._waits and not self._has_room():
                 self._waits = self._changed.wait_for(self._has_room, waits.OUTPUT)
-            full = not self._has_room()
-            if full:
-                self._lost += data.count(b"\n")
-            else:
+            if self._has_room():
                 if self._lost:
                     self._held += f"hvdrecover: {self._lost} lines of output were lost here\n".encode()
-                    self._lost = 0
                 self._held += data
+                self._lost = 0
                 if self._thread is None or not self._thread.is_alive():  # a forked child lacks it
                     self._thread = threading.Thread(target=self._pump, daemon=True)
                     self._thread.start()
                 self._changed.notify_all()
-        if full:
-            self._tell(f"its reader does not read, and {_MOST >> 20} MiB wait")
+                return len(text)
+            self._lost += data.count(b"\n")
+        self._tell(f"its reader does not read, and {_MOST >> 20} MiB wait")
         return len(text)
 
     def drain(self) -> None:
@@ -124,7 +117,6 @@ class _File(Outlet):
     """A file that is appended to; closing it first writes the held text."""
 
     def close(self) -> None:
-        """Write the held text, and close the file."""
         if not self.closed:
             self.drain()
             super().close()
@@ -132,7 +124,6 @@ class _File(Outlet):
 
 
 def append(path: str, report: Report) -> Outlet:
-    """Return an outlet into a file, whose earlier content stays."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     return _File(descriptor, path, report)
 

@@ -6,26 +6,22 @@ another process with the same number.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import select
 import signal
-from dataclasses import asdict, dataclass, fields, replace
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hvdrecover import machine
-from hvdrecover.clock import Bounded
 from hvdrecover.errors import LaunchError
-from hvdrecover.launch import waits
 
 _PREFIX = "supervisor-"
+_LOOK = 0.1  # seconds between looks at a supervisor that is to end
 
 
 @dataclass(frozen=True)
 class Supervised:
-    """The contents of a supervisor's file."""
-
     host: str  # its host's name
     pid: int  # its process number there
     process: str  # its `hvdrecover.machine.identity`
@@ -39,45 +35,19 @@ class Supervised:
 
     @property
     def lives(self) -> bool | None:
-        """Return whether the supervisor runs; None if it is on another host, or in another container."""
         if machine.has_ended(self.process):
             return False
         return True if machine.identity(self.pid) == self.process != "" else None
 
 
-class Announcement:
-    """The file of this supervisor in the run's folder; a context manager that removes it at the end."""
-
-    def __init__(self, folder: Path, supervised: Supervised) -> None:
-        self._path = folder / f"{_PREFIX}{supervised.host}-{supervised.pid}.json"
-        self._supervised = supervised
-        self._disk = Bounded(waits.DISK)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._write()
-        except OSError as error:
-            remedy = "the run's events go there, so name another folder: HVDRECOVER_EVENTS=FOLDER"
-            raise LaunchError(str(folder), f"can't be written to: {error.strerror}; {remedy}") from error
-
-    def __enter__(self) -> Announcement:
-        """Return this object."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Remove the file."""
-        with contextlib.suppress(OSError):
-            self._disk(self._path.unlink)
-
-    def leaves(self) -> None:
-        """Note in the file that the job is leaving."""
-        self._supervised = replace(self._supervised, leaving=True)
-        with contextlib.suppress(OSError):
-            self._disk(self._write)
-
-    def _write(self) -> None:
-        fresh = self._path.with_suffix(".new")
-        fresh.write_text(json.dumps(asdict(self._supervised)))
-        fresh.replace(self._path)
+def announce(folder: Path, supervised: Supervised) -> Path:
+    """Write the file of a supervisor; return its path."""
+    path = folder / f"{_PREFIX}{supervised.host}-{supervised.pid}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(asdict(supervised)))
+    fresh.replace(path)
+    return path
 
 
 def find(folder: Path) -> Supervised | None:
@@ -86,48 +56,37 @@ def find(folder: Path) -> Supervised | None:
     return max(found, key=lambda each: (each.lives is not False, each.began), default=None)
 
 
-def ask_to_leave(supervised: Supervised) -> int:
-    """Signal a supervisor to let its job leave, unless it is leaving; return a pidfd for `wait_for_end`.
+def ask_to_leave(supervised: Supervised) -> None:
+    """Signal a supervisor to let its job leave, unless it is leaving.
 
     Raises `LaunchError` if the supervisor has ended, is on another host, or has no stop signal.
     """
     name = f"the supervisor, process {supervised.pid} on {supervised.host}"
-    try:
-        descriptor = os.pidfd_open(supervised.pid)
-    except OSError:
-        descriptor = -1
-    try:
-        # `lives` is read after the descriptor was opened, so both mean the same process.
-        if supervised.lives is not True or descriptor < 0:
-            gone = "has ended; nothing of its job is left to stop"
-            there = f"is not of this host or container; send it {supervised.stop_signal or 'a signal'} there"
-            raise LaunchError(name, gone if supervised.lives is False else there)
-        if not supervised.stop_signal:
-            raise LaunchError(name, "heeds no signal; HVDRECOVER_STOP_SIGNALS named none as it was started")
-        if not supervised.leaving:
-            signal.pidfd_send_signal(descriptor, signal.Signals[supervised.stop_signal])
-        return os.dup(descriptor)
-    except OSError as error:
-        raise LaunchError(name, f"can't be sent a signal: {error.strerror}") from error
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
+    lives = supervised.lives
+    if lives is False:
+        raise LaunchError(name, "has ended; nothing of its job is left to stop")
+    if lives is None:
+        there = f"is not of this host or container; send it {supervised.stop_signal or 'a signal'} there"
+        raise LaunchError(name, there)
+    if not supervised.stop_signal:
+        raise LaunchError(name, "heeds no signal; HVDRECOVER_STOP_SIGNALS named none as it was started")
+    if not supervised.leaving:
+        try:
+            os.kill(supervised.pid, signal.Signals[supervised.stop_signal])
+        except OSError as error:
+            raise LaunchError(name, f"can't be sent a signal: {error.strerror}") from error
 
 
-def wait_for_end(descriptor: int, seconds: float) -> bool:
-    """Wait for the process of a pidfd, close the pidfd, and return whether the process has ended."""
-    try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
-    finally:
-        os.close(descriptor)
+def wait_for_end(supervised: Supervised, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while supervised.lives and time.monotonic() < deadline:
+        time.sleep(_LOOK)
+    return not supervised.lives
 
 
 def _read(path: Path) -> Supervised | None:
     try:
         facts = json.loads(path.read_text())
-        known = {field.name: facts[field.name] for field in fields(Supervised)}
-        return Supervised(**{**known, "command": tuple(map(str, known["command"]))})
-    except (OSError, ValueError, TypeError, KeyError):
+        return Supervised(**{**facts, "command": tuple(facts["command"])})
+    except (OSError, ValueError, TypeError, KeyError):  # removed meanwhile, or of another version
         return None

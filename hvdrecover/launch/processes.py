@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hvdrecover.launch import waits
 
@@ -48,7 +48,6 @@ class Child(subprocess.Popen[bytes]):
     """
 
     def poll(self) -> int | None:
-        """Return how the process has ended, or None while it runs."""
         if self.returncode is not None:
             return self.returncode
         try:
@@ -60,7 +59,6 @@ class Child(subprocess.Popen[bytes]):
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def kill_group(self) -> None:
-        """SIGKILL the process and its group, even if the process has ended; not if it was reaped."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -77,22 +75,18 @@ def start(
     environ: Mapping[str, str],
     *,
     hand_down: Sequence[int] = (),
-    stdin: int | IO[Any] | None = None,
-    stdout: int | IO[Any] | None = None,
-    stderr: int | IO[Any] | None = None,
     new_session: bool = False,
+    **streams: Any,
 ) -> Child:
     """Start a process that the kernel kills when this one dies, in its own process group."""
     return Child(
         list(command),
         env=dict(environ),
         pass_fds=tuple(hand_down),
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
         start_new_session=new_session,
         process_group=None if new_session else 0,
         preexec_fn=_dies_with(os.getpid()),
+        **streams,
     )
 
 
@@ -106,11 +100,8 @@ def _dies_with(parent: int) -> Callable[[], None]:
 
 
 def kill(process: int) -> None:
-    """SIGKILL a process, if it still exists."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def marked(mark: str) -> list[int]:
@@ -122,8 +113,7 @@ def marked(mark: str) -> list[int]:
 
 
 def _marked(mark: str, known: Collection[int]) -> list[Any]:
-    """Return the living processes with a mark, except the known ones, as objects of psutil."""
-    import psutil  # installed with Horovod; guardians and standbys never import it
+    import psutil  # installed with Horovod; guardians and standbys do not import it
 
     name, _, value = mark.partition("=")
     found = []
@@ -135,8 +125,7 @@ def _marked(mark: str, known: Collection[int]) -> list[Any]:
 
 
 def _lives(process: Any) -> bool:
-    """Return whether the same process still exists, and is not a zombie."""
-    return process.is_running() and _stat(process.pid)[1] not in ("", "Z", "X")
+    return process.is_running() and _state(process.pid) not in ("", "Z", "X")
 
 
 def kill_marked(
@@ -156,16 +145,18 @@ def kill_marked(
     """
     began, look = time.monotonic(), _SHORTEST_LOOK
     found: list[Any] = []
-    tidy: set[int] = set()
+    trackers: set[int] = set()
     while True:
         # The environment is read once: it is gone before the process, and reading it may block on a bad disk.
         found = list(filter(_lives, found))
         fresh = _marked(mark, {process.pid for process in found})
-        tidy.update(process.pid for process in fresh if _tidies(process.pid))
         found += fresh
+        for process in fresh:
+            if any("multiprocessing.resource_tracker" in word for word in command(process.pid)):
+                trackers.add(process.pid)
         waited = time.monotonic() - began
         for process in found:
-            if waited > _TIDYING or process.pid not in tidy:
+            if waited > _TIDYING or process.pid not in trackers:
                 # The process may have ended. psutil does not kill a new process with the same number.
                 with contextlib.suppress(Exception):
                     process.kill()
@@ -175,62 +166,49 @@ def kill_marked(
         pause(look)
 
 
-def _tidies(process: int) -> bool:
-    return any("multiprocessing.resource_tracker" in word for word in command(process))
-
-
 def parent(process: int) -> int:
     """Return the id of a process's parent; 0 if the process is gone."""
-    return int(_stat(process)[2] or 0)
+    return int((_stat(process) or ("", 0))[1])
 
 
 def command(process: int) -> list[str]:
-    """Program and arguments of a process; empty if it is gone."""
-    try:
-        return Path(f"/proc/{process}/cmdline").read_text().split("\0")[:-1]
-    except OSError:
-        return []
+    """Return the program and arguments of a process; empty if it is gone."""
+    return _read(Path(f"/proc/{process}/cmdline")).split("\0")[:-1]
 
 
 def named(processes: Sequence[int]) -> str:
-    """Processes with their programs' names, for people: ``process 12 (python)``."""
     # The command line of an unkillable process is not used, as reading it may block.
-    return ", ".join(f"process {each} ({_stat(each)[0] or 'gone'})" for each in processes)
+    names = ((each, _read(Path(f"/proc/{each}/comm")).strip() or "gone") for each in processes)
+    return ", ".join(f"process {process} ({name})" for process, name in names)
 
 
 def is_stopped(process: int) -> bool:
-    """Return whether a process is stopped, by SIGSTOP or a debugger."""
-    return _stat(process)[1] in ("T", "t")
+    return _state(process) in ("T", "t")
+
+
+def _state(process: int) -> str:
+    return (_stat(process) or [""])[0]
+
+
+def _stat(process: int) -> list[str]:
+    return _read(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
 
 
 def exit_code(returncode: int) -> int:
-    """Return a shell's exit code for a return code of `subprocess`: 128 plus the signal's number."""
     return 128 - returncode if returncode < 0 else returncode
 
 
 def returncode_of(code: int) -> int:
-    """Return the return code of `subprocess` for an exit code that a shell has passed on."""
     return 128 - code if 128 < code <= 128 + signal.SIGRTMAX else code
 
 
 def describe(returncode: int) -> str:
-    """Return a return code in words."""
     if returncode >= 0:
         return f"exit code {returncode}"
     try:
         return signal.Signals(-returncode).name
     except ValueError:
         return f"signal {-returncode}"
-
-
-def _stat(process: int) -> tuple[str, str, str]:
-    """Return the name of a process's program, its state and its parent; empty if it is gone."""
-    try:
-        head, _, rest = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")
-        state, parent = rest.split()[:2]
-        return head.partition("(")[2], state, parent
-    except OSError:
-        return "", "", ""
 
 
 def memory_kills() -> int:
@@ -243,6 +221,6 @@ def memory_kills() -> int:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text()
+        return file.read_text(errors="replace")
     except OSError:
         return ""

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from hvdrecover.errors import LaunchError
-
 EARLY = Path(__file__).parent / "early"  # the folder of our `sitecustomize`
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)*)?")
 _ISOLATED = re.compile(r"-[^-WX]*[EIS].*")  # no environment variables, or no site
@@ -18,8 +16,6 @@ _FLAGS = re.compile(r"-[^-WXcm]*(?P<last>[WXcm])(?P<value>.*)")  # several in a 
 
 @dataclass(frozen=True)
 class PythonCommand:
-    """A command that runs a Python program."""
-
     interpreter: tuple[str, ...]  # the interpreter with its own options
     module: bool  # whether the program is a module (``-m``), else it is a file
     program: str  # the module or file
@@ -27,7 +23,7 @@ class PythonCommand:
 
     @property
     def customizes(self) -> bool:
-        """Return whether the interpreter runs the `sitecustomize` that it finds by ``PYTHONPATH``."""
+        """Whether the interpreter runs the `sitecustomize` that it finds by ``PYTHONPATH``."""
         return not any(_ISOLATED.fullmatch(word) for word in self.interpreter[1:])
 
 
@@ -61,10 +57,3 @@ def early_environment(command: Sequence[str], environ: Mapping[str, str]) -> dic
         return {}
     path = environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([str(EARLY), *([path] if path else [])])}
-
-
-def check_script(command: Sequence[str]) -> None:
-    """Raise `LaunchError` if the script does not exist."""
-    program = parse(command)
-    if program is not None and not program.module and not Path(program.program).exists():
-        raise LaunchError(program.program, f"there is no such script in {Path.cwd()}")

@@ -1,106 +1,45 @@
-"""A guardian's connection to the rest of the job.
+"""A guardian's connection to the supervisor: events and reports go there, and orders come back.
 
-With a supervisor: one connection, which carries events and reports to it, and orders back. If the connection
-ends, the supervisor is gone. Without a supervisor: the guardian writes events to the record, and watches
-Horovod's driver to learn when the job ends.
+If the connection ends, the supervisor is gone, and the job with it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import select
-import selectors
-import socket
-import stat
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from hvdrecover.clock import Bounded, Clock
 from hvdrecover.config import Config
-from hvdrecover.errors import LaunchError
+from hvdrecover.errors import ConfigError, LaunchError
 from hvdrecover.events import Events
-from hvdrecover.heartbeat import Reading
-from hvdrecover.launch import ends, link, waits
-from hvdrecover.launch.signals import Waking
+from hvdrecover.heartbeat import Phase, Reading
+from hvdrecover.launch import link, stacks, waits
 from hvdrecover.launch.training import Training
-from hvdrecover.record import Record, number
+from hvdrecover.record import number
 
 logger = logging.getLogger(__name__)
 
-_MOST_UNSENT = 10_000  # events that wait while the supervisor reads none
-_DRIVER_EVERY = 2.0  # seconds between looks at Horovod's driver
-_DRIVER_REFUSALS = 2  # refused connections in a row after which the driver counts as gone
-
-# Facts for the supervisor only, which no event holds.
-_UNWRITTEN = frozenset(
-    {"traceback", "identity", "final", "end", "point", "again", "heard", "loaded", "root"}
-    | {"round", "begun", "age"}
-)
+_MOST_UNSENT = 10_000  # events that wait while the supervisor reads none; beyond it, the oldest are dropped
 
 
 class Reports:
-    """The reports of one guardian; `events` are the events of its slot."""
-
     def __init__(self, config: Config, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        self._supervisor: link.Link | None = None
-        self._record = None if config.events is None else Record(config.events, waits.DISK)
-        # Events not sent yet, each with its monotonic time. If there are too many, the oldest are dropped.
+        self.supervisor = _connect(config)
         self._unsent: deque[tuple[float, Mapping[str, Any]]] = deque(maxlen=_MOST_UNSENT)
         self.events = Events(self._take, config.host, clock)
-        self._launcher = LauncherWatch(config.rendezvous, config.collective_seconds, clock)
-
-    def connect(self) -> bool:
-        """Connect to the supervisor; return whether there is one that can be reached."""
-        if self._config.supervisor is None:
-            return False
-        facts: dict[str, Any] = {
-            "name": self._config.host,
-            "slot": self._config.local_rank,
-            "pid": os.getpid(),
-        }
-        self._supervisor = link.connect(*self._config.supervisor, **facts)
-        if self._supervisor is None:
-            logger.warning("the supervisor can't be reached; watching Horovod's driver instead")
-        else:  # the supervisor watches the driver
-            self._launcher = LauncherWatch(None, 0.0, self._clock)
-        return self.has_supervisor
-
-    def listen(self, selector: selectors.BaseSelector, hear: Callable[[], object]) -> None:
-        """Call a function whenever the supervisor, if there is one, has sent something."""
-        if self._supervisor is not None:
-            selector.register(self._supervisor, selectors.EVENT_READ, hear)
-
-    @property
-    def has_supervisor(self) -> bool:
-        """Return whether a supervisor was reached at the start."""
-        return self._supervisor is not None
-
-    @property
-    def is_supervised(self) -> bool:
-        """Return whether the supervisor is still connected."""
-        return self._supervisor is not None and self._supervisor.is_open
-
-    def lost(self) -> str:
-        """Return why the supervisor or the launcher counts as lost; '' if neither does."""
-        if self._supervisor is not None and not self._supervisor.is_open:
-            return "the supervisor is gone"
-        return self._launcher.lost() if self._config.launched else ""
-
-    def receive(self) -> list[dict[str, Any]]:
-        """Return the messages from the supervisor that have arrived."""
-        return self._supervisor.receive() if self._supervisor is not None else []
+        self._disk = Bounded(waits.DISK)
+        self._stall: tuple[int, int, list[int]] | None = None
 
     def send(self, **facts: Any) -> None:
-        """Send a message to the supervisor, if there is one."""
-        if self._supervisor is not None:
-            self._supervisor.send(**facts)
+        self.supervisor.send(**facts)
 
     def forward(self, training: Training) -> None:
-        """Send the events that a training process has emitted since the last time."""
         for event in training.events():
             self._unsent.append((number(event.pop("emitted", None)) or 0.0, event))
         self._send_events()
@@ -110,103 +49,72 @@ class Reports:
         self._send_events()
 
     def _send_events(self) -> None:
-        """Send events to the supervisor while it takes them; without one, append them to the record."""
-        while self._unsent:
-            if self._supervisor is None or not self._supervisor.is_open:
-                _, event = self._unsent.popleft()
-                if self._record is not None:
-                    self._record.put(event)
-            elif self._supervisor.has_room:
-                emitted, event = self._unsent[0]
-                age = max(self._clock.monotonic() - emitted, 0.0)
-                self._supervisor.send(kind="event", age=age, event=event)
-                if self._supervisor.is_open:
-                    self._unsent.popleft()
-            else:
-                break
-        if self._record is not None:
-            self._record.flush()
+        while self._unsent and self.supervisor.is_open and self.supervisor.has_room:
+            emitted, event = self._unsent.popleft()
+            age = max(self._clock.monotonic() - emitted, 0.0)
+            self.send(kind="event", age=age, event=event)
 
     def name(self, reading: Reading) -> str:
-        """Return the name of a training process in messages."""
-        rank = (
-            f"rank {reading.rank}" if reading.rank >= 0 else f"the process of slot {self._config.local_rank}"
-        )
-        return f"{rank} on {self._config.host}"
+        slot = f"the process of slot {self._config.local_rank}"
+        return f"{f'rank {reading.rank}' if reading.rank >= 0 else slot} on {self._config.host}"
 
-    def report(
-        self, kind: str, message: str, rank: int, *, level: int = logging.WARNING, **facts: Any
-    ) -> None:
-        """Report by an event, a line on the terminal, and a message to the supervisor."""
+    def report(self, kind: str, message: str, rank: int, **facts: Any) -> None:
+        """Report by an event and a line on the terminal."""
         self.events.rank = rank
-        self.send(kind=kind, message=message, **facts)
-        written = {name: value for name, value in facts.items() if name not in _UNWRITTEN}
-        self.events.emit(kind, message, level=level, **written)
+        self.events.emit(kind, message, level=logging.WARNING, **facts)
 
-    def cannot_start(self, error: LaunchError, waking: Waking, seconds: float) -> None:
-        """Report that the command cannot be started, and wait until the supervisor ends the job.
+    # -- the place of the training process ---------------------------------------------------------------
 
-        The supervisor shows the error. Without a training process, only its order to stop matters.
-        """
-        facts: dict[str, Any] = {"end": ends.FIRST_ERROR.name, "point": (0, 0), "commit": [0, 0]}
-        facts |= {"fault": "script_error", "detail": str(error), "exit": 1, "final": True}
-        self.report("fault", str(error), -1, level=logging.DEBUG, slot=self._config.local_rank, **facts)
-        orders: list[object] = []
-        self.listen(waking.selector, lambda: orders.extend(each.get("order") for each in self.receive()))
-        deadline = self._clock.monotonic() + seconds
-        while "stop" not in orders and self.is_supervised and self._clock.monotonic() < deadline:
-            if waking.wait(deadline - self._clock.monotonic()):
-                return
+    def report_stall(self, training: Training, reading: Reading) -> None:
+        """Report, once per commit, which tensors wait for which ranks. These ranks then show their stacks."""
+        missing = training.stalled()
+        stall = (reading.generation, reading.commit, sorted(missing))
+        # All ranks are in `recover.paused()` together, so the missing ones may be at long work there.
+        if missing and stall != self._stall and not (reading.paused or reading.waiting):
+            self._stall = stall
+            message = stacks.stall(missing, reading.silent)
+            self.report("stalled", message, reading.rank, seconds=reading.silent, missing=missing)
+            self.send(kind="stalled", ranks=list(missing))
 
-    def end(self, how: str, reading: Reading, root: str) -> None:
-        """Tell the supervisor how this slot ended: finished, untrained, preempted, left or stopped."""
-        commit = [reading.generation, reading.commit]
-        self.send(kind="end", how=how, phase=reading.phase, commit=commit, root=root)
+    def show_place(self, training: Training, ranks: list[int] | None = None) -> None:
+        """Report the place of the training process, if it is one of these ranks."""
+        reading = training.read()
+        if (ranks is None or reading.rank in ranks) and not self.take_stacks(training, reading):
+            reason = "it is stopped, or has not imported hvdrecover yet"
+            logger.warning("%s does not say where it is: %s", self.name(reading), reason)
 
+    def take_stacks(self, training: Training, reading: Reading) -> str:
+        """Save the stacks of the training process; return its place in words, or '' if it does not answer."""
+        text = "" if reading.phase == Phase.UNKNOWN else stacks.take(training.pid, training.stacks)
+        where = stacks.summary(text)
+        if text:
+            message, file = f"{self.name(reading)} is at {where}", self._save(text, training.pid)
+            self.report("stacks", message, reading.rank, summary=where, file=file)
+        return f"at {where}" if where else ""
 
-class LauncherWatch:
-    """Watches for the end of Horovod's driver, on this host or another one."""
-
-    def __init__(self, rendezvous: tuple[str, int] | None, timeout: float, clock: Clock) -> None:
-        self._rendezvous = rendezvous
-        self._timeout = timeout
-        self._clock = clock
-        self._answered = self._looked = clock.monotonic()
-        self._refusals = 0
-        self._connect = Bounded(waits.DRIVER)
-
-    def lost(self) -> str:
-        """Return why the launcher counts as lost; '' if it does not."""
-        if output_is_closed():
-            return "nobody reads its output any more"
-        if self._rendezvous is not None and self._clock.monotonic() - self._looked >= _DRIVER_EVERY:
-            self._look(self._rendezvous)
-        if self._refusals >= _DRIVER_REFUSALS:
-            return "Horovod's driver is gone"
-        if self._rendezvous is not None and self._clock.monotonic() - self._answered > self._timeout:
-            return f"Horovod's driver has not answered for {self._timeout:g} s: this host is cut off"
-        return ""
-
-    def _look(self, rendezvous: tuple[str, int]) -> None:
+    def _save(self, text: str, process: int) -> str | None:
+        assert self._config.events is not None  # the supervisor sets it
+        file = self._config.events / f"stacks-{self._config.host}-{process}.txt"
         try:
-            self._connect(socket.create_connection, rendezvous, timeout=waits.DRIVER).close()
-        except ConnectionRefusedError:
-            self._refusals += 1
-        except OSError:
-            self._refusals = 0
-        else:
-            self._refusals = 0
-            self._answered = self._clock.monotonic()
-        self._looked = self._clock.monotonic()
-        if self._refusals:
-            self._answered = self._looked
+            self._disk(_append, file, text)
+        except OSError as error:
+            logger.warning("stacks: %s", error)
+            return None
+        return os.fspath(file)
 
 
-def output_is_closed(descriptor: int = 1) -> bool:
-    """Return whether this output goes to a process that has closed it."""
-    mode = os.fstat(descriptor).st_mode
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        return False
-    poll = select.poll()
-    poll.register(descriptor, 0)
-    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+def _append(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as output:
+        output.write(text)
+
+
+def _connect(config: Config) -> link.Link:
+    if config.supervisor is None:
+        raise ConfigError("HVDRECOVER_SUPERVISOR", "is not set; `hvdrecover run` sets it and starts workers")
+    host, port, _ = config.supervisor
+    supervisor = link.connect(*config.supervisor, name=config.host, slot=config.local_rank)
+    if supervisor is None:
+        problem = f"does not answer at {host}:{port}; let all hosts of the job connect to each other"
+        raise LaunchError("hvdrecover run", problem)
+    return supervisor

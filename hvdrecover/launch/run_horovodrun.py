@@ -13,6 +13,7 @@ import codecs
 import functools
 import importlib
 import logging
+import os
 import re
 import signal
 import sys
@@ -41,9 +42,8 @@ def main() -> None:
         start_anew(importlib.import_module("horovod.runner.elastic.driver").ElasticDriver)
         scripts = importlib.import_module("horovod.runner.elastic.discovery")
         ask_by_shell(scripts.HostDiscoveryScript)
-    if read.supervisor is not None:
-        signal.signal(signal.SIGTERM, _left_to_supervisor)
-        _leave_to_guardians()
+    signal.signal(signal.SIGTERM, _left_to_supervisor)
+    _leave_to_guardians()
     launch = importlib.import_module("horovod.runner.launch")
     report = functools.partial(_report_output, recorded(read, seconds=waits.DISK))
     _forward_always(report)
@@ -63,8 +63,18 @@ def _forward_always(report: output.Report) -> None:
     shell.codecs = SimpleNamespace(getincrementaldecoder=lambda _: decoder)
     gloo_run: Any = importlib.import_module("horovod.runner.gloo_run")
     gloo_run.open = lambda path, _: output.append(path, report)  # of --output-filename
+    # Horovod prints ssh's error, and ends this process in a thread, which would leave the output unwritten.
+    driver_service: Any = importlib.import_module("horovod.runner.driver.driver_service")
+    driver_service.os = SimpleNamespace(**{**vars(os), "_exit": _write_and_exit})
     pad = gloo_run._pad_rank
     gloo_run._pad_rank = lambda rank, size: pad(rank, max(size, 2))  # it fails with a single rank
+
+
+def _write_and_exit(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, output.Outlet):
+            stream.drain()
+    os._exit(code)
 
 
 def _report_output(events: Events, name: str, problem: str) -> None:
@@ -116,11 +126,9 @@ def _printed(self: Any) -> str:
     """Return the hosts as Horovod expects them. It reports a `RuntimeError`, and asks again."""
     command: str = self._discovery_script
     try:
-        hosts, code = horovodrun.ask(command)
+        hosts = horovodrun.ask(command)
     except DiscoveryError as error:
-        raise RuntimeError(str(error)) from error
-    if code != 0:
-        raise RuntimeError(f"the host discovery script `{command}` has ended with {processes.describe(code)}")
+        raise RuntimeError(f"the host discovery script `{command}` has failed: {error}") from error
     return "\n".join(host.name if host.slots is None else f"{host.name}:{host.slots}" for host in hosts)
 
 

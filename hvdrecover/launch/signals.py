@@ -1,11 +1,11 @@
-"""Signals: an event loop that waits for them, and their forwarding by the first process of a container."""
+"""An event loop that waits for signals and files."""
 
 from __future__ import annotations
 
 import os
 import selectors
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import FrameType
 
 
@@ -43,31 +43,3 @@ class Waking:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noted.append(number)
-
-
-def run_below(function: Callable[[], int], signals: Iterable[int]) -> int:
-    """Run a function, in a child if this is the first process of a container; return the exit code.
-
-    Host discovery leaves an orphan behind each time. An ordinary first process never waits for orphans, so
-    the container fills with zombies.
-    """
-    if os.getpid() != 1:
-        return function()
-    wanted = set(signals)
-    signal.pthread_sigmask(signal.SIG_BLOCK, wanted)  # until there is a child that they can be sent to
-    child = os.fork()
-    if child == 0:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)
-        return function()
-
-    def hand_on(number: int, frame: FrameType | None) -> None:
-        os.kill(child, number)
-
-    for number in wanted:
-        signal.signal(number, hand_on)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)
-    while True:
-        process, status = os.wait()
-        if process == child:
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code

@@ -38,8 +38,6 @@ _FIELD = re.compile(r"(?:^| )(JobState|Requeue|BatchFlag|EndTime|PreemptTime|Nod
 
 @dataclass(frozen=True)
 class Plan:
-    """Slurm's plan for a job."""
-
     state: str  # the job's, such as RUNNING, or COMPLETING for one that is being ended or requeued already
     end: float | None  # when it is to end, in seconds since 1970; None if it has no time limit
     preempted: bool  # whether it ends then to make room for another one
@@ -75,7 +73,7 @@ class SlurmJob:
         self._job = job
         self._clock = clock
         self._plan: Plan | None = None
-        self._closed = threading.Event()
+        self._never = threading.Event()
         self._thread = threading.Thread(target=self._keep_asking, name="slurm", daemon=True)
 
     @property
@@ -85,12 +83,7 @@ class SlurmJob:
         return f"{array}_{task}" if array and task else self._job
 
     def watch(self) -> None:
-        """Start the thread that asks for the job's end."""
         self._thread.start()
-
-    def close(self) -> None:
-        """Stop the thread."""
-        self._closed.set()
 
     def ends_within(self, seconds: float) -> str:
         """Return how the job ends within so many seconds; '' if it does not, or is ending already."""
@@ -115,12 +108,8 @@ class SlurmJob:
             plan = self._asked()
             if plan is None or not plan.may_requeue or plan.state != "RUNNING":
                 return  # a cancelled job must stay so; Slurm itself requeues others
-            if (
-                not committed
-                and not plan.preempted
-                and plan.end is not None
-                and plan.end - self._clock.now() < _AT_THE_END
-            ):
+            at_the_end = plan.end is not None and plan.end - self._clock.now() < _AT_THE_END
+            if at_the_end and not plan.preempted and not committed:
                 logger.error(
                     "Slurm job %s is not requeued: it has made no commit within its time limit, nor would it "
                     "the next time; raise --time, or commit more often",
@@ -128,7 +117,7 @@ class SlurmJob:
                 )
                 return
             logger.warning("Slurm job %s is requeued", self.name)
-            self._requeue()
+            self._scontrol("requeue", self.name)
         except DiscoveryError as error:
             logger.error("Slurm job %s could not be requeued: %s", self.name, error)
 
@@ -140,32 +129,30 @@ class SlurmJob:
                 if plan is None or plan.state != "RUNNING" or not plan.may_requeue:
                     return
                 if plan.headless:
-                    self._requeue()
+                    self._scontrol("requeue", self.name)
                     return
             except DiscoveryError:  # the controller or this host is cut off
                 pass
-            self._clock.wait(self._closed, waits.BETWEEN_QUESTIONS)
+            self._clock.wait(self._never, waits.BETWEEN_QUESTIONS)
 
     def _keep_asking(self) -> None:
-        while not self._closed.is_set():
+        stops = False
+        while not stops:
             try:
                 self._plan = self._asked() or self._plan
             except DiscoveryError as error:
                 logger.debug("the end of Slurm job %s is not known: %s", self.name, error)
-            self._clock.wait(self._closed, waits.BETWEEN_QUESTIONS)
-
-    def _requeue(self) -> None:
-        programs.output(("scontrol", "requeue", self.name), self._environ, waits.CONTROLLER)
+            stops = self._clock.wait(self._never, waits.BETWEEN_QUESTIONS)
 
     def _asked(self) -> Plan | None:
-        shown = programs.output(
-            ("scontrol", "show", "job", "--oneliner", self._job), self._environ, waits.CONTROLLER
-        )
+        shown = self._scontrol("show", "job", "--oneliner", self._job)
         return planned(shown.decode(errors="replace"), self._job)
+
+    def _scontrol(self, *words: str) -> bytes:
+        return programs.output(("scontrol", *words), self._environ, waits.CONTROLLER)
 
 
 def of_environment(environ: Mapping[str, str], clock: Clock) -> SlurmJob | None:
-    """Return the job of a process with this environment, if it is in one."""
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
     return SlurmJob(environ, job, clock) if job else None
 
@@ -184,11 +171,6 @@ def leave_heir(environ: Mapping[str, str], host: str) -> None:
     )
 
 
-def main() -> None:
-    """Requeue the job of this environment once it has lost its script."""
-    if (job := of_environment(config.environment(), SYSTEM_CLOCK)) is not None:
-        job.outlive_script()
-
-
 if __name__ == "__main__":
-    main()
+    if (heir_of := of_environment(config.environment(), SYSTEM_CLOCK)) is not None:
+        heir_of.outlive_script()

@@ -14,7 +14,6 @@ words of the setting come next, then the arguments that ``horovodrun`` gives ssh
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shlex
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from hvdrecover import config
 from hvdrecover.config import Config
-from hvdrecover.errors import ConfigError, LaunchError
+from hvdrecover.errors import ConfigError
 
 _OTHER = """\
 #!/bin/sh
@@ -55,8 +54,7 @@ def kept_alive(config: Config, folder: Path) -> str:
     """Return a search path on which ``ssh`` adds `Config.ssh_options`, or runs `Config.remote_shell`.
 
     If the host has no ssh and the setting is unset, the search path stays as it is. Our ssh stays in
-    `folder`, because this process may be killed at any time. Raises `ConfigError` for an invalid setting,
-    `LaunchError` if the folder cannot be written to.
+    `folder`, because this process may be killed at any time. Raises `ConfigError` for an invalid setting.
     """
     path = os.pathsep.join([config.programs, config.path])
     program = shutil.which("ssh", path=path)
@@ -74,23 +72,19 @@ def kept_alive(config: Config, folder: Path) -> str:
     else:
         return path
     script = folder.absolute() / "bin" / "ssh"
-    try:
-        script.parent.mkdir(parents=True, exist_ok=True)
-        fresh = script.with_name(f"ssh.{os.getpid()}")
-        fresh.write_text(text)
-        fresh.chmod(0o755)
-        fresh.replace(script)
-    except OSError as error:
-        remedy = "name another folder for the run's files: HVDRECOVER_EVENTS=FOLDER"
-        raise LaunchError(str(script), f"can't be written: {error.strerror}; {remedy}") from error
+    script.parent.mkdir(parents=True, exist_ok=True)
+    fresh = script.with_name(f"ssh.{os.getpid()}")
+    fresh.write_text(text)
+    fresh.chmod(0o755)
+    fresh.replace(script)
     return os.pathsep.join([os.fspath(script.parent), path])
 
 
 def remote_shell(setting: str, path: str) -> list[str]:
     """Return the command of ``HVDRECOVER_REMOTE_SHELL``, split like words in a shell, but not expanded.
 
-    `path` is the search path for programs. Raises `ConfigError` if the first word or its entry point is
-    invalid.
+    `path` is the search path for programs. Raises `ConfigError` if the first word is neither a program nor an
+    entry point.
     """
     try:
         words = shlex.split(setting)
@@ -101,7 +95,7 @@ def remote_shell(setting: str, path: str) -> list[str]:
     name = words[0]
     installed = {point.name: point for point in metadata.entry_points(group=GROUP)}
     if name in installed:
-        return [sys.executable, "-m", _module(installed[name]), *words[1:]]
+        return [sys.executable, "-m", installed[name].module, *words[1:]]
     if shutil.which(name, path=path) is None:
         names = ", ".join(sorted(installed)) or "none"
         problem = f"'{name}' is neither a program nor an installed remote shell (installed: {names})"
@@ -109,23 +103,7 @@ def remote_shell(setting: str, path: str) -> list[str]:
     return words
 
 
-def _module(point: metadata.EntryPoint) -> str:
-    """Return the module that an entry point names. This does not run it: it may act on import."""
-    package = f" of package {point.dist.name}" if point.dist else ""
-    broken = f"entry point '{point.name} = {point.value}'{package}"
-    if point.attr:
-        raise ConfigError(_SETTING, f"{broken} must name a module, without ':{point.attr}'")
-    try:
-        found = importlib.util.find_spec(point.module)
-    except ImportError as error:  # from a package that contains the module
-        raise ConfigError(_SETTING, f"{broken} cannot be imported: {error}") from error
-    if found is None:
-        raise ConfigError(_SETTING, f"{broken} names a module that does not exist")
-    return point.module
-
-
 def hidden(names: Iterable[str]) -> list[str]:
-    """Return the names of variables to keep off command lines."""
     return [name for name in names if _NAME.fullmatch(name) and not _KEPT.fullmatch(name)]
 
 

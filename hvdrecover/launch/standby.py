@@ -30,11 +30,10 @@ from hvdrecover.launch.training import Training
 logger = logging.getLogger(__name__)
 
 CALM = 1.0  # seconds of training before a standby is started, so that it never competes with a recovery
-STUCK = 600.0  # seconds after which a standby that is still not ready is replaced
 
 
 class Readiness:
-    """Keeps the standby of one slot: starts it in calm training, replaces a useless one, wakes it."""
+    """Keeps the standby of one slot: starts it in calm training, replaces a dead one, wakes it."""
 
     def __init__(self, command: PythonCommand | None, environ: Mapping[str, str]) -> None:
         self._command = command
@@ -45,27 +44,20 @@ class Readiness:
 
     @property
     def is_warm(self) -> bool:
-        """Return whether there is a standby that has imported everything, and waits."""
         standby = self._standby
         return standby is not None and standby.returncode is None and standby.read().phase == Phase.READY
 
     def news(self) -> bool | None:
-        """Return whether a standby is ready, if that has changed; else None."""
-        ready = self.is_warm
-        if ready == self._reported:
-            return None
-        self._reported = ready
-        return ready
+        before, self._reported = self._reported, self.is_warm
+        return self._reported if self._reported != before else None
 
     def keep(self, training: Training, reading: Reading, now: float) -> None:
-        """Start a standby when training has been calm for a while, and replace one that is of no use."""
+        """Start a standby when training has been calm for a while, and replace one that has ended."""
         calm = (reading.phase == Phase.TRAINING and reading.commits > 0) or (
             reading.phase == Phase.PLAIN and reading.steps > 0
         )
         self._calm_since = (self._calm_since or now) if calm else None
-        if self._standby is not None and (
-            self._standby.returncode is not None or _is_stuck(self._standby.read())
-        ):
+        if self._standby is not None and self._standby.returncode is not None:
             self.drop()
             self._calm_since = now
         if self._command is None or self._standby is not None or self._calm_since is None:
@@ -84,27 +76,19 @@ class Readiness:
         A standby that still imports is killed: a slow import looks the same as one that never ends.
         """
         self._calm_since = None
-        woken = self._standby if self.is_warm else None
-        if woken is not None and wake(woken, environ):
-            self._standby = None
+        if self.is_warm and self._standby is not None and wake(self._standby, environ):
+            woken, self._standby = self._standby, None
             return woken
         self.drop()
         return None
 
     def drop(self) -> None:
-        """End the standby, if there is one."""
         if self._standby is not None:
             self._standby.close()
             self._standby = None
 
 
-def _is_stuck(standby: Reading) -> bool:
-    """Return whether a standby has not become ready for too long."""
-    return standby.phase != Phase.READY and standby.silent > STUCK
-
-
 def start(command: PythonCommand, modules: Sequence[str], environ: Mapping[str, str]) -> Training:
-    """Start a standby."""
     program = [command.module, command.program, *command.arguments]
     # In a memory file: a pipe would take only 64 KiB before the standby reads.
     orders = os.memfd_create("hvdrecover-orders")
@@ -120,8 +104,6 @@ def start(command: PythonCommand, modules: Sequence[str], environ: Mapping[str, 
 
 def wake(standby: Training, environ: Mapping[str, str]) -> bool:
     """Let a standby that is ready run its program; return whether it lives."""
-    if standby.returncode is not None:
-        return False
     stdin = standby.process.stdin
     assert stdin is not None
     standby.page.touch()
@@ -135,7 +117,6 @@ def wake(standby: Training, environ: Mapping[str, str]) -> bool:
 
 
 def main() -> None:
-    """Prepare, wait, and run the program."""
     with os.fdopen(int(sys.argv[1])) as file:
         orders = json.load(file)
     module, program, *arguments = orders["program"]
@@ -150,7 +131,9 @@ def main() -> None:
         return
     config.adopt(json.loads(more))
     heartbeat.enter(Phase.STARTING)
-    _forget_input()
+    nowhere = os.open(os.devnull, os.O_RDONLY)  # programs of a job read nothing from a terminal
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
     if module:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
@@ -198,13 +181,6 @@ def _silence() -> Iterator[None]:
             os.dup2(descriptor, target)
             os.close(descriptor)
         os.close(nowhere)
-
-
-def _forget_input() -> None:
-    """Programs of a job read nothing from a terminal."""
-    nowhere = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nowhere, 0)
-    os.close(nowhere)
 
 
 if __name__ == "__main__":

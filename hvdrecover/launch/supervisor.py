@@ -24,48 +24,34 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum, auto
-from pathlib import Path
 from typing import Any
 
 from hvdrecover import machine
 from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import selection
+from hvdrecover.errors import LaunchError
 from hvdrecover.events import Events
-from hvdrecover.launch import ends, horovodrun, processes, restarts, ssh, waits
+from hvdrecover.launch import ends, horovodrun, presence, processes, restarts, ssh, waits
 from hvdrecover.launch.ends import FIRST_ERROR
 from hvdrecover.launch.guardians import Guardian, Guardians
 from hvdrecover.launch.link import Message
-from hvdrecover.launch.missing_hosts import Shortage, Unreachable
-from hvdrecover.launch.presence import Announcement, Supervised
+from hvdrecover.launch.presence import Supervised
 from hvdrecover.launch.restarts import Attempt, Outcome
-from hvdrecover.launch.signals import Waking, run_below
+from hvdrecover.launch.signals import Waking
 from hvdrecover.launch.slurm import SlurmJob
-from hvdrecover.launch.stacks import Stall
-from hvdrecover.machine import versions
 from hvdrecover.record import Record
 from hvdrecover.redaction import redact
 
 logger = logging.getLogger(__name__)
 
+WORKER = (sys.executable, "-m", "hvdrecover", "worker", "--")  # a guardian's command
 _MARGIN = 5.0  # seconds after the grace before everything is killed
 _REQUEUE = 10.0  # seconds beyond these for a controller to take a requeue before it ends the job
 _REPORTS = "failing-hosts"  # file of hosts with given-up or diverged slots, which discovery excludes
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The user's settings of a supervised job."""
-
-    options: horovodrun.Options  # options of ``horovodrun``
-    worker: tuple[str, ...]  # the guardian's command, before the training command
-    environ: dict[str, str]  # variables on top of this process's own
-    folder: Path  # of the run: events and other files
-    max_restarts: int = 10  # how many restarts in a row may bring no progress
-    grace: float = 30.0  # seconds for the job to leave after a preemption
 
 
 class State(Enum):
@@ -77,67 +63,63 @@ class State(Enum):
 
 
 class Supervisor:
-    """Starts ``horovodrun``, and starts it again when Horovod gives up."""
+    """Starts ``horovodrun``, and starts it again when Horovod gives up.
+
+    `environ` comes on top of this process's own environment. `Config.events` is the run's folder.
+    """
 
     def __init__(
         self,
         command: Sequence[str],
-        settings: Settings,
+        options: horovodrun.Options,
+        environ: Mapping[str, str],
         config: Config,
         slurm: SlurmJob | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        assert config.events is not None
         self._command = list(command)
-        self._started: dict[str, Any] = {
-            "command": list(map(redact, self._command)),
-            "machine": machine.describe(),
-            "versions": versions(),
-        }
-        self._settings = settings
+        self._redacted = list(map(redact, command))
+        self._options = options
+        self._ranks, self._least = options.processes, options.least or options.processes
+        self._environ = environ
         self._config = config
+        self._folder = config.events
         self._slurm = slurm
         self._clock = clock
-        self._record = None if config.events is None else Record(config.events, waits.DISK)
-        self._events = Events(None if self._record is None else self._record.add, config.host, clock)
+        self._record = Record(self._folder, waits.DISK)
+        self._events = Events(self._record.add, config.host, clock)
+        self._disk = Bounded(waits.DISK)
         self._mark = f"{ssh.MARK}={secrets.token_hex(16)}"
-        self._attempts: list[Attempt] = []
+        self._job = secrets.token_hex(16)
+        self._began_at = clock.now()
         self._state, self._code = State.TRAINING, 0  # the exit code of a job that is stopped
         self._signalled = False
-        self._unreachable: Unreachable | None = None
-        self._stall: Stall | None = None
-        self._stall_due = 0.0
-        self._kill_at: float | None = None
-        self._left_at = 0.0
-        self._disk = Bounded(waits.DISK)
-        self._job = secrets.token_hex(16)
-        self._suspects: list[str] = []
-        self._heard_at: float | None = None
+        self._attempts: list[Attempt] = []
         self._streak = restarts.Streak()
-        self._begun: dict[str, float] = {}  # by slot, when this start's process is known to have begun
+        self._suspects: list[str] = []
+        self._heard_at: float | None = None  # when the fault was reported that ends this attempt
+        self._kill_at: float | None = None
+        self._short_since = 0.0  # since when processes are missing, or none is
+        self._left_at = 0.0  # when a finished training last had guardians
 
     def run(self) -> int:
         """Keep the job going until its training is finished or given up; return the exit code (`ends`).
 
         Raises `ConfigError` for an invalid option, `LaunchError` if the run's folder cannot be written to.
         """
-        return run_below(self._run, self._heeded)
-
-    @property
-    def _heeded(self) -> set[int]:
-        """The stop signals and signals that end the job, except those that the caller has ignored."""
-        meant = {*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-        return {number for number in meant if signal.getsignal(number) is not signal.SIG_IGN}
-
-    def _run(self) -> int:
-        arguments = horovodrun.arguments(self._settings.options, [*self._settings.worker, *self._command])
-        path = ssh.kept_alive(self._config, self._settings.folder)
-        if self._config.remote_shell is None:
-            self._unreachable = Unreachable(self._settings.options, {**os.environ, "PATH": path}, self._clock)
+        signals = {*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+        # The caller may have ignored some of them.
+        heeded = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
+        arguments = horovodrun.arguments(self._options, [*WORKER, *self._command])
         processes.allow_open_files()  # one connection per slot, and those of horovodrun
-        with (
-            Waking((*self._heeded, signal.SIGCHLD)) as self._waking,
-            Announcement(self._settings.folder, self._supervised()) as self._announcement,
-        ):
+        try:
+            path = ssh.kept_alive(self._config, self._folder)
+            announcement = presence.announce(self._folder, self._supervised())
+        except OSError as error:
+            problem = f"can't be written to: {error.strerror}; name another folder: HVDRECOVER_EVENTS=FOLDER"
+            raise LaunchError(str(self._folder), problem) from error
+        with Waking((*heeded, signal.SIGCHLD)) as self._waking:
             self._guardians = Guardians(self._waking.selector, self._hear, self._lost, self._greeting)
             if self._slurm is not None:
                 self._slurm.watch()
@@ -145,25 +127,25 @@ class Supervisor:
                 outcome = self._keep_going(arguments, path)
             finally:
                 self._guardians.close()
-                if self._slurm is not None:
-                    self._slurm.close()
+                with contextlib.suppress(OSError):
+                    self._disk(announcement.unlink)
         self._say_end(outcome)
         if self._slurm is not None and outcome.code == PREEMPTED:
             self._slurm.requeue(committed=any(attempt.committed for attempt in self._attempts))
         return outcome.code
 
     def _supervised(self) -> Supervised:
-        options, signals = self._settings.options, self._config.stop_signals
+        signals = self._config.stop_signals
         return Supervised(
             host=socket.gethostname(),
             pid=os.getpid(),
             process=machine.identity(),
-            began=self._clock.now(),
-            command=tuple(map(redact, self._command)),
-            processes=options.processes,
-            least=options.least or options.processes,
+            began=self._began_at,
+            command=tuple(self._redacted),
+            processes=self._ranks,
+            least=self._least,
             stop_signal=signals[0].name if signals else "",
-            grace=self._settings.grace,
+            grace=self._config.grace,
         )
 
     def _keep_going(self, arguments: Sequence[str], path: str) -> Outcome:
@@ -177,9 +159,9 @@ class Supervisor:
             outcome = restarts.outcome(
                 self._attempts,
                 self._streak.restarts,
-                ranks=self._settings.options.processes,
+                ranks=self._ranks,
                 stopping=self._state is State.LEAVING,
-                max_restarts=self._settings.max_restarts,
+                max_restarts=self._config.max_restarts,
             )
             self._streak = replace(self._streak, restarts=outcome.without_progress)
             if outcome.action == "restart":
@@ -192,36 +174,36 @@ class Supervisor:
                 _show(outcome.traceback)
         return outcome
 
+    def _pause(self, seconds: float) -> None:
+        until = self._clock.monotonic() + seconds
+        while self._state is State.TRAINING and (left := until - self._clock.monotonic()) > 0:
+            self._serve(min(left, waits.SUPERVISION))
+        if self._state is State.LEAVING:  # no process runs that could commit and leave
+            self._state, self._code = State.STOPPED, PREEMPTED
+
+    def _say_end(self, outcome: Outcome) -> None:
+        level = logging.INFO if outcome.code == 0 and not outcome.message else logging.WARNING
+        facts = {"code": outcome.code, "reason": outcome.reason}
+        self._events.emit("end", outcome.message or outcome.reason, level=level, **facts)
+        _show(outcome.traceback)
+
     # -- one start -------------------------------------------------------------------------------------
 
     def _attempt(self, arguments: Sequence[str], path: str) -> None:
         attempt = Attempt(len(self._attempts) + 1)
         self._attempts.append(attempt)
-        self._begun = {}
-        self._events.emit("start", attempt=attempt.number, **self._started)
-        shortage = Shortage(self._settings.options, self._clock)
-        name, _, value = self._mark.partition("=")
-        how = "mpi" if self._settings.options.mpi else "gloo"
-        self._driver = driver = processes.start(
-            [sys.executable, "-m", "hvdrecover.launch.run_horovodrun", how, *arguments],
-            {
-                **os.environ,
-                **self._settings.environ,
-                "PATH": path,
-                "HVDRECOVER_SUPERVISOR": self._guardians.address(socket.gethostname()),
-                "HVDRECOVER_HOST_REPORTS": str(self._settings.folder / _REPORTS),
-                "HVDRECOVER_JOB_ID": self._job,
-                "HVDRECOVER_SUSPECT": ",".join(self._suspects),
-                "HVDRECOVER_CLAIMED": restarts.known(self._attempts)["root"],
-                name: value,
-            },
-            stdin=subprocess.DEVNULL,
-            new_session=True,
+        self._events.emit(
+            "start",
+            attempt=attempt.number,
+            command=self._redacted,
+            machine=machine.describe(),
+            versions=machine.versions(),
         )
+        self._driver = driver = self._start(arguments, path)
         try:
             while driver.poll() is None and not self._is_over() and not self._lingers(attempt):
                 self._serve(waits.SUPERVISION)
-                self._report_shortage(shortage, attempt)
+                self._report_shortage(attempt)
                 if self._kill_at is not None and self._clock.monotonic() > self._kill_at:
                     break
             attempt.code = 1 if attempt.over or restarts.ending(self._attempts) else driver.poll() or 0
@@ -239,37 +221,57 @@ class Supervisor:
                 message = f"{processes.named(left)} can't be killed, as a disk hangs perhaps: left"
                 self._events.emit("unkillable", message, level=logging.ERROR, processes=left)
 
-    def _report_shortage(self, shortage: Shortage, attempt: Attempt) -> None:
+    def _report_shortage(self, attempt: Attempt) -> None:
+        present, wanted, now = len(self._guardians), self._ranks, self._clock.monotonic()
+        attempt.was_full |= present >= wanted
         ends = self._kill_at is not None or {"finished", "untrained", "preempted"} & set(attempt.ends)
-        if message := "" if ends else shortage.message(len(self._guardians)):
-            logger.warning(message)
+        if ends or not attempt.was_full or not 0 < present < wanted:
+            self._short_since = now
+        if self._options.least is None and not self._options.mpi and now - self._short_since > waits.SPARE:
+            self._short_since = math.inf
+            logger.warning(
+                f"{present} of {wanted} processes are left; the job waits until {wanted} run again, up to "
+                f"Horovod's --elastic-timeout. With --min-np {present} it would resume with what is left"
+            )
+
+    def _start(self, arguments: Sequence[str], path: str) -> processes.Child:
+        name, _, value = self._mark.partition("=")
+        how = "mpi" if self._options.mpi else "gloo"
+        return processes.start(
+            [sys.executable, "-m", "hvdrecover.launch.run_horovodrun", how, *arguments],
+            {
+                **os.environ,
+                **self._environ,
+                "PATH": path,
+                "HVDRECOVER_SUPERVISOR": self._guardians.address(socket.gethostname()),
+                "HVDRECOVER_HOST_REPORTS": str(self._folder / _REPORTS),
+                "HVDRECOVER_JOB_ID": self._job,
+                "HVDRECOVER_SUSPECT": ",".join(self._suspects),
+                "HVDRECOVER_CLAIMED": restarts.known(self._attempts)["root"],
+                name: value,
+            },
+            stdin=subprocess.DEVNULL,
+            new_session=True,
+        )
 
     def _is_over(self) -> bool:
         """Return whether a fault ends this attempt.
 
-        A fault that another rank reported waits for the report of the rank itself. An error at the start of
-        the script waits for the other ranks, so that they are counted.
+        A fault that another rank reported waits for the report of the rank itself.
         """
         fault = restarts.ending(self._attempts)
         if fault is None:
             self._heard_at = None
             return self._cannot_keep_together(self._attempts[-1])
-        ranks = self._settings.options.processes
-        alone = len(restarts.first_errors(self._attempts[-1])) < ranks
-        patience = waits.OTHER_ERRORS if restarts.is_first(fault) and alone else 0.0
-        patience = waits.HEARSAY if fault.get("heard") else patience
-        since = self._heard_at = self._heard_at or self._clock.monotonic()
-        if patience == waits.OTHER_ERRORS:
-            all_begun = max(self._begun.values()) if len(self._begun) >= ranks else math.inf
-            since = min(max(since, all_begun), since + waits.IMPORTS)
-        return self._clock.monotonic() - since >= patience
+        now = self._clock.monotonic()
+        self._heard_at = self._heard_at or now
+        return now - self._heard_at >= (waits.HEARSAY if fault.get("heard") else 0.0)
 
     def _cannot_keep_together(self, attempt: Attempt) -> bool:
         """Have all ranks end, or start again, together (`restarts.together`); return whether they cannot."""
-        guardians, options = list(self._guardians), self._settings.options
+        guardians, now = list(self._guardians), self._clock.monotonic()
         if not attempt.rounds:
             attempt.guardians = max(attempt.guardians, len(guardians))
-        now = self._clock.monotonic()
         streak = self._streak.before(attempt, now)
         decision = restarts.together(
             attempt,
@@ -277,35 +279,38 @@ class Supervisor:
             guardians=len(guardians),
             begun=all(each.begun and not each.leaves for each in guardians),
             now=now,
-            max_restarts=self._settings.max_restarts,
+            max_restarts=self._config.max_restarts,
         )
         if decision is None or self._state is State.LEAVING:
-            if all(each.done for each in guardians) and len(guardians) >= (
-                options.least or options.processes
-            ):
+            if len(guardians) >= self._least and all(each.done for each in guardians):
                 self._guardians.order(order="exit")
             return False
         if decision.action == "wait":
             return False
         self._streak = replace(streak, error=decision.error, time=now)
-        if decision.action != "restart":
-            attempt.over = True
-            if decision.action == "end":
-                first = decision.error != streak.error
-                if decision.fault in attempt.exits:
-                    attempt.faults.append(decision.fault)
-                decision.fault.update(final=True, again=not first)
-                decision.fault["end"] = FIRST_ERROR.name if first else "script_error"
-            return decision.action == "over"
-        self._streak = replace(self._streak, restarts=streak.restarts + 1)
-        pause = ends.pause(self._streak.restarts)
+        if decision.action != "end" and decision.fault["fault"] == "script_error":
+            _show_error(decision.fault)
+        if decision.action == "restart":
+            self._restart_together(attempt, decision.fault)
+            return False
+        attempt.over = True
+        if decision.action == "end":
+            again = decision.error == streak.error
+            if decision.fault in attempt.exits:
+                attempt.faults.append(decision.fault)
+            end = "script_error" if again else FIRST_ERROR.name
+            decision.fault.update(final=True, again=again, end=end)
+        return decision.action == "over"
+
+    def _restart_together(self, attempt: Attempt, fault: restarts.Fault) -> None:
+        self._streak = replace(self._streak, restarts=self._streak.restarts + 1)
         attempt.rounds += 1
+        pause = ends.pause(self._streak.restarts)
         later = f" in {pause:g} s" if pause else ""
-        logger.warning("%s; all ranks start again together%s", decision.fault["message"], later)
-        for each in guardians:
+        logger.warning("%s; all ranks start again together%s", fault["message"], later)
+        for each in self._guardians:
             each.done = False
         self._guardians.order(order="restart", pause=pause)
-        return False
 
     def _lingers(self, attempt: Attempt) -> bool:
         """Return whether horovodrun still runs long after a finished training."""
@@ -317,34 +322,22 @@ class Supervisor:
     def _end_attempt(self) -> None:
         """Receive guardians' last messages, and end those that are left, on all hosts."""
         deadline = self._clock.monotonic() + waits.LAST_WORDS
-        shows_error = restarts.ending(self._attempts) is not None
-        self._guardians.order(order="stop", shows_error=shows_error)
+        self._guardians.order(order="stop")
         while len(self._guardians) and self._clock.monotonic() < deadline:
             self._serve(0.1)
         self._guardians.dismiss()
 
-    def _pause(self, seconds: float) -> None:
-        until = self._clock.monotonic() + seconds
-        while self._state is State.TRAINING and (left := until - self._clock.monotonic()) > 0:
-            self._serve(min(left, waits.SUPERVISION))
-        if self._state is State.LEAVING:  # no process runs that could commit and leave
-            self._state, self._code = State.STOPPED, PREEMPTED
+    # -- signals ---------------------------------------------------------------------------------------
 
     def _serve(self, seconds: float) -> None:
-        """Wait for guardians and signals, and serve them."""
         for number in self._waking.wait(seconds):
             self._handle_signal(number)
-        if self._record is not None:
-            self._record.flush()
+        self._record.flush()
         if self._slurm is not None and self._state is State.TRAINING:
-            needed = self._settings.grace + _MARGIN + _REQUEUE
+            needed = self._config.grace + _MARGIN + _REQUEUE
             if detail := self._slurm.ends_within(needed):
                 self._leave(detail)
         self._guardians.tend()
-        for message in self._unreachable.news(self._guardians.hosts) if self._unreachable else ():
-            logger.warning(message)
-        if self._stall is not None and (self._stall.complete or self._clock.monotonic() > self._stall_due):
-            self._report_stall(self._stall)
 
     def _handle_signal(self, number: int) -> None:
         if number == signal.SIGQUIT:
@@ -364,10 +357,10 @@ class Supervisor:
             self._kill_at = self._clock.monotonic()  # kill everything at once
 
     def _leave(self, detail: str) -> None:
-        """Have the job leave at its next commit."""
         self._state = State.LEAVING
-        self._announcement.leaves()
-        grace = self._settings.grace
+        with contextlib.suppress(OSError):
+            self._disk(presence.announce, self._folder, replace(self._supervised(), leaving=True))
+        grace = self._config.grace
         attempt = self._attempts[-1]
         commits = attempt.in_run or attempt.committed or not self._guardians
         what = "the job leaves at its next commit" if commits else "the script gets SIGTERM, and ends"
@@ -380,69 +373,68 @@ class Supervisor:
 
     def _greeting(self) -> list[Message]:
         know: Message = {"order": "know", **restarts.known(self._attempts)}
-        leave: Message = {"order": "leave", "grace": self._settings.grace}
+        leave: Message = {"order": "leave", "grace": self._config.grace}
         return [know, leave] if self._state is State.LEAVING else [know]
 
     def _hear(self, guardian: Guardian, message: Message) -> None:
-        if message.get("kind") == "event":
-            if self._record is not None:
+        match message["kind"]:
+            case "event":
                 # Hosts' clocks differ, so an event gets its time here. A message may be read late, but the
                 # events of one guardian keep their order.
                 guardian.reported = max(guardian.reported, self._clock.now() - message["age"])
                 self._record.put({**message["event"], "time": guardian.reported})
-            return
+            case "diverged":
+                self._report_host(guardian.host)  # discovery excludes a host that is reported twice
+            case "stalled":
+                self._guardians.order(order="stacks", ranks=message["ranks"])
+            case "commit":
+                self._hear_progress(guardian, message)
+            case "end":
+                self._hear_progress(guardian, message)
+                guardian.ended = True
+                self._attempts[-1].ends.append(message["how"])
+                if restarts.ending(self._attempts) is None:
+                    _show(message["traceback"])
+            case _:
+                self._hear_progress(guardian, message)
+                self._hear_death(guardian, message)
+
+    def _hear_progress(self, guardian: Guardian, message: Message) -> None:
         attempt = self._attempts[-1]
-        commit = message.get("commit")
-        if isinstance(commit, list):
-            guardian.commit = commit
-            attempt.committed = attempt.committed or int(commit[1]) > 0
+        guardian.commit = message["commit"]
+        guardian.begun |= bool(message.get("begun"))
+        attempt.committed |= message["commit"][1] > 0
+        attempt.point = max(attempt.point, tuple(message.get("point", (0, 0))))
         if attempt.committed:
             attempt.root = message.get("root") or attempt.root
-        if message.get("begun") or message.get("kind") in ("end", "fault"):
-            self._begun.setdefault(f"{guardian.host}/{guardian.slot}", self._clock.monotonic())
-        if "point" in message:
-            changed, steps = message["point"]
-            attempt.point = max(attempt.point, (int(changed), int(steps)))
-        guardian.begun = guardian.begun or bool(message.get("begun"))
         if message.get("in_run") and not attempt.in_run:
             attempt.in_run = True
             self._guardians.order(order="know", **restarts.known(self._attempts))
-        if message.get("kind") == "done":
-            guardian.done = message["round"] == attempt.rounds
-            guardian.leaves = bool(message["stops"])
-            if message["exit"] == 0:
-                attempt.exits.append({**message, "at": f"{guardian.host}/{guardian.slot}"})
-        elif message.get("kind") == "end":
-            guardian.ended = True
-            attempt.ends.append(str(message.get("how")))
-        elif message.get("kind") == "diverged":
-            self._report_host(guardian.host)  # discovery excludes a host that is reported twice
-        elif message.get("kind") == "stalled":
-            missing = {int(rank): names for rank, names in message["missing"].items()}
-            self._stall = Stall(missing, float(message["seconds"]))
-            self._stall_due = self._clock.monotonic() + waits.PLACES
-            self._guardians.order(order="where", ranks=list(missing))
-        elif message.get("kind") == "where" and self._stall is not None:
-            self._stall.places[int(message["rank"])] = message["place"]
-        elif message.get("kind") == "fault":
-            guardian.ended = bool(message.get("final"))
-            # A guardian that was ordered to start again since then is not done.
-            guardian.done = message.get("round") == attempt.rounds
-            at, now = f"{guardian.host}/{guardian.slot}", self._clock.monotonic()
-            attempt.faults.append({**message, "at": at, "time": now})
-            of_host = message.get("fault") in ends.OF_HOSTS and message.get("end") != "apart"
-            if guardian.ended and of_host:
-                self._report_host(guardian.host)
 
-    def _report_stall(self, stall: Stall) -> None:
-        self._stall = None
-        if message := stall.message():
-            facts = {"seconds": stall.seconds, "missing": stall.missing}
-            self._events.emit("stalled", message, level=logging.WARNING, **facts)
+    def _hear_death(self, guardian: Guardian, message: Message) -> None:
+        attempt = self._attempts[-1]
+        # A guardian that was ordered to start again since then is not done.
+        guardian.done = message.get("round") == attempt.rounds
+        death = {**message, "at": f"{guardian.host}/{guardian.slot}", "time": self._clock.monotonic()}
+        if message["kind"] == "done":
+            guardian.leaves = message["stops"]
+            if message["exit"] == 0:
+                attempt.exits.append(death)
+            elif message["fault"] == "script_error":
+                _show_error(death)
+            return
+        guardian.ended = bool(message.get("final"))
+        attempt.faults.append(death)
+        if message.get("round") is None and message["end"] != FIRST_ERROR.name:
+            logger.warning(message["message"])
+            if restarts.ending(self._attempts) is None:
+                _show_error(death)
+        if guardian.ended and message["fault"] in ends.OF_HOSTS and message["end"] != "apart":
+            self._report_host(guardian.host)
 
     def _report_host(self, host: str) -> None:
         try:
-            self._disk(selection.report_failure, self._settings.folder / _REPORTS, host, self._clock.now())
+            self._disk(selection.report_failure, self._folder / _REPORTS, host, self._clock.now())
         except OSError as error:
             logger.warning("that %s fails could not be noted: %s", host, error)
 
@@ -456,11 +448,11 @@ class Supervisor:
         self._attempts[-1].faults.append({"fault": kind, "message": detail, "time": self._clock.monotonic()})
         self._events.emit("fault", detail, level=logging.WARNING, fault=kind, detail=detail, **facts)
 
-    def _say_end(self, outcome: Outcome) -> None:
-        level = logging.INFO if outcome.code == 0 and not outcome.message else logging.WARNING
-        facts = {"code": outcome.code, "reason": outcome.reason}
-        self._events.emit("end", outcome.message or outcome.reason, level=level, **facts)
-        _show(outcome.traceback)
+
+def _show_error(death: Mapping[str, Any]) -> None:
+    """Print the error that ended a process, unless the process did."""
+    if death["unprinted"]:
+        _show(death["traceback"])
 
 
 def _show(text: str) -> None:

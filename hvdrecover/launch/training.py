@@ -9,7 +9,6 @@ import logging
 import mmap
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,8 +24,6 @@ _HUGE_PAGES = "glibc.malloc.hugetlb"
 
 
 class Training:
-    """A training process or a standby."""
-
     def __init__(
         self,
         command: Sequence[str],
@@ -49,7 +46,6 @@ class Training:
         self.page.begin(Phase.UNKNOWN)
         self._seen = 0
         self._left = False
-        self._shown = False
         settings = {
             "HVDRECOVER_SLOT": ",".join(map(str, [*self._descriptors, events])),
             "HOROVOD_STALL_REPORT": str(self._notes),
@@ -66,7 +62,6 @@ class Training:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
         return self.process.pid
 
     @property
@@ -76,42 +71,23 @@ class Training:
         return -signal.SIGKILL if code is None and self._left else code
 
     def read(self) -> Reading:
-        """Return the contents of its page."""
         return self.page.read()
 
     def notes(self) -> dict[str, Any]:
-        """Return its notes: the last value of each fact."""
         return heartbeat.notes_since(self._notes, 0)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the events that it has sent since the last time."""
         data = self._unread
         with contextlib.suppress(BlockingIOError):
             while new := os.read(self._events, _PIPE):
                 data += new
         *lines, self._unread = data.split(b"\n")
-        found = []
-        for line in lines:
-            with contextlib.suppress(ValueError):  # children of the process may write there, too
-                found.append(json.loads(line))
-        return [each for each in found if isinstance(each, dict)]
+        return [json.loads(line) for line in lines]
 
     def stalled(self) -> dict[int, list[str]]:
         """Return which tensors wait for which ranks, if Horovod has reported that since the last call."""
         seen, self._seen = self._seen, os.fstat(self._notes).st_size
         return heartbeat.stalled_since(self._notes, seen) if self._seen > seen else {}
-
-    def show_error(self) -> None:
-        """Print the error that ended the process, once, unless it has printed the error itself."""
-        notes = {} if self._shown else self.notes()
-        if notes.get("unprinted"):
-            sys.stderr.write(notes["traceback"])
-            sys.stderr.flush()
-        self._shown = True
-
-    def leave_error(self) -> None:
-        """Let the supervisor print the error."""
-        self._shown = True
 
     def kill(self) -> bool:
         """SIGKILL it and its process group, wait, and return whether it ended; if not, log it."""
@@ -125,7 +101,6 @@ class Training:
     def close(self) -> None:
         """Kill its process group, and free its memory."""
         self.kill()
-        self.show_error()
         if self.process.stdin is not None:
             self.process.stdin.close()
         for descriptor in self._descriptors:
@@ -134,11 +109,9 @@ class Training:
 
 
 def _huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that requests huge pages for all memory, unless the user has set it.
+    """Return the variable by which glibc (from 2.35 on) asks for huge pages, unless the user has set it.
 
-    Linux gives huge pages to processes that ask, but neither frameworks nor Python ask. A state of 1 GB then
-    takes 250,000 pages, and a killed process frees them one by one before its death is reported. glibc, from
-    2.35 on, asks if this variable is set when the process starts.
+    Without them, a killed process with a state of 1 GB frees 250,000 pages before its death is reported.
     """
     given = environ.get(_TUNABLES, "")
     if _HUGE_PAGES in given:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.reporting import text, timeline
-from hvdrecover.reporting.summary import PHASES, Report, Run
+from hvdrecover.reporting.summary import Report, Run
 from hvdrecover.reporting.text import html as _e
-from hvdrecover.reporting.timeline import Lanes
 from hvdrecover.version import __version__
 
-SHOWN = 500  # faults
-_STATES = {
-    "finished": ("good", "finished"),
-    "ended": ("bad", "ended early"),
-    "open": ("neutral", "no end yet"),
-}
+_OUTCOMES = {"finished": "finished", "ended": "ended early", "open": "no end yet"}
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _EXPLAINED = (
     "To recover: from the fault until all ranks were stepping again; a hang began when the process fell "
@@ -29,11 +22,6 @@ _EXPLAINED = (
 
 
 def write(title: str, run: Run, path: Path) -> None:
-    """Write the page of a run; a file that is there is replaced.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
     try:
         path.write_text(page(title, run), encoding="utf-8")
     except OSError as error:
@@ -41,20 +29,22 @@ def write(title: str, run: Run, path: Path) -> None:
 
 
 def page(title: str, run: Run) -> str:
-    """Return the page of a run as HTML."""
     report = run.report()
     lanes = timeline.trace(run, report)
-    tone, state = _STATES[report.outcome]
-    last = text.moment(report.end).isoformat(" ", "seconds")
-    facts = text.facts(report, f"at {last}")
-    versions = ", ".join(f"{package} {version}" for package, version in report.versions.items())
-    facts |= {name: fact for name, fact in (("machine", report.machine), ("versions", versions)) if fact}
-    sections = [_section("Time line", timeline.draw(run, report, lanes))]
+    hosts = {stretch.host for lane in lanes.values() for stretch in lane}
+    where = next(iter(hosts)) if len(hosts) == 1 else f"{len(hosts)} hosts"
+    until = text.moment(report.end).isoformat(" ", "seconds")
+    figures = text.figures(report)
+    facts = {name: fact for name, fact in text.facts(report, report.end).items() if name not in figures}
+    sections = [("Time line", timeline.draw(run, report, lanes))]
     if report.faults:
-        sections.append(_section("Time to recover", _recoveries(report)))
-    sections.append(_section("Faults", _faults(report)))
-    sections.append(_section("Storage", _facts(_storage(report))))
-    sections.append(_section("The run", _facts(facts)))
+        rows = [text.tally_row(kind, tally) for kind, tally in report.kinds.items()]
+        recoveries = _table("Time to recover from each kind of fault", text.TALLY, rows)
+        sections.append(("Time to recover", recoveries))
+    sections.append(("Faults", _faults(report)))
+    sections.append(("The run", _list("facts", ((name, _e(fact)) for name, fact in facts.items()))))
+    shown = [(name, f"{_e(value)}<small>{_e(note)}</small>") for name, (value, note) in figures.items()]
+    badge = f'<span class="badge {report.outcome}">{_OUTCOMES[report.outcome]}</span>'
     style = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     return f"""<!doctype html>
 <html lang="en">
@@ -70,113 +60,28 @@ def page(title: str, run: Run) -> str:
 </head>
 <body>
 <header>
-<p class="kicker">hvdrecover report {_badge(state, tone)}</p>
+<p class="kicker">hvdrecover report {badge}</p>
 <h1>{_e(title)}</h1>
-<p class="about">{_e(f"{_when(report)}, {_who(lanes)}")}</p>
+<p class="about">{_e(f"{text.counted(len(lanes), 'rank')} on {where}, until {until}")}</p>
 </header>
 <main>
-{_figures(report)}{"".join(sections)}</main>
+{_list("figures", shown)}{"".join(_section(*each) for each in sections)}</main>
 <footer><p>hvdrecover {__version__}</p></footer>
 </body>
 </html>
 """
 
 
-# -- sections ------------------------------------------------------------------------------------------
-
-
-def _when(report: Report) -> str:
-    begin, end = text.moment(report.begin), text.moment(report.end)
-    until = f"{end:%H:%M:%S}" if begin.date() == end.date() else f"{end:%Y-%m-%d %H:%M:%S}"
-    return f"{begin:%Y-%m-%d %H:%M:%S} to {until} ({begin:%Z})"
-
-
-def _who(lanes: Lanes) -> str:
-    hosts = {stretch.host for lane in lanes.values() for stretch in lane}
-    where = next(iter(hosts)) if len(hosts) == 1 else f"{len(hosts)} hosts"
-    return f"{text.counted(len(lanes), 'rank')} on {where}"
-
-
-def _figures(report: Report) -> str:
-    """Return the numbers that a reader should see first."""
-    overall = report.overall
-    found = [("wall time", text.duration(report.end - report.begin), "")]
-    goodput = "-" if report.goodput is None else f"{report.goodput:.1%}"
-    found.append(("goodput", goodput, "of the time in committed steps"))
-    recovered = f"{overall.recovered} recovered from" if overall.count else ""
-    found.append(("faults", str(overall.count), recovered))
-    if overall.median is not None:
-        worst = f"median; worst {text.duration(overall.worst)}" if overall.recovered > 1 else ""
-        found.append(("time to recover", text.duration(overall.median), worst))
-    commits = f"and {report.commits_repeated} commits" if report.commits_repeated else ""
-    found.append(("steps repeated", str(report.steps_repeated), commits))
-    parts = [
-        f"<div><dt>{_e(name)}</dt><dd>{_e(value)}{f'<small>{_e(note)}</small>' if note else ''}</dd></div>\n"
-        for name, value, note in found
-    ]
-    return f'<dl class="figures">\n{"".join(parts)}</dl>\n'
-
-
-def _recoveries(report: Report) -> str:
-    rows = [[_e(kind), *cells] for kind, *cells in text.tallies(report)]
-    columns = {"fault": "", **dict.fromkeys(("count", "recovered", "median", "worst"), "number")}
-    return _table("Time to recover from each kind of fault", columns, rows)
-
-
 def _faults(report: Report) -> str:
-    """Return the faults, or the newest if there are very many, with the phases of their recoveries."""
     if not report.faults:
         return "<p>There were none.</p>\n"
-    numbered = list(enumerate(report.faults, 1))[-SHOWN:]
-    phases = {phase.replace("_", " "): "number" for phase in PHASES}
-    columns = {"no.": "number", "time": "", "fault": "", "host": "", "rank": "number", "steps": "number"}
-    columns |= {"to recover": "number", **phases}
-    rows = []
-    for number, fault in numbered:
-        recovery, seconds = fault.recovery, text.to_recover(fault)
-        spent = recovery.phases if recovery else {}
-        rows.append(
-            [
-                str(number),
-                text.clock_time(fault.time),
-                _e(fault.kind),
-                _e(fault.host),
-                text.rank(fault.rank),
-                "" if fault.steps is None else str(fault.steps),
-                seconds if recovery or fault.continued else _badge(seconds, "bad"),
-                *(f"{spent[phase]:.2f}" if phase in spent else "" for phase in PHASES),
-            ]
-        )
-    details = [_e(text.one_line(fault.detail)) for _, fault in numbered]
-    title = "Faults, with the seconds of each phase of the recovery"
-    left_out = len(report.faults) - len(numbered)
-    note = f"<p>The last {len(numbered)} of {len(report.faults)}.</p>\n" if left_out else ""
-    return note + _table(title, columns, rows, details) + f"<p>{_EXPLAINED}</p>\n"
-
-
-def _storage(report: Report) -> dict[str, str]:
-    storage = report.storage
-    newest = f"commit {storage.durable.number}" if storage.durable else "none"
-    found = {"durable commits": str(storage.commits), "newest": newest}
-    if storage.commits:
-        mean = text.duration(storage.seconds / storage.commits)
-        found["written"] = (
-            f"{storage.bytes / 1e6:,.1f} MB in {text.duration(storage.seconds)}, {mean} a commit"
-        )
-    found["attempts that failed"] = str(storage.failures)
-    if storage.outages:
-        found["outages"] = f"{storage.outages}, {text.duration(storage.outage_seconds)} in all"
-    if storage.outage is not None:
-        since = text.clock_time(storage.outage.since)
-        found["no commit became durable"] = f"from {since} on: {storage.outage.error}"
-    return found
+    rows = [[str(number), *text.fault_row(fault)] for number, fault in enumerate(report.faults, 1)]
+    details = [text.one_line(fault.detail) for fault in report.faults]
+    table = _table("Faults, with the seconds of each phase", ("no.>", *text.FAULT), rows, details)
+    return f"{table}<p>{_EXPLAINED}</p>\n"
 
 
 # -- HTML ----------------------------------------------------------------------------------------------
-
-
-def _badge(state: str, tone: str) -> str:
-    return f'<span class="badge {tone}">{_e(state)}</span>'
 
 
 def _section(heading: str, body: str) -> str:
@@ -184,32 +89,25 @@ def _section(heading: str, body: str) -> str:
     return f'<section aria-labelledby="{name}">\n<h2 id="{name}">{heading}</h2>\n{body}</section>\n'
 
 
-def _facts(facts: Mapping[str, str]) -> str:
-    parts = [f"<dt>{_e(name)}</dt><dd>{_e(value)}</dd>\n" for name, value in facts.items()]
-    return f'<dl class="facts">\n{"".join(parts)}</dl>\n'
+def _list(style: str, facts: Iterable[tuple[str, str]]) -> str:
+    """Return a list of names and values, which are HTML."""
+    parts = [f"<div><dt>{_e(name)}</dt><dd>{value}</dd></div>\n" for name, value in facts]
+    return f'<dl class="{style}">\n{"".join(parts)}</dl>\n'
 
 
 def _table(
-    caption: str, columns: Mapping[str, str], rows: Iterable[Sequence[str]], details: Sequence[str] = ()
+    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], details: Sequence[str] = ()
 ) -> str:
-    """Return a table.
-
-    Args:
-        caption: what it shows.
-        columns: name to style: ``number`` or empty.
-        rows: cells as HTML.
-        details: for each row a text as HTML that stands below it, over the whole width.
-    """
-    kinds = [f' class="{style}"' if style else "" for style in columns.values()]
-    heads = "".join(f'<th scope="col"{kind}>{name}</th>' for name, kind in zip(columns, kinds, strict=True))
+    """Return a table; the detail of a row stands below it, over the whole width."""
+    kinds = [' class="number"' if name.endswith(">") else "" for name in columns]
+    names = [name.rstrip(">") for name in columns]
+    heads = "".join(f'<th scope="col"{kind}>{name}</th>' for name, kind in zip(names, kinds, strict=True))
     lines = []
-    for row, detail in itertools.zip_longest(rows, details, fillvalue=""):
-        cells = "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, row, strict=True))
+    for row, detail in zip(rows, details or [""] * len(rows), strict=True):
+        cells = "".join(f"<td{kind}>{_e(cell)}</td>" for kind, cell in zip(kinds, row, strict=True))
+        lines.append(f"<tr{' class=more' if detail else ''}>{cells}</tr>\n")
         if detail:
-            below = f'<tr class="detail"><td colspan="{len(columns)}">{detail}</td></tr>'
-            lines.append(f'<tr class="more">{cells}</tr>\n{below}\n')
-        else:
-            lines.append(f"<tr>{cells}</tr>\n")
+            lines.append(f'<tr class="detail"><td colspan="{len(columns)}">{_e(detail)}</td></tr>\n')
     return (
         f'<div class="scroll" role="region" aria-label="{caption}" tabindex="0">\n'
         f"<table>\n<caption>{caption}</caption>\n<thead><tr>{heads}</tr></thead>\n"

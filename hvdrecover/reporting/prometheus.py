@@ -29,11 +29,7 @@ _KINDS = (
 
 
 class Exporter:
-    """Metrics of a run, as they stood at the last update.
-
-    Args:
-        run: the run's name.
-    """
+    """Metrics of a run, as they stood at the last update."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -44,7 +40,6 @@ class Exporter:
         self.registry.register(self)
 
     def update(self, report: Report) -> None:
-        """Export this report from now on."""
         if report != self._report:
             self._report = report
             self._seen.clear()
@@ -58,13 +53,13 @@ class Exporter:
         yield _family(GaugeMetricFamily, "run_info", "The run whose status these are.", {self._run: 1}, "run")
         if (report := self._report) is None:
             return
-        for name, help, value, *label in _totals(report):
+        for name, help, value, label in _totals(report):
             values = value if isinstance(value, Mapping) else {"": value}
             grown = {key: self._grown(name, key, number) for key, number in values.items()}
-            yield _family(CounterMetricFamily, name, help, grown, *label)
-        for name, help, value, *label in _gauges(report):
+            yield _family(CounterMetricFamily, name, help, grown, label)
+        for name, help, value, label in _gauges(report):
             if value is not None:
-                yield _family(GaugeMetricFamily, name, help, value, *label)
+                yield _family(GaugeMetricFamily, name, help, value, label)
         help = "From a fault until all ranks were stepping again; one for each fault that was recovered from."
         seconds = [fault.recovery.seconds for fault in report.faults if fault.recovery is not None]
         count = int(self._grown("recovery", "count", len(seconds)))
@@ -79,49 +74,55 @@ class Exporter:
         return grown
 
 
-def _totals(report: Report) -> Iterator[tuple[Any, ...]]:
-    """Yield name, help and value of each total; or a value for each value of a label, and the label."""
+# Name and help of a metric; its value, unknown if None, or a value for each value of a label; the label.
+_Row = tuple[str, str, Any, str]
+
+
+def _totals(report: Report) -> list[_Row]:
     storage = report.storage
-    yield "commits", "Commits that the job has made, those made again included.", report.commits
-    yield "durable_commits", "Commits that have become durable.", storage.commits
-    yield "durable_bytes", "Bytes of the commits that have become durable.", storage.bytes
-    yield "durable_write_seconds", "Time spent on writing these commits.", storage.seconds
-    yield "write_failures", "Attempts to write a commit that failed.", storage.failures
-    yield "storage_outages", "Outages of the storage that have begun.", storage.outages
-    yield "storage_outage_seconds", "Length of the outages that are over.", storage.outage_seconds
-    yield "job_starts", "Starts of the whole job.", report.starts
-    yield "given_up", "Slots and jobs that were given up.", len(report.given_up)
-    yield "repeated_steps", "Steps done again, as no commit held them.", report.steps_repeated
     restarts = {"true": report.warm_restarts, "false": report.restarts - report.warm_restarts}
-    yield "process_restarts", "Restarts of one process in its place; warm if by a standby.", restarts, "warm"
     # All kinds are there from the beginning, so the first fault of a kind is an increase.
     kinds = Counter(fault.kind if fault.kind in _KINDS else "other" for fault in report.faults)
-    yield "faults", "Faults by kind.", {kind: kinds[kind] for kind in _KINDS}, "kind"
     hosts = Counter(fault.host for fault in report.faults)
     by_host = {host: hosts[host] for host in report.hosts}
-    yield "host_faults", "Faults by the host that told of them.", by_host, "host"
+    return [
+        ("commits", "Commits that the job has made, those made again included.", report.commits, ""),
+        ("durable_commits", "Commits that have become durable.", storage.commits, ""),
+        ("durable_bytes", "Bytes of the commits that have become durable.", storage.bytes, ""),
+        ("durable_write_seconds", "Time spent on writing these commits.", storage.seconds, ""),
+        ("write_failures", "Attempts to write a commit that failed.", storage.failures, ""),
+        ("storage_outages", "Outages of the storage that have begun.", storage.outages, ""),
+        ("storage_outage_seconds", "Length of the outages that are over.", storage.outage_seconds, ""),
+        ("job_starts", "Starts of the whole job.", report.starts, ""),
+        ("given_up", "Slots and jobs that were given up.", len(report.given_up), ""),
+        ("repeated_steps", "Steps done again, as no commit held them.", report.steps_repeated, ""),
+        ("process_restarts", "Restarts of one process; warm if by a standby.", restarts, "warm"),
+        ("faults", "Faults by kind.", {kind: kinds[kind] for kind in _KINDS}, "kind"),
+        ("host_faults", "Faults by the host that told of them.", by_host, "host"),
+    ]
 
 
-def _gauges(report: Report) -> Iterator[tuple[Any, ...]]:
-    """Yield each metric that may fall, as `_totals` does; unknown values are None."""
+def _gauges(report: Report) -> list[_Row]:
     commit, durable = report.commit, report.storage.durable
     activity = {each: float(each == report.activity) for each in _ACTIVITIES}
-    yield "activity", "1 for what the run is at, 0 for what it is not.", activity, "activity"
-    yield "begin_timestamp_seconds", "When the run began.", report.begin
-    outage = float(report.storage.outage is not None)
-    yield "storage_outage", "1 while commits cannot be made durable.", outage
-    yield "ranks", "Ranks of the last rendezvous.", report.ranks
-    yield "generation", "Generation that the ranks are in.", commit and commit.generation
-    yield "last_commit", "Number of the newest commit.", commit and commit.number
-    yield "last_durable_commit", "Number of the newest durable commit.", durable and durable.number
-    yield "last_event_timestamp_seconds", "When the last event happened.", report.end
-    yield "last_commit_timestamp_seconds", "When the newest commit was made.", commit and commit.time
+    outage, last = float(report.storage.outage is not None), "last_durable_commit"
     began = "When the writing of the newest durable commit began."
-    yield "last_durable_commit_timestamp_seconds", began, durable and durable.time
+    return [
+        ("activity", "1 for what the run is at, 0 for what it is not.", activity, "activity"),
+        ("begin_timestamp_seconds", "When the run began.", report.begin, ""),
+        ("storage_outage", "1 while commits cannot be made durable.", outage, ""),
+        ("ranks", "Ranks of the last rendezvous.", report.ranks, ""),
+        ("generation", "Generation that the ranks are in.", commit and commit.generation, ""),
+        ("last_commit", "Number of the newest commit.", commit and commit.number, ""),
+        (last, "Number of the newest durable commit.", durable and durable.number, ""),
+        ("last_event_timestamp_seconds", "When the last event happened.", report.end, ""),
+        ("last_commit_timestamp_seconds", "When it was made.", commit and commit.time, ""),
+        (f"{last}_timestamp_seconds", began, durable and durable.time, ""),
+    ]
 
 
 def _family(
-    kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, help: str, value: Any, label: str = ""
+    kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, help: str, value: Any, label: str
 ) -> Metric:
     family = kind(_PREFIX + name, help, labels=[label] if label else [])
     for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
@@ -130,11 +131,6 @@ def _family(
 
 
 def write(exporter: Exporter, file: Path) -> None:
-    """Write the metrics to a file, which is replaced as a whole.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
     try:
         write_to_textfile(os.fspath(file), exporter.registry)
     except OSError as error:
@@ -143,15 +139,9 @@ def write(exporter: Exporter, file: Path) -> None:
 
 @contextmanager
 def serving(exporter: Exporter, host: str, port: int) -> Iterator[int]:
-    """Serve the metrics over HTTP, at every path; yields the port.
+    """Serve the metrics over HTTP at all addresses if ``host`` is empty, at a free port if ``port`` is 0.
 
-    Args:
-        exporter: source of the metrics.
-        host: the name or address to listen at; empty for all of this host's IPv4 addresses.
-        port: the port; 0 for a free one.
-
-    Raises:
-        ConfigError: the address is not available.
+    Yields the port.
     """
     try:
         server, thread = start_http_server(port, host or "0.0.0.0", exporter.registry)

@@ -12,6 +12,7 @@ import itertools
 import math
 import statistics
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -56,17 +57,14 @@ class Rendezvous:
 
     @property
     def began(self) -> float:
-        """When the first rank had agreed."""
         return min(stint.synced for stint in self.stints)
 
     @property
     def agreed(self) -> float:
-        """When the last rank had agreed."""
         return max(stint.synced for stint in self.stints)
 
     @property
     def newest(self) -> int:
-        """The newest commit, or the one that the rendezvous resumed from."""
         return max(self.commit, self.numbers[-1] if self.numbers else 0)
 
     @property
@@ -82,8 +80,8 @@ class Rendezvous:
     def stepped(self) -> float | None:
         """Return when all ranks stepped again, or None if they never did.
 
-        A rank without a record of its first step may have lost it with its host. Two commits or the end of
-        the run prove it as well: they take all ranks. One commit may precede the first step.
+        The record of a rank's first step may be lost with its host. Two commits or the end of the run prove
+        the step as well. One commit may precede it.
         """
         steps, proofs = self.first_steps, [*self.times[1:2], *self.ends]
         if len(steps) == len(self.stints) or (steps and proofs):
@@ -91,10 +89,7 @@ class Rendezvous:
         return min(proofs, default=None)
 
     def trained(self) -> bool:
-        """Return whether the ranks got as far as training.
-
-        No rank records a first step after the very first rendezvous, so one commit is enough there.
-        """
+        """Return whether the ranks trained; no rank records a first step after the very first rendezvous."""
         return self.stepped() is not None or (self.source == "initial" and len(self.times) > 0)
 
     def reached(self, commit: int) -> float:
@@ -108,8 +103,6 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class Recovery:
-    """A recovery from a fault."""
-
     generation: int  # in which all ranks stepped again
     commit: int  # that they resumed from
     seconds: float  # from the fault to the last rank's first step
@@ -119,8 +112,6 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault."""
-
     time: float  # when it was noticed
     began: float  # when it began; a hang when its process fell silent
     kind: str  # as in docs/events.md
@@ -162,8 +153,6 @@ class Outage:
 
 @dataclass
 class Storage:
-    """The durable commits and the outages so far."""
-
     durable: Commit | None = None  # the newest
     commits: int = 0  # number of commits that have become durable
     bytes: int = 0
@@ -206,7 +195,6 @@ class Report:
 
     @property
     def overall(self) -> Tally:
-        """The faults of all kinds together."""
         return _tally(self.faults)
 
     @property
@@ -224,34 +212,30 @@ class Report:
         return (len(self.recent) - 1) / passed if passed > 0 else None
 
 
+def tally(count: int, recovered: int, seconds: Iterable[float | None]) -> Tally:
+    """Return a tally; the seconds to recover from a fault may be None."""
+    known = [each for each in seconds if each is not None]
+    return Tally(count, recovered, statistics.median(known) if known else None, max(known, default=None))
+
+
 def _tally(faults: Sequence[Fault]) -> Tally:
-    seconds = [fault.recovery.seconds for fault in faults if fault.recovery is not None]
-    recovered = len(seconds) + sum(fault.continued for fault in faults)
-    return Tally(
-        len(faults), recovered, statistics.median(seconds) if seconds else None, max(seconds, default=None)
-    )
+    seconds = [fault.recovery.seconds if fault.recovery else None for fault in faults]
+    recovered = sum(fault.recovery is not None or fault.continued for fault in faults)
+    return tally(len(faults), recovered, seconds)
 
 
 # -- from events to conclusions ------------------------------------------------------------------------
 
 
 class Run:
-    """All facts of a run so far; it takes events in the order of the record.
-
-    Attributes:
-        rendezvouses: in order.
-        starts: the events ``start``.
-        ends: the events ``end``.
-        faults: the events ``fault``.
-        end: time of the last event.
-    """
+    """All facts of a run so far; it takes events in the order of the record."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.rendezvouses: list[Rendezvous] = []
         self.starts: list[Event] = []
         self.ends: list[Event] = []
         self.faults: list[Event] = []
-        self.end = -math.inf
+        self.end = -math.inf  # time of the last event
         self._begin = math.inf
         self._joinable = 0  # the first rendezvous that ranks may still join: a new start begins others
         self._stints: dict[tuple[str, int], tuple[Rendezvous, Stint]] = {}  # of each process, the last
@@ -259,14 +243,13 @@ class Run:
         self._given_up: list[str] = []
         self._standbys: dict[tuple[str, int | None], bool] = {}
         self._storage = Storage()
-        self._hosts: set[str] = set()
+        self.hosts: set[str] = set()  # that have recorded anything
         for event in events:
             self.take(event)
 
     def take(self, event: Event) -> None:
-        """Take the next event."""
         self._begin, self.end = min(self._begin, event.time), max(self.end, event.time)
-        self._hosts.add(event.host)
+        self.hosts.add(event.host)
         generation, commit = event.whole("generation"), event.whole("commit")
         rendezvous, stint = self._stints.get((event.host, event.pid), (None, None))
         match event.kind:
@@ -300,12 +283,11 @@ class Run:
                 stint.finished = event.time
             case "durable" if generation is not None and commit is not None:
                 self._became_durable(event, generation, commit)
-            case "write_failed" if commit is not None:
-                self._storage.failures += 1
-                self._failing(event)
-            case "outage":
-                self._storage.outages += 1
-                self._failing(event)
+            case "outage" | "write_failed" if commit is not None:
+                self._storage.failures += event.kind == "write_failed"
+                self._storage.outages += event.kind == "outage"
+                since = self._storage.outage.since if self._storage.outage else event.time
+                self._storage.outage = Outage(since, event.word("error"))
             case "outage_over":
                 self._storage.outage_seconds += event.number("seconds") or 0.0
                 self._storage.outage = None
@@ -331,19 +313,14 @@ class Run:
         storage.seconds += seconds
         storage.outage = None
         # While the commit was written, there may have been another rendezvous.
-        of_generation = (each for each in reversed(self.rendezvouses) if each.generation == generation)
-        if (rendezvous := next(of_generation, None)) is not None:
+        for rendezvous in [each for each in self.rendezvouses if each.generation == generation][-1:]:
             rendezvous.durable.add(commit)
 
-    def _failing(self, event: Event) -> None:
-        outage = self._storage.outage
-        self._storage.outage = Outage(outage.since if outage else event.time, event.word("error"))
-
     def report(self) -> Report:
-        """Return the conclusions; the run has at least one event."""
         begin = min((start.time for start in self.starts), default=self._begin)
         faults = tuple(sorted(map(self._fault, self.faults), key=lambda fault: fault.time))
-        kinds = [fault.kind for fault in faults]
+        kinds = Counter(sorted(fault.kind for fault in faults)).most_common()
+        pairs = itertools.pairwise(self.rendezvouses)
         outcome, code, reason = self._outcome()
         last = self.rendezvouses[-1] if self.rendezvouses else None
         start = self.starts[-1] if self.starts else None
@@ -358,7 +335,7 @@ class Run:
             reason=reason,
             machine=", ".join(filter(None, (start.host, start.word("machine")) if start else ())),
             versions={package: version for package, version in versions.items() if isinstance(version, str)},
-            hosts=tuple(sorted(self._hosts)),
+            hosts=tuple(sorted(self.hosts)),
             starts=len(self.starts),
             restarts=len(self._restarts),
             warm_restarts=sum(event.facts.get("warm") is True for event in self._restarts),
@@ -371,12 +348,9 @@ class Run:
             recent=tuple(sorted(itertools.islice(newest_first, RECENT))),
             goodput=min(self._kept_seconds() / (self.end - begin), 1.0) if self.end > begin else None,
             steps_repeated=self._steps_repeated(),
-            commits_repeated=self._commits_repeated(),
+            commits_repeated=sum(max(old.newest - new.commit, 0) for old, new in pairs if not old.ends),
             storage=replace(self._storage),  # a copy, as further events change the original
-            kinds={
-                kind: _tally([fault for fault in faults if fault.kind == kind])
-                for kind in sorted(set(kinds), key=lambda kind: (-kinds.count(kind), kind))
-            },
+            kinds={kind: _tally([fault for fault in faults if fault.kind == kind]) for kind, _ in kinds},
             faults=faults,
         )
 
@@ -413,17 +387,11 @@ class Run:
 
     def _steps_repeated(self) -> int:
         """All ranks train in step, so of each rendezvous the rank that lost the most steps counts for all."""
-        lost = {
-            place: max(stint.lost for stint in each.stints) for place, each in enumerate(self.rendezvouses)
-        }
+        lost = {place: max(it.lost for it in each.stints) for place, each in enumerate(self.rendezvouses)}
         for fault in self.faults:
             place = self.broken_by(fault)
             lost[place] = max(lost.get(place, 0), fault.whole("steps") or 0)
         return sum(lost.values())
-
-    def _commits_repeated(self) -> int:
-        pairs = itertools.pairwise(self.rendezvouses)
-        return sum(max(old.newest - new.commit, 0) for old, new in pairs if not old.ends)
 
     def _kept_seconds(self) -> float:
         """Sum the time from each agreement to the last commit after it that no later rendezvous lost."""
@@ -438,7 +406,6 @@ class Run:
         return seconds
 
     def _outcome(self) -> tuple[str, int | None, str]:
-        """Return outcome, code and reason of the report."""
         started = self.starts[-1].time if self.starts else -math.inf
         left = self.ends[-1] if self.ends and self.ends[-1].time >= started else None
         if left is None:
@@ -465,7 +432,6 @@ def began(fault: Event) -> float:
 
 
 def phases(recovered: Event) -> dict[str, float]:
-    """Return how many seconds a rank spent on each of the phases that it reports."""
     found = {phase: recovered.number(phase) for phase in REPORTED}
     return {phase: seconds for phase, seconds in found.items() if seconds is not None}
 

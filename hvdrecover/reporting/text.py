@@ -1,4 +1,4 @@
-"""A run in words: the same on the terminal and on the page."""
+"""A run in words: the same for all commands and on the page."""
 
 from __future__ import annotations
 
@@ -7,59 +7,54 @@ from collections import Counter
 from html import escape
 
 from hvdrecover.redaction import printable
-from hvdrecover.reporting.summary import Fault, Report, Tally
+from hvdrecover.reporting.summary import PHASES, Fault, Report, Tally
 
 CONTINUED = "training continued"  # in place of a time to recover, where ranks had no rendezvous
+# Columns; those that end with ">" are aligned to the right.
+TALLY = ("fault", "count>", "recovered>", "median>", "worst>")
+_PHASES = [f"{phase.replace('_', ' ')}>" for phase in PHASES]
+FAULT = ("time", "fault", "host", "rank>", "steps>", "to recover>", *_PHASES)
 _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"))
 
 
-# -- a report ------------------------------------------------------------------------------------------
+# -- facts ---------------------------------------------------------------------------------------------
 
 
-def facts(report: Report, last_event: str) -> dict[str, str]:
-    """Return what there is to say of a run as a whole, by name.
-
-    Args:
-        report: of the run.
-        last_event: when its last event was, for a run of which no end is known.
-    """
-    outcome, storage = state(report), report.storage
-    if report.outcome == "open":
-        outcome = f"no end yet: it is under way, or all was killed (last event {last_event})"
-    durable = "no commit"
-    if storage.commits:
-        mean = duration(storage.seconds / storage.commits)
-        durable = f"{counted(storage.commits, 'commit')}, written in {mean} on average"
-    if storage.commits and storage.outages:
-        outages = counted(storage.outages, "outage")
-        durable += f"; {outages} of the storage, {duration(storage.outage_seconds)}"
-    return {
-        "outcome": outcome,
-        "wall time": f"{duration(report.end - report.begin)} from {_begin(report)}",
-        "goodput": "" if report.goodput is None else f"{report.goodput:.1%} of the time in committed steps",
-        "repeated": f"{report.steps_repeated} steps, {report.commits_repeated} commits",
-        "durable": durable,
-        **_starts(report),
-    }
+def figures(report: Report) -> dict[str, tuple[str, str]]:
+    """Return what readers want to know first: by name a number, and the words that follow it."""
+    overall, kinds = report.overall, Counter(fault.kind for fault in report.faults).most_common()
+    begin = moment(report.begin).isoformat(" ", "seconds")
+    found = {"wall time": (duration(report.end - report.begin), f"from {begin}")}
+    if report.goodput is not None:
+        found["goodput"] = f"{report.goodput:.1%}", "of the time in committed steps"
+    found["repeated"] = counted(report.steps_repeated, "step"), f"and {report.commits_repeated} commits"
+    listed = ", ".join(f"{count} {kind}" for kind, count in kinds)
+    found["faults"] = str(overall.count), f"({listed}); {overall.recovered} recovered from" if kinds else ""
+    if overall.median is not None:
+        worst = f"in the median, {duration(overall.worst)} at worst"
+        found["time to recover"] = duration(overall.median), worst if overall.recovered > 1 else ""
+    return found
 
 
-# -- a status ------------------------------------------------------------------------------------------
-
-
-def status(report: Report, now: float) -> dict[str, str]:
-    """Return where a run stands, by name; ``now`` is in seconds since the Unix epoch."""
-    now = max(report.end if report.over else now, report.end)
-    return {
+def facts(report: Report, now: float) -> dict[str, str]:
+    """Return all that there is to say of a run as a whole, by name; ``now`` is in seconds since 1970."""
+    warm = f" ({report.warm_restarts} taken over by a standby)" if report.warm_restarts else ""
+    starts = f"{report.starts} of the job, {report.restarts} of single processes{warm}"
+    found = {
         "state": state(report),
-        "wall time": f"{duration(now - report.begin)} from {_begin(report)}",
-        **({} if report.over else {"last event": f"{duration(now - report.end)} ago"}),
+        **{name: " ".join(words).strip() for name, words in figures(report).items()},
+        "last fault": _last_fault(report),
+        "last event": "" if report.over else f"{duration(max(now - report.end, 0.0))} ago",
         "progress": progress(report),
         "throughput": _throughput(report, now),
         "durable": _durable(report, now),
-        "storage": _storage(report, now),
-        "faults": _faults(report),
-        **_starts(report),
+        "storage": _storage(report),
+        "starts": starts if report.starts or report.restarts else "",
+        "given up": "; ".join(report.given_up),
+        "machine": report.machine,
+        "versions": ", ".join(f"{package} {version}" for package, version in report.versions.items()),
     }
+    return {name: fact for name, fact in found.items() if fact}
 
 
 def state(report: Report) -> str:
@@ -70,120 +65,74 @@ def state(report: Report) -> str:
 
 
 def progress(report: Report) -> str:
-    """Return how far a run has got."""
     if report.ranks is None or report.commit is None:
         return "there was no rendezvous yet"
     ranks = counted(report.ranks, "rank")
     return f"commit {report.commit.number} in generation {report.commit.generation} with {ranks}"
 
 
-def changes(before: Report, after: Report) -> list[str]:
-    """Return a line for each event between two reports, without mere progress."""
-    lines = []
-    if after.starts > before.starts:
-        lines.append(f"the job is started ({after.starts} so far)")
-    lines += [f"fault: {the_fault(fault)}" for fault in _more(before.faults, after.faults)]
-    lines += [f"given up: {reason}" for reason in after.given_up[len(before.given_up) :]]
-    new, old = after.agreed, before.agreed
-    if new is not None and (old is None or (new.generation, new.number) != (old.generation, old.number)):
-        ranks = counted(after.ranks or 0, "rank")
-        lines.append(f"{ranks} agreed in generation {new.generation} to resume from commit {new.number}")
-    for fault in _more(_recovered(before), _recovered(after)):
-        lines.append(f"recovered in {to_recover(fault)} from: {the_fault(fault)}")
-    if after.storage.outage is not None and before.storage.outage is None:
-        lines.append(f"commits cannot be made durable: {after.storage.outage.error}")
-    if after.storage.outage is None and before.storage.outage is not None:
-        lines.append("commits become durable again")
-    if (after.outcome, after.code) != (before.outcome, before.code):
-        lines.append(state(after))
-    return lines
-
-
-def the_fault(fault: Fault) -> str:
-    """Return the kind of a fault and its rank and host, in words."""
-    whose = "the job" if fault.rank is None else f"rank {rank(fault.rank)} on {fault.host}"
-    return f"{fault.kind} of {whose}{f': {one_line(fault.detail)}' if fault.detail else ''}"
-
-
-def _begin(report: Report) -> str:
-    return moment(report.begin).isoformat(" ", "seconds")
-
-
-def _starts(report: Report) -> dict[str, str]:
-    found = {}
-    if report.starts or report.restarts:  # else there was neither a supervisor nor a guardian
-        warm = f" ({report.warm_restarts} taken over by a standby)" if report.warm_restarts else ""
-        found["starts"] = f"{report.starts} of the job, {report.restarts} of single processes{warm}"
-    if report.given_up:
-        found["given up"] = "; ".join(report.given_up)
-    return found
-
-
 def _throughput(report: Report, now: float) -> str:
-    if (rate := report.rate(now)) is None:
+    if report.over or (rate := report.rate(now)) is None:
         return ""
     pace = f"{rate:.3g} commits/s" if rate >= 1 else f"{60 * rate:.3g} commits/min"
     return f"{pace} over the last {len(report.recent)}; {report.commits} in all"
 
 
 def _durable(report: Report, now: float) -> str:
-    if (durable := report.storage.durable) is None:
-        return "no commit yet"
-    age = "" if report.over else f", {duration(max(now - durable.time, 0.0))} old"
-    return f"commit {durable.number}{age}; {report.storage.commits} in all"
-
-
-def _storage(report: Report, now: float) -> str:
     storage = report.storage
-    past = f"; {counted(storage.outages, 'outage')} so far" if storage.outages else ""
-    if storage.outage is None:
-        return f"works{past}" if storage.commits else ""
-    return f"fails since {duration(now - storage.outage.since)}{past}: {storage.outage.error}"
+    if storage.durable is None:
+        return "no commit yet"
+    age = "" if report.over else f", {duration(max(now - storage.durable.time, 0.0))} old"
+    size = f"{storage.bytes / 1e6:,.1f} MB in {duration(storage.seconds)}"
+    mean = duration(storage.seconds / storage.commits)
+    return f"commit {storage.durable.number}{age}; {storage.commits} in all, {size}, {mean} a commit"
 
 
-def _faults(report: Report) -> str:
+def _last_fault(report: Report) -> str:
     if not report.faults:
-        return "none"
-    kinds = Counter(fault.kind for fault in report.faults).most_common()
-    listed = ", ".join(f"{count} {kind}" for kind, count in kinds)
-    recovered = _recovered(report)
-    last = f", the last in {to_recover(recovered[-1])}" if recovered else ""
-    return f"{len(report.faults)} ({listed}); {len(recovered)} recovered from{last}"
+        return ""
+    fault = report.faults[-1]
+    whose = "the job" if fault.rank is None else f"rank {rank(fault.rank)} on {fault.host}"
+    detail = f": {one_line(fault.detail)}" if fault.detail else ""
+    recovered = f"recovered in {to_recover(fault)}" if fault.recovery else to_recover(fault)
+    return f"{clock_time(fault.time)} {fault.kind} of {whose}{detail}; {recovered}"
 
 
-def _recovered(report: Report) -> tuple[Fault, ...]:
-    return tuple(fault for fault in report.faults if fault.recovery is not None)
+def _storage(report: Report) -> str:
+    storage = report.storage
+    past = f"; {storage.failures} attempts failed" if storage.failures else ""
+    if storage.outages:
+        past += f"; {counted(storage.outages, 'outage')}, {duration(storage.outage_seconds)}"
+    if storage.outage is not None:
+        return f"fails since {clock_time(storage.outage.since)}{past}: {storage.outage.error}"
+    return f"works{past}" if storage.commits else past.lstrip("; ")
 
 
-def _more(before: tuple[Fault, ...], after: tuple[Fault, ...]) -> list[Fault]:
-    """Return the faults that were not there before."""
-    known = {(fault.time, fault.kind, fault.host, fault.rank) for fault in before}
-    return [fault for fault in after if (fault.time, fault.kind, fault.host, fault.rank) not in known]
+# -- faults --------------------------------------------------------------------------------------------
 
 
-# -- words ---------------------------------------------------------------------------------------------
-
-
-def to_recover(fault: Fault) -> str:
-    """Return how long it took to recover from a fault."""
-    if fault.recovery is not None:
-        return duration(fault.recovery.seconds)
-    return CONTINUED if fault.continued else "not yet"
-
-
-def tallies(report: Report) -> list[tuple[str, ...]]:
-    """Return a row for each kind of fault, and for all: kind, count, recovered, median and worst time."""
-    kinds = {**report.kinds, **({"all": report.overall} if len(report.kinds) > 1 else {})}
+def fault_row(fault: Fault) -> list[str]:
+    """Return the cells of a fault in the columns `FAULT`."""
+    spent = fault.recovery.phases if fault.recovery else {}
     return [
-        (kind, str(each.count), str(each.recovered), median(each), duration(each.worst))
-        for kind, each in kinds.items()
+        *(clock_time(fault.time), fault.kind, fault.host, rank(fault.rank)),
+        "" if fault.steps is None else str(fault.steps),
+        to_recover(fault),
+        *(f"{spent[phase]:.2f}" if phase in spent else "" for phase in PHASES),
     ]
 
 
-def median(tally: Tally) -> str:
-    """Return how long it took to recover from faults of one kind, in the median."""
+def tally_row(kind: str, tally: Tally) -> list[str]:
+    """Return the cells of a kind of fault in the columns `TALLY`."""
     continued = tally.median is None and tally.recovered == tally.count
-    return CONTINUED if continued else duration(tally.median)
+    median = CONTINUED if continued else duration(tally.median)
+    return [kind, str(tally.count), str(tally.recovered), median, duration(tally.worst)]
+
+
+def to_recover(fault: Fault) -> str:
+    if fault.recovery is not None:
+        return duration(fault.recovery.seconds)
+    return CONTINUED if fault.continued else "not recovered yet"
 
 
 def rank(rank: int | None) -> str:
@@ -193,8 +142,10 @@ def rank(rank: int | None) -> str:
     return str(rank) if rank >= 0 else "none"
 
 
+# -- words ---------------------------------------------------------------------------------------------
+
+
 def moment(time: float) -> datetime.datetime:
-    """Return seconds since the Unix epoch as a date and time of the local time zone."""
     return datetime.datetime.fromtimestamp(time).astimezone()
 
 
@@ -216,9 +167,9 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 60} min {whole % 60} s"
 
 
-def counted(number: int, what: str, several: str = "") -> str:
+def counted(number: int, what: str) -> str:
     """Return a number of things in words: ``1 rank``, ``2 ranks``."""
-    return f"{number} {what if number == 1 else several or what + 's'}"
+    return f"{number} {what if number == 1 else what + 's'}"
 
 
 def one_line(text: str) -> str:

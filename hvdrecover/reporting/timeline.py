@@ -1,4 +1,4 @@
-"""The time line of a run as SVG: faults and starts of the job, a lane for each rank, commits, the axis.
+"""The time line of a run as SVG: starts of the job, a lane for each rank with its faults, commits, the axis.
 
 `trace` returns the activities of each rank; `draw` draws them. Places along the time are percents, so the
 drawing is as wide as the screen. Places across it are pixels, so that texts keep their size.
@@ -6,18 +6,14 @@ drawing is as wide as the screen. Places across it are pixels, so that texts kee
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hvdrecover.redaction import printable
 from hvdrecover.reporting import summary, text
 from hvdrecover.reporting.summary import Fault, Rendezvous, Report, Run, Stint
 from hvdrecover.reporting.text import html as _e
 
-LANES = 200  # ranks that are drawn at most
 NARROWEST = 560  # pixels that the time takes at least; narrower screens scroll
 _BAR = '<rect class="{}" x="0.5" y="1.5" width="15" height="9"/>'
 _LEGEND = "".join(
@@ -26,18 +22,16 @@ _LEGEND = "".join(
         "training": _BAR.format("training"),
         "recovery, from the fault to the first step": _BAR.format("recovery"),
         "starting": _BAR.format("starting"),
-        "not running": _BAR.format("down"),
         "fault": '<path class="fault" d="M4 2l8 8m0-8l-8 8"/>',
         "start of the job": '<path class="start" d="M4.5 1.5v9l7-4.5z"/>',
         "commit in memory": '<path class="commit" d="M8 4V11"/>',
         "durable commit": '<path class="durable" d="M8 1V11"/>',
     }.items()
 )
-_JOB = 26  # pixels from the top to the row of the job; names of faults stand above it
+_JOB = 10  # pixels from the top to the row of the job
 _ROW = 22  # pixels of a row that is not a rank
 _CHARACTER = 6.8  # pixels, of a font of 11
 _VISIBLE = 0.2  # percent that a bar takes at least, however short it was
-_FINEST = 0.25  # percent; shorter stretches in a row are drawn as one
 _TICKS = 200  # commits that are drawn at most
 _DESCRIBED = 10  # faults that the description names
 _STEPS = (
@@ -51,15 +45,12 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 # -- what ranks did ------------------------------------------------------------------------------------
 
 # training: from a first step on. recovery: from a fault, or from when ranks set out for a rendezvous, to the
-# rank's first step. starting: from the start of the job on. down: while the job was not running.
-Activity = Literal["training", "recovery", "starting", "down"]
-_SHOWN_FIRST: tuple[Activity, ...] = ("recovery", "starting", "down", "training")  # of several in one bar
+# rank's first step. starting: from the start of the job on.
+Activity = Literal["training", "recovery", "starting"]
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """One activity of a rank for some time. Times are seconds since the Unix epoch."""
-
     activity: Activity
     begin: float
     end: float
@@ -74,31 +65,22 @@ Lanes = Mapping[int, Sequence[Stretch]]
 
 
 def trace(run: Run, report: Report) -> Lanes:
-    """Return the activities of each rank over time."""
     lanes: dict[int, list[Stretch]] = {
         fault.rank: [] for fault in report.faults if fault.rank is not None and fault.rank >= 0
     }
     # A later attempt is the supervisor's, and part of a recovery; a first one follows a time of nothing.
     starts = [start.time for start in run.starts if (start.whole("attempt") or 1) == 1]
-    ends = [end.time for end in run.ends]
 
     def add(activity: Activity, begin: float, end: float, rendezvous: Rendezvous, stint: Stint) -> None:
         lane = lanes.setdefault(stint.rank, [])
+        if activity != "training":
+            for start in [start for start in starts if begin < start <= end][:1]:
+                activity, begin = "starting", start
         begin = max(begin, lane[-1].end if lane else report.begin)
         if end > begin:
             spent = summary.phases(stint.recovered) if activity == "recovery" and stint.recovered else {}
             place = rendezvous.generation, rendezvous.commit
             lane.append(Stretch(activity, begin, end, stint.host, *place, spent))
-
-    def pause(activity: Activity, begin: float, end: float, rendezvous: Rendezvous, stint: Stint) -> None:
-        """Add the time from the end of training to the beginning of the next one."""
-        started = min((start for start in starts if begin < start <= end), default=None)
-        if started is not None:
-            ended = min((each for each in ends if begin <= each <= started), default=begin)
-            add(activity, begin, ended, rendezvous, stint)
-            add("down", ended, started, rendezvous, stint)
-            activity, begin = "starting", started
-        add(activity, begin, end, rendezvous, stint)
 
     struck: dict[int, float] = {}  # place of a rendezvous: when the first fault that broke it began
     for fault in run.faults:
@@ -117,13 +99,16 @@ def trace(run: Run, report: Report) -> Lanes:
         ended = min(broken) if broken else _last_sign(rendezvous)
         for stint in rendezvous.stints:
             stepped = stint.recovered.time if stint.recovered else stint.synced
-            pause(activity, since, stepped, rendezvous, stint)
+            add(activity, since, stepped, rendezvous, stint)
             add("training", stepped, ended if stint.finished is None else stint.finished, rendezvous, stint)
         since, activity, under_way = ended, "recovery", bool(broken)
     if run.rendezvouses and under_way and not run.rendezvouses[-1].ends:
-        last, end = run.rendezvouses[-1], min((time for time in ends if time >= since), default=run.end)
+        last, end = (
+            run.rendezvouses[-1],
+            min((it.time for it in run.ends if it.time >= since), default=run.end),
+        )
         for stint in last.stints:
-            pause(activity, since, end, last, stint)
+            add(activity, since, end, last, stint)
     return dict(sorted(lanes.items()))
 
 
@@ -153,74 +138,62 @@ class _Drawing:
     def __init__(self, run: Run, report: Report, lanes: Lanes) -> None:
         self._run, self._report = run, report
         self._length = report.end - report.begin
-        struck = {fault.rank for fault in report.faults}
-        order = sorted(lanes, key=lambda rank: (rank not in struck, rank))  # if not all can be drawn
-        self._lanes = {rank: lanes[rank] for rank in sorted(order[:LANES])}
-        self._left_out = len(lanes) - len(self._lanes)
+        self._lanes = lanes
         self._height = min(max(512 // max(len(self._lanes), 1), 3), 18)  # pixels of a lane
         self._pitch = self._height + max(self._height // 3, 1)
         top = _JOB + _ROW / 2 + 2
         self._tops = {rank: top + number * self._pitch for number, rank in enumerate(self._lanes)}
         self._bottom = top + len(self._lanes) * self._pitch
         self._foot = self._bottom + 4 + (_ROW if report.commits else 0)
-        self._right = 12.0  # pixels that names of faults take beyond the end of the time
 
     def html(self) -> str:
-        shapes = [each for rank, lane in self._lanes.items() for each in self._bars(rank, lane)]
-        shapes += [*self._commits(), *self._starts(), *self._faults(), *self._names_of_faults()]
+        shapes = [*self._bars(), *self._commits(), *self._starts(), *self._faults()]
         grid = []
         for time, name in ticks(self._length):
-            x = self._x(self._report.begin + time)
+            x, style = self._x(self._report.begin + time), "time" if time else "time first"
             grid.append(_line("grid", x, _JOB + _ROW / 2, self._foot, ""))
-            shapes.append(_text("time" if time else "time first", x, self._foot + 14, name))
+            # In a nested SVG: CSS moves the text by pixels, from a place in percents.
+            name = f'<text class="{style}">{_e(name)}</text>'
+            shapes.append(f'<svg x="{x:.3f}%" y="{self._foot + 14:g}">{name}</svg>')
         names = list(self._names())
-        left = max((len(name) for name, _ in names), default=0) * _CHARACTER + 12
+        left = max(len(name) for name, _ in names) * _CHARACTER + 12
         sides = "".join(f'<text x="{left - 9:g}" y="{y:g}">{_e(name)}</text>' for name, y in names)
         size = f'height="{self._foot + 20:g}"'
-        ranks = text.counted(len(self._lanes) + self._left_out, "rank")
+        ranks = text.counted(len(self._lanes), "rank")
         about = _e(f"Time line of {ranks} over {text.duration(self._length)}")
-        more = f"<span>{self._left_out} more ranks are not drawn</span>" if self._left_out else ""
         return (
             '<figure class="timeline"><div class="chart">'
             f'<svg class="names" width="{left - 8:g}" {size} aria-hidden="true">{sides}</svg>'
-            f'<div class="scroll" role="region" aria-label="{about}" tabindex="0"><div class="plot" '
-            f'style="padding-right: {self._right:.0f}px; min-width: {NARROWEST}px">'
+            f'<div class="scroll" role="region" aria-label="{about}" tabindex="0">'
+            f'<div class="plot" style="min-width: {NARROWEST}px">'
             f'<svg role="img" width="100%" {size} aria-label="{about}" aria-describedby="timeline-text">'
             f'<desc id="timeline-text">{_e(self._description())}</desc>{"".join(grid + shapes)}</svg>'
             "</div></div></div>"
-            f"<figcaption>{_LEGEND}{more}</figcaption></figure>\n"
+            f"<figcaption>{_LEGEND}</figcaption></figure>\n"
         )
 
     def _x(self, time: float) -> float:
-        """Return the place of a time in percents."""
         return 100 * min(max((time - self._report.begin) / self._length, 0.0), 1.0) if self._length else 0.0
 
-    # -- shapes ----------------------------------------------------------------------------------------
-
-    def _bars(self, rank: int, lane: Sequence[Stretch]) -> list[str]:
+    def _bars(self) -> list[str]:
         bars = []
-        least = self._length * _FINEST / 100
-        for short, group in itertools.groupby(lane, lambda each: each.end - each.begin < least):
-            stretches = list(group)
-            for together in [stretches] if short else [[each] for each in stretches]:
-                style = next(each for each in _SHOWN_FIRST if each in {it.activity for it in together})
-                begin, end = self._x(together[0].begin), self._x(together[-1].end)
+        for rank, lane in self._lanes.items():
+            for each in lane:
+                begin, end = self._x(each.begin), self._x(each.end)
                 width = max(end - begin, _VISIBLE)
                 place = f'x="{min(begin, 100 - width):.3f}%" y="{self._tops[rank]:g}" width="{width:.3f}%"'
-                title = f"rank {rank} on {together[0].host}: {_of_stretches(together)}"
-                bar = f'<rect class="{style}" {place} height="{self._height}">{_title(title)}</rect>'
-                bars.append((style != "training", bar))
+                title = _title(f"rank {rank} on {each.host}: {_of_stretch(each)}")
+                bar = f'<rect class="{each.activity}" {place} height="{self._height}">{title}</rect>'
+                bars.append((each.activity != "training", bar))
         return [bar for _, bar in sorted(bars, key=lambda bar: bar[0])]  # short bars stand over long ones
 
     def _commits(self) -> Iterator[str]:
-        found = [
-            (time, number, number in each.durable)
-            for each in self._run.rendezvouses
-            for number, time in zip(each.numbers, each.times, strict=True)
-        ]
-        by_place = sorted(found, key=lambda commit: commit[0])
-        for _, group in itertools.groupby(by_place, lambda commit: int(self._x(commit[0]) * _TICKS / 101)):
-            together = list(group)
+        by_place: dict[int, list[tuple[float, int, bool]]] = {}
+        for each in self._run.rendezvouses:
+            for number, time in zip(each.numbers, each.times, strict=True):
+                place = int(self._x(time) * _TICKS / 101)
+                by_place.setdefault(place, []).append((time, number, number in each.durable))
+        for together in by_place.values():
             durable = [commit for commit in together if commit[2]]
             time, numbers = (durable or together)[0][0], sorted(number for _, number, _ in together)
             name = f"commit {numbers[0]}" if len(numbers) == 1 else f"commits {numbers[0]} to {numbers[-1]}"
@@ -239,38 +212,17 @@ class _Drawing:
         size = max(min(self._height / 4, 4.5), 2.5)
         cross = f"M{-size:g} {-size:g}L{size:g} {size:g}M{-size:g} {size:g}L{size:g} {-size:g}"
         for number, fault in enumerate(self._report.faults, 1):
-            yield _mark("fault", self._x(fault.began), self._y(fault), cross, _of_fault(number, fault))
-
-    def _y(self, fault: Fault) -> float:
-        top = None if fault.rank is None else self._tops.get(fault.rank)
-        return _JOB if top is None else top + self._height / 2
-
-    def _names_of_faults(self) -> Iterator[str]:
-        """Write the number and the kind of each fault, or only the number, where there is room for it."""
-        faults = sorted(enumerate(self._report.faults, 1), key=lambda each: each[1].began)
-        places = [self._x(fault.began) / 100 * NARROWEST for _, fault in faults]  # on the narrowest screen
-        end = 0.0
-        for (number, fault), place, following in zip(faults, places, [*places, math.inf][1:], strict=True):
-            name = f"{number} {printable(fault.kind)[:24]}"
-            if place + len(name) * _CHARACTER + 8 > following:
-                name = str(number)
-            if place >= end:
-                end = place + len(name) * _CHARACTER + 8
-                x = self._x(fault.began)
-                yield _line("fault", x, 3, self._y(fault), _of_fault(number, fault))
-                yield _text("fault", x, 12, name)
-        self._right = max(self._right, end - NARROWEST)
+            top = None if fault.rank is None else self._tops.get(fault.rank)
+            y = _JOB if top is None else top + self._height / 2
+            yield _mark("fault", self._x(fault.began), y, cross, _of_fault(number, fault))
 
     def _names(self) -> Iterator[tuple[str, float]]:
-        """Yield the names of rows with their base lines; of ranks with hosts, as far as there is room."""
+        """Yield the names of rows with their base lines, as far as there is room; of ranks with hosts."""
         yield "job", _JOB + 4
         several = len({stretch.host for lane in self._lanes.values() for stretch in lane}) > 1
-        every = -(-14 // self._pitch)
-        for rank, lane in itertools.islice(self._lanes.items(), 0, None, every):
-            host = printable(lane[-1].host) if several and lane else ""
-            host = host if host[:1].isdigit() else host.partition(".")[0]  # of an address, all matters
-            short = f" · {host[:14]}…" if len(host) > 15 else f" · {host}" if host else ""
-            yield f"rank {rank}{short}", self._tops[rank] + self._height / 2 + 4
+        for rank, lane in list(self._lanes.items())[:: -(-14 // self._pitch)]:
+            host = f" · {lane[-1].host[:15]}" if several and lane else ""
+            yield f"rank {rank}{host}", self._tops[rank] + self._height / 2 + 4
         if self._report.commits:
             yield "commits", self._bottom + _ROW / 2 + 7
 
@@ -282,20 +234,15 @@ class _Drawing:
         return " ".join([*told, *(f"{_of_fault(*each)}." for each in enumerate(faults[:_DESCRIBED], 1))])
 
 
-def _of_stretches(together: Sequence[Stretch]) -> str:
-    first, seconds = together[0], text.duration(together[-1].end - together[0].begin)
-    since = f"from {_clock(first.begin)}"
-    if len(together) > 1:
-        recoveries = sum(stretch.activity == "recovery" for stretch in together)
-        return f"{text.counted(recoveries, 'recovery', 'recoveries')} in {seconds}, {since}"
+def _of_stretch(stretch: Stretch) -> str:
+    seconds, place = text.duration(stretch.end - stretch.begin), f"generation {stretch.generation}"
     what = {
-        "training": f"training for {seconds} after commit {first.commit}, generation {first.generation}",
-        "recovery": f"recovery to commit {first.commit} in {seconds}, generation {first.generation}",
+        "training": f"training for {seconds} after commit {stretch.commit}, {place}",
+        "recovery": f"recovery to commit {stretch.commit} in {seconds}, {place}",
         "starting": f"starting for {seconds}",
-        "down": f"not running for {seconds}",
-    }[first.activity]
-    spent = ", ".join(f"{name.replace('_', ' ')} {value:.2f} s" for name, value in first.phases.items())
-    return f"{what}, {since}" + (f"; its own phases: {spent}" if spent else "")
+    }[stretch.activity]
+    spent = ", ".join(f"{name.replace('_', ' ')} {value:.2f} s" for name, value in stretch.phases.items())
+    return f"{what}, from {_clock(stretch.begin)}" + (f"; its own phases: {spent}" if spent else "")
 
 
 def _of_fault(number: int, fault: Fault) -> str:
@@ -310,9 +257,6 @@ def _clock(time: float) -> str:
     return f"{text.moment(time):%H:%M:%S}"
 
 
-# -- SVG -----------------------------------------------------------------------------------------------
-
-
 def _title(text: str) -> str:
     return f"<title>{_e(text)}</title>" if text else ""
 
@@ -325,8 +269,3 @@ def _line(style: str, x: float, top: float, bottom: float, title: str) -> str:
 def _mark(style: str, x: float, y: float, path: str, title: str) -> str:
     shape = f'<path class="halo" d="{path}"/><path class="{style}" d="{path}">{_title(title)}</path>'
     return f'<svg class="mark" x="{x:.3f}%" y="{y:g}">{shape}</svg>'
-
-
-def _text(style: str, x: float, y: float, content: str) -> str:
-    # In a nested SVG: CSS moves the text by pixels, from a place in percents.
-    return f'<svg x="{x:.3f}%" y="{y:g}"><text class="{style}">{_e(content)}</text></svg>'

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,16 @@ Component = Any
 Tree = Any
 """Nested containers of plain values and tensors, such as a ``state_dict()``."""
 Buffer = bytes | memoryview
+StepReport = Literal["steps", "times", "missing", "gradients"]
+"""The reports of steps that a hook can ask for.
+
+Attributes:
+    steps: each step of an optimizer, before it begins (`hvdrecover.drill.witness.Witness`).
+    times: the time of each step, and the norm of its gradients (`hvdrecover.scalars.Scalars`).
+    missing: parameters that had no gradient at a step (`hvdrecover.guard.numbers.Missing`).
+    gradients: steps whose gradients are not finite, before they are applied
+        (`hvdrecover.guard.numbers.Judge`).
+"""
 
 
 @dataclass(frozen=True)
@@ -59,23 +69,16 @@ class Framework(Protocol):
     # Tensors.
 
     def is_tensor(self, value: Any) -> bool:
-        """Return whether a value is a tensor of this framework."""
+        pass
 
     def spec(self, tensor: Tensor, name: str) -> TensorSpec:
-        """Dtype and shape of a tensor.
-
-        Raises:
-            UnsupportedTensorError: safetensors cannot hold it.
-        """
+        """Dtype and shape of a tensor; an UnsupportedTensorError if safetensors cannot hold it."""
 
     def match(self, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> bool:
         """Return whether `spec` would return equal specs. Must be fast; False if that is uncertain."""
 
-    def views(self, arena: Arena) -> dict[str, Tensor]:
-        """A tensor over each tensor's bytes in an arena; no copies."""
-
-    def pin(self, arena: Arena, tensors: Sequence[Tensor]) -> None:
-        """Prepare an arena into which these tensors are copied again and again, wherever they are."""
+    def views(self, arena: Arena, sources: Sequence[Tensor] = ()) -> dict[str, Tensor]:
+        """Return a tensor over each tensor's bytes in an arena, into which ``sources`` will be copied."""
 
     def clone(self, tensor: Tensor) -> Tensor:
         """A copy of a tensor."""
@@ -100,17 +103,11 @@ class Framework(Protocol):
     def fit(self, name: str, component: Component, tree: Tree) -> tuple[Tree, list[str]]:
         """Return the part of a stored tree that fits a component, and a line for each difference."""
 
-    def copies_on_load(self, component: Component) -> bool:
-        """Return whether `load` copies tensors. If not, callers pass tensors that the component may keep."""
-
     def load(self, component: Component, tree: Tree, *, keep: bool = False) -> None:
-        """Load a tree that fits; ``keep``: the component may keep the tree's tensors in any case."""
+        """Load a tree that fits. Unless ``keep``, the component must not keep the tree's tensors."""
 
     def unkept(self, component: Component) -> list[str]:
         """Names of a component's tensors that `tree` leaves out, so that a recovery loses them."""
-
-    def passes(self, component: Component) -> tuple[int, int]:
-        """How many backward passes an optimizer has done since its last step, and how many a step takes."""
 
     def forget_passes(self, component: Component) -> None:
         """Reset the accumulated backward passes of an optimizer."""
@@ -121,11 +118,8 @@ class Framework(Protocol):
     def rank_local(self, component: Component) -> Collection[str]:
         """Names of the tensors of `tree` that differ between ranks, such as running statistics."""
 
-    def trained(self, component: Component) -> Mapping[str, Tensor]:
-        """The trained tensors of a model's `tree` by name, each once; empty for other components."""
-
-    def not_finite(self, tensors: Mapping[str, Tensor]) -> list[str]:
-        """Names of the tensors that hold NaN or infinity."""
+    def not_finite(self, component: Component) -> list[str]:
+        """Names of the trained tensors of a model that hold NaN or infinity; empty for other components."""
 
     # Global random generators.
 
@@ -144,27 +138,8 @@ class Framework(Protocol):
     def original(self, error: BaseException) -> BaseException | None:
         """Return the original error if the framework has wrapped it in this one."""
 
-    # The reports of steps that hooks ask for, each at most once for a state. ``contents`` is the state's
-    # `Contents`; the other argument is the hook. Both are defined above this file.
-
-    def report_steps(self, contents: Any, observer: StepObserver) -> None:
-        """Report each step of an optimizer before it begins."""
-
-    def report_times(self, contents: Any, scalars: Any) -> None:
-        """Report the time of each step, and the norm of its gradients."""
-
-    def report_missing(self, contents: Any, missing: Any) -> None:
-        """Report parameters that had no gradient at a step."""
-
-    def report_gradients(self, contents: Any, judge: Any) -> None:
-        """Report steps whose gradients are not finite, before they are applied."""
-
-
-class StepObserver(Protocol):
-    """A hook that is called before each step."""
-
-    def step_begins(self) -> None:
-        """Called when an optimizer is about to step."""
+    def report(self, what: StepReport, hook: Any) -> None:
+        """Report steps to a hook; each report is asked for at most once for a state."""
 
 
 class HiddenAttribute(Protocol):
@@ -179,52 +154,34 @@ class HiddenAttribute(Protocol):
 
 @dataclass
 class Past:
-    """The history of this process.
-
-    Attributes:
-        functions: how many training functions it has begun.
-        finished: checkpoint roots whose training functions have returned.
-    """
+    """How many training functions this process has begun, and the roots of those that are finished."""
 
     functions: int = 0
     finished: set[str] = field(default_factory=set)
 
 
 class World(Protocol):
-    """The ranks of the job and the collectives that recovery needs.
-
-    Attributes:
-        past: the history of this process, whatever the state.
-    """
+    """The ranks of the job, the collectives that recovery needs, and this process's `Past`."""
 
     past: Past
 
     def rank(self) -> int:
-        """This process's rank."""
+        pass
 
     def size(self) -> int:
-        """Number of ranks."""
+        pass
 
     def init(self) -> None:
-        """Rendezvous with the other ranks.
-
-        Raises:
-            RemovedError: the job has removed this host.
-            RendezvousError: a rank was lost meanwhile.
-        """
+        """Rendezvous with the other ranks; a RemovedError if this host was removed, or a RendezvousError."""
 
     def shutdown(self) -> None:
-        """Leave the other ranks."""
+        pass
 
     def allow_stalls(self, seconds: int) -> None:
         """Set the seconds after which a collective fails that waits for a missing rank; 0: never."""
 
     def lost(self, error: BaseException) -> bool:
-        """Return whether an error comes from a collective that failed because ranks were lost.
-
-        Horovod's own ``HorovodInternalError`` is known; this is about the errors that a framework makes of
-        it.
-        """
+        """Return whether a framework has made this error of a `HorovodInternalError`."""
 
     def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
         """Return the values of all ranks, as int64 of shape ``[size, len(values)]``."""
@@ -254,16 +211,8 @@ def fit_tensors(
 ) -> tuple[dict[str, Any], list[str]]:
     """Compare a component's tensors with those in a commit, name by name.
 
-    Args:
-        framework: whose tensors they are.
-        name: the component's attribute name.
-        what: what it is called in a message, such as ``model``.
-        mine: its tensors.
-        stored: those of the commit.
-        fits_anyway: tells names whose values may be of different kinds.
-
-    Returns:
-        The part of ``stored`` that fits, and a line for each difference.
+    ``what`` the component is called in a message, such as ``model``. Return the part of ``stored`` that fits,
+    and a line for each difference.
     """
 
     def kind(value: Any, key: str) -> str:

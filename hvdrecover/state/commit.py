@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import NoReturn
 
 from hvdrecover import heartbeat
@@ -27,11 +28,10 @@ from hvdrecover.state.durable import FINISH_ATTEMPTS
 from hvdrecover.state.hooks import Hook, Moment
 from hvdrecover.state.horovod import fault_of, hosts_updated
 from hvdrecover.state.leaving import Departure, Preempted
-from hvdrecover.state.session import Hear, Session
+from hvdrecover.state.session import Session
 
 
 def commit(session: Session, *, durable: bool) -> None:
-    """Make a commit on all ranks; see `State.commit`."""
     hooks, memory = session.hooks, session.memory
     hooks.notify(Hook.begins)
     objection = hooks.objection(committing=True)
@@ -44,7 +44,7 @@ def commit(session: Session, *, durable: bool) -> None:
             session.call("save", lambda: save(session, None))
         else:
             memory.pass_over()
-        if hooks.inspect(memory):
+        if any(hooks.ask(Hook.inspect, memory)):
             session.call("restore", lambda: reload(session))
         if objection is None:
             session.durable.offer(ask=durable)
@@ -57,14 +57,13 @@ def commit(session: Session, *, durable: bool) -> None:
         if verdict is not None and not _loses_nothing(session, verdict):
             raise verdict from error
         raise
-    apply_verdict(session, hear or send_vote(session, Moment("commit")))
+    _apply(session, (hear or send_vote(session, Moment("commit")))())
     session.own.forget()
     hooks.notify(Hook.committed)
 
 
 def check(session: Session) -> None:
-    """Apply the collective verdict between commits; see `State.check_host_updates`."""
-    apply_verdict(session, send_vote(session, Moment("check")), between=True)
+    _apply(session, send_vote(session, Moment("check"))(), between=True)
 
 
 def save(session: Session, objection: HvdrecoverError | None) -> None:
@@ -83,17 +82,11 @@ def keep(session: Session) -> None:
     save(session, session.hooks.objection(committing=False))
 
 
-def keep_alone(session: Session) -> None:
-    """Make a commit without rank-local states of the other ranks."""
-    session.own.forget()
-    keep(session)
-
-
 # -- votes -----------------------------------------------------------------------------------------------
 
 
-def send_vote(session: Session, moment: Moment) -> Hear:
-    """Send this rank's numbers to the other ranks; return a function that waits for theirs."""
+def send_vote(session: Session, moment: Moment) -> Callable[[], BaseException | None]:
+    """Send this rank's numbers to the others; return a function that waits for the error that all raise."""
     context = session.context
     sent = session.hooks.send(context.world, moment)
 
@@ -111,9 +104,8 @@ def _loses_nothing(session: Session, verdict: BaseException) -> bool:
     return isinstance(verdict, Departure) or fault_of(verdict, session.context.world) == "hosts"
 
 
-def apply_verdict(session: Session, hear: Hear, *, between: bool = False) -> None:
+def _apply(session: Session, verdict: BaseException | None, *, between: bool = False) -> None:
     """Apply the collective verdict, at a commit or between commits: leave, raise or continue."""
-    verdict = hear()
     if isinstance(verdict, Departure):
         if between:
             session.call("save", lambda: keep(session))  # ranks leave at a commit
@@ -126,7 +118,6 @@ def apply_verdict(session: Session, hear: Hear, *, between: bool = False) -> Non
 
 
 def roll_back(session: Session) -> None:
-    """Return to the newest commit in this rank's memory."""
     session.memory.resume(reload(session))
 
 
@@ -224,7 +215,6 @@ def leave_if_told(session: Session) -> None:
 
 
 def finish(session: Session) -> None:
-    """Mark the run finished with a last durable commit; see `State.finish`."""
     session.hooks.notify(Hook.closing)
     if not session.durable.wanted:
         return
@@ -240,7 +230,6 @@ def finish(session: Session) -> None:
 
 
 def say_finished(session: Session) -> None:
-    """Report that an earlier start has finished the run."""
     session.durable.near.remove()
     commit = session.memory.last
     message = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,9 +27,8 @@ class Present:
     """The contents of the attributes, taken apart but not copied.
 
     Attributes:
-        parts: by attribute name, all but the samplers; with the hidden attributes.
+        parts: by attribute name, all but the samplers; with the hidden and the rank-local ones.
         cursors: the samplers' cursors by attribute name, as JSON.
-        own: the rank-local states; those of attributes are among the parts as well.
     """
 
     parts: Mapping[str, Part]
@@ -50,22 +49,16 @@ class Present:
 class Contents:
     """The tracked attributes of one State.
 
-    Components (models, optimizers, whatever has ``state_dict`` and ``load_state_dict``) are loaded in place.
-    Samplers give their cursor. Of a `PerRank`, a commit holds a dict of the ranks' states by rank. All else
-    is a plain object, which is replaced by a copy.
+    Components (models, optimizers, other objects with ``state_dict`` and ``load_state_dict``) are loaded in
+    place. Samplers give their cursor. Of a `PerRank`, a commit holds a dict of the ranks' states by rank. All
+    else is a plain object, which is replaced by a copy.
 
     Args:
-        values: attribute name to value.
         reserved: names that an attribute cannot have.
-        on_iterate: called when an iteration of a sampler begins; see `hvdrecover.data.order.SampleOrder`.
+        on_iterate: called when an iteration of a sampler begins.
         hidden: attributes that an adapter adds, by names that begin with an underscore.
-        ranks: which ranks this process carries out; None for itself.
 
     Attributes:
-        values: attribute name to value.
-        per_rank: the rank-local ones.
-        orders: the sample orders of all samplers.
-        copier: copies the tensors of `take_apart`.
         on_record: each is called when a sampler's batch is recorded.
     """
 
@@ -73,7 +66,7 @@ class Contents:
         self,
         framework: Framework,
         values: Mapping[str, Any],
-        reserved: set[str],
+        reserved: Container[str],
         on_iterate: Callable[[], None] | None = None,
         hidden: Mapping[str, HiddenAttribute] | None = None,
         ranks: Ranks | None = None,
@@ -96,7 +89,6 @@ class Contents:
             self.put(name, value)
 
     def put(self, name: str, value: Any) -> None:
-        """Set an attribute."""
         if name in self.per_rank and not isinstance(value, PerRank):
             raise ConfigError(f"state.{name}", f"it is each rank's own; assign to state.{name}.value")
         self.per_rank.pop(name, None)
@@ -113,7 +105,6 @@ class Contents:
             value.order.on_record = self._recorded
 
     def place(self, rank: int, size: int) -> None:
-        """Give all samplers this rank's place among the others."""
         for order in self.orders.values():
             order.place(rank, size)
 
@@ -123,7 +114,6 @@ class Contents:
         return max(used, key=lambda order: (order.recorded, order.begun), default=None)
 
     def components(self) -> dict[str, Any]:
-        """Return the components by attribute name."""
         return {name: value for name, value in self.values.items() if self._framework.is_component(value)}
 
     def rank_local(self) -> dict[str, set[str]]:
@@ -162,16 +152,12 @@ class Contents:
         strict: Strict,
         give: bool = False,
     ) -> list[str]:
-        """Load a commit into the attributes.
+        """Load a commit into the attributes; return a line for each difference.
 
         Args:
-            where: what to call the commit in an error.
             strict: True if all must fit, "components" if only models and optimizers must. Any other attribute
                 that does not fit stays as it is. At least a part of each model and optimizer must fit.
             give: whether the attributes may keep the arenas' memory; no other part may use it then.
-
-        Returns:
-            A line for each difference; empty if all fits.
 
         Raises:
             MismatchError: something that must fit does not: nothing was loaded. Or a component refused a tree
@@ -179,10 +165,11 @@ class Contents:
             CorruptCheckpointError: the structure of the commit is nonsense. Nothing was loaded.
         """
         try:
-            owned = {name for name in self.values if not give and self._keeps(name)}
+            # `_apply` hands these to the script as they are. Components copy what they keep.
+            plain = {name for name in self.values if not give} - self.components().keys()
             structures, ranks = dict(state["attributes"]), set(state.get("own", ()))
             trees = {
-                name: rebuild(self._framework, structure, arenas.get(name), own=name in owned)
+                name: rebuild(self._framework, structure, arenas.get(name), own=name in plain)
                 for name, structure in structures.items()
                 if name not in ranks
             }
@@ -192,11 +179,18 @@ class Contents:
                 where, f"the structure of the commit can't be read: {error}"
             ) from error
         hidden = {name: trees.pop(name, None) for name in self._hidden}
-        fitting, misfits = self._fit_trees(trees)
+        names = {name for name in (*structures, *cursors) if not name.startswith("_")}
+        absent = [
+            f"{name}: in the commit, but not an attribute of this state"
+            for name in names - self.values.keys()
+        ]
+        absent += [
+            f"{name}: an attribute of this state, but not in the commit"
+            for name in self.values.keys() - names
+        ]
+        fitting, misfits = self._fit_trees({**trees, **dict.fromkeys(ranks)}, ranks)
         places, misplaced = self._fit_cursors(cursors)
-        visible = {name for name in (*structures, *cursors) if not name.startswith("_")}
-        missing = self._missing(visible)
-        differences = sorted([*missing, *self._misowned(structures, ranks), *misfits, *misplaced])
+        differences = sorted([*absent, *misfits, *misplaced])
         if differences if strict is True else strict and misfits:
             raise MismatchError(where, differences)
         if nothing := [
@@ -229,37 +223,25 @@ class Contents:
         for listener in self.on_record:
             listener(order, count)
 
-    def _missing(self, stored: set[str]) -> list[str]:
-        mine = set(self.values)
-        return [
-            *(f"{name}: in the commit, but not an attribute of this state" for name in stored - mine),
-            *(f"{name}: an attribute of this state, but not in the commit" for name in mine - stored),
-        ]
-
-    def _misowned(self, stored: Collection[str], own: Collection[str]) -> list[str]:
-        """Return a line for each attribute that is rank-local only here, or only in the commit."""
+    def _fit_trees(self, trees: Mapping[str, Any], ranks: set[str]) -> tuple[dict[str, Any], list[str]]:
+        """Return the trees that fit, and a line for each difference; ``ranks`` names the rank-local ones."""
         kinds = {True: "one for each rank", False: "one for all ranks"}
-        return [
-            f"{name}: {kinds[name in own]} in the commit, {kinds[name in self.per_rank]} in this state"
-            for name in stored
-            if name in self.values and (name in own) != (name in self.per_rank)
-        ]
-
-    def _fit_trees(self, trees: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         fitting: dict[str, Any] = {}
         differences: list[str] = []
-        for name in [name for name in self.values if name in trees and name not in self.per_rank]:
+        for name in [name for name in self.values if name in trees]:
             value, tree = self.values[name], trees[name]
-            stateful = self._framework.is_component(value)
-            if is_sampler(value) or (stateful and tree is None):
+            own = (name in ranks, name in self.per_rank)
+            if own[0] != own[1]:
+                differences.append(f"{name}: {kinds[own[0]]} in the commit, {kinds[own[1]]} in this state")
+            elif is_sampler(value) or (tree is None and self._framework.is_component(value)):
                 differences.append(
                     f"{name}: a {type(tree).__name__} in the commit, a {type(value).__name__} in this state"
                 )
-            elif not stateful:
-                fitting[name] = tree
-            else:
+            elif self._framework.is_component(value):
                 fitting[name], found = self._framework.fit(name, value, tree)
                 differences += found
+            elif not own[0]:
+                fitting[name] = tree
         return fitting, differences
 
     def _fit_cursors(self, cursors: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -287,11 +269,6 @@ class Contents:
         for name, order in self.orders.items():
             if name in cursors:
                 order.load_state_dict(cursors[name], name)
-
-    def _keeps(self, name: str) -> bool:
-        """Return whether an attribute keeps the tensors from which it is loaded, without a copy."""
-        value = self.values.get(name)
-        return not (self._framework.is_component(value) and self._framework.copies_on_load(value))
 
 
 def _holds_something(tree: Any) -> bool:

@@ -16,21 +16,10 @@ Broadcast = Callable[..., Any]
 
 
 class ObjectState(states.State):
-    """``ObjectState`` of Horovod's: a state of plain objects, and of whatever else the framework knows.
+    """Horovod's ``ObjectState``: a state of plain objects, and of all else that the framework knows.
 
     Random generators are left alone: a script that was not written for us may draw the same numbers on all
-    ranks from a global one.
-
-    Args:
-        bcast_object: Horovod's ``broadcast_object``. Subclasses find it as ``self._bcast_object``, where it
-            sends from the rank whose state all have taken, as rank 0 may be a process that has just started.
-        get_rank: Horovod's ``rank``; subclasses find it as ``self._rank``.
-        attributes: what to track, by name; and `hvdrecover.state.state.Keywords`.
-
-    Raises:
-        ConfigError: as for `hvdrecover.state.state.State`.
-        UnsupportedValueError: a plain object that JSON can't hold.
-        UnsupportedTensorError: a tensor that safetensors can't hold.
+    ranks from a global one. Subclasses find the arguments as ``self._bcast_object`` and ``self._rank``.
     """
 
     _rng: Randomness = "store"
@@ -41,19 +30,14 @@ class ObjectState(states.State):
 
     @staticmethod
     def _parts() -> tuple[Framework, World]:
-        """Return the adapter's framework and world."""
         raise NotImplementedError
 
 
 class State(states.State):
-    """``State`` of Horovod's, the base of states whose `save`, `restore` and `sync` do everything themselves.
+    """Horovod's ``State``, the base of states whose `save`, `restore` and `sync` do everything themselves.
 
     They are called where Horovod would call them, and ranks leave, join and restart as with any state. What
     they keep is in memory only: no commit becomes durable.
-
-    Args:
-        bcast_object: as for `ObjectState`.
-        get_rank: as for `ObjectState`.
     """
 
     _rng: Randomness = "store"
@@ -66,7 +50,6 @@ class State(states.State):
 
     @staticmethod
     def _parts() -> tuple[Framework, World]:
-        """Return the adapter's framework and world."""
         raise NotImplementedError
 
     def _not_durable(self) -> str | None:
@@ -77,10 +60,7 @@ class State(states.State):
 
 
 def from_root(state: states.State, bcast_object: Broadcast) -> Broadcast:
-    """Return a function that broadcasts from the rank whose state all have taken, if it is not told a rank.
-
-    ``bcast_object`` is Horovod's function, or the script's, which may take no rank.
-    """
+    """Return a ``broadcast_object`` whose default root is the rank whose state all have taken."""
     if "root_rank" not in inspect.signature(bcast_object).parameters:
         return bcast_object
 

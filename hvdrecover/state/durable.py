@@ -38,20 +38,14 @@ FINISH_ATTEMPTS = 25
 REMINDER_SECONDS = 60.0  # between two lines about a wait
 
 
-def is_due(settings: Checkpoint, commits_since: int, seconds_since: float, pacing: Pacing) -> bool:
-    """Return whether a commit should be made durable.
-
-    Args:
-        commits_since: commits since the last durable one, this one included.
-        seconds_since: seconds since the last durable one was begun; ``inf`` when there is none.
-        pacing: has the interval for ``interval="auto"``.
-    """
-    if settings.interval == "auto":
-        return seconds_since >= pacing.seconds
-    if settings.every_commits is None and settings.every_seconds is None:
+def is_due(
+    every_commits: int | None, every_seconds: float | None, commits_since: int, seconds_since: float
+) -> bool:
+    """Return whether a commit is due, the last durable one being so many commits and seconds ago."""
+    if every_commits is None and every_seconds is None:
         return True
-    by_count = settings.every_commits is not None and commits_since >= settings.every_commits
-    by_time = settings.every_seconds is not None and seconds_since >= settings.every_seconds
+    by_count = every_commits is not None and commits_since >= every_commits
+    by_time = every_seconds is not None and seconds_since >= every_seconds
     return by_count or by_time
 
 
@@ -60,28 +54,18 @@ class DurableSide(Hook):
 
     As a hook it votes to stop the job on all ranks if another job has taken the root, or if no commit has
     become durable for too long. Only rank 0 can find that out.
-
-    Args:
-        pacing: decides the interval, if the settings leave it open.
-
-    Attributes:
-        wanted: whether there is a checkpoint root.
-        strict: whether a durable commit must fit the state exactly.
-        root: the checkpoint root without credentials; empty if there is none.
     """
 
-    def __init__(self, settings: Checkpoint | None, context: Context, pacing: Pacing, memory: Memory) -> None:
+    def __init__(self, settings: Checkpoint | None, context: Context, memory: Memory) -> None:
         self._settings = settings
         self.wanted = settings is not None
         self.strict = settings is None or settings.strict
         self.root = "" if settings is None else redact(settings.url)
         self._context = context
         self._clock = context.clock
-        self._pacing = pacing
-        self._paced: CommitId | None = None  # the last durable commit whose cost was given to pacing
+        self.pacing = Pacing(context.clock) if settings is not None and settings.interval == "auto" else None
         self._memory = memory
-        max_age = context.config.max_durable_age
-        self._max_age = math.inf if max_age is None else max_age
+        self._max_age = context.config.max_durable_age or math.inf
         self._writer: BackgroundWriter | None = None
         self._commits_since = 0
         self._begun: float | None = None
@@ -92,7 +76,6 @@ class DurableSide(Hook):
 
     @property
     def last_durable(self) -> CommitId | None:
-        """The newest commit that this rank has made durable; None on all ranks but 0."""
         return None if self._writer is None else self._writer.progress.last_durable
 
     # -- commits ---------------------------------------------------------------------------------------
@@ -101,36 +84,31 @@ class DurableSide(Hook):
         """Seal the newest commit in the near tier, and write it in the background if it is due.
 
         It is not written while an attempt to write an earlier commit is under way. In an outage it replaces
-        the commit that could not be written.
-
-        Args:
-            ask: write it even if it is not due. Waits first for an attempt that is under way.
+        the commit that could not be written. ``ask``: write it in any case, after an attempt under way.
         """
         if self.near.folder is not None:
             self.near.offer()
         snapshot = self._memory.newest
         if self._settings is None or snapshot is None or (writer := self.writer()) is None:
             return
-        if self._pacing.on:
-            self._stretch_ends(writer)
+        if self.pacing is not None and (decision := self.pacing.end(writer.progress)) is not None:
+            message = f"{writer.store.url}: {decision.describe()}"
+            self._context.events.emit("interval", message, **vars(decision), cap=CAP)
         self._commits_since += 1
         seconds = math.inf if self._begun is None else self._clock.monotonic() - self._begun
         if ask:
             with suppress(HvdrecoverError):  # the verdict names final errors
                 self._submit(writer, snapshot, math.inf)
-        elif is_due(self._settings, self._commits_since, seconds, self._pacing):
-            self._try_to_submit(writer, snapshot)
-        if self._pacing.on:
+        else:
+            by_time = self._settings.every_seconds if self.pacing is None else self.pacing.seconds
+            if is_due(self._settings.every_commits, by_time, self._commits_since, seconds):
+                self._try_to_submit(writer, snapshot)
+        if self.pacing is not None:
             # Also if a short write has begun here and is over already.
-            self._pacing.begin(beside=self._commits_since == 0 or not writer.wait_for_cleanup(0.0))
+            self.pacing.begin(beside=self._commits_since == 0 or not writer.wait_for_cleanup(0.0))
 
     def flush(self, timeout: float | None, attempts: int = ATTEMPTS) -> None:
-        """Wait until the newest commit in memory is durable; ranks other than 0 have nothing to wait for.
-
-        Args:
-            timeout: seconds to wait; None waits for as long as it takes.
-            attempts: how many attempts may fail from now on.
-        """
+        """Wait until the newest commit is durable, or ``attempts`` have failed from now on."""
         snapshot = self._memory.newest
         if snapshot is None or (writer := self.writer()) is None:
             return
@@ -139,7 +117,8 @@ class DurableSide(Hook):
         deadline = math.inf if timeout is None else self._clock.monotonic() + timeout
         if writer.progress.last_durable == snapshot.id:
             return
-        self._pacing.interrupt()
+        if self.pacing is not None:
+            self.pacing.interrupt()
         if writer.in_flight is not snapshot:
             self._submit(writer, snapshot, deadline)
         self._wait(writer, deadline, attempts)
@@ -160,10 +139,7 @@ class DurableSide(Hook):
         self.near.remove()
 
     def settle(self) -> None:
-        """Wait for seals and writes that are under way, when a training function ends. Raises nothing.
-
-        The write gets a few attempts, within `SETTLE_SECONDS`. Then deletions get as long.
-        """
+        """Wait for seals and writes that are under way, twice `SETTLE_SECONDS` at most. Raises nothing."""
         self.near.settle(SETTLE_SECONDS)
         if self._writer is not None and self._verdict() is None:
             self._writer.hurry()
@@ -176,8 +152,7 @@ class DurableSide(Hook):
     def claim(self, left: Mapping[str, str]) -> int:
         """Take the root for this job, on the rank that starts it; return the generation that it may write.
 
-        Args:
-            left: start of a job to the near commit that it has left, with its host, in words.
+        ``left``: start of a job to the near commit that it has left, with its host, in words.
         """
         retry = retrying(self._context.clock)
         if (writer := retry(self.writer)) is None:
@@ -198,9 +173,7 @@ class DurableSide(Hook):
     def standing(self, verified: bool) -> Standing:
         """Return the facts about the claimed root that decide between near and durable commits.
 
-        Args:
-            verified: whether the durable commit must verify. If so, it is read here, and stays in memory for
-                `read_newest`.
+        ``verified``: read the durable commit, which stays in memory for `read_newest`.
         """
         retry, writer = retrying(self._context.clock), self.writer()
         if writer is None:
@@ -232,7 +205,7 @@ class DurableSide(Hook):
         if (writer := self._writer) is not None:
             writer.stop()
             self._memory.arenas.abandon(lambda: writer.in_flight)
-            self._writer, self._paced, self._commits_since, self._begun = None, None, 0, None
+            self._writer, self._commits_since, self._begun = None, 0, None
 
     def writer(self) -> BackgroundWriter | None:
         """Return the writer, on the rank that writes commits; None on the others. Nothing is written yet."""
@@ -275,7 +248,6 @@ class DurableSide(Hook):
         return taken
 
     def _submit(self, writer: BackgroundWriter, snapshot: Snapshot, deadline: float) -> None:
-        """Submit a snapshot as soon as no attempt is under way."""
         while not self._try_to_submit(writer, snapshot):
             try:
                 self._wait(writer, deadline, attempts=1)
@@ -298,31 +270,18 @@ class DurableSide(Hook):
             facts = {"seconds": writer.progress.behind}
             self._context.events.emit("waiting", f"{url}: {waiting}", level=logging.WARNING, **facts)
 
-    def _stretch_ends(self, writer: BackgroundWriter) -> None:
-        progress = writer.progress
-        if progress.error is not None:
-            self._pacing.interrupt()  # the cost of an outage says nothing about a write
-        self._pacing.end()
-        if progress.last_durable is not None and progress.last_durable != self._paced:
-            self._paced = progress.last_durable
-            self._pacing.written(progress.seconds)
-        if (decision := self._pacing.decide()) is not None:
-            message = f"{writer.store.url}: {decision.describe()}"
-            self._context.events.emit("interval", message, **vars(decision), cap=CAP)
-
     # -- as a voter ------------------------------------------------------------------------------------
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        """Send the number of an error that must stop the job."""
         if moment.kind == "rendezvous":
             return ()
         self._failure = self._verdict()
         return [0 if self._failure is None else error_kinds.number(self._failure)]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Return this rank's error, or an error that names the class of rank 0's error.
+        """Return this rank's error, or one that names the class of rank 0's error.
 
-        Without it, rank 0 would leave alone, and the others would count it as lost and continue.
+        Otherwise rank 0 would leave alone, and the others would count it as lost and continue.
         """
         if self._failure is not None:
             return self._failure

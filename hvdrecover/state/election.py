@@ -15,12 +15,7 @@ from hvdrecover.checkpoint.commit_id import CommitId
 
 @dataclass(frozen=True)
 class Published:
-    """The newest commit that one rank holds.
-
-    Attributes:
-        is_near: whether an earlier process has left it on the host.
-        start: a number that stands for the start of the job that made it.
-    """
+    """The newest commit that one rank holds, or its host (``is_near``), and its start's number."""
 
     commit: CommitId
     is_near: bool = False
@@ -32,9 +27,7 @@ class Election:
     """The outcome of an election.
 
     Attributes:
-        root: the source rank; rank 0 if no commit is held.
-        newest: the newest commit that is held, or None.
-        holders: the ranks that hold it, in their memory if any does.
+        holders: the ranks that hold the newest commit, in their memory if any does.
         revives: whether all processes have just started, and some of their hosts have commits of an earlier
             start. Then `newest` is None until the checkpoint root has been asked which of them count.
     """
@@ -52,9 +45,6 @@ def elect(
 
     While any rank has a memory, near commits of the same start of the job count as much; a rank that holds
     the commit in its memory goes before one that does not.
-
-    Args:
-        prefer: chooses among the ranks that hold the newest commit.
     """
     live = [each for each in published if each.commit.generation and not each.is_near]
     if not live:
@@ -70,21 +60,12 @@ def elect(
 
 
 @dataclass(frozen=True)
-class Left:
-    """A commit that an earlier process has left on its host; ``start``: the start of the job that made it."""
-
-    commit: CommitId
-    start: str
-
-
-@dataclass(frozen=True)
 class Standing:
     """The answer of a checkpoint root to a job that has just claimed it.
 
     Attributes:
         starts: start to the generation of its claim; only starts that no other job has replaced.
-        durable: the newest durable commit, or None.
-        since: the generation of the claim of the start that made that one.
+        since: the generation of the claim of the start that made the durable commit.
     """
 
     starts: Mapping[str, int]
@@ -92,20 +73,19 @@ class Standing:
     since: int
 
 
-def revive(left: Sequence[Left | None], standing: Standing) -> int | None:
+def revive(left: Sequence[tuple[CommitId | None, str]], standing: Standing) -> int | None:
     """Return the rank whose host has the commit to resume from; None if that is the durable one.
+
+    ``left``: by rank, the commit that an earlier process has left on its host, and the start that made it.
 
     Generations are counted by each start of a job on its own once it trains, so commits are compared by the
     generation of their start's claim, and only then by their own.
-
-    Args:
-        left: by rank, the commit on its host.
     """
     floor = (standing.since, standing.durable or CommitId(0, 0))
     ranked = [
-        ((standing.starts[each.start], each.commit), -rank)
-        for rank, each in enumerate(left)
-        if each is not None and each.start in standing.starts
+        ((standing.starts[start], commit), -rank)
+        for rank, (commit, start) in enumerate(left)
+        if commit is not None and start in standing.starts
     ]
     best = max(ranked, default=None)
     return -best[1] if best is not None and best[0] >= floor else None

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from hvdrecover.state.rank_local import Place, Ranks
 
 logger = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
 Source = Literal["memory", "near", "durable", "initial"]
 Table = npt.NDArray[np.int64]
 """The numbers of all ranks; of shape ``[size, n]``."""
@@ -37,18 +38,7 @@ Table = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Context:
-    """The surroundings of one rank's state, which each hook is given.
-
-    Attributes:
-        framework: the adapter's facts about its framework.
-        world: the ranks.
-        contents: the state's attributes.
-        config: the process's settings.
-        events: of this process.
-        clock: where times come from.
-        place: this rank's place in the job.
-        ranks: which ranks a process carries out.
-    """
+    """The surroundings of one rank's state, which each hook is given."""
 
     framework: Framework
     world: World
@@ -73,11 +63,7 @@ class Context:
 class Agreement:
     """The state that all ranks resume from.
 
-    Attributes:
-        snapshot: the commit, the same on all ranks.
-        source: where it came from.
-        job: identity of the job.
-        loaded: the name of the durable or near commit that it came from; empty if it came from a memory.
+    ``loaded`` is the name of the near or durable commit that it came from, if any.
     """
 
     snapshot: Snapshot
@@ -193,7 +179,6 @@ class Blank(Hook):
         self._zeros = [0] * width
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        """Send the same number of zeros at each commit and check."""
         return () if moment.kind == "rendezvous" else self._zeros
 
 
@@ -222,25 +207,13 @@ class Hooks:
                     self._failed.add(hook)
                     logger.warning("%s fails and is left out from now on: %r", type(hook).__name__, error)
 
-    def attach(self) -> None:
-        """Let all hooks ask for reports of steps."""
-        for hook in self._of["attach"]:
-            hook.attach()
+    def ask(self, method: Callable[..., Result], *facts: Any, **options: Any) -> list[Result]:
+        """Call a method of `Hook` on all hooks that define it; errors are raised."""
+        return [getattr(hook, method.__name__)(*facts, **options) for hook in self._of[method.__name__]]
 
     def objection(self, *, committing: bool) -> HvdrecoverError | None:
         """Ask all hooks for a reason against a commit; return the first."""
-        found = [hook.objection(committing=committing) for hook in self._of["objection"]]
-        return next((each for each in found if each is not None), None)
-
-    def inspect(self, memory: Memory) -> bool:
-        """Let all hooks inspect a commit; return whether tensors of this rank were replaced in it."""
-        # A list, not a generator: every hook must be called.
-        return True in [hook.inspect(memory) for hook in self._of["inspect"]]
-
-    def resuming(self, stored: Snapshot, where: str) -> None:
-        """Tell all hooks that the source rank is about to load a durable commit."""
-        for hook in self._of["resuming"]:
-            hook.resuming(stored, where)
+        return next(filter(None, self.ask(Hook.objection, committing=committing)), None)
 
     def send(self, world: World, moment: Moment, own: Sequence[int] = ()) -> Callable[[], list[Table]]:
         """Send the numbers of all voters in one allgather; all ranks call this.
@@ -268,4 +241,4 @@ class Hooks:
     def verdict(self, moment: Moment, tables: Sequence[Table]) -> BaseException | None:
         """Ask all voters for a verdict, as some exchange more data for it; return the first verdict."""
         found = [hook.verdict(moment, table) for hook, table in zip(self.voters, tables, strict=True)]
-        return next((each for each in found if each is not None), None)
+        return next(filter(None, found), None)

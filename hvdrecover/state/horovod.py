@@ -30,7 +30,6 @@ _BLOCK = 4096  # bytes
 
 
 def version() -> str:
-    """The version of the installed Horovod, with the local label that tells builds apart."""
     return metadata.version("horovod")
 
 
@@ -41,12 +40,7 @@ def rank() -> int:
 
 
 def fault_of(error: BaseException, world: World) -> Fault | None:
-    """Classify an error that ended a training function.
-
-    Returns:
-        ``peers`` if a collective failed because ranks were lost, ``hosts`` if hosts have come or gone without
-        a loss, None if it is an error of the user's own.
-    """
+    """Classify an error that ended a training function; None if it is an error of the script."""
     from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
     if isinstance(error, HostsUpdatedInterrupt):
@@ -73,7 +67,6 @@ def mistake_of(error: BaseException) -> ConfigError | None:
 
 
 def hosts_updated() -> Exception:
-    """The exception that says that hosts have come or gone."""
     from horovod.common.exceptions import HostsUpdatedInterrupt
 
     interrupt: Exception = HostsUpdatedInterrupt(False)
@@ -81,11 +74,7 @@ def hosts_updated() -> Exception:
 
 
 class HorovodWorld:
-    """The ranks as each of Horovod's framework modules knows them; the base of each `World`.
-
-    Args:
-        hvd: the module, such as ``horovod.torch``.
-    """
+    """The ranks as one of Horovod's framework modules knows them; the base of each adapter's `World`."""
 
     past = Past()  # shared by all instances
 
@@ -93,11 +82,9 @@ class HorovodWorld:
         self._hvd = hvd
 
     def rank(self) -> int:
-        """This process's rank."""
         return int(self._hvd.rank())
 
     def size(self) -> int:
-        """Number of ranks."""
         return int(self._hvd.size())
 
     def init(self) -> None:
@@ -118,23 +105,19 @@ class HorovodWorld:
             raise kind(reason) from error
 
     def shutdown(self) -> None:
-        """Leave the other ranks."""
         self._hvd.shutdown()
 
     def join(self, mine: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64]:
-        """Everybody's arrays one after another, joined along the first axis; the lengths there may differ."""
+        """Return the arrays of all ranks, joined along the first axis; the lengths there may differ."""
         raise NotImplementedError
 
     def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
-        """Everybody's values, as int64 of shape ``[size, len(values)]``."""
         return self.join(np.array([list(values)], dtype=np.int64), name)
 
     def send(self, values: Sequence[int], name: str) -> Callable[[], npt.NDArray[np.int64]]:
-        """Begin an `allgather`; this one does all of it when its outcome is waited for."""
         return lambda: self.allgather(values, name)
 
     def gather(self, mine: bytes, name: str) -> Sequence[Buffer]:
-        """Everybody's bytes by rank, of any length each; in one collective. They are not copied."""
         rest = self.join(np.frombuffer(framed(mine), dtype="<i8"), name).view(np.uint8).data
         found = []
         while rest:
@@ -144,16 +127,12 @@ class HorovodWorld:
         return found
 
     def allow_stalls(self, seconds: int) -> None:
-        """Set the seconds after which a collective fails that waits for a missing rank; 0: never."""
         if (function := _own(self._hvd, "horovod_set_stall_shutdown_seconds")) is not None:
             function(seconds)
 
 
 def framed(mine: bytes) -> bytes:
-    """Return bytes of any length in whole blocks, with the length before them.
-
-    A tensor of another shape than the last one of its name has to be negotiated again.
-    """
+    """Return bytes in whole blocks after their length: Horovod negotiates each new shape again."""
     blocks = -(-(len(mine) + _WORD) // _BLOCK)
     return len(mine).to_bytes(_WORD, "little") + mine.ljust(blocks * _BLOCK - _WORD, b"\0")
 
@@ -170,14 +149,10 @@ def rendezvous_alone(hvd: Any) -> None:
 
 
 def note_start(hvd: Any, started: Callable[[int], object], lost: Callable[[str], object]) -> None:
-    """Tell when ``hvd.init()`` returns, by whichever name the script calls it, and when Horovod fails first.
+    """Call ``started(rank)`` at each initialisation, and ``lost(text)`` at the first `HorovodInternalError`.
 
     A script without a training function may catch the error that lost ranks cause, and exit in any way. Its
     guardian must not take that for an error of the script.
-
-    Args:
-        started: called with the rank at each initialisation.
-        lost: called with the text of the first `HorovodInternalError`.
     """
     from horovod.common.exceptions import HorovodInternalError
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import queue
 import signal
 import threading
 import zlib
@@ -29,12 +28,7 @@ class Preempted(SystemExit):
 
 
 class Departure(Exception):  # noqa: N818  not an error: the ranks have decided it together
-    """Ranks leave at a commit that all have made.
-
-    Attributes:
-        leaving: for each rank, whether it leaves.
-        whole: whether all ranks leave, so that a later start continues the job.
-    """
+    """Ranks leave at a commit that all have made. If ``whole``, all do, and a later start continues."""
 
     def __init__(self, leaving: Sequence[bool], *, whole: bool) -> None:
         super().__init__("ranks leave")
@@ -45,35 +39,20 @@ class Departure(Exception):  # noqa: N818  not an error: the ranks have decided 
 class Leaving(Hook):
     """Which ranks leave, as after a preemption, and which hosts have come or gone.
 
-    If any rank knows of a change of hosts, all ranks meet in a rendezvous.
+    If any rank knows of a change of hosts since the last rendezvous, all ranks meet in another one.
     """
 
     def __init__(self, config: Config) -> None:
         self._elastic = config.elastic
         self._host = zlib.crc32(config.host.encode())
-        self._reports: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._known = 0  # changes of hosts since the last rendezvous
-
-    def note(self, update: int) -> None:
-        """Note a report of the driver that hosts have come (2) or gone (1). Any thread may call this."""
-        self._reports.put(update)
-
-    def forget_changes(self) -> None:
-        """Forget all changes of hosts so far: a rendezvous takes them into account."""
-        while not self._reports.empty():
-            self._reports.get()
-        self._known = 0
+        self.hosts_changed = threading.Event()
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        """Send the wish to leave, the host, and changes of hosts."""
         if moment.kind == "rendezvous":
             return ()
-        while not self._reports.empty():
-            self._known |= self._reports.get()
-        return [heartbeat.stop_asked(), self._host, self._known]
+        return [heartbeat.stop_asked(), self._host, self.hosts_changed.is_set()]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Return the departure, or the interrupt that leads to a rendezvous."""
         if moment.kind == "rendezvous":
             return None
         asked, hosts, changes = table.T.tolist()
@@ -83,15 +62,10 @@ class Leaving(Hook):
 
 
 def decide(asked: Sequence[int], hosts: Sequence[int], *, elastic: bool) -> Departure | None:
-    """Decide which ranks leave, if any.
+    """Decide which ranks leave, if any; from each rank's `Stop` and host.
 
     A host leaves as a whole, because Horovod gives up hosts, not ranks. All ranks leave if no host would be
     left, if the job is not elastic, or if the supervisor asks the whole job to leave.
-
-    Args:
-        asked: each rank's `Stop`.
-        hosts: each rank's host, as any number.
-        elastic: whether the job can continue with fewer ranks.
     """
     emptied = {host for host, stop in zip(hosts, asked, strict=True) if stop != Stop.NO}
     whole = Stop.JOB in asked or (bool(emptied) and (not elastic or emptied == set(hosts)))
@@ -100,7 +74,7 @@ def decide(asked: Sequence[int], hosts: Sequence[int], *, elastic: bool) -> Depa
 
 
 @contextmanager
-def signals(config: Config, *, reports: bool = False) -> Iterator[None]:
+def signals(numbers: Sequence[int], *, reports: bool = False) -> Iterator[None]:
     """Handle the signals of a preemption: leave at the next commit. A second signal ends the process.
 
     A handler that the script has set stays. ``reports``: log a warning about it.
@@ -108,13 +82,12 @@ def signals(config: Config, *, reports: bool = False) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ours = [number for number in config.stop_signals if signal.getsignal(number) is signal.SIG_DFL]
+    ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     for number in ours:
         signal.signal(number, _take_note)
     if reports:
-        _report_others(config)
-        # Check again at the first commit: the training function may have set a handler.
-        heartbeat.at_commit(functools.partial(_report_others, config))
+        # At the first commit, the training function may have set a handler.
+        heartbeat.at_commit(functools.partial(_report_others, numbers))
     try:
         yield
     finally:
@@ -123,8 +96,8 @@ def signals(config: Config, *, reports: bool = False) -> Iterator[None]:
                 signal.signal(number, signal.SIG_DFL)
 
 
-def _report_others(config: Config) -> None:
-    for number in config.stop_signals:
+def _report_others(numbers: Sequence[int]) -> None:
+    for number in numbers:
         handler = signal.getsignal(number)
         if not callable(handler) or handler is _take_note or number in _reported:
             continue

@@ -8,9 +8,10 @@ the job's first commit, in a recovery, and in a pause.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.snapshot import Snapshot
@@ -20,27 +21,14 @@ from hvdrecover.state.adapter import World
 from hvdrecover.state.hooks import Agreement, Hook, Moment, Table
 
 _world: World | None = None
-_allowed = 0
 
 
 def follow(world: World | None = None) -> None:
-    """Limit waiting as this process's page says; cheap if nothing has changed."""
-    global _world, _allowed
+    """Limit waiting as this process's page says."""
+    global _world
     _world = world or _world
-    if _world is not None and heartbeat.watched() and (seconds := heartbeat.stall_seconds()) != _allowed:
-        _world.allow_stalls(seconds)
-        _allowed = seconds
-
-
-def allowed() -> int:
-    """Return how many seconds collectives of this process may wait for a rank; 0 for ever, or if unknown."""
-    return _allowed
-
-
-def forget() -> None:
-    """Horovod has been initialised again, and waits without limit."""
-    global _allowed
-    _allowed = 0
+    if _world is not None and heartbeat.watched():
+        _world.allow_stalls(heartbeat.stall_seconds())
 
 
 @contextmanager
@@ -70,28 +58,23 @@ class Liveness(Hook):
         self._world = world
 
     def captured(self, snapshot: Snapshot) -> None:
-        """Count a commit as progress."""
         heartbeat.committed(snapshot.id.generation, snapshot.id.commit, snapshot.state["random"]["stream"])
 
     def committed(self) -> None:
-        """Limit waiting as the heartbeat now says."""
         follow(self._world)
 
     def agreed(self, agreement: Agreement) -> None:
-        """Resume training at a commit."""
         commit = agreement.snapshot.id
         heartbeat.stand_at(commit.generation, commit.commit, agreement.snapshot.state["random"]["stream"])
         heartbeat.resume()
         follow(self._world)
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        """Send the longest silences of this rank, in milliseconds."""
         if moment.kind != "rendezvous":
             return ()
         return [math.ceil(seconds * 1000) for seconds in heartbeat.longest()]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Take over the longest of all."""
         if moment.kind == "rendezvous":
             heartbeat.has_seen(*(table.max(axis=0) / 1000).tolist())
         return None
@@ -101,35 +84,25 @@ Part = Literal["reset", "rendezvous", "load", "sync", "first_step"]
 
 
 class Timings(Hook):
-    """Adds up the parts of each recovery; the last part is the first step of training.
+    """Adds up the parts of each recovery; the last part is the first step of training."""
 
-    Args:
-        restored: is told how long a start from a durable commit took.
-    """
-
-    def __init__(self, clock: Clock, events: Events, restored: Callable[[float], None]) -> None:
+    def __init__(self, clock: Clock, events: Events) -> None:
         self._clock = clock
         self._events = events
-        self._restored = restored
-        self._parts: dict[Part, float] = {}
+        self.parts: defaultdict[Part, float] = defaultdict(float)
         self._agreements = 0
 
     def agreed(self, agreement: Agreement) -> None:
-        """Wait for the end of the first step."""
         self._agreements += 1
         number, ended, commit = self._agreements, self._clock.monotonic(), agreement.snapshot.id
-        is_durable = agreement.source == "durable"  # the agreement itself would keep its commit's memory
 
         def first_step() -> None:
             if number != self._agreements:
                 return  # there was another rendezvous since then
-            self.add("first_step", self._clock.monotonic() - ended)
-            names: tuple[Part, ...] = ("reset", "rendezvous", "load", "sync", "first_step")
-            parts: dict[str, Any] = {name: round(self.spent(name), 6) for name in names}
+            self.parts["first_step"] = self._clock.monotonic() - ended
+            parts: dict[str, Any] = {name: round(self.parts[name], 6) for name in get_args(Part)}
             seconds = round(sum(parts.values()), 6)
-            self._parts = {}
-            if is_durable:
-                self._restored(seconds)
+            self.parts.clear()
             self._events.emit("recovered", **vars(commit), **parts, seconds=seconds)
 
         heartbeat.at_progress(first_step)
@@ -141,12 +114,4 @@ class Timings(Hook):
         try:
             yield
         finally:
-            self.add(part, self._clock.monotonic() - started)
-
-    def add(self, part: Part, seconds: float) -> None:
-        """Add to a part."""
-        self._parts[part] = self.spent(part) + seconds
-
-    def spent(self, part: Part) -> float:
-        """Return the seconds spent on a part of this recovery so far."""
-        return self._parts.get(part, 0.0)
+            self.parts[part] += self._clock.monotonic() - started

@@ -25,10 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Objects(Mapping[str, Any]):
-    """The plain objects of a commit by attribute name, each made when it is asked for.
-
-    Making one raises ValueError if it is of a class that this program does not define.
-    """
+    """The plain objects of a commit by name; a ValueError if one is of a class that this program lacks."""
 
     def __init__(self, structures: Mapping[str, Json]) -> None:
         self._structures = structures
@@ -72,15 +69,7 @@ def load(
     *,
     strict: bool,
 ) -> Loaded:
-    """Load a commit into components; each adapter's ``load`` calls this.
-
-    Args:
-        framework: the adapter.
-        url: the checkpoint root.
-        given: components by the names that they had in the state; those that are None are left out.
-        commit: which commit; None takes the newest that verifies.
-        strict: whether all must fit; if not, what fits is loaded, and the rest is warned of.
-    """
+    """Load a commit into the given components; each adapter's ``load`` documents this."""
     wanted = {name: value for name, value in given.items() if value is not None}
     _refuse_others(framework, wanted)
     storage = open_storage(url)

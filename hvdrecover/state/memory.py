@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from hvdrecover import machine
 from hvdrecover.checkpoint.arena import Arena
@@ -14,7 +14,6 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.near_tier import NearTier
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.values import Json
 from hvdrecover.errors import HvdrecoverError, StateError
 from hvdrecover.machine import Available
 from hvdrecover.state.contents import Contents, Present, Strict
@@ -23,30 +22,16 @@ from hvdrecover.state.rank_local import RANDOM, Place, RankLocalState, Shares
 logger = logging.getLogger(__name__)
 
 
-class Kept(Protocol):
-    """The part of a hook that memory uses: JSON in each commit, under ``key``."""
-
-    key: str
-
-    def capture(self) -> Json | None:
-        """Return the JSON for a commit."""
-
-    def load(self, value: Json | None) -> None:
-        """Take the JSON out of a commit."""
-
-
 class Memory:
     """The newest commit of one rank.
 
     Attributes:
-        newest: the newest commit; None if making the last one was interrupted.
+        newest: None if making the last commit was interrupted.
         attempt: the commit that was last begun, whether or not it was completed.
         objection: the reason why the newest commit must not become durable, if there is one.
-        arenas: the memory that commits are copied into.
-        kept: the hooks that keep JSON in each commit.
+        kept: the hooks that keep JSON in each commit (`hvdrecover.state.hooks.Hook`).
         in_flight: returns the snapshot that is being written and must not change, if any.
         vacate: waits until that snapshot is written, or its write is given up.
-        room: returns the free memory; None if that is unknown.
     """
 
     def __init__(
@@ -64,7 +49,7 @@ class Memory:
         self._versions = versions
         self._dataset = dataset
         self._positions = contents.positions()  # positions of the samplers at the newest commit
-        self.kept: Sequence[Kept] = ()
+        self.kept: Sequence[Any] = ()
         self.arenas = Arenas()
         self.newest: Snapshot | None = None
         self.attempt = CommitId(0, 0)
@@ -83,7 +68,6 @@ class Memory:
 
     @property
     def finished(self) -> bool:
-        """Return whether the newest commit is the last one of a finished run."""
         return self.newest is not None and self.newest.finished
 
     def commit(self) -> Snapshot:
@@ -111,15 +95,12 @@ class Memory:
         finished: bool = False,
         unchanged: bool = False,
     ) -> Snapshot:
-        """Copy the present state under a commit's identity.
+        """Copy the present state, or ``present``, under a commit's identity.
 
-        Args:
-            present: the attributes' contents, if they have been taken apart already.
-            finished: whether the training function has returned.
-            unchanged: whether the newest commit has the same tensors, so that none has to be copied.
+        ``unchanged``: the newest commit has the same tensors, so none has to be copied.
         """
         present = present or self._contents.take_apart(self._own.capture(self._place.carried))
-        random = self._random.capture(present.own.get(RANDOM, Shares(0)).states)
+        random = self._random.capture(present.own.get(RANDOM, Shares(0, {})).states)
         self.attempt, self.objection = commit, None
         layouts, arenas, digests = present.layouts(), {}, None
         if unchanged and self.newest is not None and self.newest.layouts == layouts:
@@ -168,15 +149,7 @@ class Memory:
             self.newest = replace(self.newest, finished=finished)
 
     def load(self, snapshot: Snapshot, where: str, *, strict: Strict) -> list[str]:
-        """Load a commit into the attributes and hooks; return a line for each part that does not fit.
-
-        Args:
-            strict: the attributes that must fit; see `Contents.load`.
-
-        Raises:
-            MismatchError: an attribute that must fit does not.
-            CorruptCheckpointError: the commit's content is malformed.
-        """
+        """Load a commit into the attributes and hooks, as `Contents.load` does."""
         if snapshot is not self.newest and self.last.generation == 0:
             # Loading makes the optimizer's tensors. A new process first frees its copy of the initial state.
             self.arenas.hold({}, alone=True)
@@ -197,7 +170,6 @@ class Memory:
         self._positions = self._contents.positions()
 
     def resume_streams(self, snapshot: Snapshot) -> None:
-        """Restore the random streams that began at a commit."""
         self._random.resume(snapshot.state["random"], snapshot.id.commit, self._place.stream)
 
     def is_at_commit(self) -> bool:
@@ -251,9 +223,6 @@ class Arenas:
     the state while nothing is in flight, and never more than two.
 
     In the process that keeps the host's near tier, commits use the memory of the tier whenever some is free.
-
-    Attributes:
-        near: the near tier, if this process keeps it.
     """
 
     def __init__(self) -> None:
@@ -264,12 +233,7 @@ class Arenas:
     def choose(
         self, in_flight: Snapshot | None, layouts: Mapping[str, Layout]
     ) -> tuple[Mapping[str, Arena], int]:
-        """Return arenas that the next commit may overwrite, and how many bytes of new memory it needs.
-
-        Args:
-            in_flight: the commit that is being written and must not change, if any.
-            layouts: layouts of the next commit's files, by attribute name.
-        """
+        """Return arenas that the next commit may overwrite, and how many bytes of new memory it needs."""
         self._abandoned = [each for each in self._abandoned if each() is not None]
         read = [in_flight, *(each() for each in self._abandoned)]
         pinned = {arena for snapshot in read if snapshot is not None for arena in snapshot.arenas.values()}
@@ -308,9 +272,5 @@ class Arenas:
                 arena.offer_back()
 
     def abandon(self, in_flight: Callable[[], Snapshot | None]) -> None:
-        """Do not reuse memory that an abandoned writer may still be reading.
-
-        Args:
-            in_flight: returns the snapshot that this writer is writing, if any.
-        """
+        """Do not reuse memory that an abandoned writer may still be reading."""
         self._abandoned.append(in_flight)

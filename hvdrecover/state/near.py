@@ -23,11 +23,7 @@ Files = tuple[Mapping[str, Arena], Mapping[str, str]]
 
 
 class NearSide:
-    """The near tier. Where it is off, all methods do nothing; where it fails, training continues without it.
-
-    Attributes:
-        folder: of the near root; None where the tier is off.
-    """
+    """The near tier. All methods do nothing where it is off. Where it fails, training continues."""
 
     def __init__(self, settings: Checkpoint | None, context: Context, memory: Memory) -> None:
         self._context = context
@@ -41,13 +37,10 @@ class NearSide:
         self._awaits_lock = False
 
     def recall(self, newer_than: CommitId) -> Snapshot | None:
-        """Return the newest commit that an earlier process left here, for the election.
+        """Return the newest commit that an earlier process left here, if it is newer than all in memory.
 
         One process of a host does so. The others read it meanwhile, as all are likely to resume from it; see
         `held`.
-
-        Args:
-            newer_than: the newest commit in any rank's memory; generation 0 if there is none.
         """
         if self.folder is None:
             return None
@@ -68,14 +61,12 @@ class NearSide:
         return {}, {}  # another rank sends it then
 
     def pass_over(self, commit: CommitId, reason: str) -> None:
-        """Report a commit that is not resumed from."""
         message = f"near tier: passing over {commit.name}: {reason}"
         shown = message if self._keeps else None  # only one process of each host shows the line
         facts = {"commit": commit.name, "reason": reason}
         self._context.events.emit("near_skipped", shown, level=logging.WARNING, **facts)
 
     def give_back(self) -> None:
-        """Forget the commit that was recalled."""
         self._recalled = None
 
     def agreed(self) -> None:
@@ -116,7 +107,6 @@ class NearSide:
 
     @property
     def _keeps(self) -> bool:
-        """Return whether this process is the one of its host that keeps the tier."""
         return self._context.config.is_first_of_host
 
     def _read(self, usable: Callable[[CommitId], bool]) -> Snapshot | None:
@@ -160,7 +150,6 @@ class NearSide:
             self._keeper = Keeper.take(path)
 
     def _begin(self, path: Path) -> None:
-        """Write the next commits to the near root."""
         try:
             near_root.make(path, self._url)
             self._take_over(path)

@@ -38,12 +38,9 @@ def _derive(stream: str, generator: str) -> int:
 
 
 class Generators:
-    """The global generators of one rank.
+    """The global generators of one rank: the run's seed, and the number of the present stream.
 
-    Attributes:
-        seed: the run's seed.
-        number: the number of the present stream.
-        stored: whether each rank's states are part of a commit.
+    ``stored``: whether each rank's states are part of a commit.
     """
 
     def __init__(self, framework: Framework, mode: Randomness) -> None:
@@ -57,11 +54,9 @@ class Generators:
         self.number = 0
 
     def draw_seed(self) -> None:
-        """Take the run's seed from the global generator of this rank."""
         self.seed = self._framework.draw_seed()
 
     def states(self) -> Json:
-        """The states of this rank's generators."""
         return values.encode(self._framework.generators(), "rng")
 
     def put(self, states: Json) -> None:

@@ -12,9 +12,9 @@ import base64
 import copy
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,18 +37,13 @@ from hvdrecover.state.trees import Copier, rebuild
 RANDOM = "_random"  # the key of random streams; no attribute has this name
 
 _LARGEST = 1 << 26  # bytes that a process sends with each commit
-_layout = functools.lru_cache(maxsize=16)(layout.parse)  # most ranks send a value of the same layout
 
 OnResize = Callable[[list[Any], int, int], Any]
 
 
 @dataclass(frozen=True)
 class Carried:
-    """Ranks whose share of the job a process carries out: the process itself, or its virtual ranks.
-
-    Attributes:
-        ranks: in order; a spare process carries out none.
-    """
+    """The ranks whose share of the job a process carries out: itself, or its virtual ranks (perhaps none)."""
 
     ranks: tuple[int, ...]
     size: int
@@ -65,9 +60,6 @@ class Value(Protocol):
     def states(self, carried: Carried) -> dict[int, Tree]:
         """Return the states of these ranks for a commit."""
 
-    def made_anew(self, carried: Carried) -> list[int]:
-        """Return the ranks whose value was made again since the last state was loaded."""
-
     def gathered(self, states: Mapping[int, Tree]) -> None:
         """Learn the states of all ranks that the next commit will hold."""
 
@@ -77,20 +69,14 @@ class Value(Protocol):
     def keep(self, carried: Carried) -> None:
         """Note that the values are of these ranks."""
 
-    def stand_in(self, rank: int, state: Tree) -> Callable[[], None]:
-        """Begin a virtual rank with a state for a while; return a function that restores its own value."""
-
 
 class Ranks:
     """The ranks of a job without virtual ranks: a process carries out itself.
 
-    Attributes:
-        virtual: the number of virtual ranks; None if the job has none.
-        replaying: whether the present computation is another process's, and only compared.
+    `hvdrecover.virtual.ranks.VirtualRanks` overrides all methods.
     """
 
-    virtual: int | None = None
-    replaying = False
+    virtual: int | None = None  # the number of virtual ranks
 
     def rng(self, asked: Randomness | None, default: Randomness) -> Randomness:
         """Return how random generators are treated."""
@@ -98,8 +84,6 @@ class Ranks:
 
     def join(self, context: Any, own: RankLocalState, guard: Any) -> tuple[Any, ...]:
         """Take a place in a state; called once. Return the hooks that come with these ranks."""
-        if guard is not None and guard.replay:
-            raise ConfigError("replay", "only parts of virtual ranks are replayed, and the state has none")
         return ()
 
     def values(self) -> Mapping[str, Value]:
@@ -128,8 +112,6 @@ class Place:
     still belongs to these.
 
     Attributes:
-        rank: this rank; 0 while it is alone.
-        size: the number of ranks; 1 while this one is alone.
         job: identity of the job; empty while this rank is alone.
         joined: whether this rank has agreed on a state with the others.
     """
@@ -155,11 +137,6 @@ class Place:
     def carried(self) -> Carried:
         """The ranks whose states this process has: itself, or its virtual ranks."""
         return self._ranks.carried_by(self.rank, self.size)
-
-    @property
-    def among_all(self) -> Carried:
-        """The ranks that this process carries out by its rank and size in the present rendezvous."""
-        return self._ranks.carried_by(self._world.rank(), self._world.size())
 
     @property
     def stream(self) -> int:
@@ -212,9 +189,7 @@ class PerRank:
         self.on_iterate: Callable[[], None] | None = None
         self._current: Callable[[], int] | None = None  # the virtual rank that is being carried out
         self._given = value
-        self._one = self._made(value)
-        self._each: dict[int, _One] = {}
-        self._sent: dict[int, Tree] = {}
+        self._each = {0: self._made(value)}  # by virtual rank; without these, of rank 0
 
     @property
     def value(self) -> Any:
@@ -223,10 +198,7 @@ class PerRank:
 
     @value.setter
     def value(self, value: Any) -> None:
-        if self._current is None:
-            self._one = self._made(value)
-        else:
-            self._each[self._current()] = self._made(value)
+        self._each[self._current() if self._current is not None else 0] = self._made(value)
 
     def __iter__(self) -> Iterator[Any]:
         iterator = iter(self.value)
@@ -242,7 +214,7 @@ class PerRank:
         return value if all(map(callable, verbs)) and not isinstance(value, type) else None
 
     def of(self, rank: int) -> Any:
-        """Return the value of a virtual rank."""
+        """The value of a virtual rank."""
         return self._of(rank).value
 
     def ended(self, rank: int) -> None:
@@ -252,51 +224,33 @@ class PerRank:
 
     def become_virtual(self, size: int, current: Callable[[], int]) -> None:
         """Make a value for each virtual rank; ``current`` returns the rank that is being processed."""
-        if self._one.stateful is not None:
+        if self._each[0].stateful is not None:
             raise ConfigError(
                 "PerRank",
                 f"each virtual rank has its own {type(self._given).__name__}: pass a function that makes it, "
                 "PerRank(lambda rank, size: ...)",
             )
-        self._current, self._size = current, size
+        self._current, self._size, self._each = current, size, {}
 
     def states(self, carried: Carried) -> dict[int, Tree]:
-        """Return the states of these ranks for a commit."""
+        """The states of these ranks for a commit."""
         return {rank: self._of(rank).state() for rank in carried.ranks}
 
-    def made_anew(self, carried: Carried) -> list[int]:
-        """Return the ranks whose value was made again since the last state was loaded."""
-        ones = {rank: self._of(rank) for rank in carried.ranks}
-        return [rank for rank, one in ones.items() if one.stateful is not None and one.place is None]
-
     def gathered(self, states: Mapping[int, Tree]) -> None:
-        """Learn the states of all ranks that the next commit will hold."""
+        """Does nothing: no value depends on those of other ranks."""
 
     def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
-        """Go to the states of a commit that ``size`` ranks made. ``name`` is for errors."""
+        """Restore the states of a commit that ``size`` ranks made."""
         for rank in carried.ranks:
             self._resume(name, states, size, rank, carried.size)
             self._of(rank).place = (rank, carried.size)
 
     def keep(self, carried: Carried) -> None:
-        """Note that the values are of these ranks; drop those of others."""
+        """Note that the values are of these ranks."""
         for rank in carried.ranks:
             self._of(rank).place = (rank, carried.size)
-        self._each = {rank: one for rank, one in self._each.items() if rank in carried.ranks}
-        self._sent.clear()
-
-    def stand_in(self, rank: int, state: Tree) -> Callable[[], None]:
-        """Begin a virtual rank with a state for a while; return a function that restores its own value."""
-        own = self._each.pop(rank, None)
-        self._sent[rank] = state
-
-        def put_back() -> None:
-            self._sent.clear()
-            self._each.pop(rank, None)
-            if own is not None:
-                self._each[rank] = own
-
-        return put_back
+        if self._current is not None:
+            self._each = {rank: one for rank, one in self._each.items() if rank in carried.ranks}
 
     def _resume(self, name: str, states: Mapping[int, Tree], ranks: int, rank: int, size: int) -> None:
         one = self._of(rank)
@@ -326,14 +280,11 @@ class PerRank:
 
     def _of(self, rank: int) -> _One:
         if self._current is None:
-            return self._one
+            return self._each[0]
         if rank not in self._each:
             given = self._given
-            self._each[rank] = self._made(
-                given(rank, self._size) if callable(given) else copy.deepcopy(given)
-            )
-            if rank in self._sent:
-                self._each[rank].load(self._sent[rank])
+            value = given(rank, self._size) if callable(given) else copy.deepcopy(given)
+            self._each[rank] = self._made(value)
         return self._each[rank]
 
 
@@ -355,17 +306,14 @@ class _One:
             self.stateful.load_state_dict(state)
 
 
-@dataclass(frozen=True)
-class Shares:
-    """The states of one rank-local value on the ranks of a commit.
+class Shares(NamedTuple):
+    """The known states of a rank-local value by rank, and how many ranks made the commit.
 
-    Attributes:
-        ranks: how many ranks made the commit.
-        states: the known states by rank, as trees; those of random streams as JSON, as are their ranks.
+    States are trees; those of random streams are JSON, and so are their ranks.
     """
 
     ranks: int
-    states: Mapping[Any, Any] = field(default_factory=dict)
+    states: Any
 
 
 class _Sent(Mapping[str, Any]):
@@ -380,7 +328,8 @@ class _Sent(Mapping[str, Any]):
 
     @functools.cached_property
     def _states(self) -> dict[str, Any]:
-        return {rank: state for row in self._rows for rank, state in _unpacked(row)[RANDOM].items()}
+        rows = (json.loads(bytes(row)) for row in self._rows)
+        return {rank: state for row in rows for rank, state in row[RANDOM].items()}
 
     def __getitem__(self, rank: str) -> Any:
         return self._states[rank]
@@ -401,27 +350,26 @@ class RankLocalState:
         self._values = values
         self.random = random
         self._known: dict[str, Shares] = {}
-        self._carried = Carried((0,), 1)  # the ranks to which the present states belong
 
     @property
     def exists(self) -> bool:
-        """Return whether there is any rank-local state."""
         return self.random.stored or bool(self._values)
 
     # -- exchange --------------------------------------------------------------------------------------
 
     def gather(self, world: World, carried: Carried) -> None:
-        """Before a commit of all ranks: learn the states of all."""
+        """Before a commit of all ranks: learn the states of all ranks."""
         self.forget()  # the values of a commit that failed later
         if not self.exists:
             return
         if world.size() > 1:
-            rows = world.gather(self._packed(carried, self._present(carried)), "hvdrecover.own")
-            self._carried = carried
-            if self._values:
-                self._learn(rows)
-            else:
-                self._known = {RANDOM: Shares(carried.size, _Sent(rows))}
+            rows = world.gather(self._packed(self._present(carried)), "hvdrecover.own")
+            self._known = {name: Shares(carried.size, {}) for name in self._values}
+            for message in (json.loads(bytes(row)) for row in rows if self._values):
+                for name, shares in self._known.items():
+                    shares.states.update(self._rebuilt(*message["values"][name]))
+            if self.random.stored:
+                self._known[RANDOM] = Shares(carried.size, _Sent(rows))
         else:
             self._known = self.capture(carried)
         for name, each in self._values.items():
@@ -430,33 +378,14 @@ class RankLocalState:
     def rendezvous(
         self, world: World, carried: Carried, held: Snapshot | None, newest: CommitId | None
     ) -> None:
-        """At a rendezvous: learn the present states of the ranks that hold the elected commit.
+        """Learn the states from the elected commit, if this rank holds it.
 
-        Other ranks get theirs from the commit. So does a loader that was made again since, as by a reset
-        callback.
-
-        Args:
-            carried: the ranks that this process carries out from now on.
-            held: the newest commit in this rank's memory.
-            newest: the elected one; None if no memory holds any, and each rank begins with its present
-                states.
+        If no memory holds a commit, each rank begins with its present states, for the ranks in ``carried``.
         """
-        if not self.exists:
-            return
-        self._known = {}
-        mine = b"null"
         if newest is None:
-            mine = self._packed(carried, self._present(carried))
-        elif held is not None and held.id == newest:
-            self._known = self._stored(held)
-            present = self._present(self._carried)
-            for name, each in self._values.items():
-                shares = self._known.get(name)
-                if shares is not None and shares.ranks == self._carried.size:
-                    anew = [rank for rank in each.made_anew(self._carried) if rank in shares.states]
-                    present[name] |= {rank: shares.states[rank] for rank in anew}
-            mine = self._packed(self._carried, present)
-        self._learn([mine] if world.size() == 1 else world.gather(mine, "hvdrecover.own"))
+            self.gather(world, carried)
+            return
+        self._known = self._stored(held) if held is not None and held.id == newest else {}
         for name, shares in self._known.items():
             if name in self._values:
                 self._values[name].gathered(shares.states)
@@ -465,13 +394,13 @@ class RankLocalState:
         """Training continues, so the known states of the other ranks are out of date."""
         self._known = {}
 
-    def _packed(self, carried: Carried, present: Mapping[str, Any]) -> bytes:
+    def _packed(self, present: Mapping[str, Any]) -> bytes:
         """Return these states as JSON, with a safetensors file for each value that holds tensors."""
         parts = self._copier.take_apart({name: present[name] for name in self._values})
         arenas = self._copier.copy(parts, {})
         files = {name: base64.b64encode(arena.buffer.data).decode() for name, arena in arenas.items()}
         values = {name: [part.structure, files.get(name)] for name, part in parts.items()}
-        message = {"size": carried.size, "values": values, RANDOM: present.get(RANDOM, {})}
+        message = {"values": values, RANDOM: present.get(RANDOM, {})}
         row = json.dumps(message).encode()
         if len(row) > _LARGEST:
             largest = max(values, key=lambda name: len(json.dumps(values[name])))
@@ -482,28 +411,12 @@ class RankLocalState:
             )
         return row
 
-    def _learn(self, rows: Iterable[Buffer]) -> None:
-        """Add the states that processes have sent to the known ones."""
-        known = {name: Shares(shares.ranks, dict(shares.states)) for name, shares in self._known.items()}
-
-        def add(name: str, ranks: int, states: Mapping[Any, Any]) -> None:
-            shares = known.setdefault(name, Shares(ranks, {}))
-            if shares.ranks == ranks:  # otherwise `PerRank.on_resize` has made other states from these
-                shares.states.update(states)  # type: ignore[attr-defined]
-
-        for message in filter(None, map(_unpacked, rows)):  # None of a process that has no states
-            for name in self._values:
-                add(name, message["size"], self._rebuilt(*message["values"][name]))
-            if self.random.stored:
-                add(RANDOM, message["size"], message[RANDOM])
-        self._known = known
-
     def _rebuilt(self, structure: Any, text: str | None) -> Any:
         if text is None:
             return rebuild(self._framework, structure, None, own=False)
         file = np.frombuffer(bytearray(base64.b64decode(text)), dtype=np.uint8)  # writable, as torch wants it
         header = file[: layout.header_size(file[:8].tobytes(), len(file))].tobytes()
-        return rebuild(self._framework, structure, Arena(_layout(header, len(file)), file), own=True)
+        return rebuild(self._framework, structure, Arena(layout.parse(header, len(file)), file), own=True)
 
     # -- commits ---------------------------------------------------------------------------------------
 
@@ -511,7 +424,6 @@ class RankLocalState:
         """Return the states for a commit: all ranks' states if they are known, else this process's."""
         if self._known:
             return self._known
-        self._carried = carried
         present = self._present(carried)
         for name, each in self._values.items():
             each.gathered(present[name])
@@ -524,12 +436,9 @@ class RankLocalState:
     def resume(self, snapshot: Snapshot, carried: Carried, *, load: bool) -> None:
         """Go to the states of a commit, all but the random streams.
 
-        Args:
-            carried: the ranks to whose states to go.
-            load: whether values are loaded; if not, they are at the commit already.
+        Without ``load``, the values are at the commit already, and only belong to these ranks from now on.
         """
         self.forget()
-        self._carried = carried
         try:
             stored = self._stored(snapshot)
             for name, each in self._values.items():
@@ -545,29 +454,13 @@ class RankLocalState:
 
     def move(self, carried: Carried) -> None:
         """Right after a commit of all: carry out other virtual ranks, from the states that were exchanged."""
-        self._carried = carried
         for name, each in self._values.items():
             # Those that stay as well: their loaders are iterated over again, which would begin at the start.
-            each.resume(f"state.{name}", self._known[name].states, self._known[name].ranks, carried)
+            ranks, states = self._known[name]
+            each.resume(f"state.{name}", states, ranks, carried)
             each.keep(carried)
 
-    def share_of(self, rank: int) -> dict[str, Tree]:
-        """Return the states of a virtual rank of this process, by name."""
-        carried = Carried((rank,), self._carried.size)
-        return {name: each.states(carried)[rank] for name, each in self._values.items()}
-
-    def stand_in(self, rank: int, states: Mapping[str, Tree]) -> Callable[[], None]:
-        """Begin a virtual rank's part with states of `share_of`; return a function that restores its own."""
-        undo = [each.stand_in(rank, states[name]) for name, each in self._values.items()]
-
-        def put_back() -> None:
-            for each in undo:
-                each()
-
-        return put_back
-
     def _present(self, carried: Carried) -> dict[str, dict[int, Any]]:
-        """The states of ranks: of values as trees, of random streams as JSON."""
         if not self.exists:
             return {}
         streams = self.random.states()
@@ -581,17 +474,12 @@ class RankLocalState:
 
     def _stored(self, snapshot: Snapshot) -> dict[str, Shares]:
         """The states in a commit of the values that this rank has as well."""
-        ranks, found = snapshot.state.get("own", {}), {}
-        for name in [*self._values, *([RANDOM] if self.random.stored else [])]:
-            if name in ranks:
-                if name == RANDOM:
-                    states = snapshot.state["random"]["states"]
-                else:
-                    structure = snapshot.state["attributes"][name]
-                    states = rebuild(self._framework, structure, snapshot.arenas.get(name), own=True)
-                found[name] = Shares(ranks[name], states)
+        ranks = snapshot.state.get("own", {})
+        found = {}
+        for name in self._values.keys() & ranks.keys():
+            structure = snapshot.state["attributes"][name]
+            states = rebuild(self._framework, structure, snapshot.arenas.get(name), own=True)
+            found[name] = Shares(ranks[name], states)
+        if self.random.stored and RANDOM in ranks:
+            found[RANDOM] = Shares(ranks[RANDOM], snapshot.state["random"]["states"])
         return found
-
-
-def _unpacked(row: Buffer) -> Any:
-    return json.loads(bytes(row))

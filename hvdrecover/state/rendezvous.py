@@ -24,7 +24,6 @@ import dataclasses
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,17 +35,14 @@ from hvdrecover.checkpoint.digest import digest_numbers
 from hvdrecover.checkpoint.layout import parse
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import RecoveryError, StoppedError
-from hvdrecover.state import liveness
 from hvdrecover.state.adapter import World, gather_json
 from hvdrecover.state.commit import among_ranks, load
-from hvdrecover.state.election import Election, Left, Published, elect, revive
+from hvdrecover.state.election import Election, Published, elect, revive
 from hvdrecover.state.hooks import Agreement, Hook, Moment, Source
 from hvdrecover.state.near import Files
 from hvdrecover.state.session import Session
 
 PIECE = 1 << 26  # bytes in one broadcast
-
-_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +50,9 @@ class Claimed:
     """The decision of rank 0 for a job that has just started and found near commits; it is sent as JSON.
 
     Attributes:
-        generation: the generation that the job may write.
         root: the rank whose host has the near commit; None if a durable commit is newer, or no near commit
             is valid.
-        commit: the name of the near commit, or an empty string.
-        line: the host of the near commit, and how many commits newer than the durable one it is.
+        where: the host of the near commit, and how many commits newer than the durable one it is.
         starts: the starts whose near commits are valid, as no other job has replaced them.
     """
 
@@ -66,28 +60,26 @@ class Claimed:
     job: str
     root: int | None
     commit: str
-    line: str
+    where: str
     starts: list[str]
 
 
 def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
-    """Leave the old ranks and rendezvous with the present ones, after a fault.
+    """Leave the old ranks after a fault, and rendezvous with the present ones.
 
-    Args:
-        steps: how many steps this rank rolls back.
+    ``steps``: how many steps this rank rolls back.
     """
     session.context.events.emit("reset", reason=reason, steps=steps)
     with session.timings.of("reset"):
         session.context.world.shutdown()
-    session.leaving.forget_changes()  # the rendezvous covers all changes so far, and none after it
+    session.leaving.hosts_changed.clear()  # the rendezvous covers all changes so far, and none after it
     with session.timings.of("rendezvous"):
         session.context.world.init()
-    liveness.forget()
 
 
 def reset(session: Session) -> None:
     """After the ranks have changed, give samplers the new rank and size, and call the user's functions."""
-    _place_samplers(session)
+    session.context.contents.place(session.context.world.rank(), session.context.world.size())
     for callback in session.reset_callbacks:
         callback()
 
@@ -106,7 +98,8 @@ def agree(session: Session, reached: tuple[int, int] = (0, 0), *, state_unchange
     heartbeat.take_rank(context.world.rank())
     recalled = _recall(session)
     election = _elect(session, recalled)
-    session.own.rendezvous(context.world, context.place.among_all, memory.newest, election.newest)
+    carried = context.ranks.carried_by(context.world.rank(), context.world.size())
+    session.own.rendezvous(context.world, carried, memory.newest, election.newest)
     claimed = _revive(session, recalled) if election.revives else None
     session.root = election.root if claimed is None or claimed.root is None else claimed.root
     try:
@@ -120,11 +113,11 @@ def agree(session: Session, reached: tuple[int, int] = (0, 0), *, state_unchange
         raise
     _adopt(session, agreement)
     seconds = clock.monotonic() - started
-    near = "" if claimed is None else claimed.line
+    near = "" if claimed is None else claimed.where
     line = report(agreement, context.world.size(), session.durable.root, seconds, reached, near)
     facts = {"source": agreement.source, **vars(agreement.snapshot.id), "size": context.world.size()}
     context.announce("sync", line, **facts, seconds=seconds)
-    session.timings.add("sync", seconds - session.timings.spent("load"))
+    session.timings.parts["sync"] += seconds - session.timings.parts["load"]
     session.hooks.notify(Hook.agreed, agreement)
     return agreement.source
 
@@ -148,28 +141,18 @@ def _elect(session: Session, recalled: Snapshot | None) -> Election:
     row = [own.generation, own.commit, recalled is not None, *numbers, context.world.past.functions]
     published, *tables = hooks.send(context.world, moment, row)()
     if (published[:, 4:] != published[0, 4:]).any():
-        _refuse_other_states(session)
+        raise RecoveryError(
+            "the ranks are at different states of the script: this one is in call "
+            f"{context.world.past.functions} of a training function, at checkpoint root "
+            f"{session.durable.root or None!r}. All ranks start again, to reach the same state. Give each "
+            "state its own checkpoint root, the same on all ranks: then a finished state is not trained again"
+        )
     words = [Published(CommitId(*row[:2]), bool(row[2]), row[3]) for row in published.tolist()]
     election = elect(words, lambda holders: hooks.prefer(holders, tables))
     verdict = hooks.verdict(dataclasses.replace(moment, elected=election), tables)
     if verdict is not None:
         raise verdict
     return election
-
-
-def _refuse_other_states(session: Session) -> None:
-    """Refuse to mix up the ranks' states of one script."""
-    mine = [session.context.world.past.functions, session.durable.root]
-    states = gather_json(session.context.world, mine, "hvdrecover.states")
-    listed = ", ".join(
-        f"rank {rank} in call {number} of a training function, at checkpoint root {root or None!r}"
-        for rank, (number, root) in enumerate(states)
-    )
-    raise RecoveryError(
-        f"the ranks are at different states of the script: {listed}. All ranks start again, to reach "
-        "the same state. Give each state its own checkpoint root, the same on all ranks: then a finished "
-        "state is not trained again"
-    )
 
 
 # -- a job that starts again on hosts that still have commits of its earlier start -------------------------
@@ -200,8 +183,7 @@ def _revive(session: Session, recalled: Snapshot | None) -> Claimed:
 
 def _decide(session: Session, rows: Sequence[tuple[str, str, str]]) -> Claimed:
     """Claim the checkpoint root, and choose between the near commits and the durable one; on rank 0."""
-    parsed = [(CommitId.parse(name), start) for _, name, start in rows]
-    left = [None if commit is None else Left(commit, start) for commit, start in parsed]
+    left = [(CommitId.parse(name), start) for _, name, start in rows]
     starts = {start: f"{name} in the memory of {host}" for host, name, start in rows if name}
     generation = _claim(session, starts)
     standing = session.durable.standing(False)
@@ -210,14 +192,14 @@ def _decide(session: Session, rows: Sequence[tuple[str, str, str]]) -> Claimed:
         # A durable commit is newer. If it turns out to be damaged, the one before it may be older.
         standing = session.durable.standing(True)
         chosen = revive(left, standing)
-    near, line = "", ""
-    if chosen is not None and (found := left[chosen]) is not None:
-        near, line = found.commit.name, _newer(found.commit.commit, standing.durable, rows[chosen][0])
-    return Claimed(generation, session.context.place.job, chosen, near, line, list(standing.starts))
+    near, where = "", ""
+    if chosen is not None and (found := left[chosen][0]) is not None:
+        near, where = found.name, _newer(found.commit, standing.durable, rows[chosen][0])
+    return Claimed(generation, session.context.place.job, chosen, near, where, list(standing.starts))
 
 
 def _claim(session: Session, left: Mapping[str, str]) -> int:
-    """Claim the root for a new start of the job; for ``left``, see `DurableSide.claim`."""
+    """Claim the root for a new start of the job, which has ``left`` near commits; see `DurableSide.claim`."""
     start, job = uuid.uuid4().hex, session.context.config.job
     session.context.place.join(f"{job}/{start}" if job else start)
     session.durable.retire()  # an earlier attempt may have claimed the root as another start
@@ -226,12 +208,9 @@ def _claim(session: Session, left: Mapping[str, str]) -> int:
 
 
 def _newer(commit: int, durable: CommitId | None, host: str) -> str:
-    if durable is None:
-        return f"in the memory of {host}, as no commit was durable"
-    newer = commit - durable.commit
-    if newer <= 0:
-        return f"in the memory of {host}{', of a later start than the durable one' if newer else ''}"
-    return f"in the memory of {host}, {newer} commit{'' if newer == 1 else 's'} newer than the durable one"
+    newer = 0 if durable is None else commit - durable.commit
+    told = f", {_count(newer, 'commit')} newer than the durable one" if newer > 0 else ""
+    return f"in the memory of {host}{told}"
 
 
 # -- the source rank, and the others ---------------------------------------------------------------------
@@ -240,7 +219,6 @@ def _newer(commit: int, durable: CommitId | None, host: str) -> str:
 def _follow(
     session: Session, election: Election, recalled: Snapshot | None, claimed: Claimed | None
 ) -> Agreement:
-    """Receive the source rank's commit, and load it."""
     newest = election.newest if claimed is None else CommitId.parse(claimed.commit)
     agreement = receive(session.context.world, session.root, *_held(session, newest, recalled))
     session.context.place.join(agreement.job)
@@ -275,7 +253,7 @@ def _lead(
         else:
             agreement = _from_root(session, _claim(session, {}) if claimed is None else claimed.generation)
     except Exception as error:
-        send_failure(world, session.root, error)
+        _broadcast_json(world, session.root, failure(error))
         raise
     send(world, session.root, agreement)
     return agreement
@@ -325,7 +303,7 @@ def _from_root(session: Session, generation: int) -> Agreement:
 
 def _resumed(session: Session, stored: Snapshot, generation: int, where: str) -> Snapshot:
     """Load a commit of an earlier start under this one's generation; return it as all ranks get it."""
-    session.hooks.resuming(stored, where)
+    session.hooks.ask(Hook.resuming, stored, where)
     resumed = {hook.key: hook.resumed(stored.state.get(hook.key)) for hook in session.hooks.kept}
     state = {**stored.state, **{key: value for key, value in resumed.items() if value is not None}}
     stored = dataclasses.replace(stored, id=CommitId(generation, stored.id.commit), state=state)
@@ -342,7 +320,7 @@ def _adopt(session: Session, agreement: Agreement) -> None:
     context, memory, snapshot = session.context, session.memory, agreement.snapshot
     memory.adopt(snapshot)
     context.place.join(agreement.job)
-    _place_samplers(session)
+    context.contents.place(context.world.rank(), context.world.size())
     session.durable.ranks_agreed()
     resized = snapshot.world_size != context.world.size()
     if agreement.source in ("near", "durable") and resized and session.reset_callbacks:
@@ -352,10 +330,6 @@ def _adopt(session: Session, agreement: Agreement) -> None:
     # The commit in memory has just been loaded, or sent.
     memory.objection = session.hooks.objection(committing=False)
     memory.resume(snapshot, load=agreement.source != "initial")
-
-
-def _place_samplers(session: Session) -> None:
-    session.context.contents.place(session.context.world.rank(), session.context.world.size())
 
 
 def report(
@@ -371,10 +345,10 @@ def report(
     Args:
         reached: how far the job is known to have come: commits at which the state had changed, and steps
             since.
-        near: of a near commit, where it was, and how much newer than the durable one it is.
+        near: where a near commit was.
     """
     commit, before = agreement.snapshot.id.commit, agreement.snapshot.world_size
-    ranks = f"{size} rank{'s' if size > 1 else ''}"
+    ranks = _count(size, "rank")
     change = f"it was {before}" if before != size else "as before"
     no_root = "" if root else ", without a checkpoint root: commits are in memory only"
     line = {
@@ -384,11 +358,14 @@ def report(
         "memory": f"resuming from commit {commit} in memory on {ranks}",
     }[agreement.source]
     commits, steps = reached[0] - agreement.snapshot.state["random"]["stream"], reached[1]
-    if commits >= 0 and (commits or steps):
-        counted = [f"{commits} commit{'s' if commits > 1 else ''}"] if commits else []
-        counted += [f"{steps} step{'s' if steps > 1 else ''}"] if steps else []
+    if commits > 0 or (commits == 0 and steps):
+        counted = [_count(number, what) for number, what in ((commits, "commit"), (steps, "step")) if number]
         line += f"; {' and '.join(counted)} {'are' if commits + steps > 1 else 'is'} repeated"
     return f"{line}; {seconds:.2f} s"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 # -- transfer: the source rank sends its commit ------------------------------------------------------------
@@ -426,11 +403,6 @@ def digests(snapshot: Snapshot) -> dict[str, str]:
     return snapshot.digested().digests or {}
 
 
-def send_failure(world: World, root: int, error: BaseException) -> None:
-    """Tell the other ranks that the source rank has nothing to send."""
-    _broadcast_json(world, root, failure(error))
-
-
 def failure(error: BaseException) -> dict[str, Any]:
     """Return an error in the form in which it is sent to the other ranks."""
     kind = error_kinds.kinds(error)[:1] or [type(error).__name__]
@@ -442,15 +414,10 @@ def stopped(root: int, failure: dict[str, Any]) -> StoppedError:
     return StoppedError(f"rank {root} has no state to resume from. {failure['error']}", failure["kind"])
 
 
-def receive(
-    world: World, root: int, held: Mapping[str, Arena] = _NONE, mine: Mapping[str, str] = _NONE
-) -> Agreement:
+def receive(world: World, root: int, held: Mapping[str, Arena], mine: Mapping[str, str]) -> Agreement:
     """Receive the source rank's commit.
 
-    Args:
-        held: the files of a commit that may be the same, by attribute name. If their bytes are, their memory
-            is used, and nothing is copied.
-        mine: the digests of these files.
+    If the files ``held``, with digests ``mine``, have the same bytes, they are used, and nothing is copied.
     """
     header = _broadcast_json(world, root, None)
     if "error" in header:
@@ -474,7 +441,6 @@ def receive(
 
 
 def _broadcast_files(world: World, root: int, arenas: Mapping[str, Arena], *, lacking: bool) -> None:
-    """Fill the memory of the ranks that lack the files; the arenas are in the same order on all ranks."""
     if not world.allgather([lacking], "hvdrecover.lacking").any():
         return
     pieces = (
@@ -487,11 +453,7 @@ def _broadcast_files(world: World, root: int, arenas: Mapping[str, Arena], *, la
         if not lacking and world.rank() != root:
             scratch = allocate(PIECE) if scratch is None else scratch
             piece = scratch[: len(piece)]
-        _send(world, root, piece, number)
-
-
-def _send(world: World, root: int, piece: Any, number: int) -> None:
-    world.broadcast(piece, root, f"hvdrecover.snapshot.{number}.{len(piece)}")
+        world.broadcast(piece, root, f"hvdrecover.snapshot.{number}.{len(piece)}")
 
 
 def _broadcast_json(world: World, root: int, value: dict[str, Any] | None) -> dict[str, Any]:

@@ -23,7 +23,6 @@ import atexit
 import functools
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from hvdrecover import heartbeat
@@ -36,7 +35,7 @@ from hvdrecover.state.hooks import Context, Hook
 from hvdrecover.state.horovod import Fault, fault_of, mistake_of, notifications
 from hvdrecover.state.rendezvous import agree, rendezvous
 from hvdrecover.state.rollbacks import Rollbacks
-from hvdrecover.state.session import Session
+from hvdrecover.state.session import Life, Session
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +86,11 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result | None:
         _refuse_others(state)
         session = state._session
-        if session.resumed:
+        if session.life is Life.RESUMED:
             raise StateError("run", "state.resume() was called before. Use one of the two: remove that call")
-        _begin(state, session, in_run=True)
-        with _signals(session), notifications(state):
+        _begin(state, session, Life.IN_RUN)
+        signals = session.context.config.stop_signals
+        with leaving.signals(signals, reports=session.context.world.rank() == 0), notifications(state):
             try:
                 return _loop(lambda: func(state, *args, **kwargs), state, session)
             except (Exception, SystemExit):
@@ -101,71 +101,66 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
 
 
 def resume(state: State) -> None:
-    """Bring all ranks to one state, outside a training function; see `State.resume`."""
-    session = state._session
-    if session.resumed or session.context.place.joined:
-        reason = "was called twice" if session.resumed else "is for scripts without @run, which does its work"
-        raise StateError("state.resume()", f"{reason}. Remove this call")
-    if session.may_roll_back:
+    session, context = state._session, state._session.context
+    if context.place.joined:
+        remedy = "Call it once, in a script without @run, which does its work"
+        raise StateError("state.resume()", f"the ranks have already agreed on a state. {remedy}")
+    if session.guard is not None and session.guard.numerics == "rollback":
         remedy = "state.resume() cannot go back in the middle of a script; use 'skip' or 'raise', or @run"
         raise ConfigError("numerics='rollback'", remedy)
-    config = session.context.config
-    _begin(state, session, in_run=False)
-    if config.elastic and not session.durable.wanted and session.context.world.rank() == 0:
+    _begin(state, session, Life.RESUMED)
+    if context.config.elastic and not session.durable.wanted and context.world.rank() == 0:
         logger.warning(
             "state.resume() without a checkpoint root: after a fault, all processes start again from the "
             'initial state. Name one, such as checkpoint="checkpoints/run-1" or --checkpoint'
         )
-    session.resumed = _signals(session)
-    session.resumed.__enter__()
+    signals = leaving.signals(context.config.stop_signals, reports=context.world.rank() == 0)
+    signals.__enter__()
+    session.at_end = signals.__exit__
     if _agree(session, (0, 0)):
         commits.say_finished(session)
-        session.finished_at = session.memory.last
     atexit.register(_settle, session)
 
 
 def finish(session: Session) -> None:
-    """Mark the run finished; see `State.finish`."""
-    if session.resumed is None or session.ended:
+    if session.life is not Life.RESUMED:
         commits.finish(session)
         return
-    if session.memory.last != session.finished_at:
+    if not session.memory.finished:  # by an earlier start
         commits.leave_if_told(session)
         commits.finish(session)
-    session.resumed.__exit__(None, None, None)
+    session.at_end(None, None, None)
     _end(session)
 
 
 def _settle(session: Session) -> None:
     """Wait for writes before an error or a preemption ends the process."""
-    if not session.ended:
+    if session.life is not Life.ENDED:
         session.hooks.notify(Hook.leaving)
         session.durable.settle()
 
 
 def _loop(train: Callable[[], Result], state: State, session: Session) -> Result | None:
-    result: Result | None = None
-    reason = ""  # for another rendezvous; the error itself would keep the tensors of the step that it ended
-    steps = 0
-    back = False  # whether to roll back after the rendezvous
-    context, memory, timings = session.context, session.memory, session.timings
+    context, memory = session.context, session.memory
     rollbacks = Rollbacks(context.world, context.events, context.clock)
+    result: Result | None = None
+    fault: Fault | None = None
+    reason, steps = "", 0  # of a fault; the error itself would keep the tensors of the step that it ended
+    back = False  # whether to roll back after the rendezvous
     while True:
         try:
-            if reason:
+            if fault in ("peers", "hosts"):
                 _rendezvous(session, reason, steps)
                 rollbacks.rejoined()
-                if back:
-                    with timings.of("reset"):
+                with session.timings.of("reset"):
+                    if back:
                         session.call("restore", lambda: commits.roll_back(session))
-                state.on_reset()
-                if context.world.size() > 1:
-                    with timings.of("reset"):
+                    state.on_reset()
+                    if context.world.size() > 1:
                         memory.take_digests()  # meanwhile other ranks may have to start
             if context.config.elastic:
                 rollbacks.compare()
-            unchanged = back and not state._has_hooks()
-            finished = _agree(session, rollbacks.farthest, unchanged=unchanged)
+            finished = _agree(session, rollbacks.farthest, unchanged=back and not state._has_hooks())
             rollbacks.agreed()
             if finished:
                 commits.say_finished(session)
@@ -183,8 +178,7 @@ def _loop(train: Callable[[], Result], state: State, session: Session) -> Result
             logger.warning("%s; this process leaves", error)
             raise leaving.Preempted() from None
         except (Exception, SystemExit) as raised:
-            notice = rollbacks.notice()
-            cause = cause_of(session, raised)
+            cause = _cause_of(session, raised)
             fault = _fault(cause, context)
             if fault is None:
                 session.durable.settle()
@@ -192,12 +186,11 @@ def _loop(train: Callable[[], Result], state: State, session: Session) -> Result
                     raise
                 raise cause from None
             reason, steps = _text(cause), 0 if fault == "hosts" else heartbeat.steps()
-            heartbeat.enter(heartbeat.Phase.RECOVERING)
             if fault == "peers":
-                rollbacks.note(notice, session.own.random.number, cause)
+                rollbacks.note(heartbeat.read(), heartbeat.stall_seconds(), session.own.random.number, cause)
+            heartbeat.enter(heartbeat.Phase.RECOVERING)
             if isinstance(cause, RolledBack):
                 session.call("restore", functools.partial(commits.skip, session, cause))
-                reason = ""
             elif fault == "hosts":
                 session.call("save", lambda: commits.keep(session))  # before the ranks part
             back = fault == "peers" and memory.last.generation > 0
@@ -207,24 +200,19 @@ def _loop(train: Callable[[], Result], state: State, session: Session) -> Result
 def _agree(session: Session, reached: tuple[int, int], *, unchanged: bool = False) -> bool:
     """Bring all ranks to one commit; return whether an earlier start of the job has finished the run."""
     source = agree(session, reached, state_unchanged=unchanged)
-    session.call("sync", _nothing)  # a subclass's own: after ours, when all have one state
+    session.call("sync", lambda: None)  # a subclass's own: after ours, when all have one state
     # The mark ends a start, not a process: a second function resumes from the first one's result.
     return session.memory.finished and source == "durable"
 
 
 def _end(session: Session) -> None:
-    """Note that the run is finished."""
-    session.ended = True
+    session.life = Life.ENDED
     if session.durable.wanted:
         session.context.world.past.finished.add(session.durable.root)
     heartbeat.enter(heartbeat.Phase.FINISHED)
 
 
-def _signals(session: Session) -> AbstractContextManager[None]:
-    return leaving.signals(session.context.config, reports=session.context.world.rank() == 0)
-
-
-def cause_of(session: Session, error: BaseException) -> BaseException:
+def _cause_of(session: Session, error: BaseException) -> BaseException:
     """Return the error that ended the training function, before a framework or Horovod changed it."""
     error = session.context.framework.original(error) or error
     return mistake_of(error) or error
@@ -241,14 +229,14 @@ def _refuse_others(state: Any) -> None:
         )
 
 
-def _begin(state: State, session: Session, *, in_run: bool) -> None:
-    """Note that training begins, in a training function or after it was resumed.
+def _begin(state: State, session: Session, life: Life) -> None:
+    """Note that training begins.
 
     Raises:
         ConfigError: it would be given the result of another state that this process has finished.
     """
     startup.training_begins()
-    heartbeat.training_begins(in_run=in_run)
+    heartbeat.training_begins(in_run=life is Life.IN_RUN)
     past, root = session.context.world.past, session.durable.root
     if root in past.finished and not session.memory.last.generation:
         raise ConfigError(
@@ -257,7 +245,7 @@ def _begin(state: State, session: Session, *, in_run: bool) -> None:
             f"of that one, without training. Give each state its own checkpoint root, such as {root}/2",
         )
     past.functions += 1
-    session.ended = False
+    session.life = life
     show_on_terminal(session.context.config)
     if (lack := state._not_durable()) is not None and session.context.world.rank() == 0:
         logger.warning("%s", lack)
@@ -265,7 +253,6 @@ def _begin(state: State, session: Session, *, in_run: bool) -> None:
 
 
 def _fault(cause: BaseException, context: Context) -> Fault | None:
-    """Return why the training function is to be called again; None if it is not."""
     if isinstance(cause, RolledBack):
         return "numbers"
     return fault_of(cause, context.world) if context.config.elastic else None
@@ -284,7 +271,3 @@ def _rendezvous(session: Session, reason: str, steps: int) -> None:
 
 def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _nothing() -> None:
-    pass

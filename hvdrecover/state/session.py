@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from enum import Enum, auto
 from importlib import import_module
-from typing import Literal
+from typing import Any, Literal
 
-from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.config import Config
 from hvdrecover.guard.guard import GuardHook
@@ -20,7 +19,6 @@ from hvdrecover.guard.settings import Guard
 from hvdrecover.scalars import Scalars
 from hvdrecover.state.durable import DurableSide
 from hvdrecover.state.hooks import Blank, Context, Hook, Hooks
-from hvdrecover.state.interval import Pacing
 from hvdrecover.state.leaving import Leaving
 from hvdrecover.state.liveness import Liveness, Timings
 from hvdrecover.state.memory import Memory
@@ -30,27 +28,23 @@ from hvdrecover.state.unresumed import Unresumed
 from hvdrecover.trackers import Tracker
 from hvdrecover.version import __version__
 
-Hear = Callable[[], BaseException | None]
-"""Waits for the votes of all ranks, and returns the error that all are to raise."""
+
+class Life(Enum):
+    """The life of a state: made, trained in a function or after `State.resume`, and ended: it is finished."""
+
+    MADE = auto()
+    IN_RUN = auto()
+    RESUMED = auto()
+    ENDED = auto()
 
 
 class Session:
     """The parts of one rank's state, which `commit`, `rendezvous` and `run` work on.
 
-    Args:
-        settings: of durable commits; None without a checkpoint root.
-        others: the adapter's hooks.
-        call: calls a method of the state that the user's class may override, around our own work.
-
     Attributes:
-        own: the rank-local state.
-        leaving: which ranks leave; and changes of hosts, as Horovod's driver reports them.
-        reset_callbacks: functions to call when the ranks are others than before.
+        call: calls a method of the state that the user's class may override, around our own work.
         root: the source rank of the last agreement.
-        resumed: handles the stop signals from `State.resume` on; None if that was not called.
-        finished_at: the last commit of a run that an earlier start had finished; else None.
-        ended: whether the run is finished.
-        may_roll_back: whether the guard may go back to the last commit.
+        at_end: ends the handling of stop signals that `State.resume` has begun.
     """
 
     def __init__(
@@ -74,9 +68,8 @@ class Session:
         dataset = guard.data.as_json() if guard is not None and guard.data is not None else None
         versions = {**context.framework.versions(), "hvdrecover": __version__}
         self.memory = Memory(context.contents, self.own, context.place, versions, dataset)
-        pacing = Pacing(context.clock, on=settings is not None and settings.interval == "auto")
-        self.durable = DurableSide(settings, context, pacing, self.memory)
-        self.timings = Timings(context.clock, context.events, pacing.restored)
+        self.durable = DurableSide(settings, context, self.memory)
+        self.timings = Timings(context.clock, context.events)
         self.leaving = Leaving(context.config)
         self.hooks = Hooks(
             (
@@ -85,7 +78,7 @@ class Session:
                 *_instruments(context),
                 # It watches gradients before the judge, which may skip a step.
                 *([Scalars(tensorboard, context, tracker)] if tensorboard or tracker else []),
-                *([pacing] if pacing.on else []),
+                *([self.durable.pacing] if self.durable.pacing is not None else []),
                 self.durable,
                 GuardHook(guard, context),
                 *([Missing(context), Judge(guard, context)] if guard is not None else [Blank(2)]),
@@ -98,10 +91,9 @@ class Session:
         self.memory.kept = self.hooks.kept
         self.reset_callbacks: list[Callable[[], None]] = []
         self.root = 0
-        self.resumed: AbstractContextManager[None] | None = None
-        self.finished_at: CommitId | None = None
-        self.ended = False
-        self.may_roll_back = guard is not None and guard.numerics == "rollback"
+        self.guard = guard
+        self.life = Life.MADE
+        self.at_end: Callable[..., Any]
 
 
 def settings_of(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoint | None:
@@ -117,7 +109,6 @@ def settings_of(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoi
 
 
 def _instruments(context: Context) -> tuple[Hook, ...]:
-    """Return the hooks that the environment asks for, such as the witness of a drill."""
     if context.config.instruments is None:
         return ()
     found: tuple[Hook, ...] = import_module(context.config.instruments).observers(context)

@@ -49,11 +49,7 @@ _libraries: list[tuple[Any, str, Any, WatchedLibrary]] = []
 
 
 def join(hvd: Any) -> None:
-    """Choose Horovod's controller, connect to the guardian, and replace a lost process.
-
-    Args:
-        hvd: the Horovod module of the adapter.
-    """
+    """Choose Horovod's controller, connect to the guardian, and replace a lost process."""
     config = configs.read()
     configs.choose_controller(config)
     if config.slot is not None and not heartbeat.watched():
@@ -116,14 +112,10 @@ def _is_library(name: str, module: Any) -> bool:
 
 
 class WatchedLibrary:
-    """Horovod's native library, with `look` applied to each of its collectives.
+    """Horovod's native library, which scripts, layers and Horovod's own Python code call collectives through.
 
-    Scripts, layers and Horovod's own Python code all call collectives through this library.
-
-    Args:
-        library: the library.
-        look: takes the name by which scripts call a collective, and the library's function. Returns the
-            function to call instead.
+    ``look`` takes the name by which scripts call a collective, and the library's function; it returns the
+    function to call instead.
     """
 
     def __init__(self, library: Any, look: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -139,11 +131,6 @@ class WatchedLibrary:
 
 
 def watch_early_collectives(hvd: Any, config: Config) -> None:
-    """Watch the collectives of a framework until a training function begins.
-
-    Args:
-        hvd: its Horovod module.
-    """
 
     @functools.cache
     def asked() -> bool:

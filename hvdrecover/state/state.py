@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from hvdrecover import config as configs
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.errors import ConfigError, StateError
+from hvdrecover.errors import StateError
 from hvdrecover.events import of_training
 from hvdrecover.guard.settings import Guard
 from hvdrecover.scalars import as_numbers
@@ -27,22 +27,18 @@ from hvdrecover.state.rendezvous import agree, reset
 from hvdrecover.state.session import Session, settings_of
 from hvdrecover.trackers import Tracker
 
-Result = TypeVar("Result")
-
-HOROVODS = frozenset(
-    {
-        "check_host_updates",
-        "commit",
-        "on_hosts_updated",
-        "on_reset",
-        "register_reset_callbacks",
-        "reset",
-        "restore",
-        "save",
-        "sync",
-    }
-)
-"""Names of the methods of Horovod's states. No attribute can have one of these names."""
+# The methods of Horovod's states; no attribute can have one of these names.
+HOROVODS = {
+    "check_host_updates",
+    "commit",
+    "on_hosts_updated",
+    "on_reset",
+    "register_reset_callbacks",
+    "reset",
+    "restore",
+    "save",
+    "sync",
+}
 
 
 class Keywords(TypedDict, total=False):
@@ -75,17 +71,6 @@ _TAKES: dict[str, type | tuple[type, ...]] = {
 }
 
 
-class Yielding(Generic[Result]):
-    """A property that a tracked attribute of the same name shadows."""
-
-    def __init__(self, find: Callable[[Any], Result]) -> None:
-        self._find = find
-        self.__doc__ = find.__doc__
-
-    def __get__(self, holder: Any, owner: type | None = None) -> Result:
-        return self._find(holder)
-
-
 class State:
     """Everything that a job must not lose.
 
@@ -94,11 +79,6 @@ class State:
     All other values are plain objects, which JSON must be able to hold (`hvdrecover.checkpoint.values`).
 
     Args:
-        framework: facts about the framework.
-        world: the ranks.
-        config: the process's settings.
-        clock: the source of times.
-        hooks: the hooks of the adapter.
         hidden: attributes that the adapter adds, by names that begin with an underscore.
         virtual: the virtual ranks; None if the job has none.
         attributes: the attributes to track, and perhaps settings of `Keywords`.
@@ -112,7 +92,7 @@ class State:
     After a recovery, all ranks have the source rank's copy of every attribute. So a rank-local value, such as
     a running loss or batch norm's statistics, is replaced unless it is a `PerRank`; a `Guard` warns of this.
 
-    An attribute may have the name of a method that this class adds to Horovod's states, and then shadows it.
+    An attribute may have the name of a method that this class adds to Horovod's states, and then hides it.
     It may also have the name of a keyword, if the keyword does not accept the value.
 
     A subclass may define `save`, `restore`, `sync` and `reset`. They are called when Horovod would call them,
@@ -137,16 +117,14 @@ class State:
     ) -> None:
         config = config or configs.read()
         settings, attributes = _divide({**attributes, **keywords})
-        _refuse_private(type(self))
         for name in attributes:
             vars(self).pop(name, None)  # a subclass may have set it before it called this method
         self._due: dict[str, Callable[[], object]] = {}
-        before = frozenset(vars(self))
         ranks = virtual or Ranks()
         self._contents = Contents(
             framework,
             attributes,
-            set(dir(type(self))) - _yielding(type(self)),
+            HOROVODS,
             lambda: commits.iteration_begins(self._session),
             hidden,
             ranks,
@@ -164,27 +142,30 @@ class State:
             call=self._around,
         )
         self._session.memory.capture(CommitId(0, 0))
-        self._session.hooks.attach()
+        self._session.hooks.ask(Hook.attach)
         if type(self).reset is not State.reset:
             self._session.reset_callbacks.append(self.reset)
-        self._make_way()
-        self._taken = frozenset(vars(self).keys() - before)  # names that no attribute can have from now on
+
+        kind = type(self)
+        if hides := attributes.keys() & set(dir(kind)):
+            found = {name: property(functools.partial(_tracked, name)) for name in hides}
+            self.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **found})
 
     # -- attributes ------------------------------------------------------------------------------------
 
-    @Yielding
+    @property
     def last_commit(self) -> CommitId:
         """The newest commit in this rank's memory; generation 0 before the first `sync`."""
         return self._session.memory.last
 
-    @Yielding
+    @property
     def last_durable(self) -> CommitId | None:
         """The newest commit that this rank has made durable; None on all ranks but 0."""
         return self._session.durable.last_durable
 
-    @Yielding
+    @property
     def finished(self) -> bool:
-        """Return whether the run's training function has returned, in this start or an earlier one."""
+        """Whether the run's training function has returned, in this start or an earlier one."""
         return self._session.memory.finished
 
     def log_metrics(self, loss: Any = None, **others: Any) -> None:
@@ -197,8 +178,6 @@ class State:
         Raises:
             ConfigError: a value is not a number.
         """
-        if self._session.context.ranks.replaying:
-            return  # the process that trained this part reports it
         values = as_numbers(self._session.context.framework, {"loss": loss, **others})
         self._session.hooks.notify(Hook.observed, values)
 
@@ -249,7 +228,7 @@ class State:
 
     def save(self) -> None:
         """Make a commit in this rank's memory only. The other ranks take no part."""
-        self._due.pop("save", lambda: commits.keep_alone(self._session))()
+        self._due.pop("save", self._save_alone)()
 
     def restore(self) -> None:
         """Return to the newest commit in this rank's memory.
@@ -315,7 +294,7 @@ class State:
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Called by Horovod on a background thread when hosts have come (2) or gone (1)."""
-        self._session.leaving.note(int(update_res))
+        self._session.leaving.hosts_changed.set()
 
     def on_reset(self) -> None:
         """Called by `run` after each rendezvous."""
@@ -325,6 +304,10 @@ class State:
         """Called before the reset callbacks. Does nothing; a subclass may override it."""
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _save_alone(self) -> None:
+        self._session.own.forget()
+        commits.keep(self._session)
 
     def _has_hooks(self) -> bool:
         """Return whether the script's own code runs between a fault and the next agreement."""
@@ -338,14 +321,13 @@ class State:
 
     def _not_durable(self) -> str | None:
         """Return a warning if a subclass may store data that durable commits lack; else None."""
-        return _kept_elsewhere(type(self)) if self._session.durable.wanted else None
-
-    def _make_way(self) -> None:
-        """Let tracked attributes shadow properties of ours with the same name."""
-        kind, names = type(self), _yielding(type(self)) & self._contents.values.keys()
-        if names:
-            found = {name: property(functools.partial(_tracked, name=name)) for name in names}
-            self.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **found})
+        own = [f"{verb}()" for verb in ("save", "restore") if not _is_ours(getattr(self, verb))]
+        if not self._session.durable.wanted or not own:
+            return None
+        return (
+            f"{type(self).__name__} has its own {' and '.join(own)}: what it keeps there by itself is not "
+            "part of durable commits; pass that to the state's constructor by name"
+        )
 
     if not TYPE_CHECKING:  # otherwise mypy would accept any name as an attribute, also a misspelt one
 
@@ -360,8 +342,6 @@ class State:
         contents = self.__dict__.get("_contents")
         if contents is not None and name in contents.values:
             contents.put(name, value)
-        elif name in self.__dict__.get("_taken", ()):
-            raise ConfigError(f"state.{name}", "the state has this name for itself; choose another")
         else:
             object.__setattr__(self, name, value)
 
@@ -381,15 +361,12 @@ class State:
             self._due.pop(verb, None)
 
 
-def _tracked(state: State, name: str) -> Any:
+def _tracked(name: str, state: State) -> Any:
     return state._contents.values[name]
 
 
 def _divide(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Divide the arguments of a script into our keywords and its attributes.
-
-    An attribute may have the name of a keyword, if the keyword does not accept its value.
-    """
+    """Divide the arguments of a script into our keywords and its attributes."""
     settings: dict[str, Any] = dict.fromkeys(_TAKES)
     attributes: dict[str, Any] = {}
     for name, value in given.items():
@@ -398,45 +375,8 @@ def _divide(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return settings, attributes
 
 
-def _is_ours(thing: Any) -> bool:
-    """Return whether a class or a method is of this package."""
-    return str(thing.__module__).startswith("hvdrecover.")
-
-
-def _yielding(kind: type) -> set[str]:
-    """Return the public names of a class of states that a tracked attribute may shadow.
-
-    These are names that Horovod's states do not have: of this class, and of the script's subclass, such as a
-    default. Properties are excluded, as an attribute cannot shadow them.
-    """
-    found = ((name, value) for base in kind.__mro__ for name, value in vars(base).items())
-    public = {name for name, value in found if not name.startswith("_") and not hasattr(value, "__set__")}
-    return public - HOROVODS
-
-
-def _refuse_private(kind: type) -> None:
-    """Refuse a script's subclass that defines a private name of `State`.
-
-    Raises:
-        ConfigError: the subclass defines one.
-    """
-    private = {name for name in vars(State) if name.startswith("_") and not name.endswith("__")}
-    for base in kind.__mro__:
-        if not _is_ours(base) and (both := private & vars(base).keys()):
-            raise ConfigError(
-                f"{base.__name__}.{min(both)}", "a state has this name for itself; choose another"
-            )
-
-
-def _kept_elsewhere(kind: type) -> str | None:
-    """Return a warning if a class may store data that its durable commits lack; else None."""
-    own = [f"{verb}()" for verb in ("save", "restore") if not _is_ours(getattr(kind, verb))]
-    if not own:
-        return None
-    return (
-        f"{kind.__name__} has its own {' and '.join(own)}: what it keeps there by itself is not "
-        "part of durable commits; pass that to the state's constructor by name"
-    )
+def _is_ours(method: Any) -> bool:
+    return str(method.__module__).startswith("hvdrecover.")
 
 
 def _nothing() -> None:

@@ -22,12 +22,7 @@ TENSOR = "$tensor"
 
 @dataclass(frozen=True)
 class Plan:
-    """The tensors of a tree without their content; from one commit to the next it rarely changes.
-
-    Attributes:
-        layout: where the tensors lie in an arena; None if there are none.
-        smallest_first: the tensors' places in the order, by size.
-    """
+    """The tensors of a tree without their content; from one commit to the next it rarely changes."""
 
     names: Sequence[str]
     specs: Sequence[TensorSpec]
@@ -55,7 +50,6 @@ class Copier:
         self._views = weakref.WeakKeyDictionary()
 
     def take_apart(self, trees: Mapping[str, Tree]) -> dict[str, Part]:
-        """Take trees apart, by attribute name."""
         parts = {}
         for name, tree in trees.items():
             found: dict[str, Tensor] = {}
@@ -80,12 +74,7 @@ class Copier:
         return Plan(names, specs, layout.plan(specs) if specs else None, smallest_first)
 
     def copy(self, parts: Mapping[str, Part], reuse: Mapping[str, Arena]) -> dict[str, Arena]:
-        """Copy the tensors of parts; return an arena for each part that has some.
-
-        Args:
-            parts: what `take_apart` gave.
-            reuse: arenas that may be overwritten, by attribute name; one of another layout is replaced.
-        """
+        """Copy the tensors of parts into arenas by attribute name; ``reuse`` may be overwritten."""
         arenas = {}
         tensors: list[Tensor] = []
         views: list[Tensor] = []
@@ -103,7 +92,6 @@ class Copier:
     def is_copy(
         self, parts: Mapping[str, Part], structure: Mapping[str, Json], arenas: Mapping[str, Arena]
     ) -> bool:
-        """Return whether `copy` would make these very bits of the parts; stops at the first difference."""
         if structure != {name: part.structure for name, part in parts.items()}:
             return False
         for name, part in parts.items():
@@ -123,8 +111,7 @@ class Copier:
         names = part.plan.names
         known = self._views.get(arena)
         if known is None or known[0] != names:
-            by_name = self._framework.views(arena)
-            self._framework.pin(arena, part.tensors)
+            by_name = self._framework.views(arena, part.tensors)
             known = self._views[arena] = (names, [by_name[name] for name in names])
         return known[1]
 

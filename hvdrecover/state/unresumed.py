@@ -6,13 +6,11 @@ import logging
 from collections.abc import Mapping
 
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.state.adapter import Framework
-from hvdrecover.state.contents import Contents
 from hvdrecover.state.hooks import Agreement, Context, Hook
 
 
 class Unresumed(Hook):
-    """Warns of a component that keeps nothing, of a commit amid backward passes, and of ignored settings.
+    """Warns of components whose tensors commits lack, and of settings that a resumed run ignores.
 
     Each commit holds the settings that the run was started with. The script's settings are compared with
     them, and not with the optimizer's present ones, which training changes.
@@ -22,19 +20,16 @@ class Unresumed(Hook):
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._framework = context.framework
-        self._contents = context.contents
-        self._of_script = settings(self._framework, self._contents)
+        self._of_script = _settings(context)
         self._of_run: dict[str, Json] = dict(self._of_script)
         self._said: set[str] = set()
 
-    # -- an observer -----------------------------------------------------------------------------------
-
     def agreed(self, agreement: Agreement) -> None:
         """Warn of tensors that commits lack; let all ranks count backward passes from 0 again."""
-        for name, component in self._contents.components().items():
-            self._framework.forget_passes(component)
-            if lost := self._framework.unkept(component):
+        for name, component in self._context.contents.components().items():
+            self._context.framework.forget_passes(component)
+            if name not in self._said and (lost := self._context.framework.unkept(component)):
+                self._said.add(name)
                 kind = type(component).__name__
                 message = (
                     f"state.{name}: commits do not hold {', '.join(lost)}, as the state_dict() of this {kind}"
@@ -42,29 +37,9 @@ class Unresumed(Hook):
                     "interrupted step. Make it persistent (with torchmetrics: metric.persistent(True)), or "
                     "keep it in the state, as a tensor or a plain value"
                 )
-                self._say(name, message)
-
-    def begins(self) -> None:
-        """Warn if the commit is made between the backward passes of one step."""
-        for name, component in self._contents.components().items():
-            done, of = self._framework.passes(component)
-            if done and name not in self._said:
-                self._say(
-                    name,
-                    f"state.{name}: this commit comes after {done} of {of} backward passes of a step, and "
-                    "does not hold their gradients. After a recovery the gradients are missing, but their "
-                    "samples count as done. Commit after the step",
-                )
-
-    def _say(self, name: str, message: str) -> None:
-        if name not in self._said:
-            self._said.add(name)
-            self._context.announce("not_kept", message, level=logging.WARNING, attribute=name)
-
-    # -- a part of each commit -------------------------------------------------------------------------
+                self._context.announce("not_kept", message, level=logging.WARNING, attribute=name)
 
     def capture(self) -> Json:
-        """Return the settings that the run was started with."""
         return dict(self._of_run)
 
     def load(self, value: Json | None) -> None:
@@ -72,8 +47,12 @@ class Unresumed(Hook):
         self._of_run = dict(value) if isinstance(value, dict) else dict(self._of_script)
 
     def resumed(self, value: Json | None) -> Json | None:
-        """Warn of settings of the script that are ignored, because the commit has other ones."""
-        lines = differences(value, self._of_script) if isinstance(value, dict) else []
+        of_run: Mapping[str, Json] = value if isinstance(value, dict) else {}
+        lines = [
+            f"{name} to {mine}, but the run was started with {of_run[name]}"
+            for name, mine in self._of_script.items()
+            if of_run.get(name, mine) != mine
+        ]
         if lines:
             message = (
                 f"the script sets {'; '.join(lines)}. The commit's values are used. To change a value in a "
@@ -83,23 +62,14 @@ class Unresumed(Hook):
         return value
 
 
-def settings(framework: Framework, contents: Contents) -> dict[str, str]:
+def _settings(context: Context) -> dict[str, str]:
     """Return the settings of components that a commit brings along, such as ``optimizer.lr``, as text.
 
     The values of all groups of an optimizer are joined into one text.
     """
     found: dict[str, list[str]] = {}
-    for name, component in contents.components().items():
-        for entry in framework.describe(component):
+    for name, component in context.contents.components().items():
+        for entry in context.framework.describe(component):
             if entry.stored:
                 found.setdefault(f"{name}.{entry.name.rpartition('.')[2]}", []).append(entry.value)
     return {name: ", ".join(values if len(set(values)) > 1 else values[:1]) for name, values in found.items()}
-
-
-def differences(of_run: Mapping[str, Json], of_script: Mapping[str, Json]) -> list[str]:
-    """Return a line for each setting that is not as when the run was started."""
-    return [
-        f"{name} to {value}, but the run was started with {of_run[name]}"
-        for name, value in of_script.items()
-        if of_run.get(name, value) != value
-    ]

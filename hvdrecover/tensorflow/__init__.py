@@ -23,7 +23,6 @@ from hvdrecover.tensorflow.collectives import (
 )
 from hvdrecover.tensorflow.dataset import ElasticDataset, PerRank, elastic_dataset
 from hvdrecover.tensorflow.fit import fit_callbacks
-from hvdrecover.tensorflow.guard import check_shards
 from hvdrecover.tensorflow.optimizer import DistributedOptimizer
 from hvdrecover.tensorflow.state import TensorFlowKerasState, TensorFlowState, load
 from hvdrecover.tensorflow.sync_batch_norm import SyncBatchNormalization
@@ -56,7 +55,6 @@ __all__ = [
     "allreduce",
     "broadcast_",
     "broadcast_variables",
-    "check_shards",
     "elastic_dataset",
     "fit_callbacks",
     "grouped_allreduce",

@@ -19,7 +19,6 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from horovod.common.util import split_list
 
 from hvdrecover import config
 from hvdrecover.errors import ConfigError, MissingGradientError
@@ -46,7 +45,7 @@ _SLICES = "_hvdrecover_slices"  # attribute of a variable: the dtypes of its las
 _OWN = "_hvdrecover_own_gradients"  # attribute of a graph
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reduction:
     """The reduction of gradients; the attributes are keywords of Horovod's, of the same meaning.
 
@@ -66,9 +65,6 @@ class Reduction:
     Args:
         num_groups: ``groups``, if that is None.
         process_set: must be of all ranks.
-
-    Raises:
-        ConfigError: an invalid value.
     """
 
     op: Any = hvd.Average
@@ -86,13 +82,11 @@ class Reduction:
 
     def __post_init__(self, num_groups: int, process_set: Any) -> None:
         if self.groups is None and num_groups:
-            object.__setattr__(self, "groups", num_groups)
+            self.groups = num_groups
         if isinstance(self.groups, int):
             if self.groups < 1:
                 raise ConfigError("groups", f"must be an integer ≥ 1, got {self.groups}")
-        elif self.groups is not None and not all(
-            is_variable(each) for group in self.groups for each in group
-        ):
+        elif not all(is_variable(each) for group in self.groups or [] for each in group):
             raise ConfigError("groups", "must be a number of groups, or a list of lists of variables")
         if self.gradient_predivide_factor != 1.0 and self.op != hvd.Average:
             raise ConfigError(
@@ -107,22 +101,14 @@ class Reduction:
             )
 
     def keep_local(self, variables: Sequence[Variable]) -> None:
-        """Leave the gradients of variables to each rank."""
         self.local.update((id(raw(variable)), variable) for variable in variables)
-
-    def is_local(self, variable: Variable) -> bool:
-        """Return whether each rank keeps a variable's gradient for itself."""
-        return id(raw(variable)) in self.local
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # it would take seconds
     def __call__(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> list[Gradient]:
         """Reduce the gradients of variables, one for each; None stays None.
 
-        Raises:
-            ConfigError: sparse gradients, and an ``op`` other than the average or the sum; or XLA is to
-                compile it, or it runs under a strategy of ``tf.distribute``; or in a virtual rank's part.
-            MissingGradientError: a gradient is None on some of the ranks only; out of a graph it comes as an
-                error of TensorFlow's.
+        A gradient that is None on some of the ranks only raises a `MissingGradientError`; out of a graph, it
+        comes as an error of TensorFlow's.
         """
         if ranks.are_carried_out():
             raise ConfigError(
@@ -130,53 +116,56 @@ class Reduction:
                 "they would be averaged over processes, and are those of a virtual rank; take them by a "
                 "plain tf.GradientTape, and hand them over by step.add(gradients)",
             )
-        result = [
-            tf.convert_to_tensor(each)
-            if isinstance(each, tf.IndexedSlices) and self.sparse_as_dense
-            else each
-            for each in gradients
-        ]
-        shared = [place for place, variable in enumerate(variables) if not self.is_local(variable)]
-        averaged = self._shared([result[place] for place in shared], [variables[place] for place in shared])
-        for place, gradient in enumerate(result):
-            if place not in shared and gradient is not None and self.scale_local_gradients:
-                result[place] = _divided(gradient)
-        for place, gradient in zip(shared, averaged, strict=True):
+        result, shared = list(gradients), []
+        for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            if isinstance(gradient, tf.IndexedSlices) and self.sparse_as_dense:
+                result[place] = tf.convert_to_tensor(gradient)
+            if id(raw(variable)) not in self.local:
+                shared.append(place)
+            elif gradient is not None and self.scale_local_gradients:
+                result[place] = _divided(result[place])
+        reduced = self._of_all([result[place] for place in shared], [variables[place] for place in shared])
+        for place, gradient in zip(shared, reduced, strict=True):
             result[place] = gradient
         return result
 
-    def _shared(self, given: list[Gradient], variables: Sequence[Variable]) -> list[Gradient]:
-        """Reduce gradients of variables that all ranks have in common."""
+    def _of_all(self, given: list[Gradient], variables: Sequence[Variable]) -> list[Gradient]:
         if not given:
             return given
         own.note(given, variables)
         measured = scalars.Reducing(given)
         if hvd.size() == 1 and not config.read().elastic:
             return measured.done(given)
-        refuse_xla("Horovod's collectives")
-        if tf.distribute.has_strategy():
-            name = type(tf.distribute.get_strategy()).__name__
-            raise ConfigError(
-                "tf.distribute",
-                f"gradients are made under a {name}, whose replicas would wait for each other in Horovod's "
-                "collectives; start one process for each device by horovodrun instead, and make and train "
-                "the model outside of strategy.scope() and strategy.run",
-            )
-        with _Turn() as turn:
-            reduced = self._reduced(Presence(given, variables, turn.zero), variables)
-            turn.ends_with([each for each in reduced if each is not None])
+        refuse_xla()
+        # In nested functions and loops, several reductions have the same name. TensorFlow would start them
+        # together, and Horovod refuses that. So each waits for the one before it in the program.
+        # The zero must not be known to be constant: see `hvdrecover.tensorflow.collectives`.
+        is_graph = tf.inside_function()
+        turn = [_turns().assign_add(1)] if is_graph else []
+        zero = tf.cast(turn[0] < 0, tf.float32) if is_graph else tf.constant(0.0)
+        with tf.control_dependencies(turn):
+            reduced = self._reduced(given, variables, zero)
+        if is_graph:
+            done = tf.nest.flatten([each for each in reduced if each is not None], expand_composites=True)
+            with tf.control_dependencies(done):
+                _turns().assign_add(1)
         pairs = zip(given, reduced, strict=True)
         return measured.done([mine if mine is None else average for mine, average in pairs])
 
-    def _reduced(self, presence: Presence, variables: Sequence[Variable]) -> list[Gradient]:
-        name = _name(self.name, variables)
-        reduced = list(presence.filled)
-        told: tf.Tensor | None = None
-        for number, places in enumerate(self._groups_of(presence.filled, variables)):
-            tensors = [presence.filled[place] for place in places]
+    def _reduced(
+        self, given: Sequence[Gradient], variables: Sequence[Variable], zero: tf.Tensor
+    ) -> list[Gradient]:
+        """Reduce gradients, with zeros for missing ones, and how many ranks have each of them."""
+        name, filled = _name(self.name, variables), _filled(given, variables, zero)
+        reduced = list(filled)
+        here = [gradient is not None for gradient in given]
+        presence = tf.cast([[not each for each in here], here], tf.float32) + zero
+        summed: tf.Tensor | None = None
+        for number, places in enumerate(self._groups_of(filled, variables)):
+            tensors = [filled[place] for place in places]
             # Always in a group of gradients: with another size of the group, sums would be rounded otherwise.
-            if carries := told is None and tensors[0].dtype.is_floating and self.op in _KEEPING_OPS:
-                tensors.append(presence.told(tensors[0].dtype))
+            if carries := summed is None and tensors[0].dtype.is_floating and self.op in _KEEPING_OPS:
+                tensors.append(tf.cast(presence, tensors[0].dtype))
             group = hvd.grouped_allreduce(
                 tensors,
                 op=self.op,
@@ -188,17 +177,17 @@ class Reduction:
                 ignore_name_scope=True,
             )
             if carries:
-                told = group.pop()
+                summed = group.pop()
             for place, gradient in zip(places, group, strict=True):
                 reduced[place] = gradient
-        for place, gradient in enumerate(presence.filled):
+        for place, gradient in enumerate(filled):
             if isinstance(gradient, tf.IndexedSlices):
                 reduced[place] = self._gathered(gradient, f"{name}_{place}")
-        if told is None:
-            (told,) = hvd.grouped_allreduce(
-                [presence.told(tf.float32)], op=hvd.Sum, name=f"{name}_presence", ignore_name_scope=True
+        if summed is None:
+            (summed,) = hvd.grouped_allreduce(
+                [presence], op=hvd.Sum, name=f"{name}_presence", ignore_name_scope=True
             )
-        return presence.checked(told, reduced)
+        return _checked(reduced, summed, here, variables)
 
     def _gathered(self, gradient: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
         """Return the sum of sparse gradients: the slices of all ranks."""
@@ -222,18 +211,14 @@ class Reduction:
             if gradient is not None and not isinstance(gradient, tf.IndexedSlices)
         ]
         if isinstance(self.groups, int):
-            groups: list[list[int]] = split_list(dense, min(self.groups, max(1, len(dense))))
+            numbers = [at * self.groups // len(dense) for at in range(len(dense))]
         else:
-            asked = [{id(raw(variable)) for variable in group} for group in self.groups or []]
-            groups = [[] for _ in range(len(asked) + 1)]
-            for place in dense:
-                key = id(raw(variables[place]))
-                groups[next((number for number, group in enumerate(asked) if key in group), -1)].append(place)
-        by_dtype: dict[tuple[int, Any], list[int]] = {}
-        for number, group in enumerate(groups):
-            for place in group:
-                by_dtype.setdefault((number, gradients[place].dtype), []).append(place)
-        return list(by_dtype.values())
+            asked = {id(raw(each)): at for at, group in enumerate(self.groups or []) for each in group}
+            numbers = [asked.get(id(raw(variables[place])), -1) for place in dense]
+        found: dict[tuple[int, Any], list[int]] = {}
+        for place, number in zip(dense, numbers, strict=True):
+            found.setdefault((number, gradients[place].dtype), []).append(place)
+        return list(found.values())
 
 
 def _divided(gradient: Gradient) -> Gradient:
@@ -256,96 +241,80 @@ def _name(prefix: str | None, variables: Sequence[Variable]) -> str:
     return f"{prefix or 'hvdrecover_gradients'}_{digest}"
 
 
-class _Turn:
-    """Runs the reductions of a function one after the other, in the order of the program.
-
-    In nested functions and loops, several reductions have the same name. TensorFlow would start them
-    together, and Horovod refuses that.
-
-    Attributes:
-        zero: a float32 zero that TensorFlow does not know to be constant. It runs collectives of nothing but
-            constants only once, while it makes the graph.
-    """
-
-    def __enter__(self) -> _Turn:
-        number = _turns().assign_add(1) if tf.inside_function() else None
-        self.zero = tf.constant(0.0) if number is None else tf.cast(number < 0, tf.float32)
-        self._dependencies = tf.control_dependencies([] if number is None else [number])
-        self._dependencies.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._dependencies.__exit__(*error)
-
-    def ends_with(self, results: list[Gradient]) -> None:
-        """Make the next reduction wait for these results."""
-        if tf.inside_function():
-            with tf.control_dependencies(tf.nest.flatten(results, expand_composites=True)):
-                _turns().assign_add(1)
-
-
 @functools.cache
 def _turns() -> tf.Variable:
-    """Return the variable that all reductions change, so that TensorFlow keeps their order."""
     return counter()
 
 
 # -- gradients that are missing ------------------------------------------------------------------------------
 
 
-class Presence:
-    """Which gradients this rank has.
+def _filled(gradients: Sequence[Gradient], variables: Sequence[Variable], zero: tf.Tensor) -> list[Gradient]:
+    """Return gradients with zeros for missing ones; None where no rank can have a gradient.
 
-    Attributes:
-        filled: the gradients, with zeros for missing ones; None where no rank can have a gradient.
+    Slices must not be known to be constant either, as those of ``Embedding(tf.range(n))`` are.
+    """
+    found: list[Gradient] = []
+    for gradient, variable in zip(gradients, map(raw, variables), strict=True):
+        if isinstance(gradient, tf.IndexedSlices):
+            parts = [each + tf.cast(zero, each.dtype) for each in (gradient.values, gradient.indices)]
+            setattr(variable, _SLICES, tuple(each.dtype for each in parts))
+            gradient = tf.IndexedSlices(*parts, gradient.dense_shape)
+        elif gradient is None and variable.dtype in _DTYPES:
+            gradient = _nothing(variable, zero)
+        found.append(gradient)
+    return found
+
+
+def _nothing(variable: tf.Variable, zero: tf.Tensor) -> Gradient:
+    """Return a gradient that adds nothing. It has no slices if the variable's last gradient was sparse."""
+    if (dtypes := getattr(variable, _SLICES, None)) is None:
+        return tf.fill(tf.shape(variable), tf.cast(zero, variable.dtype))
+    values, indices = dtypes
+    none = tf.cast(zero, indices)
+    slices = tf.fill([none, *variable.shape[1:]], tf.cast(zero, values))
+    return tf.IndexedSlices(slices, tf.fill([none], none), tf.shape(variable, indices))
+
+
+def _checked(
+    results: list[Gradient], summed: tf.Tensor, here: Sequence[bool], variables: Sequence[Variable]
+) -> list[Gradient]:
+    """Return reduced gradients if all ranks have the same ones.
+
+    A column of ``summed`` is not 0 in its first row if the gradient is missing on some rank, and not 0 in its
+    second row if it is present on some rank.
     """
 
-    def __init__(self, gradients: Sequence[Gradient], variables: Sequence[Variable], zero: tf.Tensor) -> None:
-        self._here = [gradient is not None for gradient in gradients]
-        self._variables = variables
-        self._zero = zero
-        self.filled = [
-            _nothing(variable, zero) if gradient is None else _not_constant(gradient, variable, zero)
-            for gradient, variable in zip(gradients, variables, strict=True)
-        ]
-
-    def told(self, dtype: tf.DType) -> tf.Tensor:
-        """Return two rows to sum over ranks: 1 for each missing gradient, and 1 for each present one."""
-        ones = tf.cast([[not here for here in self._here], self._here], dtype)
-        return ones + tf.cast(self._zero, dtype)
-
-    def checked(self, summed: tf.Tensor, results: list[Gradient]) -> list[Gradient]:
-        """Return the reduced gradients, if the reduced `told` says that all ranks have the same ones."""
-        there = [each for each in results if each is not None]
-        if tf.executing_eagerly():
-            if bool(_differ(summed)):
-                self._fail()
-            return results
-
-        def fail() -> tf.Tensor:
-            with tf.device("CPU:0"):
-                return tf.py_function(self._fail, [], tf.bool)
-
-        # Wait for all results: an error in the middle of collectives would leave other ranks in them.
-        with tf.control_dependencies(tf.nest.flatten(there, expand_composites=True)):
-            differ = _differ(summed)
-        with tf.control_dependencies([tf.cond(differ, fail, lambda: tf.constant(True))]):
-            held = iter(tf.nest.map_structure(tf.identity, there, expand_composites=True))
-        return [each if each is None else next(held) for each in results]
-
-    def _fail(self) -> None:
-        missing = [place for place, here in enumerate(self._here) if not here]
+    def fail() -> None:
+        missing = [place for place, is_here in enumerate(here) if not is_here]
         error = MissingGradientError(
             "gradients are missing on some of the ranks",
             lines(
                 gather_json(TensorFlowWorld(), missing, "hvdrecover.gradients.absent"),
-                [name_of(variable) for variable in self._variables],
+                [name_of(variable) for variable in variables],
             ),
             "Have all ranks compute the loss from the same variables; where one has no use for a variable, "
             "add 0.0 * tf.reduce_sum(variable) to the loss.",
         )
         raised(error)
         raise error
+
+    def fail_in_graph() -> tf.Tensor:
+        with tf.device("CPU:0"):
+            return tf.py_function(fail, [], tf.bool)
+
+    differ = tf.reduce_any(tf.reduce_all(summed != 0, axis=0))
+    if tf.executing_eagerly():
+        if bool(differ):
+            fail()
+        return results
+    # Wait for all results: an error in the middle of collectives would leave other ranks in them.
+    there = [each for each in results if each is not None]
+    with tf.control_dependencies(tf.nest.flatten(there, expand_composites=True)):
+        differ = tf.identity(differ)
+    with tf.control_dependencies([tf.cond(differ, fail_in_graph, lambda: tf.constant(True))]):
+        held = iter(tf.nest.map_structure(tf.identity, there, expand_composites=True))
+    return [each if each is None else next(held) for each in results]
 
 
 def lines(missing: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
@@ -357,32 +326,6 @@ def lines(missing: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
         if without and with_it:
             found.append(f"{name}: missing on {named(without)}, there on {named(with_it)}")
     return first_lines(found)
-
-
-def _differ(summed: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_any(tf.reduce_all(summed != 0, axis=0))
-
-
-def _not_constant(gradient: Gradient, variable: Variable, zero: tf.Tensor) -> Gradient:
-    """Make sure that slices are not known to be constant, as those of ``Embedding(tf.range(n))`` are."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    parts = [each + tf.cast(zero, each.dtype) for each in (gradient.values, gradient.indices)]
-    setattr(raw(variable), _SLICES, tuple(each.dtype for each in parts))
-    return tf.IndexedSlices(*parts, gradient.dense_shape)
-
-
-def _nothing(variable: Variable, zero: tf.Tensor) -> Gradient:
-    """Return a gradient that adds nothing. It has no slices if the variable's last gradient was sparse."""
-    inner = raw(variable)
-    if inner.dtype not in _DTYPES:
-        return None
-    if (dtypes := getattr(inner, _SLICES, None)) is None:
-        return tf.fill(tf.shape(inner), tf.cast(zero, inner.dtype))
-    values, indices = dtypes
-    none = tf.cast(zero, indices)
-    slices = tf.fill([none, *inner.shape[1:]], tf.cast(zero, values))
-    return tf.IndexedSlices(slices, tf.fill([none], none), tf.shape(inner, indices))
 
 
 # -- this rank's own gradients -------------------------------------------------------------------------------
@@ -397,14 +340,13 @@ class _Own:
 
     def __init__(self) -> None:
         self.wanted = False
-        self._eager: tuple[list[int], tf.Tensor | None] = ([], None)  # identities of variables; their sums
+        self._eager: dict[int, Any] = {}  # the sum of each variable's gradient, by the variable's identity
 
     def note(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> None:
-        """Remember gradients that are about to be averaged."""
-        pairs = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
-        if not self.wanted or not pairs:
+        if not self.wanted:
             return
-        noted = [id(raw(variable)) for _, variable in pairs], sums_of([numbers_of(each) for each, _ in pairs])
+        pairs = zip(variables, gradients, strict=True)
+        noted = {id(raw(each)): _sum(gradient) for each, gradient in pairs if gradient is not None}
         if tf.inside_function():
             setattr(tf.compat.v1.get_default_graph(), _OWN, noted)  # deleted together with the graph
         else:
@@ -412,26 +354,20 @@ class _Own:
 
     def found(self, found: tf.Tensor, variables: Sequence[Variable]) -> None:
         """Remember the `sums_of` of variables' gradients, outside of graphs."""
-        self._eager = [id(raw(variable)) for variable in variables], found
+        self._eager = dict(zip((id(raw(each)) for each in variables), found, strict=True))
 
     def of(self, variables: Sequence[Variable]) -> tf.Tensor | None:
         """Return the `sums_of` of variables' gradients; None if the last reduction was of other variables."""
         graph = tf.compat.v1.get_default_graph() if tf.inside_function() else None
-        keys, found = self._eager if graph is None else getattr(graph, _OWN, ([], None))
-        wanted = [id(raw(variable)) for variable in variables]
-        if wanted == keys:
-            return found
-        places = {key: place for place, key in enumerate(keys)}
-        if found is None or not places.keys() >= set(wanted):
-            return None
-        return tf.gather(found, [places[key] for key in wanted])
+        noted = self._eager if graph is None else getattr(graph, _OWN, {})
+        keys = [id(raw(variable)) for variable in variables]
+        return tf.stack([noted[key] for key in keys]) if noted.keys() >= set(keys) else None
 
 
 own = _Own()
 
 
 def numbers_of(gradient: Gradient) -> tf.Tensor:
-    """Return the numbers of a gradient; of a sparse one those of its slices."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
@@ -440,13 +376,17 @@ def sums_of(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
     A sum is not finite if a number is not finite, or if the numbers are large: look closer at such a tensor.
     """
-    real = [tf.abs(each) if each.dtype.is_complex else each for each in tensors]
-    wide = [tf.cast(each, tf.float32) if each.dtype.size < 4 else each for each in real]
-    return tf.stack([tf.cast(tf.reduce_sum(each), tf.float32) for each in wide])
+    return tf.stack([_sum(each) for each in tensors])
+
+
+def _sum(gradient: Gradient) -> tf.Tensor:
+    numbers = numbers_of(gradient)
+    numbers = tf.abs(numbers) if numbers.dtype.is_complex else numbers
+    wide = tf.cast(numbers, tf.float32) if numbers.dtype.size < 4 else numbers
+    return tf.cast(tf.reduce_sum(wide), tf.float32)
 
 
 def is_finite(tensor: tf.Tensor | tf.Variable) -> bool:
-    """Return whether all numbers of a tensor are finite."""
     parts = [tf.math.real(tensor), tf.math.imag(tensor)] if tensor.dtype.is_complex else [tensor]
     return all(bool(tf.reduce_all(tf.math.is_finite(each))) for each in parts)
 
@@ -455,8 +395,6 @@ def is_finite(tensor: tf.Tensor | tf.Variable) -> bool:
 
 
 class Tape:
-    """A ``tf.GradientTape`` whose gradients are averaged across the ranks; see `DistributedGradientTape`."""
-
     def __init__(self, tape: tf.GradientTape, reduction: Reduction) -> None:
         self._tape = tape
         self._reduction = reduction
@@ -472,7 +410,6 @@ class Tape:
         self._tape.__exit__(*error)
 
     def register_local_source(self, source: Variable) -> None:
-        """Leave a variable's gradient to each rank."""
         self._reduction.keep_local([source])
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]

@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import horovod.tensorflow as hvd
-import keras
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.variables import Variable, raw
-
-logger = logging.getLogger(__name__)
 
 Made = TypeVar("Made")
 
@@ -34,8 +30,7 @@ def allreduce(tensor: Any, *args: Any, **options: Any) -> Any:
 
     Args:
         tensor: a tensor, a variable or ``tf.IndexedSlices``; of the same shape on all ranks.
-        args: Horovod's, as for the following.
-        options: ``op``, ``name``, ``process_set``, ….
+        args: Horovod's, as ``options``.
 
     Examples:
         >>> mean = recover.allreduce(tf.constant([1.0, 2.0]), name="mean")
@@ -46,11 +41,6 @@ def allreduce(tensor: Any, *args: Any, **options: Any) -> Any:
 @functools.wraps(hvd.grouped_allreduce, assigned=())
 def grouped_allreduce(tensors: Sequence[Any], *args: Any, **options: Any) -> Any:
     """Reduce tensors over all ranks as one group, as ``horovod.tensorflow.grouped_allreduce``.
-
-    Args:
-        tensors: see `allreduce`, as for the following.
-        args: see there.
-        options: see there.
 
     Examples:
         >>> mean, total = recover.grouped_allreduce([tf.constant(1.0), tf.constant(2.0)], name="both")
@@ -79,8 +69,7 @@ def broadcast_variables(variables: Iterable[Variable], *args: Any, **options: An
 
     Args:
         variables: TensorFlow's or Keras's; the same on all ranks.
-        args: Horovod's, as for the following.
-        options: ``root_rank``, ``process_set``, ….
+        args: Horovod's, as ``options``.
 
     Examples:
         >>> weights = tf.Variable([1.0, 2.0])
@@ -91,12 +80,7 @@ def broadcast_variables(variables: Iterable[Variable], *args: Any, **options: An
 
 @functools.wraps(hvd.broadcast_, assigned=())
 def broadcast_(variables: Iterable[Variable], *args: Any, **options: Any) -> Any:
-    """Give variables the values that they have on one rank, without a copy.
-
-    Args:
-        variables: see `broadcast_variables`, as for the following.
-        args: see there.
-        options: see there.
+    """Give variables the values that they have on one rank, as `broadcast_variables` does, without a copy.
 
     Examples:
         >>> weights = tf.Variable([1.0, 2.0])
@@ -106,28 +90,17 @@ def broadcast_(variables: Iterable[Variable], *args: Any, **options: Any) -> Any
 
 
 class BroadcastGlobalVariablesHook:
-    """A hook of TensorFlow 1's sessions. TensorFlow 2 has no such hooks.
-
-    Raises:
-        ConfigError: always.
-    """
+    """A hook of TensorFlow 1's sessions, which TensorFlow 2 lacks: it always raises a `ConfigError`."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
-        raise ConfigError(
-            "BroadcastGlobalVariablesHook",
-            "TensorFlow 2 has no session hooks; call hvd.broadcast_variables(model.variables, root_rank), or "
-            "make a hvd.elastic.TensorFlowState, which brings all ranks to one state",
-        )
+        remedy = "TensorFlow 2 has no session hooks; call hvd.broadcast_variables(model.variables, root_rank)"
+        raise ConfigError("BroadcastGlobalVariablesHook", remedy)
 
 
 def taking_what(horovods: Callable[..., Any], function: Callable[..., Made]) -> Callable[..., Made]:
-    """Return a function that takes the arguments of one of Horovod's, at the same places, with its defaults.
+    """Return a function that takes the arguments of one of Horovod's, and hands them on by name.
 
     Horovod has several functions of the same meaning with their arguments in another order.
-
-    Args:
-        horovods: Horovod's.
-        function: does the work; takes all arguments by name.
     """
     signature = inspect.signature(horovods)
 
@@ -142,9 +115,6 @@ def taking_what(horovods: Callable[..., Any], function: Callable[..., Made]) -> 
     wrapper.__signature__ = signature
     taking: Callable[..., Made] = wrapper
     return taking
-
-
-# -- our variables beside the user's traces ------------------------------------------------------------------
 
 
 def outside_of_traces(make: Callable[[], Made]) -> Made:
@@ -168,35 +138,17 @@ def counter(dtype: tf.DType = tf.int64) -> tf.Variable:
     return outside_of_traces(make)
 
 
-# -- XLA, which cannot compile Horovod's collectives ---------------------------------------------------------
-
-
-def switch_off_xla(model: keras.Model) -> None:
-    """Stop Keras from compiling a model's training step by XLA, and warn once for each model.
-
-    Keras also compiles unasked where there is an accelerator; a model does not show who asked for it.
-    """
-    if getattr(model, "jit_compile", False):
-        logger.warning(
-            "%s: jit_compile is switched off, as XLA can't compile Horovod's collectives", model.name
-        )
-        model.jit_compile = False
-
-
 def xla_compiles() -> bool:
     """Return whether the graph that is being made, or one around it, is for XLA."""
     return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 
-def refuse_xla(what: str) -> None:
-    """Raise an error if XLA is about to compile the present graph.
-
-    Raises:
-        ConfigError: it is.
-    """
+def refuse_xla() -> None:
+    """Raise an error if XLA is about to compile the present graph."""
     if xla_compiles():
         raise ConfigError(
             "jit_compile",
-            f"XLA can't compile {what}; pass jit_compile=False to tf.function or to model.compile, or "
-            "hvdrecover's callbacks to model.fit",
+            "XLA can't compile Horovod's collectives, nor what a guard does about gradients that are not "
+            "finite; pass jit_compile=False to tf.function or to model.compile, or hvdrecover's callbacks to "
+            "model.fit",
         )

@@ -7,7 +7,6 @@ batches may be prefetched, and after a fault a new iteration continues at the cu
 
 from __future__ import annotations
 
-import functools
 import inspect
 import itertools
 import math
@@ -26,23 +25,6 @@ from hvdrecover.state import rank_local
 
 Seed = npt.NDArray[np.int32]
 """Of shape ``[2]``."""
-_SEED = tf.TensorSpec([2], tf.int32)
-
-# Operations that draw from a hidden random stream, or change a generator's state, as Keras's do.
-_DRAWING = (
-    "Random",
-    "StatefulRandom",
-    "StatefulStandardNormal",
-    "StatefulTruncatedNormal",
-    "StatefulUniform",
-    "TruncatedNormal",
-    "ParameterizedTruncatedNormal",
-    "Multinomial",
-    "Rng",
-    "NonDeterministic",
-    "SampleDistorted",
-    "Assign",
-)
 
 _iterators = itertools.count()
 
@@ -59,20 +41,14 @@ def elastic_dataset(
     """Deal the samples of an epoch out to the ranks in batches; see `ElasticDataset`.
 
     Args:
-        data: arrays or tensors of the same length, alone or nested in tuples and dicts; or a ``tf.data``
-            data set of known cardinality that gives the same samples in the same order each time. A data set
-            can't be shuffled by number, so it needs ``shuffle=False``.
+        data: arrays or tensors of the same length, alone or nested in tuples and dicts.
         batch_size: samples in one rank's batch.
-        shuffle: whether each epoch has an order of its own.
+        shuffle: whether each epoch has its own order.
         seed: seed of the shuffling; the same on all ranks.
         tail: ``"pad"`` repeats samples so that the last round is full on all ranks, ``"drop"`` leaves it out.
         transform: applied to each batch, by ``tf.data.Dataset.map``. If it has a keyword-only parameter
             ``seed``, that is int32 of shape ``[2]``, for ``tf.random.stateless_*``: each batch's own, and the
             same however often, or by which process, the batch is made.
-
-    Raises:
-        ConfigError: data of no common or no known length, a data set that is to be shuffled, a batch size
-            below 1, or an unknown ``tail``.
 
     Examples:
         >>> dataset = recover.elastic_dataset((np.zeros((100, 8)), np.zeros(100)), batch_size=10)
@@ -81,16 +57,11 @@ def elastic_dataset(
     """
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ConfigError("batch_size", f"must be an integer ≥ 1, got {batch_size!r}")
-    order = SampleOrder(_length(data, shuffle), shuffle=shuffle, seed=seed, tail=tail)
+    order = SampleOrder(_length(data), shuffle=shuffle, seed=seed, tail=tail)
     if hvd.is_initialized():
         order.place(hvd.rank(), hvd.size())
     order.batch_size = batch_size
-    dealing = _Dealing(order, batch_size)
-    pipeline = (_of_dataset if isinstance(data, tf.data.Dataset) else _of_arrays)(data, dealing)
-    transformed = _transformed(pipeline, transform)
-    made = ElasticDataset(untuned(transformed.prefetch(tf.data.AUTOTUNE)), dealing)
-    made.draws = functools.partial(_drawing_operation, transformed)
-    return made
+    return ElasticDataset(data, order, batch_size, transform)
 
 
 class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
@@ -104,30 +75,27 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
     Attributes:
         order: the sample order and the cursor.
         batch_size: samples in one rank's batch; the last one of an epoch may have fewer.
-        draws: returns the name of an operation in the transform with its own random stream; None without one.
     """
 
-    draws: Callable[[], str | None]
-
-    def __init__(self, pipeline: tf.data.Dataset, dealing: _Dealing) -> None:
-        self._pipeline = pipeline
-        self._dealing = dealing
-        self.order = dealing.order
-        self.batch_size = dealing.batch_size
-        super().__init__(pipeline._variant_tensor)
+    def __init__(
+        self, data: Any, order: SampleOrder, batch_size: int, transform: Callable[..., Any] | None
+    ) -> None:
+        self.order, self.batch_size = order, batch_size
+        self._virtual: Sequence[int] | None = None  # ranks whose batches are dealt in turn; None: this rank
+        spec = tf.TensorSpec([None], tf.int64), tf.TensorSpec([2], tf.int32)
+        numbers = tf.data.Dataset.from_generator(self._batches, output_signature=spec)
+        made = numbers.map(_maker(data, transform), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        self._pipeline = untuned(made.prefetch(tf.data.AUTOTUNE))
+        super().__init__(self._pipeline._variant_tensor)
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over the remaining batches of the epoch.
-
-        Raises:
-            StepError: samples are dealt out to virtual ranks.
-        """
+        """Iterate over the remaining batches of the epoch."""
         self._refuse_virtual("iterate over state.steps(dataset)")
         return self.batches(None)
 
     def batches(self, ranks: Sequence[int] | None) -> Iterator[Any]:
         """Iterate over the remaining batches of the epoch, of ``ranks`` in turn; None: of this rank."""
-        self._dealing.ranks = ranks
+        self._virtual = ranks
         iterator: Iterator[Any] = super().__iter__()
         return iterator
 
@@ -155,11 +123,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         return rounds(order.left, order.size, order.tail) == 0
 
     def record_batch(self, batches: int = 1) -> None:
-        """Note that every rank has done so many batches.
-
-        Raises:
-            StepError: the state has virtual ranks, and counts samples by itself.
-        """
+        """Note that every rank has done so many batches. With virtual ranks, the state does that."""
         self._refuse_virtual("remove record_batch(): state.steps() counts samples")
         self.order.record(batches * self.batch_size)
 
@@ -171,86 +135,50 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         if self.order.dealt_to is not None:
             raise StepError("dataset", f"its samples are dealt out to virtual ranks; {remedy}")
 
+    def _batches(self) -> Iterator[tuple[Indices, Seed]]:
+        """Begin an iteration at the cursor: yield the samples of each batch, and its seed."""
+        order = self.order
+        order.begin()
+        first, ranks = order.done, (order.rank,) if self._virtual is None else self._virtual
+        shares = [order.share_of(rank) for rank in ranks]
+        for start in range(0, order.rounds, self.batch_size):
+            position = order.position(first, start)
+            for rank, share in zip(ranks, shares, strict=True):
+                # The seed of a batch depends on its place in the order, not on the process that makes it.
+                facts = [order.seed % 2**64, order.epoch, position, rank]
+                seed = np.random.SeedSequence(facts).generate_state(2).view(np.int32)
+                yield share[start : start + self.batch_size], seed
 
-def _of_arrays(data: Any, dealing: _Dealing) -> tf.data.Dataset:
+
+def _maker(data: Any, transform: Callable[..., Any] | None) -> Callable[[tf.Tensor, tf.Tensor], Any]:
+    """Return a function that makes a batch of samples by their numbers and the seed of the batch."""
     tensors = tf.nest.map_structure(tf.convert_to_tensor, data)
+    try:
+        parameter = inspect.signature(transform).parameters.get("seed") if transform is not None else None
+    except (TypeError, ValueError):  # Python may not know the signature of a built-in function
+        parameter = None
+    is_seeded = parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY
 
-    def look_up(indices: tf.Tensor, seed: tf.Tensor) -> Any:
-        return tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), tensors), seed
-
-    spec = (tf.TensorSpec([None], tf.int64), _SEED)
-    return tf.data.Dataset.from_generator(dealing.batches, output_signature=spec).map(look_up)
-
-
-def _of_dataset(data: tf.data.Dataset, dealing: _Dealing) -> tf.data.Dataset:
-    def place() -> tuple[Indices, Indices, Indices]:
-        dealing.order.begin()
-        runs = np.array(dealing.order.runs(), dtype=np.int64).reshape(-1, 2)
-        return runs, np.array(dealing.dealt_to, dtype=np.int64), np.array(dealing.order.size, dtype=np.int64)
-
-    def samples(_: tf.Tensor) -> tf.data.Dataset:
-        runs, ranks, size = tf.numpy_function(place, [], (tf.int64, tf.int64, tf.int64))
-        runs.set_shape([None, 2])
-        ranks.set_shape([None])
-        size.set_shape([])
-        pieces = tf.data.Dataset.from_tensor_slices(runs)
-        dealt = pieces.flat_map(lambda run: data.skip(run[0]).take(run[1]))
-        # Each rank's batches in turn; the data is read once for each of them.
-        return tf.data.Dataset.from_tensor_slices(ranks).interleave(
-            lambda rank: dealt.shard(size, rank).batch(dealing.batch_size),
-            cycle_length=tf.size(ranks, tf.int64),
-            block_length=1,
-        )
-
-    batches = tf.data.Dataset.from_tensors(0).flat_map(samples)
-    seeds = tf.data.Dataset.from_generator(dealing.seeds, output_signature=_SEED)
-    return tf.data.Dataset.zip((batches, seeds))
-
-
-def _transformed(pipeline: tf.data.Dataset, transform: Callable[..., Any] | None) -> tf.data.Dataset:
-    """Batches without their seeds, as they are or as a function makes them."""
-    if transform is None:
-        return pipeline.map(lambda batch, seed: batch)
-    seeded = _takes_seed(transform)
-
-    def apply(batch: Any, seed: tf.Tensor) -> Any:
+    def make(samples: tf.Tensor, seed: tf.Tensor) -> Any:
+        batch = tf.nest.map_structure(lambda tensor: tf.gather(tensor, samples), tensors)
+        if transform is None:
+            return batch
         given = batch if isinstance(batch, tuple) else (batch,)
-        return transform(*given, seed=seed) if seeded else transform(*given)
+        return transform(*given, seed=seed) if is_seeded else transform(*given)
 
-    return pipeline.map(apply, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return make
 
 
-def _length(data: Any, shuffle: bool) -> int:
-    if isinstance(data, tf.data.Dataset):
-        if shuffle:
-            raise ConfigError(
-                "dataset",
-                "samples of a tf.data data set can't be looked up by number, so it can't be shuffled here; "
-                "pass shuffle=False, or arrays",
-            )
-        if reshuffles(data):
-            raise ConfigError(
-                "dataset",
-                "its shuffle() gives another order each time, so a resumed epoch would repeat samples and "
-                "miss others; write shuffle(..., seed=0, reshuffle_each_iteration=False) and "
-                "list_files(..., shuffle=False), or pass arrays",
-            )
-        length = int(data.cardinality())
-        if length < 0:
-            raise ConfigError(
-                "dataset",
-                "its number of samples is unknown or infinite; say it by "
-                "dataset.apply(tf.data.experimental.assert_cardinality(n))",
-            )
-        return length
+def _length(data: Any) -> int:
     lengths = set()
-    for each in tf.nest.flatten(data):
+    for each in [data] if isinstance(data, tf.data.Dataset) else tf.nest.flatten(data):
         if not (shape := tuple(getattr(each, "shape", ()))):
             raise ConfigError(
                 "dataset",
-                f"expected arrays, tensors or a tf.data data set, got a {type(each).__name__}, which has no "
-                "first axis of samples to deal out. If it makes batches, as a PyDataset or a generator does, "
-                "pass the arrays that it reads, or their indices, and make the batches in transform=",
+                f"expected arrays or tensors, got a {type(each).__name__}, which has no first axis of "
+                "samples to deal out. If it makes samples or batches, pass the arrays that it reads, or "
+                "their indices, and make the batches in transform=; or keep iter(dataset) of a tf.data "
+                "data set in a PerRank",
             )
         lengths.add(int(shape[0]))
     if len(lengths) != 1:
@@ -259,7 +187,6 @@ def _length(data: Any, shuffle: bool) -> int:
 
 
 def untuned(data: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a data set whose iterators end at once."""
     # TensorFlow's thread that tunes a pipeline may miss that its iterator ends. One of ten iterators took
     # seconds to end, up to 10 in a test, and up to a minute by the code. Meanwhile the process stands still
     # in the middle of a recovery, of a garbage collection or of its exit.
@@ -268,71 +195,9 @@ def untuned(data: tf.data.Dataset) -> tf.data.Dataset:
     return data.with_options(options)
 
 
-def reshuffles(data: tf.data.Dataset) -> bool:
-    """Return whether a data set, or one that it is made of, has another order in each iteration."""
-    return getattr(data, "_reshuffle_each_iteration", False) or any(map(reshuffles, data._inputs()))
-
-
 def part_done(found: Sequence[ElasticDataset]) -> float:
-    """Return which part of an epoch is done; of data sets that are trained on together, all have come as far.
-
-    Nothing is done of one that is validated on.
-    """
+    """Return which part of an epoch is done: nothing of a data set for the validation, all others alike."""
     return max((data.order.done / data.order.length for data in found if data.order.length), default=0.0)
-
-
-class _Dealing:
-    """Deals batches: of this rank, or of the virtual ``ranks`` in turn."""
-
-    def __init__(self, order: SampleOrder, batch_size: int) -> None:
-        self.order = order
-        self.batch_size = batch_size
-        self.ranks: Sequence[int] | None = None
-
-    @property
-    def dealt_to(self) -> Sequence[int]:
-        return (self.order.rank,) if self.ranks is None else self.ranks
-
-    def batches(self) -> Iterator[tuple[Indices, Seed]]:
-        """Begin an iteration: yield the samples of each batch, and its seed."""
-        self.order.begin()
-        shares = {rank: self.order.share_of(rank) for rank in self.dealt_to}
-        for start, rank, seed in self._parts():
-            yield shares[rank][start : start + self.batch_size], seed
-
-    def seeds(self) -> Iterator[Seed]:
-        """Yield the seed of each batch of the iteration that was begun."""
-        for _, _, seed in self._parts():
-            yield seed
-
-    def _parts(self) -> Iterator[tuple[int, int, Seed]]:
-        order, first, ranks = self.order, self.order.done, self.dealt_to
-        for start in range(0, order.rounds, self.batch_size):
-            position = order.position(first, start)
-            for rank in ranks:
-                # The seed of a batch depends on its place in the order, not on the process that makes it.
-                facts = [order.seed % 2**64, order.epoch, position, rank]
-                yield start, rank, np.random.SeedSequence(facts).generate_state(2).view(np.int32)
-
-
-def _takes_seed(transform: Callable[..., Any]) -> bool:
-    """Return whether a function has a keyword-only parameter ``seed``."""
-    try:
-        parameter = inspect.signature(transform).parameters.get("seed")
-    except (TypeError, ValueError):  # Python may not know the signature of a built-in function
-        return False
-    return parameter is not None and parameter.kind is inspect.Parameter.KEYWORD_ONLY
-
-
-def _drawing_operation(pipeline: tf.data.Dataset) -> str | None:
-    """Return an operation of a data set's own functions that draws random numbers in the order of batches."""
-    for wrapped in pipeline._functions():
-        graph = wrapped.function.graph.as_graph_def()
-        nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-        for node in nodes:
-            if node.op.startswith(_DRAWING):
-                return str(node.op)
-    return None
 
 
 class PerRank(rank_local.PerRank):
@@ -341,9 +206,6 @@ class PerRank(rank_local.PerRank):
     It may be an iterator of a ``tf.data`` data set: a commit holds what ``tf.train.Checkpoint`` writes of it,
     with the content of its shuffle buffers. At the end of an epoch, assign a new iterator to ``value``; with
     virtual ranks, the function that makes iterators is called again.
-
-    Raises:
-        ConfigError: a data set, which has no position; an iterator has one.
 
     Examples:
         >>> batches = recover.PerRank(iter(tf.data.Dataset.range(6).batch(2)))

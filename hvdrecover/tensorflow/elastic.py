@@ -33,28 +33,15 @@ def _parts() -> tuple[TensorFlowFramework, TensorFlowWorld]:
 
 
 class State(drop_in.State):
-    """See `hvdrecover.state.drop_in.State`."""
-
     _parts = staticmethod(_parts)
 
 
 class ObjectState(drop_in.ObjectState):
-    """See `hvdrecover.state.drop_in.ObjectState`."""
-
     _parts = staticmethod(_parts)
 
 
 class TensorFlowState(state.TensorFlowState):
-    """`hvdrecover.tensorflow.TensorFlowState`, but that it leaves random generators alone.
-
-    Args:
-        variables: see there.
-        session: a session of TensorFlow 1; must be None.
-        attributes: what else to track, by name; and the keywords from there.
-
-    Raises:
-        ConfigError: as there; or there is a session.
-    """
+    """`hvdrecover.tensorflow.TensorFlowState`, but that it leaves random generators alone."""
 
     _rng: Randomness = "store"
 
@@ -64,8 +51,7 @@ class TensorFlowState(state.TensorFlowState):
         if session is not None:
             raise ConfigError(
                 "session",
-                "variables of a session of TensorFlow 1 can't be kept; make them with TensorFlow 2, which "
-                "needs no session, and pass variables=[...]",
+                "variables of a session of TensorFlow 1 can't be kept; pass variables=[...] of TensorFlow 2",
             )
         super().__init__(variables, **attributes)
         self._bcast_object, self._rank = drop_in.from_root(self, hvd.broadcast_object), hvd.rank
@@ -74,11 +60,7 @@ class TensorFlowState(state.TensorFlowState):
 class TensorFlowKerasState(state.TensorFlowKerasState):
     """`hvdrecover.tensorflow.TensorFlowKerasState`, but that it leaves random generators alone.
 
-    Args:
-        model: see there, as for the following.
-        optimizer: see there.
-        backend: not used; Horovod's takes it for TensorFlow 1.
-        attributes: see there.
+    Horovod takes ``backend`` for TensorFlow 1; it is not used.
     """
 
     _rng: Randomness = "store"

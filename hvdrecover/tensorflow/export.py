@@ -10,23 +10,15 @@ from pathlib import Path
 import keras
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.comparison import only_tensors
-from hvdrecover.checkpoint.export import chosen, written_aside
-from hvdrecover.checkpoint.reader import read_commit
+from hvdrecover.checkpoint.export import written_aside
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.errors import ExportError, MismatchError
-from hvdrecover.state.contents import Contents
+from hvdrecover.state.loading import load
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 
 
 def to_keras(
-    storage: Storage,
-    commit: CommitId,
-    only: Sequence[str],
-    path: Path,
-    *,
-    model_config: Path,
-    force: bool,
+    storage: Storage, commit: CommitId, only: Sequence[str], path: Path, *, model_config: Path, force: bool
 ) -> list[str]:
     """Write a commit's model to a ``.keras`` file, without its optimizer; every byte is verified.
 
@@ -41,10 +33,6 @@ def to_keras(
 
     Returns:
         The attribute that was exported.
-
-    Raises:
-        ExportError: the file exists, or the attribute or ``model_config`` does not fit.
-        CorruptCheckpointError: the commit is damaged.
     """
     url = f"{storage.url}/{commit.name}"
     if len(only) > 1:
@@ -52,20 +40,12 @@ def to_keras(
     name = only[0] if only else "model"
     model = _make(model_config)
     with written_aside(path, force=force) as aside:
-        snapshot = read_commit(storage, commit, {name})
-        chosen(snapshot, [name], url)
-        structures = snapshot.attributes
-        if not only_tensors(structures.get(name)):
-            raise ExportError(url, f"the commit's '{name}' is not a model; name one with --only")
-        state = {"attributes": {name: structures[name]}, "samplers": {}}
         try:
-            Contents(TensorFlowFramework(), {name: model}, set()).load(
-                state, snapshot.arenas, url, strict=True
-            )
+            load(TensorFlowFramework(), storage.url, {name: model}, commit, strict=True)
         except MismatchError as error:
             listing = "".join(f"\n  {line}" for line in error.differences)
             raise ExportError(
-                url, f"the commit does not fit the model of {model_config}:{listing}"
+                url, f"the commit's '{name}' does not fit the model of {model_config}:{listing}"
             ) from error
         model.save(aside)
     return [name]
@@ -79,21 +59,15 @@ def _make(file: Path) -> keras.Model:
         else:
             config = {**json.loads(file.read_text()), "compile_config": None}
             model = keras.models.model_from_json(json.dumps(config))
-    except OSError as error:
-        raise ExportError(str(file), f"the file can't be read: {error.strerror or error}") from error
+        if not isinstance(model, keras.Model) or not model.built:
+            raise TypeError(f"it makes a {type(model).__name__}, and no model that has been built")
     except Exception as error:  # Keras raises all kinds
         reason = str(error).rpartition("Exception encountered: ")[2]  # after a page of the config
         raise ExportError(
             str(file),
             f"no model can be made of it ({textwrap.shorten(reason, 200)}). It has to hold what "
-            "model.to_json() gives, or be a .keras file. A model with classes or lambdas of your own is "
-            "exported in Python, where they are known: hvdrecover.tensorflow.load(URL, model=model), then "
-            "model.save(FILE)",
+            "model.to_json() gives after model.build(input_shape), or be a .keras file. A model with classes "
+            "or lambdas of your own is exported in Python, where they are known: "
+            "hvdrecover.tensorflow.load(URL, model=model), then model.save(FILE)",
         ) from error
-    if not isinstance(model, keras.Model) or not model.built:
-        raise ExportError(
-            str(file),
-            f"what is made of it is a {type(model).__name__}, and no model that has been built; write the "
-            "file after model.build(input_shape), or after a call of the model",
-        )
     return model

@@ -3,8 +3,9 @@
 The place is an epoch and a number of batches that are done. Each rank has its own data, so each goes to the
 place in its own order:
 
-- Arrays, and the batches of a `PyDataset`, are shuffled by a seed and the epoch: any process can go anywhere.
+- Arrays are shuffled by a seed and the epoch: any process can go anywhere.
 - A ``tf.data`` pipeline is read from its beginning, and what comes before the place is thrown away.
+- A `PyDataset` can only begin an epoch.
 """
 
 from __future__ import annotations
@@ -23,41 +24,34 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from hvdrecover.data.order import Indices, permutation
 from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow.dataset import reshuffles, untuned
-
-OnEpochEnd = Callable[[int, Callable[[], None]], None]
-"""Calls the second argument with generators that are seeded by the first."""
+from hvdrecover.tensorflow.dataset import untuned
 
 
-def resumable(
-    x: Any, options: dict[str, Any], epochs: int, seed: Callable[[], int], seeded: OnEpochEnd
-) -> Resumable:
-    """Return the data of a ``fit`` in a form that can begin at any place.
+def resumable(x: Any, options: dict[str, Any], epochs: int, seed: Callable[[], int]) -> Resumable:
+    """Return the data of a ``fit`` of so many epochs in a form that can begin at any place.
 
-    Args:
-        x: what ``fit`` is given, as for the next one.
-        options: ``y``, ``batch_size``, ``steps_per_epoch`` and so on.
-        epochs: how many epochs this ``fit`` has.
-        seed: returns the seed of this rank's shuffling.
-        seeded: calls ``on_epoch_end`` of a `PyDataset`, which may shuffle.
-
-    Raises:
-        ConfigError: it has no place to which a new process could go.
+    ``options`` are arguments of ``fit``; ``seed`` returns the seed of this rank's shuffling.
     """
     names = ("y", "sample_weight", "batch_size", "steps_per_epoch", "class_weight")
-    given = {name: options[name] for name in names}
-    steps = options["steps_per_epoch"]
-    if isinstance(x, PyDataset):
-        return _Sequence(x, options, seed, seeded)
+    given, steps = {name: options[name] for name in names}, options["steps_per_epoch"]
+    is_arrays = can_convert_arrays((x, options["y"], options["sample_weight"]))
     if isinstance(x, tf.data.Dataset):
-        return _Pipeline(get_data_adapter(x, **given), steps, epochs, reshuffles(x))
-    if can_convert_arrays((x, options["y"], options["sample_weight"])):
-        return _Arrays(get_data_adapter(x, **given), steps, options["shuffle"], seed)
-    raise ConfigError(
-        "model.fit",
-        f"a {type(x).__name__} as data has no place to which a restarted process could go; pass arrays, a "
-        "keras.utils.PyDataset or a tf.data.Dataset",
-    )
+        return _Pipeline(get_data_adapter(x, **given), steps, epochs)
+    if not is_arrays and (not isinstance(x, PyDataset) or x.num_batches is None):
+        raise ConfigError(
+            "model.fit",
+            f"a {type(x).__name__} as data has no place to which a restarted process could go; pass arrays, "
+            "a keras.utils.PyDataset of known length or a tf.data.Dataset",
+        )
+    if is_arrays:
+        data: Resumable = _Arrays(get_data_adapter(x, **given), options["shuffle"], seed)
+    else:
+        data = _Batches(x, options)
+    if steps not in (None, data.steps):
+        raise ConfigError(
+            "steps_per_epoch", f"it is {steps}, and the data have {data.steps} batches; leave it out"
+        )
+    return data
 
 
 class Resumable(DataAdapter):  # type: ignore[misc]
@@ -65,7 +59,7 @@ class Resumable(DataAdapter):  # type: ignore[misc]
 
     Attributes:
         steps: batches of an epoch; None if there is no end.
-        is_counted: whether it is known how many batches an epoch has. Else only its ends are places.
+        is_counted: whether an iteration can begin inside an epoch. Else only its ends are places.
         costs: a line on what a resumption costs; empty if it costs nothing.
         num_batches: batches until Keras makes another iterator; None if Keras makes no other one.
     """
@@ -78,41 +72,27 @@ class Resumable(DataAdapter):  # type: ignore[misc]
 
     def go_to(self, epoch: int, batch: int) -> None:
         """Have the next iteration begin at a batch of an epoch, counted from the first epoch of this fit."""
-        raise NotImplementedError
 
     def get_tf_dataset(self) -> tf.data.Dataset:
-        """Return the data set that Keras iterates over."""
         raise NotImplementedError
 
 
 class _Arrays(Resumable):
-    """Arrays. With ``steps_per_epoch``, epochs follow each other in the passes over the samples."""
-
-    def __init__(self, arrays: ArrayDataAdapter, steps: int | None, shuffle: Any, seed: Callable[[], int]):
+    def __init__(self, arrays: ArrayDataAdapter, shuffle: Any, seed: Callable[[], int]) -> None:
         self._arrays, self._shuffle, self._seed = arrays, shuffle, seed
-        self._pass = self._first = 0
-        self._is_endless = steps is not None
-        self.steps = steps or arrays.num_batches
-        self.num_batches = None if self._is_endless else arrays.num_batches
+        self._epoch = self._first = 0
+        self.steps = self.num_batches = arrays.num_batches
 
     def go_to(self, epoch: int, batch: int) -> None:
-        assert self.steps is not None
-        done = epoch * self.steps + batch
-        self._pass, self._first = divmod(done, self._arrays.num_batches)
+        self._epoch, self._first = epoch, batch
 
     def _indices(self) -> Iterator[Indices]:
-        number, first = self._pass, self._first
-        while True:
-            yield from self._of_pass(number)[first:]
-            if not self._is_endless:
-                return
-            number, first = number + 1, 0
-
-    def _of_pass(self, number: int) -> list[Indices]:
-        """Return the samples of each batch of a pass."""
         size, samples = self._arrays.batch_size, self._arrays._num_samples
-        order = _order(samples, self._seed(), number, self._shuffle)
-        return [order[start : start + size] for start in range(0, samples, size)]
+        order = np.arange(samples, dtype=np.int64)
+        if self._shuffle:
+            order = permutation(samples, self._seed(), self._epoch)
+        for start in range(self._first * size, samples, size):
+            yield order[start : start + size]
 
     def get_tf_dataset(self) -> tf.data.Dataset:
         length = None if self._arrays.has_partial_batch else self._arrays.batch_size
@@ -125,13 +105,7 @@ class _Arrays(Resumable):
         return untuned(batches.prefetch(tf.data.AUTOTUNE))
 
 
-def _order(length: int, seed: int, number: int, shuffle: Any) -> Indices:
-    return permutation(length, seed, number) if shuffle else np.arange(length, dtype=np.int64)
-
-
 def _taken(indices: tf.Tensor, arrays: Any) -> Any:
-    """Return the samples of a batch, as Keras takes them."""
-
     def take(part: Any) -> Any:
         if isinstance(part, array_slicing.TensorflowSparseWrapper):
             return array_slicing.slice_tensorflow_sparse_wrapper(part, indices)
@@ -143,7 +117,13 @@ def _taken(indices: tf.Tensor, arrays: Any) -> Any:
 class _Pipeline(Resumable):
     """A ``tf.data`` pipeline. With ``steps_per_epoch``, one iteration covers all epochs."""
 
-    def __init__(self, adapter: TFDatasetAdapter, steps: int | None, epochs: int, reshuffles: bool) -> None:
+    costs = (
+        "after a fault, its tf.data pipeline begins again, and what comes before the place is read and "
+        "thrown away. Write shuffle(..., seed=0, reshuffle_each_iteration=False): in another order, samples "
+        "of one epoch may come twice or not at all"
+    )
+
+    def __init__(self, adapter: TFDatasetAdapter, steps: int | None, epochs: int) -> None:
         length = int(adapter._dataset.cardinality())
         if steps is not None and 0 <= length < steps * epochs:
             raise ConfigError(
@@ -151,23 +131,12 @@ class _Pipeline(Resumable):
                 f"{epochs} epochs of {steps} batches are more than the {length} batches of the data set, so "
                 "Keras cuts epochs short; add .repeat() to it, or leave steps_per_epoch out",
             )
-        self._steps = steps
-        self._data = _Skipping(adapter._dataset)
+        self._steps, self._data = steps, _Skipping(adapter._dataset)
         self.steps = steps or (length if length >= 0 else None)
-        self.is_counted = steps is not None or length != tf.data.UNKNOWN_CARDINALITY
         self.num_batches = self.steps if steps is None else None
-        costs = (
-            "after a fault, its tf.data pipeline begins again, and what comes before the place is read and "
-            "thrown away"
-        )
-        if not self.is_counted:
-            costs = "after a fault, its epoch begins again, as the length of its tf.data pipeline is unknown"
-        if reshuffles:
-            costs += (
-                "; its shuffle() has another order then, so that samples of one epoch may come twice or not "
-                "at all, unless you write shuffle(..., seed=0, reshuffle_each_iteration=False)"
-            )
-        self.costs = costs
+        if steps is None and length == tf.data.UNKNOWN_CARDINALITY:
+            self.is_counted = False
+            self.costs = "after a fault, its epoch begins again, as its tf.data pipeline has no known length"
 
     def go_to(self, epoch: int, batch: int) -> None:
         self._data.first = batch if self._steps is None else epoch * self._steps + batch
@@ -194,79 +163,26 @@ class _Skipping(tf.data.Dataset):  # type: ignore[misc]
         return [self._dataset]
 
 
-class _Sequence(Resumable):
-    """A ``PyDataset``."""
+class _Batches(Resumable):
+    """The batches of a ``PyDataset``, which may shuffle them at the end of each epoch as it likes."""
 
-    def __init__(
-        self, dataset: PyDataset, options: dict[str, Any], seed: Callable[[], int], seeded: OnEpochEnd
-    ) -> None:
-        length, steps = dataset.num_batches, options["steps_per_epoch"]
-        if steps not in (None, length) if length is not None else steps is None:
-            raise ConfigError(
-                "steps_per_epoch",
-                f"it is {steps}, and the PyDataset has {length} batches; leave it out, or make them equal",
-            )
-        self._shuffle, self._seed, self._seeded = options["shuffle"], seed, seeded
-        self._rest = _Rest(dataset)
-        self._class_weight = options["class_weight"]
-        self._adapter = PyDatasetAdapter(self._rest, self._class_weight)
-        self._ended = 0  # how often the data set was told that an epoch has ended
-        self.steps = length or steps
-        self.num_batches = length
-        self._signature = self._adapter.get_tf_dataset().element_spec
+    is_counted = False
+    costs = "after a fault, its epoch begins again, as a PyDataset makes its batches by itself"
 
-    def go_to(self, epoch: int, batch: int) -> None:
-        """Keras tells a data set that an epoch has ended once before the first; it may shuffle then."""
-        self.on_epoch_end()
-        while self._ended <= epoch:
-            self._seeded(self._ended, self._rest.dataset.on_epoch_end)
-            self._ended += 1
-        length = self._rest.dataset.num_batches
-        if length is None:
-            self._rest.begin(epoch * (self.steps or 0) + batch, None)
-        else:
-            self._rest.begin(batch, _order(length, self._seed(), epoch, self._shuffle))
+    def __init__(self, dataset: PyDataset, options: dict[str, Any]) -> None:
+        self._given = dataset, options["class_weight"], options["shuffle"]
+        self._adapter = PyDatasetAdapter(*self._given)
+        self.steps = self.num_batches = dataset.num_batches
 
     def get_tf_dataset(self) -> tf.data.Dataset:
-        """Drop the batches that an interrupted ``fit`` has fetched: Keras would hand them out first."""
-        self.on_epoch_end()
-        self._adapter = PyDatasetAdapter(self._rest, self._class_weight)
-        self._adapter._output_signature = self._signature
+        """Drop the batches that a ``fit`` has fetched before a fault: Keras would hand them out first."""
+        if self._adapter._within_epoch:
+            self._adapter.on_epoch_end()
+        self._adapter = PyDatasetAdapter(*self._given)
         return untuned(self._adapter.get_tf_dataset())
 
     def on_epoch_begin(self) -> None:
-        """Keras begins an epoch."""
-        self.on_epoch_end()
         self._adapter.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Keras does not call this for an epoch that ends early."""
-        if self._adapter._within_epoch:
-            self._adapter.on_epoch_end()
-
-
-class _Rest(PyDataset):  # type: ignore[misc]
-    """The batches of a data set from a place on."""
-
-    def __init__(self, dataset: PyDataset) -> None:
-        super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
-        self.dataset = dataset
-        self.begin(0, None)
-
-    def begin(self, first: int, order: Indices | None) -> None:
-        """Begin at a batch of an order of batches; None for their own."""
-        self._first, self._order = first, order
-
-    @property
-    def num_batches(self) -> int | None:
-        """How many batches are left."""
-        length: int | None = self.dataset.num_batches
-        return None if length is None else length - self._first
-
-    def __getitem__(self, index: int) -> Any:
-        place = self._first + index
-        return self.dataset[place if self._order is None else int(self._order[place])]
-
-    def on_epoch_begin(self) -> None:
-        """Keras begins an epoch."""
-        self.dataset.on_epoch_begin()
+        self._adapter.on_epoch_end()

@@ -17,14 +17,11 @@ from hvdrecover.checkpoint import memcpy
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.errors import UnsupportedTensorError
-from hvdrecover.guard.numbers import Judge, Missing
-from hvdrecover.scalars import Scalars
 from hvdrecover.state import horovod
 from hvdrecover.state import random as streams
-from hvdrecover.state.adapter import Entry, StepObserver, Tree, fit_tensors
-from hvdrecover.state.contents import Contents
+from hvdrecover.state.adapter import Entry, StepReport, Tree, fit_tensors
 from hvdrecover.tensorflow import guard, world
-from hvdrecover.tensorflow.optimizer import forget_sums, passes, report_gradients
+from hvdrecover.tensorflow.optimizer import forget_sums, report_gradients
 from hvdrecover.tensorflow.scalars import watch
 from hvdrecover.tensorflow.variables import mean_the_same, named, seeds, variables_of
 
@@ -66,13 +63,12 @@ class TensorFlowFramework:
 
     def __init__(self) -> None:
         self.attributes: Mapping[str, Any] = {}
-        self.step_observers: list[StepObserver] = []
+        self.step_observers: list[Any] = []
         self._seeds: dict[int, weakref.ref[tf.Variable]] = {}  # in the order in which they were found
         # Keras makes its global generator at the first use, with a seed from Python's: better now than later.
         list(self._keras_states())
 
     def versions(self) -> dict[str, str]:
-        """Versions of TensorFlow, Keras and Horovod."""
         return {
             "tensorflow": str(tf.__version__),
             "keras": str(keras.__version__),
@@ -80,19 +76,12 @@ class TensorFlowFramework:
         }
 
     def is_tensor(self, value: Any) -> bool:
-        """Return whether a value is a tensor, a variable as `tree` gives it, or a view of an arena."""
         return isinstance(value, tf.Tensor | tf.Variable | View)
 
     def is_component(self, value: Any) -> bool:
-        """Return whether a value holds variables: a model, a layer, an optimizer, a list of variables, …."""
         return variables_of(value) is not None
 
     def spec(self, tensor: tf.Tensor | tf.Variable | View, name: str) -> TensorSpec:
-        """Dtype and shape of a tensor, a variable or a view.
-
-        Raises:
-            UnsupportedTensorError: it is symbolic, or of a dtype that safetensors lacks.
-        """
         dtype = tf.as_dtype(tensor.dtype)
         if dtype not in _DTYPES or not _has_a_value(tensor):
             raise UnsupportedTensorError(
@@ -103,7 +92,6 @@ class TensorFlowFramework:
         return TensorSpec(name, _DTYPES[dtype], tuple(tensor.shape))
 
     def match(self, tensors: Sequence[Any], specs: Sequence[TensorSpec]) -> bool:
-        """Return whether `spec` would give these very specs, found out fast; if in doubt, no."""
         return all(
             _DTYPES.get(tensor.dtype) == spec.dtype
             and tuple(tensor.shape) == spec.shape
@@ -111,11 +99,7 @@ class TensorFlowFramework:
             for tensor, spec in zip(tensors, specs, strict=True)
         )
 
-    def pin(self, arena: Arena, tensors: Sequence[tf.Tensor | tf.Variable]) -> None:
-        """Do nothing: TensorFlow copies through its own host memory."""
-
-    def views(self, arena: Arena) -> dict[str, View]:
-        """A view of each tensor's bytes in an arena; no copies."""
+    def views(self, arena: Arena, sources: Sequence[Any] = ()) -> dict[str, View]:
         return {
             spec.name: arena.bytes_of(spec.name)
             .view(_BY_CODE[spec.dtype].as_numpy_dtype)
@@ -125,15 +109,12 @@ class TensorFlowFramework:
         }
 
     def clone(self, tensor: Any) -> tf.Tensor:
-        """A copy of a tensor, in new memory."""
         return _own(tensor)
 
     def move(self, tree: Tree, present: Any) -> Tree:
-        """Return the tree as it is: operations take tensors from any device."""
-        return tree
+        return tree  # operations take tensors from any device
 
     def copy_out(self, tensors: Sequence[tf.Tensor | tf.Variable], views: Sequence[View]) -> None:
-        """Copy tensors into views of an arena; done on return."""
         sources = [_on_host(tensor) for tensor in tensors]
         memcpy.copy(
             [
@@ -143,7 +124,6 @@ class TensorFlowFramework:
         )
 
     def equal(self, pairs: Iterable[tuple[tf.Tensor | tf.Variable, View]]) -> bool:
-        """Return whether tensors hold the very bits of views of arenas, each of the same dtype and shape."""
         large: list[tuple[Array, View]] = []  # kept, so that the addresses stay valid
         for tensor, view in pairs:
             mine = _on_host(tensor)
@@ -162,7 +142,6 @@ class TensorFlowFramework:
         return named(component)
 
     def fit(self, name: str, component: Any, tree: Tree) -> tuple[Tree, list[str]]:
-        """The part of a tree that fits a component, and a line for each difference."""
         mine = named(component)
         if not isinstance(tree, dict):
             kind = f"a {type(tree).__name__} in the commit, a {type(component).__name__} in this state"
@@ -172,51 +151,31 @@ class TensorFlowFramework:
             tree = dict(zip(mine, tree.values(), strict=True))
         return fit_tensors(self, name, what, mine, tree)
 
-    def copies_on_load(self, component: Any) -> bool:
-        """All variables do."""
-        return True
-
     def load(self, component: Any, tree: Tree, *, keep: bool = False) -> None:
-        """Assign a tree that fits to a component's variables."""
         mine = named(component)
         for name, value in tree.items():
             tf.raw_ops.AssignVariableOp(resource=mine[name].handle, value=_own(value))
         forget_sums(component)
 
     def unkept(self, component: Any) -> list[str]:
-        """Return nothing: variables are all that a component holds."""
-        return []
-
-    def passes(self, component: Any) -> tuple[int, int]:
-        """How many backward passes of an optimizer no step has had yet, of how many that a step has."""
-        return passes(component)
+        return []  # variables are all that a component holds
 
     def forget_passes(self, component: Any) -> None:
-        """Have an optimizer forget these."""
         forget_sums(component)
 
     def describe(self, component: Any) -> list[Entry]:
-        """The variables, and the configuration of an optimizer."""
         return guard.describe(component)
 
     def rank_local(self, component: Any) -> set[str]:
-        """Variables that are not trained: running statistics and metrics, which differ between ranks."""
         return {name for name, each in _of_model(component).items() if not each.trainable}
 
-    def trained(self, component: Any) -> dict[str, tf.Variable]:
-        """Variables that are trained, of all but optimizers."""
-        return {name: each for name, each in _of_model(component).items() if each.trainable}
-
-    def not_finite(self, tensors: Mapping[str, tf.Variable]) -> list[str]:
-        """Names of the variables that hold NaN or infinity."""
-        return guard.not_finite(tensors)
+    def not_finite(self, component: Any) -> list[str]:
+        return guard.not_finite({name: each for name, each in _of_model(component).items() if each.trainable})
 
     def draw_seed(self) -> int:
-        """A number below 2**63 from Python's generator, which ``keras.utils.set_random_seed`` seeds."""
-        return random.getrandbits(63)
+        return random.getrandbits(63)  # from Python's generator, which ``keras.utils.set_random_seed`` seeds
 
     def seed(self, derive: Callable[[str], int]) -> None:
-        """Seed Python's, numpy's, TensorFlow's and Keras's generators, and those of tracked models."""
         random.seed(derive("python"))
         np.random.seed(_halves(derive("numpy")))
         _tensorflow_generator().reset_from_seed(derive("tensorflow"))
@@ -224,7 +183,6 @@ class TensorFlowFramework:
             state.assign(np.array(_halves(derive(f"keras/{number}")), dtype=state.dtype.as_numpy_dtype))
 
     def generators(self) -> Any:
-        """The states of all of them."""
         return {
             "python": streams.python_state(),
             "numpy": np.random.get_state(legacy=False),
@@ -233,33 +191,24 @@ class TensorFlowFramework:
         }
 
     def set_generators(self, states: Any) -> None:
-        """Set what `generators` gave."""
         streams.set_python(states["python"])
         streams.set_numpy(states["numpy"])
         _tensorflow_generator().state.assign(states["tensorflow"])
         for mine, stored in zip(self._keras_states(), states["keras"], strict=False):
             mine.assign(stored)
 
-    # Reports of steps.
-
     def original(self, error: BaseException) -> BaseException | None:
-        """Return the error of ours that TensorFlow has made another one of, if any."""
         return world.original(error)
 
-    def report_steps(self, contents: Contents, observer: StepObserver) -> None:
-        """Report each step of ``model.fit``."""
-        self.step_observers.append(observer)
-
-    def report_times(self, contents: Contents, scalars: Scalars) -> None:
-        """Report the time of each step, and the norm of its gradients."""
-        watch(scalars)
-
-    def report_missing(self, contents: Contents, missing: Missing) -> None:
-        """Report nothing: a gradient that is missing on some ranks is an error of `Reduction`."""
-
-    def report_gradients(self, contents: Contents, judge: Judge) -> None:
-        """Report steps whose gradients are not finite, before they are applied."""
-        report_gradients(contents.components(), judge)
+    def report(self, what: StepReport, hook: Any) -> None:
+        if what == "steps":
+            self.step_observers.append(hook)
+        elif what == "times":
+            watch(hook)
+        elif what == "gradients":
+            components = {name: each for name, each in self.attributes.items() if self.is_component(each)}
+            report_gradients(components, hook)
+        # A gradient that is missing on some ranks is an error of `Reduction`.
 
     def _keras_states(self) -> Iterator[tf.Variable]:
         """Yield the state of the global seed generator, then of all generators that were part of a commit."""

@@ -1,21 +1,18 @@
-"""The guard in TensorFlow: structure, parameters that are not finite, shares of the data."""
+"""The guard in TensorFlow: structure, and parameters that are not finite."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdrecover.errors import ConfigError
-from hvdrecover.guard import structure
 from hvdrecover.state.adapter import Entry
 from hvdrecover.tensorflow.averaging import is_finite, sums_of
 from hvdrecover.tensorflow.variables import named, without_numbers
-from hvdrecover.tensorflow.world import TensorFlowWorld
 
 
 def describe(component: Any) -> list[Entry]:
@@ -52,33 +49,3 @@ def not_finite(variables: Mapping[str, tf.Variable]) -> list[str]:
     if not floats or np.isfinite(sums_of(list(floats.values())).numpy()).all():
         return []
     return [name for name, each in floats.items() if not is_finite(each)]
-
-
-def check_shards(dataset: tf.data.Dataset, samples: Sequence[int] | None = None, length: int = -1) -> None:
-    """Have all ranks compare their data sets before an epoch: how many batches, and which samples.
-
-    A rank with fewer batches than the others would leave them waiting in the last allreduce.
-
-    Args:
-        dataset: this rank's batches; all ranks must call this.
-        samples: the numbers of its samples in the whole data set, if known.
-        length: samples of the whole data set, if known.
-
-    Raises:
-        ConfigError: it has no known number of batches.
-        ShardsError: samples are missing or come more than once, or the number of batches or the length of the
-            data set differ; on all ranks.
-
-    Examples:
-        >>> mine = list(range(hvd.rank(), 8, hvd.size()))
-        >>> recover.check_shards(tf.data.Dataset.from_tensor_slices(mine).batch(2), mine, length=8)
-    """
-    batches = int(dataset.cardinality())
-    if batches < 0:
-        raise ConfigError(
-            "dataset",
-            "its number of batches is unknown or infinite; say it by "
-            "dataset.apply(tf.data.experimental.assert_cardinality(n))",
-        )
-    numbers = None if samples is None else np.asarray(samples, dtype=np.int64)
-    structure.check_shards(TensorFlowWorld(), batches, numbers, length)

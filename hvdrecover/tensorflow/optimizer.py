@@ -10,8 +10,8 @@ An optimizer gets another class of the same name, whose `apply` does, in this or
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -48,17 +48,13 @@ def distribute(
             steps only.
         average_aggregated_gradients: whether that is their mean, and not their sum.
         local_layers: layers whose gradients are left to each rank.
-        use_locking: of optimizers of TensorFlow 1; Keras's have none.
+        use_locking: ignored; optimizers of TensorFlow 1 have locks.
         options: see `hvdrecover.tensorflow.averaging.Reduction`.
-
-    Raises:
-        ConfigError: not a Keras optimizer, one that has been through this, or an invalid value.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
             "optimizer",
-            f"a {type(optimizer).__name__} is not an optimizer of keras.optimizers; those of "
-            "TensorFlow 1 need its sessions, and can't recover",
+            f"a {type(optimizer).__name__} is not an optimizer of keras.optimizers, and can't recover",
         )
     if is_distributed(optimizer):
         raise ConfigError("optimizer", "it averages gradients already; make it distributed once")
@@ -66,8 +62,6 @@ def distribute(
         raise ConfigError(
             "backward_passes_per_step", f"must be an integer ≥ 1, got {backward_passes_per_step!r}"
         )
-    if use_locking:
-        raise ConfigError("use_locking", "Keras's optimizers have no locks; leave it out")
     hooks = _hook(optimizer)
     hooks.reduction = Reduction(**options)
     hooks.reduction.keep_local(weights_of(local_layers))
@@ -92,7 +86,8 @@ class _Hooks:
     passes: int = 1
     divisor: int = 1
     sums: Sums | None = None
-    reporter: _Reporter | None = None
+    judge: Judge | None = None
+    names: Mapping[int, str] = field(default_factory=dict)  # by the identities of variables, for the judge
 
 
 def _hook(optimizer: keras.optimizers.Optimizer) -> _Hooks:
@@ -124,22 +119,18 @@ class Hooked(keras.optimizers.Optimizer):  # type: ignore[misc]
         super().__setattr__(name, value)
 
     def register_local_var(self, var: Variable) -> None:
-        """Leave a variable's gradient to each rank."""
         if self._hvdrecover.reduction is not None:
             self._hvdrecover.reduction.keep_local([var])
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
-        """Add up several passes, average gradients across the ranks, look at them, and apply them."""
         if trainable_variables is None and not self.built:
             super().apply(grads)  # raises Keras's own error: the variables are missing
         hooks, gradients = self._hvdrecover, list(grads)
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        if hooks.reduction is None:
-            self._apply_if_finite(gradients, variables, trainable_variables)
-            return
-        if hooks.passes == 1:
-            self._apply_if_finite(hooks.reduction(gradients, variables), variables, trainable_variables)
+        if hooks.reduction is None or hooks.passes == 1:
+            reduced = gradients if hooks.reduction is None else hooks.reduction(gradients, variables)
+            self._apply_if_finite(reduced, variables)
             return
         if not self.built:
             self.build(variables)  # not in one branch of a condition
@@ -149,47 +140,45 @@ class Hooked(keras.optimizers.Optimizer):  # type: ignore[misc]
         sums.add(gradients)
 
         def step() -> tf.Tensor:
-            averages = reduction(sums.parts(gradients, hooks.divisor), variables)
-            self._apply_if_finite(averages, variables, trainable_variables)
+            self._apply_if_finite(reduction(sums.parts(gradients, hooks.divisor), variables), variables)
             sums.forget()
             return tf.constant(True)
 
         tf.cond(tf.equal(sums.count, hooks.passes), step, lambda: tf.constant(False))
 
-    def _apply_if_finite(
-        self, grads: Sequence[Gradient], variables: Sequence[Variable], given: Sequence[Variable] | None
-    ) -> None:
+    def _apply_if_finite(self, grads: Sequence[Gradient], variables: Sequence[Variable]) -> None:
         """Apply averaged gradients. If a guard finds that they are not finite, only that calls Python.
 
         The sums cost a small model about 20 µs in a step.
         """
-        reporter = self._hvdrecover.reporter
-        there = [numbers_of(gradient) for gradient in grads if gradient is not None]
+        judge, names = self._hvdrecover.judge, self._hvdrecover.names
         theirs = [each for each, gradient in zip(variables, grads, strict=True) if gradient is not None]
-        mine = own.of(theirs) if reporter is not None and there and self.built else None
-        if reporter is None or mine is None:  # no guard, or not averaged by us: other ranks may see others
-            super().apply(grads, given)
+        mine = own.of(theirs) if judge is not None and theirs and self.built else None
+        if judge is None or mine is None:  # no guard, or not averaged by us: other ranks may see others
+            super().apply(grads, variables)
             return
-        report = reporter.of(theirs)
+        there = [numbers_of(gradient) for gradient in grads if gradient is not None]
+        known = [names.get(id(raw(each)), str(each.name)) for each in theirs]
+        report = functools.partial(_report, judge, known)
         fine = tf.math.is_finite(tf.reduce_sum(sums_of(there)))
         if tf.executing_eagerly():
             if bool(fine) or report(mine, *there):
-                super().apply(grads, given)
+                super().apply(grads, variables)
             return
-        refuse_xla("what a guard does about gradients that are not finite")
+        refuse_xla()
 
         def ask() -> tf.Tensor:
             with tf.device("CPU:0"):
                 return tf.py_function(report, [mine, *there], tf.bool)
 
         good = tf.cond(fine, lambda: tf.constant(True), ask)
-        if not reporter.skips:  # no branch is needed, which would cost two percent
+        if judge.policy != "skip":  # no branch is needed, which would cost two percent
             with tf.control_dependencies([good]):
-                super().apply(grads, given)
+                super().apply(grads, variables)
             return
 
         def step() -> tf.Tensor:
-            super(Hooked, self).apply(grads, given)
+            super(Hooked, self).apply(grads, variables)
             return tf.constant(True)
 
         tf.cond(good, step, lambda: tf.constant(False))
@@ -202,9 +191,6 @@ def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
     """Look at averaged gradients before each step of the Keras optimizers.
 
     A ``LossScaleOptimizer`` is left alone: it has overflows as a matter of course, and skips them itself.
-
-    Raises:
-        ConfigError: batches are to be left out, and a step sums up several.
     """
     optimizers = [each for each in components.values() if isinstance(each, keras.optimizers.Optimizer)]
     names = {
@@ -225,37 +211,25 @@ def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
             )
         own.wanted = True
         judge.steps = lambda optimizer=optimizer: int(optimizer.iterations)  # type: ignore[misc]
-        _hook(optimizer).reporter = _Reporter(judge, names)
+        hooks = _hook(optimizer)
+        hooks.judge, hooks.names = judge, names
 
 
-class _Reporter:
-    """Reports bad steps to the judge."""
+def _report(judge: Judge, names: Sequence[str], mine: tf.Tensor, *averages: tf.Tensor) -> bool:
+    """Report averaged gradients, and the sums of this rank's own ones; return whether to apply the step.
 
-    def __init__(self, judge: Judge, names: Mapping[int, str]) -> None:
-        self.skips = judge.policy == "skip"
-        self._judge = judge
-        self._names = names
-
-    def of(self, variables: Sequence[Variable]) -> Callable[..., bool]:
-        """Return a function that reports the averaged gradients of some variables.
-
-        It also takes the sums of this rank's own gradients. It returns whether to apply the step: all numbers
-        are finite, and only their sum was too large.
-        """
-        names = [self._names.get(id(raw(each)), str(each.name)) for each in variables]
-        return functools.partial(self._report, names)
-
-    def _report(self, names: Sequence[str], mine: tf.Tensor, *averages: tf.Tensor) -> bool:
-        bad = [name for name, each in zip(names, averages, strict=True) if not is_finite(each)]
-        if not bad:
-            return True
-        sent = dict(zip(names, np.isfinite(mine.numpy()).tolist(), strict=True))
-        try:
-            self._judge.gradients(bad, [name for name in bad if not sent[name]])
-        except (NumericsError, RolledBack) as error:
-            raised(error)
-            raise
-        return False
+    It is applied if all numbers are finite, and only their sum was too large.
+    """
+    bad = [name for name, each in zip(names, averages, strict=True) if not is_finite(each)]
+    if not bad:
+        return True
+    sent = dict(zip(names, np.isfinite(mine.numpy()).tolist(), strict=True))
+    try:
+        judge.gradients(bad, [name for name in bad if not sent[name]])
+    except (NumericsError, RolledBack) as error:
+        raised(error)
+        raise
+    return False
 
 
 # -- several backward passes for a step ----------------------------------------------------------------------
@@ -269,7 +243,6 @@ class Sums:
         self._sums = [tf.Variable(tf.zeros_like(raw(variable)), trainable=False) for variable in variables]
 
     def add(self, gradients: Sequence[Gradient]) -> None:
-        """Add one pass."""
         for total, gradient in zip(self._sums, gradients, strict=True):
             if gradient is not None:
                 total.assign_add(tf.cast(tf.convert_to_tensor(gradient), total.dtype))
@@ -283,14 +256,12 @@ class Sums:
         ]
 
     def forget(self) -> None:
-        """Start again."""
         for total in self._sums:
             total.assign(tf.zeros_like(total))
         self.count.assign(0)
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Return whether an optimizer averages gradients across the ranks."""
     return _hooks_of(optimizer).reduction is not None
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -39,9 +38,9 @@ from hvdrecover.state.horovod import fault_of
 from hvdrecover.state.liveness import paused
 from hvdrecover.state.random import Randomness
 from hvdrecover.state.run import run
-from hvdrecover.tensorflow.callback_state import history_text, is_known, set_history
+from hvdrecover.tensorflow.callback_state import history_text, set_history
 from hvdrecover.tensorflow.dataset import PerRank
-from hvdrecover.tensorflow.fit import Commit, Logs, Pace, Progress
+from hvdrecover.tensorflow.fit import Commit, Logs, Progress
 from hvdrecover.tensorflow.fit_data import Resumable, resumable
 from hvdrecover.tensorflow.keras.callbacks import BroadcastGlobalVariablesCallback
 from hvdrecover.tensorflow.optimizer import is_distributed
@@ -52,6 +51,7 @@ from hvdrecover.tensorflow.world import TensorFlowWorld
 logger = logging.getLogger(__name__)
 
 _MOST = 8  # fits of a script that are resumed: for processes that start, each keeps its last commit in memory
+_MOST_BATCHES = 25  # between two commits; there are at least four in an epoch
 _LARGEST = 1 << 24  # bytes of a rank's own statistics; each commit sends them to all ranks
 
 _keras_fit = keras.Model.fit
@@ -88,8 +88,6 @@ def _concerns(model: keras.Model, options: dict[str, Any]) -> bool:
     if TensorFlowWorld.past.functions != len(_fits):
         return False  # the script has its own state and training function
     if hvd.size() == 1:
-        if _settings.checkpoint:
-            _say("model.fit: not resumed after a fault: the job has one process")
         return False
     broadcasts = any(isinstance(each, BroadcastGlobalVariablesCallback) for each in _callbacks(options))
     if not broadcasts and not is_distributed(getattr(model, "optimizer", None)):
@@ -164,21 +162,18 @@ def _resume(model: keras.Model, options: dict[str, Any]) -> keras.callbacks.Hist
 
 
 def _train(state: _State, options: dict[str, Any]) -> None:
-    if (
-        options.get("epochs", 0) <= state.epochs
-    ):  # it was finished; with --reopen, it may have more epochs now
+    if options.get("epochs", 0) <= state.epochs:  # finished; with --reopen, it may have more epochs now
         return
     if state.ranks != hvd.size():
         _say(f"model.fit: {hvd.size()} ranks instead of {state.ranks}: epoch {state.epoch} begins again")
         state.ranks, state.batch = hvd.size(), 0
     if not state.last_commit.commit:  # all ranks have rank 0's
         state.own.value.load_state_dict(state.at_first)
-    users = _callbacks(options)
-    progress = _Progress(state, [each for each in users if not is_known(type(each))])
-    callbacks = [*users, progress, Commit(progress, [progress])]
+    progress = _Progress(state)
+    callbacks = [*_callbacks(options), progress, Commit(progress, [progress])]
     given = {**options, "x": state.data, "initial_epoch": state.epoch, "callbacks": callbacks}
     history = _keras_fit(state.model, **given)
-    state.history, state.epochs = history_text(history, history.history), options["epochs"]
+    state.history, state.epochs = history_text(history), options["epochs"]
     state.commit()
 
 
@@ -187,42 +182,30 @@ class _Progress(Progress):
 
     is_per_rank = True
 
-    def __init__(self, state: _State, keep: list[keras.callbacks.Callback]) -> None:
-        counted = state.data.is_counted
-        super().__init__(state, None, keep, Pace(state._session.context.clock) if counted else None)
+    def __init__(self, state: _State) -> None:
+        often = max(1, min(_MOST_BATCHES, (state.data.steps or _MOST_BATCHES) // 4))
+        super().__init__(state, often if state.data.is_counted else None)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Go to the place in the data."""
         is_first, state = self._is_first, self.state
         super().on_epoch_begin(epoch, logs)
-        if is_first and self.fit.resumed is not None:  # what callbacks have drawn until now was drawn before
-            commits.iteration_begins(state._session)
-        self.is_resumed = state.batch > 0
+        if is_first and state._fit.resumed is not None:
+            commits.iteration_begins(state._session)  # what callbacks have drawn until now was drawn before
         state.data.go_to(epoch - state.begun, state.batch)
 
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Count the batches."""
-        super().on_train_batch_end(batch, logs)
+    def is_over(self) -> bool:
         steps = self.state.data.steps
-        self.is_over = steps is not None and self.state.batch >= steps
-
-    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """A validation may take longer than a hang."""
-        heartbeat.heartbeat()
+        return steps is not None and self.state.batch >= steps
 
 
 # -- the state -----------------------------------------------------------------------------------------------
 
 
 class _State(TensorFlowKerasState):
-    """The state of one ``fit``.
-
-    Args:
-        number: which ``fit`` of the script, from 1 on.
-        options: the arguments of ``fit``; the samples for its validation are split off.
+    """The state of one ``fit``; making it raises an error that says why the ``fit`` cannot be resumed.
 
     Attributes:
-        number: as above.
+        number: which ``fit`` of the script, from 1 on.
         is_behind: whether other ranks are in a later one.
         data: its data.
         begun: the epoch with which it began.
@@ -231,9 +214,6 @@ class _State(TensorFlowKerasState):
         history: the text of its history, when it has ended.
         own: batch norm's statistics of this rank, and the like.
         at_first: those before the first batch.
-
-    Raises:
-        ConfigError: why it cannot be resumed.
     """
 
     _rng: Randomness = "store"
@@ -246,7 +226,7 @@ class _State(TensorFlowKerasState):
         _refuse(options)
         self.number = number
         epochs = options["epochs"] - options["initial_epoch"]
-        self.data: Resumable = resumable(options["x"], options, epochs, self._seed_of_rank, self._seeded)
+        self.data: Resumable = resumable(options["x"], options, epochs, self._seed_of_rank)
         _build(model, self.data)
         others = _other_optimizers(model)
         for optimizer in others.values():
@@ -267,7 +247,6 @@ class _State(TensorFlowKerasState):
         self.at_first = self.own.value.state_dict()
 
     def on_reset(self) -> None:
-        """Meet the other ranks after a rendezvous."""
         super().on_reset()
         if hvd.size() != self.ranks:
             raise RecoveryError(
@@ -295,24 +274,14 @@ class _State(TensorFlowKerasState):
             self.restore()
 
     def end(self) -> keras.callbacks.History:
-        """Return the history, and leave the data as they are after all epochs."""
-        if self.epoch > self.begun:
-            self.data.go_to(self.epoch - 1 - self.begun, 0)
         history = keras.callbacks.History()
         history.set_model(self.model)
-        set_history(history, self.history, "history")
+        set_history(history, self.history)
         self.model.history = history
         return history
 
     def _seed_of_rank(self) -> int:
         return random.stream(self._session.own.random.seed, "data", hvd.rank())("order")
-
-    def _seeded(self, number: int, function: Callable[[], None]) -> None:
-        """Call a function with random generators that are seeded by a number, and leave them as they are."""
-        before = self._framework.generators()
-        self._framework.seed(random.stream(self._session.own.random.seed, f"epoch {number}", hvd.rank()))
-        function()
-        self._framework.set_generators(before)
 
 
 def _meet(world: World, number: int, objection: str) -> list[list[Any]]:
@@ -343,10 +312,8 @@ def _build(model: keras.Model, data: Resumable) -> None:
 
 def _other_optimizers(model: keras.Model) -> dict[str, Any]:
     """Return the optimizers of a model's own training step, such as a GAN's, without ``model.optimizer``."""
-    models = [each for each in model._flatten_layers() if isinstance(each, keras.Model)]
-    values = [value for each in models for value in vars(each).values()]
-    values += [part for value in values if isinstance(value, (list, tuple)) for part in value]
-    values += [part for value in values if isinstance(value, dict) for part in value.values()]
+    values = list(vars(model).values())
+    values += [part for value in values if isinstance(value, list) for part in value]
     main = getattr(model, "optimizer", None)
     found = [each for each in values if isinstance(each, keras.optimizers.Optimizer) and each is not main]
     return {f"optimizer_{number}": each for number, each in enumerate(dict.fromkeys(found), 2)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
@@ -17,7 +17,7 @@ from hvdrecover.state.loading import Loaded
 from hvdrecover.state.random import Randomness
 from hvdrecover.state.state import State
 from hvdrecover.tensorflow import virtual
-from hvdrecover.tensorflow.callback_state import NAME, KeptCallbacks, refuse_backups
+from hvdrecover.tensorflow.callback_state import NAME, FitState
 from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.variables import Variable, build_optimizer, refuse_unbuilt
@@ -38,19 +38,16 @@ class TensorFlowState(State):
             is written.
         rng: ``"reseed"``, the default, or ``"store"``; see `hvdrecover.state.random`.
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
-        tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank; None writes none. Make
-            the state before functions are traced.
-        tracker: an experiment tracker, such as ``WandB()`` or ``MLflow()``; None reports to none. Make the
-            state before functions are traced.
+        tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank. With it or a tracker,
+            make the state before functions are traced.
+        tracker: an experiment tracker, such as ``WandB()`` or ``MLflow()``.
         virtual_ranks: number of virtual ranks, whose work any number of processes carry out with one and the
             same result; None has none. Train by `steps`.
         shares: how they are dealt out: ``"equal"``, the default, or ``"by-speed"``.
-        attributes: models, optimizers, data sets made by `elastic_dataset` and anything else to track, by
-            name.
+        attributes: models, optimizers, data sets of `elastic_dataset` and anything else to track, by name.
 
     Raises:
-        ConfigError: a setting has no usable value, an attribute's name is taken, or a model or an optimizer
-            has not been built.
+        ConfigError: a setting or a name is invalid, or a model or an optimizer has not been built.
         UnsupportedValueError: a plain object that JSON can't hold.
         UnsupportedTensorError: a tensor that safetensors can't hold.
 
@@ -81,11 +78,8 @@ class TensorFlowState(State):
         for name, value in attributes.items():
             refuse_unbuilt(f"state.{name}", value)
         self._framework, self._world = TensorFlowFramework(), TensorFlowWorld()
-        self._callbacks = KeptCallbacks()
-        refuse_backups()
-        ranks = None
-        if virtual_ranks is not None:
-            ranks = virtual.virtual_ranks(attributes, virtual_ranks, shares)
+        self._fit = FitState(self._framework, self._world)
+        ranks = None if virtual_ranks is None else virtual.virtual_ranks(attributes, virtual_ranks, shares)
         super().__init__(
             self._framework,
             self._world,
@@ -94,7 +88,7 @@ class TensorFlowState(State):
             guard=guard,
             tensorboard=tensorboard,
             tracker=tracker,
-            hidden={NAME: self._callbacks},
+            hidden={NAME: self._fit},
             virtual=ranks,
             attributes=attributes,
         )
@@ -112,9 +106,7 @@ class TensorFlowState(State):
         op: Any = hvd.Average,
         compression: Any = hvd.Compression.none,
     ) -> Iterator[Step]:
-        """Iterate over the remaining steps of a pass over the data, in each all virtual ranks.
-
-        ::
+        """Iterate over the remaining steps of a pass over the data, in each all virtual ranks::
 
             for step in state.steps(dataset):
                 for images, labels in step:                 # one batch for each virtual rank of this process
@@ -140,44 +132,27 @@ class TensorFlowState(State):
         if variables is None:
             model = context.attributes.get("model")
             if not isinstance(model, keras.layers.Layer):
-                raise ConfigError(
-                    "state.steps()", "there is no state.model; pass what you train as variables="
-                )
+                problem = "there is no state.model; pass what you train as variables="
+                raise ConfigError("state.steps()", problem)
             variables = model.trainable_variables
         feed = virtual.feed(data, context.attributes, context.framework)
         virtual.gradients_of(ranks).of(variables, op, compression)
-        return steps(ranks, feed, context.clock, Step)
-
-    @property
-    def _virtual_ranks(self) -> int | None:
-        """The number of virtual ranks; None without."""
-        return self._session.context.ranks.virtual
-
-    def _components(self) -> Iterable[Any]:
-        """The tracked attributes."""
-        return self._session.context.attributes.values()
+        return steps(ranks, feed, Step)
 
     @property
     def _datasets(self) -> list[ElasticDataset]:
-        """The elastic data sets among the attributes."""
-        return [
-            each for each in self._session.context.attributes.values() if isinstance(each, ElasticDataset)
-        ]
+        attributes = self._session.context.attributes.values()
+        return [each for each in attributes if isinstance(each, ElasticDataset)]
 
 
 class TensorFlowKerasState(TensorFlowState):
-    """A `State` of a Keras model and its optimizer.
+    """A `State` of a Keras model and its optimizer; raises the errors of `TensorFlowState`.
 
     Args:
         model: a model that has been built.
         optimizer: its optimizer; None takes the one that the model was compiled with, if any. One that has no
             slots yet gets them here, so that there is something for a commit to be loaded into.
         attributes: what else to track, by name; and the keywords of `TensorFlowState`.
-
-    Raises:
-        ConfigError: as for `TensorFlowState`.
-        UnsupportedValueError: a plain object that JSON can't hold.
-        UnsupportedTensorError: a tensor that safetensors can't hold.
 
     Examples:
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
@@ -186,14 +161,10 @@ class TensorFlowKerasState(TensorFlowState):
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        optimizer: keras.optimizers.Optimizer | None = None,
-        **attributes: Any,
+        self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None, **attributes: Any
     ) -> None:
         refuse_unbuilt("state.model", model)
-        if optimizer is None:
-            optimizer = getattr(model, "optimizer", None)
+        optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         build_optimizer(optimizer, model)
         super().__init__(model=model, optimizer=optimizer, **attributes)
 
@@ -209,37 +180,30 @@ def load(
 ) -> Loaded:
     """Load a commit into models and optimizers, outside of a job. Horovod need not be initialised.
 
-    Only the files of these attributes are read, and every byte of them is verified. The job at the root, if
-    any, is not disturbed.
+    Only the files of these attributes are read, and every byte of them is verified. A job there continues.
 
     Args:
         url: the checkpoint root: a path or an fsspec URL.
         model: the model that was ``model`` in the state; it must have been built.
         optimizer: the optimizer that was ``optimizer`` in the state. One that has no slots yet gets those of
             the model that is handed in with it.
-        commit: its name, such as ``"g0003-c00000120"``, or its number; None takes the newest that verifies,
-            and warns of each that it passes over.
-        strict: whether everything must fit the commit exactly. If not, what fits is loaded, with a warning
-            about the rest.
+        commit: its name, such as ``"g0003-c00000120"``, or its number; None takes the newest that verifies.
+        strict: whether everything must fit. If not, what fits is loaded, with a warning about the rest.
         attributes: more models, optimizers, lists of variables and so on, by their names in the state.
 
     Raises:
         ConfigError: nothing was handed in, or a model that has not been built, or the URL is invalid.
-        UnknownCommitError: the root holds no such commit, or is not a checkpoint root.
-        MismatchError: something does not fit. Nothing was loaded.
-        CorruptCheckpointError: the commit that was asked for is damaged. Nothing was loaded.
-        NoUsableCommitError: none was asked for, and all are damaged. Nothing was loaded.
-        FormatVersionError: the commit was written in a newer format.
-        StorageError: the storage failed.
+        CheckpointError: the commit is missing, damaged, of a newer format, or does not fit, or the storage
+            failed. Nothing was loaded.
 
     Examples:
         >>> loaded = recover.load("s3://bucket/run-1", model=model)  # doctest: +SKIP
         >>> loaded.objects["epoch"]  # doctest: +SKIP
         12
     """
-    given = {"model": model, "optimizer": optimizer, **attributes}
     refuse_unbuilt("model", model)
     build_optimizer(optimizer, model)
+    given = {"model": model, "optimizer": optimizer, **attributes}
     for name, value in given.items():
         refuse_unbuilt(name, value)
     return loading.load(TensorFlowFramework(), url, given, commit, strict=strict)

@@ -17,14 +17,9 @@ __getattr__, __dir__ = standing_in(_hvd, globals())
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
-    """Batch normalization by the mean and the variance of all ranks' batches together.
+    """A ``keras.layers.BatchNormalization`` by the mean and the variance of all ranks' batches together.
 
-    Args:
-        fused: must be False; Keras 3 has no fused one.
-        options: see ``keras.layers.BatchNormalization``.
-
-    Raises:
-        ConfigError: ``fused`` is not False.
+    Keras 3 has no fused one, so ``fused`` must be False.
 
     Examples:
         >>> layers = [keras.Input((8,)), keras.layers.Dense(4), recover.SyncBatchNormalization()]

@@ -25,12 +25,10 @@ _NUMBER = re.compile(r"_\d+(?=[/_]|$)")
 
 
 def is_variable(value: Any) -> bool:
-    """Return whether a value is a variable, of TensorFlow or of Keras."""
     return isinstance(value, tf.Variable | keras.Variable)
 
 
 def raw(variable: Variable) -> tf.Variable:
-    """Return the ``tf.Variable`` of a variable."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
@@ -78,11 +76,6 @@ def seeds(component: Any) -> list[tf.Variable]:
 
 
 def weights_of(local_layers: Layers) -> list[Variable]:
-    """Return what layers train.
-
-    Raises:
-        ConfigError: not a layer.
-    """
     layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else list(local_layers or [])
     for layer in layers:
         if not isinstance(layer, keras.layers.Layer):
@@ -94,7 +87,6 @@ def weights_of(local_layers: Layers) -> list[Variable]:
 
 
 def name_of(variable: Variable) -> str:
-    """Return a variable's Keras path or name."""
     name = variable.path if isinstance(variable, keras.Variable) else variable.name
     return str(name).removesuffix(":0")
 
@@ -107,7 +99,7 @@ def without_numbers(name: str) -> str:
 def mean_the_same(stored: Sequence[str], mine: Sequence[str]) -> bool:
     """Return whether names are of the same variables in another process, or a model made in another way.
 
-    Keras may have numbered layers differently. And it puts a model's own name before its variables' or not,
+    Keras may number layers differently. And it puts a model's own name before its variables' or not,
     depending on when the model was built: ``net/dense/kernel``, and ``adam/net_dense_kernel_momentum``, or
     ``dense/kernel`` for the same model made of its config.
     """
@@ -120,8 +112,10 @@ def mean_the_same(stored: Sequence[str], mine: Sequence[str]) -> bool:
 
 
 def _added(longer: str, shorter: str) -> str | None:
-    """Return the part, such as ``net``, that ``longer`` has in addition, at the beginning or after the first
-    slash of ``shorter``; None if the names differ in another way."""
+    """Return the part, such as ``net``, that ``longer`` has in addition, or None.
+
+    It is at the beginning or after the first slash of ``shorter``.
+    """
     for place in (0, shorter.find("/") + 1):
         rest = shorter[place:]
         part = longer[place : len(longer) - len(rest)]
@@ -141,33 +135,19 @@ def build_optimizer(optimizer: Any, model: Any) -> None:
 
 
 def refuse_unbuilt(name: str, value: Any) -> None:
-    """Refuse a Keras model, layer or optimizer that has not made its variables yet.
-
-    Args:
-        name: its name in the error.
-        value: anything.
-
-    Raises:
-        ConfigError: it has not been built.
-    """
+    """Raise a `ConfigError` for a Keras model, layer or optimizer that has not made its variables yet."""
     if isinstance(value, keras.layers.Layer):
         inside = value._flatten_layers(include_self=False)
         unbuilt = [each for each in inside if not each.built and not is_default(each.build)]
         names = list(dict.fromkeys(f"'{each.name}'" for each in unbuilt if not isinstance(each, Merge)))
         # Keras cannot build a model without `call`, such as a GAN, but all its layers may be built.
-        by_hand = type(value).build is keras.Model.build and value.weights and not names
-        if not value.built and not by_hand:
+        if names or not (value.built or value.weights):
+            inside_of = f" in layers {', '.join(names[:5])}" if names else ""
             raise ConfigError(
                 name,
-                "the model has no variables yet, so there is nothing to be kept or loaded into; call "
-                "model.build(input_shape), or the model on one batch, first",
-            )
-        if names:
-            raise ConfigError(
-                name,
-                f"layers inside lack variables, {', '.join(names[:5])}, so there is nothing to be kept "
-                "or loaded into: build() of a subclass that defines none does not reach them; call the model "
-                "on one batch first, such as model(batch), and leave out layers that it does not use",
+                f"the model has no variables yet{inside_of}, so there is nothing to be kept or loaded into; "
+                "call model.build(input_shape), or the model on one batch, such as model(batch), first, and "
+                "leave out layers that it does not use",
             )
     if isinstance(value, keras.optimizers.Optimizer) and not value.built:
         raise ConfigError(

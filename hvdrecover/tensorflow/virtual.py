@@ -1,18 +1,13 @@
 """Virtual ranks in loops of the user's own: their buffers, batches and steps, and the sum of their gradients.
 
-A step of all virtual ranks:
-
-1. `Gradients.begin`. The script's inner loop goes through the virtual ranks of this process, whose batches
-   `feed` deals. For each of them, its own buffers are swapped in.
-2. The script takes gradients by a plain tape, and hands them over by `Step.add`. They are packed into a few
-   flat tensors. When the part ends, they are added to those of the parts before, in the fixed order of
-   `hvdrecover.virtual.exchange`.
-3. The inner loop ends: the processes exchange their sums, and `Step.gradients` returns the average.
+The script takes gradients by a plain tape, and hands them over by `Step.add`. They are packed into a few flat
+tensors. When the part ends, they are added to those of the parts before, in the fixed order of
+`hvdrecover.virtual.exchange`. When the inner loop ends, the processes exchange their sums, and
+`Step.gradients` returns the average.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,11 +22,10 @@ from hvdrecover.state.rank_local import PerRank
 from hvdrecover.tensorflow.averaging import own, sums_of
 from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.optimizer import is_distributed
-from hvdrecover.tensorflow.sync_batch_norm import SyncBatchNormalization
 from hvdrecover.tensorflow.variables import Gradient, Variable, name_of, named, raw
 from hvdrecover.tensorflow.world import raised
 from hvdrecover.virtual import buffers, ranks, steps
-from hvdrecover.virtual.exchange import NOTHING, Done, Exchange, buckets
+from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up, buckets
 from hvdrecover.virtual.ranks import OURS, VirtualRanks
 from hvdrecover.virtual.shares import Counts, Policy
 
@@ -41,11 +35,6 @@ Flat = list[tf.Tensor]
 
 
 def virtual_ranks(components: Mapping[str, Any], size: int, policy: Policy | None) -> VirtualRanks:
-    """Make the virtual ranks of a state, given its attributes by name.
-
-    Raises:
-        ConfigError: an optimizer averages gradients over processes, or a layer averages statistics.
-    """
     for name, each in components.items():
         if is_distributed(each):
             raise ConfigError(
@@ -54,17 +43,11 @@ def virtual_ranks(components: Mapping[str, Any], size: int, policy: Policy | Non
                 "out DistributedOptimizer",
             )
     layers = {name: each for name, each in components.items() if isinstance(each, keras.layers.Layer)}
-    for name, layer in layers.items():
-        for inner in layer._flatten_layers():
-            if isinstance(inner, SyncBatchNormalization):
-                place, instead = f"state.{name}.{inner.name}", "keras.layers.BatchNormalization"
-                raise ranks.averages(place, "SyncBatchNormalization", instead, "GroupNormalization")
     ranks.watch(hvd.mpi_ops, "MPI_LIB", _guarded)  # for functions that are traced from now on, too
     return VirtualRanks(size, policy, _Buffers(layers), [Gradients(size)])
 
 
 def gradients_of(virtual: VirtualRanks) -> Gradients:
-    """Return the gradients of the virtual ranks."""
     (gradients,) = virtual.gradients
     assert isinstance(gradients, Gradients)
     return gradients
@@ -78,14 +61,16 @@ class Step(steps.Step):
 
         Args:
             gradients: one for each variable, as ``tape.gradient(loss, model.trainable_variables)`` gives
-                them; sparse ones are made dense, None adds nothing.
+                them; sparse ones are made dense, None counts as zeros.
 
         Raises:
             StepError: none is being carried out, or there are more or fewer gradients than variables.
         """
+        if self._ranks.current is None:
+            raise StepError("step.add()", "no virtual rank is being carried out; call it in the inner loop")
         gradients_of(self._ranks).add(gradients)
 
-    def gradients(self) -> list[Gradient]:
+    def gradients(self) -> list[tf.Tensor]:
         """Return the gradients of the whole job, one for each variable, when the inner loop has ended.
 
         Raises:
@@ -146,16 +131,13 @@ class _Buffers(buffers.Buffers):
     def write(self, name: str, tensor: tf.Tensor) -> None:
         tf.raw_ops.AssignVariableOp(resource=self._variables[name].handle, value=tensor)
 
-    def bits(self, tensor: tf.Tensor) -> bytes:
-        return bytes(np.ascontiguousarray(tensor._numpy()).tobytes())
+    def same(self, one: tf.Tensor, other: tf.Tensor) -> bool:
+        mine, others = one.numpy(), other.numpy()
+        return bool(mine.shape == others.shape and mine.tobytes() == others.tobytes())
 
 
 def feed(data: Any, tracked: Mapping[str, Any], framework: Framework) -> steps.Feed:
-    """Return the source of a loop's batches: of an elastic data set, or of a `PerRank`, of the state.
-
-    Raises:
-        ConfigError: it is something else, or draws random numbers in the order in which batches are made.
-    """
+    """Return the source of a loop's batches: of an elastic data set, or of a `PerRank`, of the state."""
     if not any(data is each for each in tracked.values()) or not isinstance(data, PerRank | ElasticDataset):
         raise ConfigError(
             "state.steps()",
@@ -164,13 +146,6 @@ def feed(data: Any, tracked: Mapping[str, Any], framework: Framework) -> steps.F
         )
     if isinstance(data, PerRank):
         return lambda ranks: steps.streams(data, ranks, framework)
-    if (operation := data.draws()) is not None:
-        raise ConfigError(
-            "transform",
-            f"it draws random numbers ({operation}) in the order in which a process makes batches, so "
-            "they would depend on the number of processes; give it a keyword-only parameter seed, and "
-            "draw by tf.random.stateless_*(..., seed=seed)",
-        )
     # The data set deals its samples out by itself, in the same way.
     return lambda ranks: steps.deal(
         data.order, data.batch_size, ranks, lambda parts: data.batches(ranks.carried.ranks)
@@ -180,8 +155,7 @@ def feed(data: Any, tracked: Mapping[str, Any], framework: Framework) -> steps.F
 class _Layout:
     """The places of gradients in a few flat tensors, one for each bucket.
 
-    The last elements of the first tensor are a number for each variable: how many virtual ranks have a
-    gradient. ``hvd.Compression.fp16`` adds up and sends float16.
+    ``hvd.Compression.fp16`` adds up and sends float16.
     """
 
     def __init__(self, variables: Sequence[Variable], compression: Any) -> None:
@@ -198,83 +172,65 @@ class _Layout:
         self.variables = list(variables)
         self._sizes = [int(raw(each).shape.num_elements()) for each in variables]
         nbytes = [dtype.size * size for dtype, size in zip(dtypes, self._sizes, strict=True)]
-        self._buckets = buckets(dtypes, nbytes)
-        self._dtypes = [dtypes[places[0]] for places in self._buckets]
-        halves = compression == hvd.Compression.fp16
-        self._sent_dtypes = [tf.float16 if halves else dtype for dtype in self._dtypes]
-        self.size = len(self._buckets)
+        self._buckets = [(dtypes[places[0]], places) for places in buckets(dtypes, nbytes)]
+        self._halves = compression == hvd.Compression.fp16
         self.packed = tf.function(self._packed, autograph=False)
         self.sent = tf.function(self._sent, autograph=False)
         self.added = tf.function(self._added, autograph=False)
         self._unpacked = tf.function(self._taken_apart, autograph=False)
 
-    def missing(self, bucket: int) -> tf.Tensor:
-        """Return a tensor that stands for no gradients in a bucket."""
-        return self._sent(self._packed([None] * len(self.variables)))[bucket]
+    def missing(self) -> Flat:
+        """Return tensors that stand for no gradients."""
+        return self._sent(self._packed([None] * len(self.variables)))
 
-    def average(self, totals: Flat, divisor: int) -> list[Gradient]:
-        """Return the gradients that are in flat tensors, divided; None where there was none at all."""
-        wide = [tf.cast(each, dtype) for each, dtype in zip(totals, self._dtypes, strict=True)]
-        counts, gradients = self._unpacked(wide, [tf.constant(divisor, each.dtype) for each in wide])
-        there = (counts.numpy() > 0).tolist()
-        return [gradient if here else None for gradient, here in zip(gradients, there, strict=True)]
+    def average(self, totals: Flat, divisor: int) -> list[tf.Tensor]:
+        """Return the gradients that are in flat tensors, divided."""
+        wide = [tf.cast(each, dtype) for each, (dtype, _) in zip(totals, self._buckets, strict=True)]
+        found: list[tf.Tensor] = self._unpacked([each / tf.constant(divisor, each.dtype) for each in wide])
+        return found
 
     def _packed(self, gradients: Sequence[Gradient]) -> Flat:
         """Flat tensors, in the variables' dtypes."""
         flat = []
-        for number, (dtype, places) in enumerate(zip(self._dtypes, self._buckets, strict=True)):
+        for dtype, places in self._buckets:
             parts = [
                 tf.fill([self._sizes[place]], tf.constant(NOTHING, dtype))
                 if gradients[place] is None
                 else tf.reshape(tf.cast(gradients[place], dtype), [-1])
                 for place in places
             ]
-            if not number:
-                parts.append(tf.constant([float(each is not None) for each in gradients], dtype))
             flat.append(tf.concat(parts, 0))
         return flat
 
     def _sent(self, flat: Flat) -> Flat:
         """Flat tensors as they are added up, and sent."""
-        return [tf.cast(each, dtype) for each, dtype in zip(flat, self._sent_dtypes, strict=True)]
+        return [tf.cast(each, tf.float16) for each in flat] if self._halves else flat
 
     def _added(self, left: Flat, right: Flat) -> Flat:
         return [mine + other for mine, other in zip(left, right, strict=True)]
 
-    def _taken_apart(self, flat: Flat, divisors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        counts = flat[0][-len(self.variables) :]
+    def _taken_apart(self, flat: Flat) -> list[tf.Tensor]:
         gradients: dict[int, tf.Tensor] = {}
-        for each, divisor, places in zip(flat, divisors, self._buckets, strict=True):
-            sizes = [self._sizes[place] for place in places]
-            given = (each / divisor)[: sum(sizes)]
-            for place, part in zip(places, tf.split(given, sizes), strict=True):
+        for each, (_, places) in zip(flat, self._buckets, strict=True):
+            parts = tf.split(each, [self._sizes[place] for place in places])
+            for place, part in zip(places, parts, strict=True):
                 gradients[place] = tf.reshape(part, raw(self.variables[place]).shape)
-        return counts, [gradients[place] for place in range(len(self.variables))]
+        return [gradients[place] for place in range(len(self.variables))]
 
 
 class Gradients:
-    """Adds up the gradients that the script hands over for each virtual rank, and averages them.
-
-    In a step, `begin`; for each virtual rank of this process `part_begins`, `add`, `part_ends`; then `finish`
-    and `result`.
-    """
+    """Adds up the gradients that the script hands over for each virtual rank, and averages them."""
 
     _layout: _Layout
-    _exchange: Exchange | None
-    _result: list[Gradient] | None
-    _rank: int | None  # whose part is under way
-    _part: Flat | None  # the sum of its gradients
+    _sums: RunningSum[Flat]
+    _part: Flat | None = None  # the sum of the present part's gradients
+    _result: list[tf.Tensor] | None = None
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self.abandon()
 
     def of(self, variables: Sequence[Variable], op: Any, compression: Any) -> None:
-        """Set which variables steps have gradients of, and how these are averaged.
-
-        Raises:
-            ConfigError: virtual ranks cannot do that.
-        """
+        """Set which variables steps have gradients of, and how these are averaged."""
         if op not in (hvd.Average, hvd.Sum):
             problem = "virtual ranks average gradients or sum them up; pass op=Average or op=Sum"
             raise ConfigError("op", problem)
@@ -283,28 +239,13 @@ class Gradients:
         self._divisor = self._size if op == hvd.Average else 1
         self._layout = _Layout(variables, compression)
 
-    def begin(self, counts: Counts, process: int) -> None:
-        """Begin a step."""
+    def begin(self) -> None:
         self.abandon()
-        layout = self._layout
-
-        def pack(bucket: int, number: int, flat: tf.Tensor | None) -> tf.Tensor:
-            return layout.missing(bucket) if flat is None else flat
-
-        self._exchange = Exchange(
-            _Collectives(), f"{OURS}.virtual", counts, process, layout.size, operator.add, pack
-        )
+        self._sums = RunningSum(self._size, self._layout.added)
         # The variables whose gradients of this process were all finite.
         self._finite = np.ones(len(self._layout.variables), bool)
 
-    def part_begins(self, rank: int) -> None:
-        """Begin the part of a virtual rank."""
-        self._rank, self._part = rank, None
-
     def add(self, gradients: Sequence[Gradient]) -> None:
-        """See `Step.add`."""
-        if self._rank is None:
-            raise StepError("step.add()", "no virtual rank is being carried out; call it in the inner loop")
         given = [
             tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in gradients
         ]
@@ -320,52 +261,50 @@ class Gradients:
         flat = self._layout.packed(given)
         self._part = flat if self._part is None else self._layout.added(self._part, flat)
 
-    def part_ends(self) -> None:
-        """Add the gradients of the virtual rank to those before."""
-        rank, part, self._rank, self._part = self._rank, self._part, None, None
-        if part is None or rank is None:
+    def part_ends(self, rank: int) -> None:
+        part, self._part = self._part, None
+        if part is None:
             raise StepError(
                 "state.steps()",
                 f"virtual rank {rank} has no gradients in this step; hand them over in the inner loop: "
                 "step.add(gradients)",
             )
-        assert self._exchange is not None
-        for bucket, flat in enumerate(self._layout.sent(part)):
-            self._exchange.add(bucket, rank, flat)
+        self._sums.push(range(rank, rank + 1), self._layout.sent(part))
 
-    def finish(self) -> None:
-        """Add up the sums of all processes."""
-        assert self._exchange is not None
-        self._result = self._layout.average(self._exchange.finish(), self._divisor)
+    def finish(self, counts: Counts, process: int) -> None:
+        partial = self._sums.values or [self._layout.missing()]
+        totals = [
+            add_up(_Collectives(), f"{OURS}.virtual.{number}", counts, process, each)
+            for number, each in enumerate(zip(*partial, strict=True))
+        ]
+        self._result = self._layout.average(totals, self._divisor)
         if own.wanted:
             own.found(tf.constant(self._finite), self._layout.variables)
-        self._exchange = None
 
     def abandon(self) -> None:
-        """Forget the step that is under way."""
-        self._exchange = self._result = self._rank = self._part = None
+        self._result = self._part = None
 
-    def result(self) -> list[Gradient]:
-        """Return the gradients of the whole job; None where no virtual rank has one."""
+    def result(self) -> list[tf.Tensor]:
+        """Return the gradients of the whole job; zeros where no virtual rank has one."""
         if self._result is None:
             raise StepError("step.gradients()", "they are there when the inner loop has ended")
         return list(self._result)
 
 
 class _Collectives:
-    """See `hvdrecover.virtual.exchange.Collectives`. Eager operations return when they are done."""
+    """See `hvdrecover.virtual.exchange.Collectives`."""
 
     exact: Collection[Any] = (tf.float32, tf.float64)
 
-    def allreduce(self, flat: tf.Tensor, name: str) -> Done:
-        return Done(hvd.allreduce(flat, op=hvd.Sum, name=name))
+    def allreduce(self, flat: tf.Tensor, name: str) -> tf.Tensor:
+        return hvd.allreduce(flat, op=hvd.Sum, name=name)
 
-    def alltoall(self, flat: tf.Tensor, counts: Sequence[int], name: str) -> Done:
+    def alltoall(self, flat: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
         received, _ = hvd.alltoall(_as_sent(flat), splits=tf.constant(counts, tf.int32), name=name)
-        return Done(tf.bitcast(received, flat.dtype))
+        return tf.bitcast(received, flat.dtype)
 
-    def allgather(self, flat: tf.Tensor, name: str) -> Done:
-        return Done(tf.bitcast(hvd.allgather(_as_sent(flat), name=name), flat.dtype))
+    def allgather(self, flat: tf.Tensor, name: str) -> tf.Tensor:
+        return tf.bitcast(hvd.allgather(_as_sent(flat), name=name), flat.dtype)
 
     def joined(self, flats: Sequence[tf.Tensor]) -> tf.Tensor:
         return tf.concat(flats, 0)

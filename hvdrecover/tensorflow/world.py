@@ -32,8 +32,6 @@ _MARGIN = 5.0  # seconds beyond the time after which Horovod gives up a rank tha
 
 
 class TensorFlowWorld(HorovodWorld):
-    """The ranks, by ``horovod.tensorflow``."""
-
     def __init__(self) -> None:
         super().__init__(hvd)
 
@@ -55,7 +53,6 @@ class TensorFlowWorld(HorovodWorld):
         return _probe.has_failed
 
     def join(self, mine: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64]:
-        """Everybody's arrays one after another, joined along the first axis; the lengths there may differ."""
         if self.size() == 1:
             return mine
         with tf.device("CPU:0"):
@@ -63,7 +60,6 @@ class TensorFlowWorld(HorovodWorld):
         return joined
 
     def broadcast(self, buffer: Bytes, root: int, name: str) -> None:
-        """Fill ``buffer``, a uint8 array of the same length on all ranks, with the root's, in place."""
         if self.size() > 1 and len(buffer):
             with tf.device("CPU:0"):
                 sent = hvd.broadcast(tf.constant(buffer), root, name=name)

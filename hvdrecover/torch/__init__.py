@@ -16,7 +16,6 @@ from hvdrecover.state.startup import join as _join
 from hvdrecover.torch import elastic as elastic
 from hvdrecover.torch import stepping as _stepping
 from hvdrecover.torch.elastic.sampler import ElasticSampler
-from hvdrecover.torch.guard import check_shards
 from hvdrecover.torch.state import TorchState, load
 from hvdrecover.trackers import MLflow, Tracker, WandB
 from hvdrecover.virtual.ranks import virtual_rank, virtual_size
@@ -39,7 +38,6 @@ __all__ = [
     "TorchState",
     "Tracker",
     "WandB",
-    "check_shards",
     "heartbeat",
     "load",
     "paused",

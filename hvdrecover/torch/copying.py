@@ -44,14 +44,12 @@ def copy_all(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -
 
 
 def _wait_for_devices(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Wait for what devices copy into host memory."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for device in {source.device for source, target in copies if source.is_cuda and target.is_cpu}:
             torch.cuda.current_stream(device).synchronize()
 
 
 def all_equal(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-    """Return whether tensors hold the very bits of others, each of the same dtype and shape."""
     large: list[tuple[torch.Tensor, torch.Tensor]] = []  # kept, so that the addresses stay valid
     for mine, other in pairs:
         if mine.nbytes >= memcpy.WORTH_A_SPAN and _is_one_piece(mine) and _is_one_piece(other):
@@ -116,7 +114,6 @@ def can_take(target: Any, value: torch.Tensor) -> bool:
 
 
 def _is_one_piece(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's elements lie in host memory one after the other, as they are."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided

@@ -43,9 +43,6 @@ def to_torch(
     Raises:
         ExportError: the file exists, an attribute is missing, or one holds an object of a kind that such a
             file can't hold without code, such as a dataclass.
-        CorruptCheckpointError: the commit is damaged.
-        FormatVersionError: it is of a newer format.
-        StorageError: the storage failed, or the file could not be written.
     """
     url = f"{storage.url}/{commit.name}"
     with written_aside(path, force=force) as aside:
@@ -70,10 +67,10 @@ def _exported(snapshot: Snapshot, names: Sequence[str], url: str) -> dict[str, A
         except ValueError as error:
             refused.append(str(error) if str(error).startswith(name) else f"{name}: {error}")
     if refused:
-        others = " ".join(f"--only {name}" for name in exported)
-        remedy = f"leave that out: {others}" if exported else "name other attributes with --only"
         raise ExportError(
-            url, f"a torch file that is loaded without running code can't hold {'; '.join(refused)}; {remedy}"
+            url,
+            f"a torch file that is loaded without running code can't hold {'; '.join(refused)}; name other "
+            "attributes with --only",
         )
     return exported
 

@@ -17,12 +17,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.errors import UnsupportedTensorError
-from hvdrecover.guard.numbers import Judge, Missing
-from hvdrecover.scalars import Scalars
 from hvdrecover.state import horovod
 from hvdrecover.state import random as streams
-from hvdrecover.state.adapter import Entry, StepObserver, Tree, fit_tensors
-from hvdrecover.state.contents import Contents
+from hvdrecover.state.adapter import Entry, StepReport, Tree, fit_tensors
 from hvdrecover.torch import copying, guard, optimizers, scalars, stepping
 from hvdrecover.torch.optimizers import by_name, parameters_of, renamed
 
@@ -64,26 +61,17 @@ class TorchFramework:
         self._found: set[int] = set()
 
     def versions(self) -> dict[str, str]:
-        """Versions of torch and of Horovod."""
         return {"torch": str(torch.__version__), "horovod": horovod.version()}
 
     def is_tensor(self, value: Any) -> bool:
-        """Return whether a value is a torch tensor."""
         return isinstance(value, torch.Tensor)
 
     def is_component(self, value: Any) -> bool:
-        """Return whether a value has ``state_dict`` and ``load_state_dict``."""
         return not isinstance(value, type) and all(
             callable(getattr(value, verb, None)) for verb in ("state_dict", "load_state_dict")
         )
 
     def spec(self, tensor: torch.Tensor, name: str) -> TensorSpec:
-        """Dtype and shape of a tensor.
-
-        Raises:
-            UnsupportedTensorError: it is sparse, nested, quantized, without data, made of other tensors, of a
-                dtype that safetensors lacks, or trained outside a module.
-        """
         if torch.nn.parameter.is_lazy(tensor):
             raise UnsupportedTensorError(
                 name, "its shape is not known yet; run the lazy module once before the state is made"
@@ -106,7 +94,6 @@ class TorchFramework:
         return TensorSpec(name, _DTYPES[tensor.dtype], tuple(tensor.shape))
 
     def match(self, tensors: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> bool:
-        """Return whether `spec` would give these very specs, found out fast; if in doubt, no."""
         try:
             return all(
                 type(tensor) is torch.Tensor
@@ -119,25 +106,19 @@ class TorchFramework:
         except RuntimeError:  # a nested tensor has no shape
             return False
 
-    def views(self, arena: Arena) -> dict[str, torch.Tensor]:
-        """A tensor over each tensor's bytes in an arena; no copies."""
+    def views(self, arena: Arena, sources: Sequence[torch.Tensor] = ()) -> dict[str, torch.Tensor]:
+        if _cuda_in_use() and any(tensor.is_cuda for tensor in sources):
+            copying.pin(arena)  # so that devices copy into it by themselves
         return {spec.name: _view(arena, spec) for spec in arena.layout.specs}
 
-    def pin(self, arena: Arena, tensors: Sequence[torch.Tensor]) -> None:
-        """Let devices copy into an arena by themselves, if tensors are on one."""
-        if _cuda_in_use() and any(tensor.is_cuda for tensor in tensors):
-            copying.pin(arena)
-
     def clone(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy in new memory."""
         return tensor.detach().clone()
 
     def equal(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-        """Return whether tensors hold the very bits of views of arenas, each of the same dtype and shape."""
         return copying.all_equal(pairs)
 
     def move(self, tree: Tree, present: Any) -> Tree:
-        """Return a tree with its tensors on the device of a value's, if those are all on one."""
+        # If the value's own tensors are on several devices, nobody knows which tensor belongs where.
         devices = {each.device for each in pytree.tree_leaves(present) if isinstance(each, torch.Tensor)}
         if len(devices) != 1 or devices == {_CPU}:
             return tree
@@ -145,7 +126,6 @@ class TorchFramework:
         return pytree.tree_map(lambda each: each.to(device) if isinstance(each, torch.Tensor) else each, tree)
 
     def copy_out(self, tensors: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:
-        """Copy tensors into views of an arena; done on return."""
         copying.copy_all(tensors, views)
 
     def tree(self, component: Any) -> Tree:
@@ -168,7 +148,6 @@ class TorchFramework:
         return self._named
 
     def fit(self, name: str, component: Any, tree: Tree) -> tuple[Tree, list[str]]:
-        """The part of a tree that fits a component, and a line for each difference."""
         kept = isinstance(component, torch.nn.Module | torch.optim.Optimizer)
         if kept and not isinstance(tree, dict):
             line = (
@@ -183,81 +162,61 @@ class TorchFramework:
             return optimizers.fit(name, component, tree, by_name(self.attributes))
         return tree, []
 
-    def copies_on_load(self, component: Any) -> bool:
-        """Return whether loading copies the tensors, as modules and optimizers do; others may keep them."""
-        return isinstance(component, torch.nn.Module | torch.optim.Optimizer)
-
     def load(self, component: Any, tree: Tree, *, keep: bool = False) -> None:
-        """Load a tree that fits into a component; ``keep`` if it may keep the tree's tensors."""
         if isinstance(component, torch.nn.Module):
             _load_module(component, tree)
         elif isinstance(component, torch.optim.Optimizer):
             optimizers.load(component, tree, by_name(self.attributes), keep=keep)
         else:
-            component.load_state_dict(tree)
+            component.load_state_dict(tree if keep else pytree.tree_map_only(torch.Tensor, self.clone, tree))
             if isinstance(component, torch.amp.GradScaler) and component.is_enabled():
                 # The state does not say whether a fault came between `unscale_` and `update`.
                 component._per_optimizer_states.clear()
 
     def unkept(self, component: Any) -> list[str]:
-        """Return the names of attributes that a component's ``state_dict`` leaves out."""
-        return _unkept(component)
-
-    def passes(self, component: Any) -> tuple[int, int]:
-        """Return how many backward passes have ended since the last step, and how many a step needs."""
-        return stepping.passes(component)
+        # A model's other tensors may be constants. So they are named only if the ``state_dict`` is empty, or
+        # if a torchmetrics metric declares them as its state.
+        parts = dict(component.named_modules()) if isinstance(component, torch.nn.Module) else {"": component}
+        declared = [name for path, part in parts.items() for name in _of_metric(path, part)]
+        if declared or pytree.tree_leaves(component.state_dict()):
+            return declared
+        return [name for path, part in parts.items() for name in _tensors(path, part)]
 
     def forget_passes(self, component: Any) -> None:
-        """Let an optimizer count backward passes from 0 again."""
         stepping.forget_passes(component)
 
     def describe(self, component: Any) -> list[Entry]:
-        """A module's parameters and buffers, an optimizer's kind and groups; of all else its kind."""
         return guard.describe(component)
 
     def rank_local(self, component: Any) -> set[str]:
-        """Return all names of a module but its parameters: running statistics differ between ranks."""
         if not isinstance(component, torch.nn.Module):
             return set()
         return component.state_dict().keys() - dict(component.named_parameters(remove_duplicate=False)).keys()
 
-    def trained(self, component: Any) -> dict[str, torch.Tensor]:
-        """A module's parameters."""
+    def not_finite(self, component: Any) -> list[str]:
         found = component.named_parameters() if isinstance(component, torch.nn.Module) else ()
-        return {name: each.detach() for name, each in found}
-
-    def not_finite(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-        """Names of the tensors that hold NaN or infinity."""
-        return guard.not_finite(tensors)
+        return guard.not_finite({name: each.detach() for name, each in found})
 
     def original(self, error: BaseException) -> BaseException | None:
-        """Return None: torch raises errors as they are."""
         return None
 
-    def report_steps(self, contents: Contents, observer: StepObserver) -> None:
-        """Report each step of an optimizer before it begins."""
-        for component in contents.components().values():
-            if isinstance(component, torch.optim.Optimizer):
-                stepping.steps_of(component).begins.append(observer.step_begins)
-
-    def report_times(self, contents: Contents, hook: Scalars) -> None:
-        """Report the time of each step, and the norm of its gradients."""
-        scalars.watch(contents.components(), hook)
-
-    def report_missing(self, contents: Contents, missing: Missing) -> None:
-        """Report parameters that had no gradient at a step."""
-        guard.report_missing(contents.components(), missing)
-
-    def report_gradients(self, contents: Contents, judge: Judge) -> None:
-        """Report steps whose gradients are not finite, before they are applied."""
-        guard.report_gradients(contents.components(), judge)
+    def report(self, what: StepReport, hook: Any) -> None:
+        components = {name: each for name, each in self.attributes.items() if self.is_component(each)}
+        if what == "steps":
+            for component in components.values():
+                if isinstance(component, torch.optim.Optimizer):
+                    stepping.steps_of(component).begins.append(hook.step_begins)
+        elif what == "times":
+            scalars.watch(components, hook)
+        elif what == "missing":
+            guard.report_missing(components, hook)
+        else:
+            guard.report_gradients(components, hook)
 
     def draw_seed(self) -> int:
-        """A number below 2**63 from torch's global generator."""
         return int(torch.randint(2**63 - 1, ()).item())
 
     def seed(self, derive: Callable[[str], int]) -> None:
-        """Seed Python's, numpy's and torch's global generators."""
         random.seed(derive("python"))
         seed = derive("numpy")
         np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
@@ -267,7 +226,6 @@ class TorchFramework:
             torch.cuda.manual_seed_all(derive("cuda"))
 
     def generators(self) -> Any:
-        """The states of the global generators."""
         return {
             "python": streams.python_state(),
             "numpy": np.random.get_state(legacy=False),
@@ -276,7 +234,6 @@ class TorchFramework:
         }
 
     def set_generators(self, states: Any) -> None:
-        """Set what `generators` gave."""
         streams.set_python(states["python"])
         streams.set_numpy(states["numpy"])
         torch.set_rng_state(torch.from_numpy(states["torch"]))
@@ -333,19 +290,6 @@ def _view(arena: Arena, spec: TensorSpec) -> torch.Tensor:
     if spec.nbytes == 0:
         return torch.empty(spec.shape, dtype=dtype)
     return torch.frombuffer(arena.bytes_of(spec.name), dtype=dtype).view(spec.shape)
-
-
-def _unkept(component: Any) -> list[str]:
-    """Names of tensors that a component holds and its ``state_dict`` leaves out.
-
-    A model's other tensors may be constants. So they are named only if the ``state_dict`` is empty, or if a
-    torchmetrics metric declares them as its state.
-    """
-    parts = dict(component.named_modules()) if isinstance(component, torch.nn.Module) else {"": component}
-    declared = [name for path, part in parts.items() for name in _of_metric(path, part)]
-    if declared or pytree.tree_leaves(component.state_dict()):
-        return declared
-    return [name for path, part in parts.items() for name in _tensors(path, part)]
 
 
 def _of_metric(path: str, part: Any) -> Iterator[str]:

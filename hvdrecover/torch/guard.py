@@ -1,26 +1,22 @@
-"""The guard in torch: structure, gradients that are missing or not finite, shares of the data."""
+"""The guard in torch: structure, gradients that are missing or not finite."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import torch
 import torch.utils.data
 
 from hvdrecover.errors import ConfigError
-from hvdrecover.guard import structure
 from hvdrecover.guard.numbers import Judge, Missing
 from hvdrecover.state.adapter import Entry
 from hvdrecover.torch.optimizers import by_name, parameters_of
 from hvdrecover.torch.stepping import averages, is_adasum, steps_of
-from hvdrecover.torch.world import TorchWorld
 
 try:
     from hvdrecover.torch._finite import are_finite as _compiled
@@ -75,27 +71,14 @@ def _settings(prefix: str, values: Mapping[str, Any]) -> list[Entry]:
 # -- names of parameters ------------------------------------------------------------------------------------
 
 
-class Names(dict[int, str]):
-    """Names of parameters, by identity: ``model.0.weight``, or ``optimizer's parameter 2``.
-
-    Parameters that optimizers have got later are looked up when somebody asks for them.
-    """
-
-    def __init__(self, components: Mapping[str, Any]) -> None:
-        super().__init__()
-        self._components = components
-        self._look()
-
-    def __missing__(self, key: int) -> str:
-        self._look()
-        return self.get(key, "a parameter without a name")
-
-    def _look(self) -> None:
-        self.update({id(each): name for name, each in by_name(self._components).items()})
-        for name, component in self._components.items():
-            if isinstance(component, torch.optim.Optimizer):
-                for number, each in enumerate(parameters_of(component)):
-                    self.setdefault(id(each), f"{name}'s parameter {number}")
+def _names(components: Mapping[str, Any]) -> dict[int, str]:
+    """Return names of parameters, by identity: ``model.0.weight``, or ``optimizer's parameter 2``."""
+    names = {id(each): name for name, each in by_name(components).items()}
+    for name, component in components.items():
+        if isinstance(component, torch.optim.Optimizer):
+            for number, each in enumerate(parameters_of(component)):
+                names.setdefault(id(each), f"{name}'s parameter {number}")
+    return names
 
 
 # -- numbers that are not finite ---------------------------------------------------------------------------
@@ -109,34 +92,19 @@ if _compiled is not None and _table is not None:
 
 
 def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
-    """Return whether tensors hold finite numbers only, by one operation for all of a device and dtype.
-
-    It is the operation that torch's scaler of losses uses. It also multiplies the tensors, here by one.
-    """
-    groups: dict[Any, list[torch.Tensor]] = defaultdict(list)
-    for each in tensors:
-        if each is not None:
-            groups[each.device, each.dtype].append(_values(each))
-    flags = []
-    for (device, _), group in groups.items():
-        flags.append(torch.zeros((), device=device))
-        torch._amp_foreach_non_finite_check_and_unscale_(group, flags[-1], torch.ones((), device=device))
-    return not any(flag.item() for flag in flags)  # all devices are asked before one is waited for
+    """Return whether tensors hold finite numbers only. If they are very large, the answer may be no."""
+    held = [_values(each) for each in tensors if each is not None]
+    return math.isfinite(torch.nn.utils.get_total_norm(held).item())  # one operation for all of a device
 
 
 def not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     """Names of the tensors that hold NaN or infinity."""
-    # A sum needs one pass and no memory. It is not finite if one of its terms is not, or if they are large.
-    totals: dict[Any, list[torch.Tensor]] = defaultdict(list)
-    for each in map(_total, tensors.values()):
-        totals[each.device, each.dtype].append(each)
-    if all(math.isfinite(torch.stack(each).sum().item()) for each in totals.values()):
+    if are_finite(tensors.values()):
         return []
     return [name for name, tensor in tensors.items() if not bool(torch.isfinite(_values(tensor)).all())]
 
 
 def _total(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor's numbers, in float32 at least; nothing is waited for."""
     held = _values(tensor)
     return held.sum(dtype=torch.float32) if held.itemsize < 4 else held.sum()
 
@@ -162,15 +130,24 @@ class Gradients:
     a whole: that is fast there, but to wait for each check is not.
     """
 
-    def __init__(self, optimizer: Any, names: Names, judge: Judge) -> None:
+    def __init__(self, optimizer: Any, names: Mapping[int, str], judge: Judge) -> None:
         self.steps = 0
         self._optimizer = optimizer
         self._names = names
         self._judge = judge
         self._bad: set[int] = set()  # parameters, by identity, whose gradients here were not finite
         self._totals: dict[int, torch.Tensor] = {}  # sums of gradients, maybe still being computed
+        # Horovod sends nothing in a job of one that is not elastic. Compressed gradients may overflow later.
+        sent = hasattr(optimizer, "hooked") or hasattr(optimizer, "virtual_gradients")
+        kept = sent and optimizer._compression is hvd.Compression.none
         self._large: dict[int, torch.Tensor] = {}
         self._others: list[torch.Tensor] = []
+        for each in parameters_of(optimizer):
+            wide = each.dtype in (torch.float32, torch.float64)
+            if kept and each.is_cpu and each.numel() > _LARGE and wide:
+                self._large[id(each)] = each
+            else:
+                self._others.append(each)
         steps_of(optimizer).begins.append(self._count)
         steps_of(optimizer).sending.append(self._sending)
         steps_of(optimizer).applying.append(self._applying)
@@ -188,74 +165,50 @@ class Gradients:
             finite = not own.is_cpu or math.isfinite(own.item())  # elsewhere, nothing is waited for
         if not finite:
             self._bad.add(id(parameter))
-            if not (self._large or self._others):
-                self._sort()
             if id(parameter) in self._large and not gradient.is_sparse:
                 gradient[_first(gradient)] = math.nan
 
     def _applying(self) -> None:
-        parameters = [*parameters_of(self._optimizer)]
-        scaled = (
-            getattr(self._optimizer, "found_inf", None) is not None
-        )  # loss scaling deals with an overflow
-        if not scaled and not self._averages_are_finite(len(parameters)):
-            given = {self._names[id(each)]: each for each in parameters if each.grad is not None}
-            bad = not_finite({name: each.grad for name, each in given.items() if each.grad is not None})
-            here = [name for name in bad if hvd.size() == 1 or self._is_bad(given[name])]
-            self._forget()
-            if bad:
-                self._judge.gradients(bad, here)
-                for parameter in given.values():
-                    parameter.grad = None  # torch's optimizers skip a parameter without a gradient
-                return
-        self._judge.stepped()
+        # Loss scaling deals with an overflow itself.
+        scaled = getattr(self._optimizer, "found_inf", None) is not None
+        bad = {} if scaled or self._averages_are_finite() else self._bad_averages()
+        here = [name for name, each in bad.items() if hvd.size() == 1 or self._is_bad(each)]
+        self._totals.clear()
+        self._bad.clear()
+        if not bad:
+            self._judge.stepped()
+            return
+        self._judge.gradients(list(bad), here)
+        for parameter in parameters_of(self._optimizer):
+            parameter.grad = None  # torch's optimizers skip a parameter without a gradient
+
+    def _averages_are_finite(self) -> bool:
+        """Return whether no rank seems to have sent a bad number."""
+        averages = [*map(_gradient_of, self._others)]
+        for each in self._large.values():
+            if (gradient := each.grad) is not None:
+                averages.append(gradient if gradient.is_sparse else gradient[_first(gradient)])
+        finite = look(*averages)
+        return are_finite(averages) if finite is None else finite
+
+    def _bad_averages(self) -> dict[str, torch.Tensor]:
+        """Return the parameters whose averages are not finite, by name."""
+        given = {self._names.get(id(each), "?"): each for each in parameters_of(self._optimizer)}
+        bad = not_finite({name: each.grad for name, each in given.items() if each.grad is not None})
+        return {name: given[name] for name in bad}
 
     def _is_bad(self, parameter: torch.Tensor) -> bool:
         """Return whether this rank has sent a gradient that was not finite, or whose sum was not."""
         own = self._totals.get(id(parameter))
         return id(parameter) in self._bad or (own is not None and not math.isfinite(own.item()))
 
-    def _averages_are_finite(self, count: int) -> bool:
-        """Return whether no rank seems to have sent a bad number; then forget the gradients of this step."""
-        if len(self._large) + len(self._others) != count:
-            self._sort()  # at first, and when some were added
-        averages = [*map(_gradient_of, self._others)]
-        for each in self._large.values():
-            if (gradient := each.grad) is not None:
-                averages.append(gradient if gradient.is_sparse else gradient[_first(gradient)])
-        finite = look(*averages)
-        if finite is None:
-            finite = are_finite(averages)
-        if finite:
-            self._forget()
-        return finite
-
-    def _forget(self) -> None:
-        self._totals.clear()
-        self._bad.clear()
-
-    def _sort(self) -> None:
-        """Tell large parameters from others."""
-        # Horovod sends nothing in a job of one that is not elastic. Compressed gradients may overflow later.
-        sent = hasattr(self._optimizer, "_later_hooks") or hasattr(self._optimizer, "virtual_gradients")
-        kept = sent and self._optimizer._compression is hvd.Compression.none
-        self._large, self._others = {}, []
-        for each in parameters_of(self._optimizer):
-            wide = each.dtype in (torch.float32, torch.float64)
-            if kept and each.is_cpu and each.numel() > _LARGE and wide:
-                self._large[id(each)] = each
-            else:
-                self._others.append(each)
-
 
 def _first(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The place of a tensor's first number."""
     return (0,) * tensor.dim()
 
 
 def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
-    """Tell the judge of steps of Horovod-wrapped optimizers whose gradients are not finite."""
-    names, watched = Names(components), []
+    names, watched = _names(components), []
     for name, optimizer in components.items():
         if isinstance(optimizer, torch.optim.Optimizer) and is_adasum(optimizer):
             raise ConfigError(
@@ -271,80 +224,16 @@ def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
 
 def report_missing(components: Mapping[str, Any], missing: Missing) -> None:
     """Count the gradients that are missing when a Horovod-wrapped optimizer averages."""
-    names = Names(components)
+    names = _names(components)
     for optimizer in components.values():
         if isinstance(optimizer, torch.optim.Optimizer) and averages(optimizer):
-            look_for = functools.partial(_averaging, optimizer, names, missing)
+            look_for = functools.partial(_count_missing, optimizer, names, missing)
             steps_of(optimizer).averaging.append(look_for)
 
 
-def _averaging(optimizer: Any, names: Names, missing: Missing) -> None:
+def _count_missing(optimizer: Any, names: Mapping[int, str], missing: Missing) -> None:
     # Horovod has an entry for each parameter that had a gradient, or for each whole group of them.
-    handles, groups = optimizer._handles, getattr(optimizer, "_groups", None)
-    counts = optimizer._requires_update if groups is None else optimizer._group_counts
-    if len(handles) == len(counts) and None not in [handle for handle, _ in handles.values()]:
-        return
-    there = {parameter for key in handles for parameter in (key if isinstance(key, tuple) else (key,))}
-    for each in parameters_of(optimizer):
-        if each in optimizer._requires_update and each not in there:
+    there = {each for key in optimizer._handles for each in (key if isinstance(key, tuple) else (key,))}
+    for each in optimizer._requires_update - there:
+        if each.requires_grad:
             missing.steps[names[id(each)]] += 1
-    if groups is not None:
-        _complete_groups(optimizer)
-
-
-def _complete_groups(optimizer: Any) -> None:
-    """Send groups that lack a gradient as whole groups.
-
-    Horovod would send their tensors one by one, while ranks that have the whole group send it at once: all
-    would wait for each other for ever.
-    """
-    handles = optimizer._handles
-    for group in optimizer._group_counts:
-        if group in handles or not optimizer._requires_update.issuperset(group):  # some are frozen
-            continue
-        for parameter in group:
-            handles.pop(parameter, None)
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        handles[group] = optimizer._grouped_allreduce_grad_async(group)
-
-
-# -- shares of the data ------------------------------------------------------------------------------------
-
-
-def check_shards(loader: torch.utils.data.DataLoader[Any]) -> None:
-    """Have all ranks compare their data loaders before an epoch: the samples, and how many batches.
-
-    A rank with fewer batches than the others would leave them waiting in the last allreduce. Its sampler is
-    gone through once; one that draws from a global generator draws from it. What ``drop_last`` leaves out of
-    a rank's share is not missed.
-
-    Args:
-        loader: this rank's, for this epoch; all ranks must call this.
-
-    Raises:
-        ConfigError: its data set has no length.
-        ShardsError: samples are missing or come more than once, or the number of batches or the length of the
-            data set differ; on all ranks.
-
-    Examples:
-        >>> data = torch.utils.data.TensorDataset(torch.arange(8))
-        >>> sampler = torch.utils.data.DistributedSampler(data, hvd.size(), hvd.rank())
-        >>> recover.check_shards(torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler))
-    """
-    try:
-        batches, length = len(loader), len(loader.dataset)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise ConfigError(
-            "loader", "its data set has no length, so nobody knows how many batches there will be"
-        ) from error
-    structure.check_shards(TorchWorld(), batches, np.fromiter(_samples(loader), dtype=np.int64), length)
-
-
-def _samples(loader: torch.utils.data.DataLoader[Any]) -> Iterator[int]:
-    sampler = getattr(loader.batch_sampler, "sampler", None) if loader.batch_sampler else loader.sampler
-    if sampler is not None:
-        yield from sampler
-    else:  # batches of the user's own making
-        for batch in loader.batch_sampler or ():
-            yield from batch

@@ -2,22 +2,18 @@
 
 1. `tree` puts names in the place of the numbers that ``state_dict`` gives to parameters. Parameters that are
    in no module of the state keep their numbers, as all parameters have in the commits of earlier releases.
-2. `fit` finds the optimizer's group for each group of the commit by the parameters in it.
-3. `load` adds groups that the optimizer lacks, removes groups that were added after the commit, and brings
-   all into the commit's order. Then a number means the same parameter on both sides, and `load` calls
-   torch's ``load_state_dict``.
+2. `fit` compares the commit's parameter groups with the optimizer's, by the names of parameters.
+3. `load` puts this optimizer's numbers in the place of names, and calls torch's ``load_state_dict``.
 
 Schedulers, scripts and Horovod's wrapper hold the optimizer's dicts and lists, too. `load` keeps the objects.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -30,24 +26,9 @@ Named = Mapping[str, torch.Tensor]
 """The parameters of all modules of a state, by name."""
 _Group = dict[str, Any]
 
-# State that torch's optimizers keep in the shape of its parameter.
-_SHAPED = {
-    "exp_avg",
-    "exp_avg_sq",
-    "max_exp_avg_sq",
-    "momentum_buffer",
-    "square_avg",
-    "grad_avg",
-    "sum",
-    "acc_delta",
-}
-# The groups that an optimizer had when a state was made of it. A rollback may remove others.
-_first_groups: WeakKeyDictionary[torch.optim.Optimizer, list[_Group]] = WeakKeyDictionary()
-
 
 def tree(optimizer: torch.optim.Optimizer, named: Named) -> Tree:
     """Return the optimizer's ``state_dict``, with names for numbers, and the names of frozen parameters."""
-    _first_groups.setdefault(optimizer, list(optimizer.param_groups))
     state, keys = optimizer.state_dict(), _keys(optimizer, named)
     if not _is_numbered(state, keys):
         return state
@@ -59,33 +40,24 @@ def tree(optimizer: torch.optim.Optimizer, named: Named) -> Tree:
 
 
 def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> tuple[Tree, list[str]]:
-    """Return the part of a stored state that fits an optimizer, and a line for each difference.
-
-    If the groups hold other parameters, nothing fits.
-    """
+    """Return a stored state if it fits an optimizer; else the present one, and a line for each difference."""
     if "param_groups" not in tree or "state" not in tree:
         # The class defines the format of its state_dict and must check it; else the tree does not fit.
         if "param_groups" not in optimizer.state_dict():
             return tree, []
         line = f"{name}: a dict in the commit, a {type(optimizer).__name__} in this state"
         return optimizer.state_dict(), [line]
-    _first_groups.setdefault(optimizer, list(optimizer.param_groups))
-    match = _matched(name, optimizer, tree, named)
-    differences = match.differences or list(_other_kind(name, optimizer, tree, match.groups))
+    _, differences = _numbers(name, optimizer, tree, named)
+    if not differences:
+        differences = list(_other_kind(name, optimizer, tree))
     if differences:
         return optimizer.state_dict(), differences
-    fitting = {}
-    for key, entries in tree["state"].items():
-        found = _misfits(f"{name}.state.{key}", optimizer, match.parameters.get(key), entries)
-        differences += found
-        if not found:
-            fitting[key] = entries
     # An option that the commit does not know, because this torch is newer or a scheduler was added, stays.
     options = [
-        {**_options(present or {}), **stored}
-        for stored, present in zip(tree["param_groups"], match.groups, strict=True)
+        {**{key: value for key, value in present.items() if key != "params"}, **stored}
+        for stored, present in zip(tree["param_groups"], optimizer.param_groups, strict=True)
     ]
-    return {**tree, "state": fitting, "param_groups": options}, differences
+    return {**tree, "param_groups": options}, []
 
 
 def load(optimizer: torch.optim.Optimizer, tree: Tree, named: Named, *, keep: bool) -> None:
@@ -100,15 +72,16 @@ def load(optimizer: torch.optim.Optimizer, tree: Tree, named: Named, *, keep: bo
     Gradients are forgotten: leftovers of an interrupted backward pass would be added to the next pass's.
     """
     if "param_groups" in tree and _is_numbered(optimizer.state_dict(), _keys(optimizer, named)):
-        tree = _aligned(optimizer, tree, named)
+        tree = _numbered(optimizer, tree, named)
     if not keep:
         tree = own(tree, optimizer.state_dict())
     groups, state = optimizer.param_groups, optimizer.state
     optimizer.load_state_dict(tree)
     parameters = list(parameters_of(optimizer))
     for key, entries in tree.get("state", {}).items():
-        parameter = _parameter(parameters, key)
-        present = optimizer.state.get(parameter) if parameter is not None else None
+        # State that belongs to no parameter has another key.
+        own_key = isinstance(key, int) and 0 <= key < len(parameters)
+        present = optimizer.state.get(parameters[key]) if own_key else None
         if isinstance(present, dict) and isinstance(entries, dict):
             present.update(
                 {name: _as_stored(entries[name], present[name]) for name in entries.keys() & present.keys()}
@@ -116,14 +89,9 @@ def load(optimizer: torch.optim.Optimizer, tree: Tree, named: Named, *, keep: bo
     _keep_objects(optimizer, groups, state)
     for parameter in parameters:
         parameter.grad = None
-    _forget_unfinished_groups(optimizer)
-
-
-def _forget_unfinished_groups(optimizer: torch.optim.Optimizer) -> None:
     # Horovod's wrapper counts the gradients of each group, and its load_state_dict does not reset the counts.
     counts = getattr(optimizer, "_group_counts", {})
-    for group in counts:
-        counts[group] = 0
+    counts.update(dict.fromkeys(counts, 0))
 
 
 def _as_stored(stored: Any, present: Any) -> Any:
@@ -183,15 +151,10 @@ def _is_numbered(state: Any, keys: Sequence[int | str]) -> bool:
     """Return whether a ``state_dict`` numbers the parameters as torch does."""
     if not isinstance(state, dict) or not {"state", "param_groups"} <= state.keys():
         return False
-    return _stored_keys(state) == list(range(len(keys)))
-
-
-def _stored_keys(tree: Tree) -> list[int | str]:
-    return [key for group in tree["param_groups"] for key in group["params"]]
+    return [key for group in state["param_groups"] for key in group["params"]] == list(range(len(keys)))
 
 
 def _relabelled(tree: Tree, labels: Mapping[Any, int | str]) -> Tree:
-    """Return a tree with other keys for parameters."""
     groups = [
         {**group, "params": [labels.get(key, key) for key in group["params"]]}
         for group in tree["param_groups"]
@@ -200,124 +163,58 @@ def _relabelled(tree: Tree, labels: Mapping[Any, int | str]) -> Tree:
     return {**tree, "state": state, "param_groups": groups}
 
 
-@dataclass(frozen=True)
-class _Match:
-    """The parts of an optimizer that match a commit: by the names of parameters, or else by place."""
+def _numbers(
+    name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named
+) -> tuple[dict[Any, int], list[str]]:
+    """Return the optimizer's number of each parameter of a commit, and a line for each difference.
 
-    groups: list[_Group | None]  # None for a group that the optimizer lacks
-    parameters: dict[Any, torch.Tensor]  # by the commit's keys
-    differences: list[str]
-
-
-def _matched(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> _Match:
-    stored, present = _stored_keys(tree), _keys(optimizer, named)
-    if not all(any(isinstance(key, str) for key in keys) for keys in (stored, present)):
-        theirs = [len(group["params"]) for group in tree["param_groups"]]
-        ours = [len(group["params"]) for group in optimizer.param_groups]
-        if theirs != ours:
-            line = f"{name}: groups of {theirs} parameters in the commit, of {ours} in the optimizer"
-            return _Match([], {}, [line])
-        by_place = dict(zip(stored, parameters_of(optimizer), strict=True))
-        return _Match([*optimizer.param_groups], by_place, [])
-    keys = iter(present)
-    mine = [({next(keys) for _ in group["params"]}, group) for group in optimizer.param_groups]
-    groups: list[_Group | None] = []
-    absent: set[int | str] = set()
-    for group in tree["param_groups"]:
-        wanted = set(group["params"])
-        place = next((place for place, (held, _) in enumerate(mine) if held == wanted), None)
-        groups.append(mine.pop(place)[1] if place is not None else None)
-        absent |= wanted if place is None else set()
-    first = _first_groups[optimizer]
-    excess = {key for held, group in mine if any(group is each for each in first) for key in held}
-    where = dict.fromkeys(absent & excess, "in other groups of")
-    where |= {key: "in the commit, but not in" for key in absent - excess if key not in named}
-    where |= dict.fromkeys(excess - absent, "not in the commit, but in")
-    if where:
-        lines = sorted(f"{name}: parameter {key} is {where[key]} the optimizer" for key in where)
-        return _Match([], {}, lines)
-    held = dict(zip(present, parameters_of(optimizer), strict=True))
-    return _Match(groups, {key: held[key] if key in held else named[str(key)] for key in stored}, [])
-
-
-def _aligned(optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> Tree:
-    """Bring the optimizer's groups and parameters into the commit's order; return the tree with numbers.
-
-    Parameters are frozen, or trained, as in the commit.
+    Parameters are matched by their names. If the commit or the optimizer knows no names, they are matched by
+    their places.
     """
-    match = _matched("", optimizer, tree, named)
-    assert not match.differences, match.differences
-    present = [each for each in match.groups if each is not None]
-    for extra in [each for each in optimizer.param_groups if not any(each is group for group in present)]:
-        _remove(optimizer, extra)
-    groups = []
-    for stored, group in zip(tree["param_groups"], match.groups, strict=True):
-        ordered = [match.parameters[key] for key in stored["params"]]
-        if group is None:
-            optimizer.add_param_group({**copy.deepcopy(_options(stored)), "params": ordered})
-        else:
-            group["params"][:] = ordered
-        groups.append(optimizer.param_groups[-1] if group is None else group)
-    optimizer.param_groups[:] = groups
+    keys = iter(_keys(optimizer, named))
+    present = [[next(keys) for _ in group["params"]] for group in optimizer.param_groups]
+    stored = [group["params"] for group in tree["param_groups"]]
+    sizes = [[len(group) for group in groups] for groups in (stored, present)]
+    line = f"{name}: groups of {sizes[0]} parameters in the commit, of {sizes[1]} in the optimizer"
+    lines = [line] if sizes[0] != sizes[1] else []
+    if not all(any(isinstance(key, str) for key in chain(*groups)) for groups in (present, stored)):
+        return {key: number for number, key in enumerate(chain(*stored))}, lines
+    for number, (theirs, mine) in enumerate(zip_longest(stored, present, fillvalue=())):
+        where = dict.fromkeys(set(theirs) - set(mine), "in the commit, but not in the optimizer")
+        where |= dict.fromkeys(set(mine) - set(theirs), "in the optimizer, but not in the commit")
+        lines += sorted(f"{name}.param_groups.{number}: {key} is {where[key]}" for key in where)
+    return {key: number for number, key in enumerate(chain(*present))}, lines
+
+
+def _numbered(optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> Tree:
+    """Return a tree that fits, with this optimizer's numbers. Freeze parameters as in the commit."""
+    numbers, differences = _numbers("", optimizer, tree, named)
+    assert not differences, differences
     if "frozen" in tree:
         names = set(tree["frozen"])
-        for key, parameter in match.parameters.items():
+        for key, parameter in zip(_keys(optimizer, named), parameters_of(optimizer), strict=True):
             frozen = key in names
             if isinstance(key, str) and parameter.requires_grad == frozen:
                 parameter.requires_grad_(not frozen)
                 logger.info("%s is %s, as in the commit", key, "frozen" if frozen else "trained")
-    numbers = {key: number for number, key in enumerate(_stored_keys(tree))}
-    return {key: value for key, value in _relabelled(tree, numbers).items() if key != "frozen"}
+    found = _relabelled({key: value for key, value in tree.items() if key != "frozen"}, numbers)
+    for group in found["param_groups"]:
+        group["params"].sort()  # torch matches parameters by their order in the group
+    return found
 
 
-def _remove(optimizer: torch.optim.Optimizer, group: _Group) -> None:
-    """Remove a group that was added after the commit; the script will add it again."""
-    optimizer.param_groups[:] = [each for each in optimizer.param_groups if each is not group]
-    for parameter in group["params"]:
-        optimizer.state.pop(parameter, None)
-        getattr(optimizer, "forget_parameter", lambda parameter: None)(parameter)
-
-
-def _parameter(parameters: list[torch.Tensor], key: Any) -> torch.Tensor | None:
-    """The parameter of a state's key; None for state that belongs to no parameter."""
-    return parameters[key] if isinstance(key, int) and 0 <= key < len(parameters) else None
-
-
-def _options(group: _Group) -> _Group:
-    return {key: value for key, value in group.items() if key != "params"}
-
-
-def _other_kind(
-    name: str, optimizer: torch.optim.Optimizer, tree: Tree, groups: Sequence[_Group | None]
-) -> Iterator[str]:
+def _other_kind(name: str, optimizer: torch.optim.Optimizer, tree: Tree) -> Iterator[str]:
     """A line for each group of another kind of optimizer: each has options that the other lacks."""
-    for number, (stored, present) in enumerate(zip(tree["param_groups"], groups, strict=True)):
+    for number, (stored, present) in enumerate(
+        zip(tree["param_groups"], optimizer.param_groups, strict=True)
+    ):
         missing = sorted(map(str, optimizer.defaults.keys() - stored.keys()))
-        unknown = sorted(map(str, stored.keys() - (present or optimizer.param_groups[0]).keys()))
+        unknown = sorted(map(str, stored.keys() - present.keys()))
         if missing and unknown:
             yield (
                 f"{name}.param_groups.{number}: the options {', '.join(unknown)} in the commit, "
                 f"{', '.join(missing)} in the optimizer, which is of another kind"
             )
-
-
-def _misfits(
-    path: str, optimizer: torch.optim.Optimizer, parameter: torch.Tensor | None, entries: dict[str, Any]
-) -> list[str]:
-    # Optimizers from elsewhere may well keep, say, projected moments under these names.
-    if parameter is None or not isinstance(entries, dict) or not _is_of_torch(optimizer):
-        return []
-    return [
-        f"{path}.{key}: {list(stored.shape)} in the commit, {list(parameter.shape)} for its parameter"
-        for key, stored in entries.items()
-        if key in _SHAPED and isinstance(stored, torch.Tensor) and stored.shape != parameter.shape
-    ]
-
-
-def _is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
-    # Horovod's wrapper is a new class, derived from the one that it wraps.
-    modules = [kind.__module__ for kind in type(optimizer).__mro__ if issubclass(kind, torch.optim.Optimizer)]
-    return any(module.startswith("torch.optim.") and module != "torch.optim.optimizer" for module in modules)
 
 
 # -- names of parameters -------------------------------------------------------------------------------------
@@ -326,7 +223,6 @@ _WRAPPERS = {"_orig_mod", "module"}
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """An optimizer's parameters, in its order."""
     for group in optimizer.param_groups:
         yield from group["params"]
 

@@ -14,7 +14,6 @@ from hvdrecover.state.random import Randomness
 from hvdrecover.state.state import State
 from hvdrecover.torch import virtual
 from hvdrecover.torch.framework import TorchFramework
-from hvdrecover.torch.stepping import name_parameters
 from hvdrecover.torch.world import TorchWorld
 from hvdrecover.trackers import Tracker
 from hvdrecover.virtual.ranks import virtual_of
@@ -69,7 +68,6 @@ class TorchState(State):
         **attributes: Any,
     ) -> None:
         attributes = {"model": model, "optimizer": optimizer, **attributes}
-        name_parameters(attributes)
         ranks = None
         if virtual_ranks is not None:
             ranks = virtual.virtual_ranks(attributes, virtual_ranks, shares)
@@ -114,7 +112,7 @@ class TorchState(State):
         context = self._session.context
         ranks = virtual_of(context.ranks)
         feed = virtual.feed(loader, context.attributes, context.framework)
-        return steps(ranks, feed, context.clock, Step)
+        return steps(ranks, feed, Step)
 
 
 def load(
@@ -145,10 +143,7 @@ def load(
         ConfigError: no object was handed in, an object cannot be loaded into, or the URL cannot be opened.
         UnknownCommitError: the root holds no such commit, or is not a checkpoint root.
         MismatchError: something does not fit. Nothing was loaded.
-        CorruptCheckpointError: the commit that was asked for is damaged. Nothing was loaded.
-        NoUsableCommitError: none was asked for, and all are damaged. Nothing was loaded.
-        FormatVersionError: the commit was written in a newer format.
-        StorageError: the storage failed.
+        CorruptCheckpointError, NoUsableCommitError: the commit, or all commits, are damaged.
 
     Examples:
         >>> loaded = recover.load("s3://bucket/run-1", model=model)  # doctest: +SKIP

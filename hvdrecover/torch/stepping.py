@@ -4,7 +4,7 @@ A step of a ``DistributedOptimizer``, and when the lists of its `Steps` are call
 
 1. ``begins``.
 2. ``averaging``, Horovod's averages of all gradients, ``averaged``. The script may do this before the step,
-   by ``synchronize``. A closure does it at each evaluation.
+   by ``synchronize``.
 3. ``applying``: the optimizer that is wrapped is about to apply the gradients. A listener may take them away.
 4. ``ended``.
 
@@ -14,22 +14,21 @@ passes, and reports each of these steps.
 To wrap an optimizer, Horovod makes a new class from the attributes that its own classes have at that time. So
 an optimizer that is wrapped after `hvdrecover.torch` was imported reports its steps, and has these additions:
 
-- ``step(closure)`` averages the gradients of each evaluation before they are used. Horovod's averages first
-  and then calls the closure, whose gradients each rank would apply as they are.
-- Parameters that are added by ``add_param_group``, or begin to require gradients, are averaged. Horovod hooks
-  only those that require gradients when the optimizer is wrapped. Frozen ones are no longer given zeros as
-  gradients, by which weight decay and momentum would move them.
+- ``step(closure)`` is refused. Horovod's averages gradients and then calls the closure, whose gradients each
+  rank would apply as they are.
+- Parameters that begin to require gradients after the optimizer was wrapped are refused: Horovod would not
+  average them. Frozen ones are no longer given zeros as gradients, by which weight decay and momentum would
+  move them.
 - ``zero_grad`` takes the arguments of the optimizer that is wrapped.
 - Gradients of bfloat16, and of other memory formats, are sent as what Horovod can send.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 from horovod.torch.compression import FP16Compressor, NoneCompressor
 from horovod.torch.optimizer import _DistributedAdasumOptimizer, _DistributedOptimizer
@@ -37,9 +36,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hvdrecover import heartbeat
 from hvdrecover.errors import ConfigError
-from hvdrecover.torch.optimizers import by_name, parameters_of, plain
-
-_NO_NAME = "allreduce.noname."  # Horovod's, before the places of group and parameter
+from hvdrecover.torch.optimizers import parameters_of
 
 _horovods_synchronize = _DistributedOptimizer.synchronize
 _horovods_send = _DistributedOptimizer._allreduce_grad_async
@@ -49,20 +46,19 @@ _adasums_step = _DistributedAdasumOptimizer.step
 
 
 def extend() -> None:
-    """Replace methods of Horovod's classes; called once, when `hvdrecover.torch` is imported."""
+    """Replace methods of Horovod's classes."""
     _DistributedOptimizer.step = _step
     _DistributedOptimizer.synchronize = _synchronize
     _DistributedOptimizer._allreduce_grad_async = _send
     _DistributedOptimizer._grouped_allreduce_grad_async = _send_group
-    _DistributedOptimizer.add_param_group = _add_param_group
-    _DistributedOptimizer.forget_parameter = _forget_parameter
     _DistributedOptimizer._register_hooks = _register_hooks
+    _DistributedOptimizer.reports_steps = True
     _DistributedAdasumOptimizer.step = _adasum_step
     for kind in (_DistributedOptimizer, _DistributedAdasumOptimizer):
         kind.zero_grad = _zero_grad(kind.zero_grad)
     NoneCompressor.compress, NoneCompressor.decompress = staticmethod(_widen), staticmethod(_narrow)
-    for each in (NoneCompressor, FP16Compressor):
-        each.compress = staticmethod(_contiguous(each.compress))
+    halve = FP16Compressor.compress
+    FP16Compressor.compress = staticmethod(lambda tensor: halve(tensor.contiguous()))
     if heartbeat.watched():
         register_optimizer_step_post_hook(_beat)
 
@@ -70,27 +66,27 @@ def extend() -> None:
 # -- reports -----------------------------------------------------------------------------------------------
 
 
+Listener = Callable[[], object]
+
+
+@dataclass
 class Steps:
-    """The listeners to the steps of one optimizer, in the order in which they are called.
+    """The listeners to the steps of one optimizer, in the order in which they are called."""
 
-    Attributes:
-        sending: given each parameter whose gradient of this rank is about to be sent, or added up.
-    """
-
-    def __init__(self) -> None:
-        self.begins: list[Callable[[], object]] = []
-        self.sending: list[Callable[[torch.Tensor], object]] = []
-        self.averaging: list[Callable[[], object]] = []
-        self.averaged: list[Callable[[], object]] = []
-        self.applying: list[Callable[[], object]] = []
-        self.ended: list[Callable[[], object]] = []
+    begins: list[Listener] = field(default_factory=list)
+    # Given each parameter whose gradient of this rank is about to be sent, or added up.
+    sending: list[Callable[[torch.Tensor], object]] = field(default_factory=list)
+    averaging: list[Listener] = field(default_factory=list)
+    averaged: list[Listener] = field(default_factory=list)
+    applying: list[Listener] = field(default_factory=list)
+    ended: list[Listener] = field(default_factory=list)
 
 
 def steps_of(optimizer: Any) -> Steps:
     """Return the listeners of an optimizer. Copies of the optimizer have none."""
     steps: Steps | None = vars(optimizer).get("_hvdrecover_steps")
     if steps is None:
-        if averages(optimizer) and not _is_extended(optimizer):
+        if averages(optimizer) and not hasattr(optimizer, "reports_steps"):
             raise ConfigError(
                 "DistributedOptimizer",
                 "the optimizer was wrapped before hvdrecover.torch was imported, so its steps are not seen; "
@@ -98,8 +94,8 @@ def steps_of(optimizer: Any) -> Steps:
             )
         steps = optimizer._hvdrecover_steps = Steps()
         if not averages(optimizer):  # `_step` reports by itself; torch calls the hooks of those twice
-            optimizer.register_step_pre_hook(lambda *_: _tell(steps.begins, steps.applying))
-            optimizer.register_step_post_hook(lambda *_: _tell(steps.ended))
+            optimizer.register_step_pre_hook(lambda *_: tell(steps.begins, steps.applying))
+            optimizer.register_step_post_hook(lambda *_: tell(steps.ended))
     return steps
 
 
@@ -113,18 +109,14 @@ def is_adasum(optimizer: Any) -> bool:
     return hasattr(optimizer, "_starting_models")
 
 
-def _tell(*listeners: list[Callable[[], object]]) -> None:
+def tell(*listeners: list[Listener]) -> None:
     for each in listeners:
         for listener in each:
             listener()
 
 
-def _is_extended(optimizer: Any) -> bool:
-    return hasattr(optimizer, "forget_parameter")
-
-
 def _beat(optimizer: Any, arguments: Any, keywords: Any) -> None:
-    if not _is_extended(optimizer):
+    if not hasattr(optimizer, "reports_steps"):
         heartbeat.stepped()
 
 
@@ -132,68 +124,62 @@ def _beat(optimizer: Any, arguments: Any, keywords: Any) -> None:
 
 
 def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
-    steps = steps_of(self)
-    if (virtual := getattr(self, "virtual_gradients", None)) is not None:
+    if closure is not None:
+        raise ConfigError(
+            "optimizer.step(closure)",
+            "Horovod averages gradients before the step, so a closure cannot compute them again. Call "
+            "backward(), and then step() without a closure",
+        )
+    steps, virtual = steps_of(self), getattr(self, "virtual_gradients", None)
+    if virtual is not None:
         virtual.require_finished()
-        if closure is not None:
-            raise ConfigError(
-                "optimizer.step(closure)",
-                "virtual ranks sum up gradients before the step, so a closure cannot compute them again. "
-                "Call backward() in the parts, and then step() without a closure",
-            )
-    _tell(steps.begins)
-
-    def averaged() -> Any:
-        assert closure is not None
-        loss = closure()
-        wait = _average_loss(self, loss)
-        # Lightning, for one, averages inside the closure. Then there is nothing left to average.
-        if self._handles or (self._should_synchronize and not self._synchronized):
-            self.synchronize()
-        self._synchronized = False
-        loss = wait()
-        _tell(steps.applying)
-        return loss
-
-    if closure is None:
-        if self._should_synchronize:
-            if self._synchronized:
-                warnings.warn(
-                    "step() after synchronize() averages once more; step in optimizer.skip_synchronize()",
-                    stacklevel=2,
-                )
-            self.synchronize()
-        self._synchronized = False
-        _tell(steps.applying)
-    result = super(self.__class__, self).step(None if closure is None else averaged)
+    tell(steps.begins)
+    if self._should_synchronize and virtual is None:
+        self.synchronize()
+    self._synchronized = False
+    tell(steps.applying)
+    result = super(self.__class__, self).step()
     if heartbeat.watched():
         heartbeat.stepped()
-    _tell(steps.ended)
+    tell(steps.ended)
     return result
 
 
 def _synchronize(self: Any) -> None:
-    steps = steps_of(self)
-    _tell(steps.averaging)
     if hasattr(self, "virtual_gradients"):
-        self.virtual_gradients.average()
-    else:
-        _average(self)
-    _tell(steps.averaged)
-
-
-def _average(self: Any) -> None:
-    if hasattr(self, "_later_hooks"):
-        self._requires_update.clear()
-        for each in parameters_of(self):
-            if each.requires_grad:
-                _enlist(self, each)
+        # The gradients are averages already. A script that clips them calls this, to no effect.
+        self.virtual_gradients.require_finished()
+        self._synchronized = True
+        return
+    steps, hooked = steps_of(self), getattr(self, "hooked", None)
+    tell(steps.averaging)
+    if hooked is not None:
+        refuse_late_parameters(self, hooked)
+        self._requires_update = {each for each in hooked if each.requires_grad}
     _horovods_synchronize(self)
     for each in parameters_of(self):  # fused optimizers need gradients in their parameters' memory format
         if each.is_contiguous() or (grad := each.grad) is None or grad.is_sparse:
             continue
         if grad.stride() != each.stride():
             each.grad = torch.empty_like(each).copy_(grad)
+    tell(steps.averaged)
+
+
+def _register_hooks(self: Any) -> None:
+    _horovods_register(self)
+    self.hooked = frozenset(self._requires_update)
+
+
+def refuse_late_parameters(optimizer: Any, known: Container[torch.Tensor]) -> None:
+    """Refuse parameters that require gradients and are not known."""
+    for each in parameters_of(optimizer):
+        if each.requires_grad and each not in known:
+            raise ConfigError(
+                "DistributedOptimizer",
+                f"a parameter of shape {tuple(each.shape)} was added, or has begun to require gradients, "
+                "after the optimizer was wrapped or the state was made, so its gradients would not be "
+                "averaged. Let all parameters require gradients until then, and freeze them afterwards",
+            )
 
 
 def _send(self: Any, parameter: torch.Tensor) -> Any:
@@ -209,126 +195,9 @@ def _send_group(self: Any, parameters: tuple[torch.Tensor, ...]) -> Any:
     return _horovods_send_group(self, parameters)
 
 
-def _average_loss(optimizer: Any, loss: Any) -> Callable[[], Any]:
-    """Begin to average the losses that closures return.
-
-    By the loss, LBFGS decides how often to evaluate a closure. With the average, all ranks decide alike.
-
-    A rank whose closure returns None sends a zero, so that no rank waits for it.
-    """
-    if hvd.size() == 1 or not optimizer.process_set.included():
-        return lambda: loss
-    is_tensor = isinstance(loss, torch.Tensor) and loss.numel() == 1
-    is_number = is_tensor or isinstance(loss, int | float)
-    value = loss.detach() if is_tensor else loss
-    mean = torch.tensor(float(value) if is_number else 0.0, dtype=torch.float64)
-    handle = hvd.allreduce_async_(
-        mean,
-        name=f"hvdrecover.closure.{next(iter(optimizer._parameter_names.values()), '')}",
-        op=hvd.Sum if optimizer.op == hvd.Sum else hvd.Average,
-        process_set=optimizer.process_set,
-    )
-
-    def wait() -> Any:
-        hvd.synchronize(handle)
-        if is_tensor:
-            return torch.full_like(loss.detach(), mean.item())
-        return mean.item() if is_number else loss
-
-    return wait
-
-
 def _adasum_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
-    for each in parameters_of(self):
-        if each.requires_grad and each not in self._requires_update:
-            raise ConfigError(
-                "DistributedOptimizer(op=hvd.Adasum)",
-                f"a parameter of shape {tuple(each.shape)} was added, or has begun to require gradients, "
-                "after the optimizer was wrapped: Adasum would not average it. Let all parameters require "
-                "gradients when you wrap the optimizer, and freeze them afterwards",
-            )
+    refuse_late_parameters(self, self._requires_update)
     return _adasums_step(self, closure)
-
-
-# -- names of parameters ------------------------------------------------------------------------------------
-
-
-def name_parameters(components: Mapping[str, Any]) -> None:
-    """Let Horovod average gradients by names that all ranks have in common.
-
-    It matches gradients by the names of parameters. Without ``named_parameters`` these are places in the
-    groups: ranks whose groups are in different orders would average gradients of different parameters. With
-    them, ``torch.compile`` puts a prefix before names, and a process that does not compile would wait for
-    other names than the ranks that do.
-    """
-    known = {id(each): name for name, each in by_name(components).items()}
-    for component in components.values():
-        names = getattr(component, "_parameter_names", None)
-        if not isinstance(component, torch.optim.Optimizer) or not isinstance(names, dict):
-            continue
-        found = {
-            each: known.get(id(each), name) if name.startswith(_NO_NAME) else plain(name)
-            for each, name in names.items()
-        }
-        if len(set(found.values())) == len(found):
-            names.update(found)
-
-
-# -- parameters that come later ----------------------------------------------------------------------------
-
-
-def _register_hooks(self: Any) -> None:
-    _horovods_register(self)
-    self._later_hooks = {}
-    for each in parameters_of(self):
-        if each not in self._requires_update:
-            _hook(self, each)
-
-
-def _add_param_group(self: Any, param_group: dict[str, Any]) -> None:
-    super(self.__class__, self).add_param_group(param_group)
-    if not hasattr(self, "_should_synchronize"):  # called by the constructor
-        return
-    number = len(self.param_groups) - 1
-    for place, each in enumerate(self.param_groups[-1]["params"]):
-        self._parameter_names.setdefault(each, f"{_NO_NAME}{number}.{place}")
-        self._allreduce_delay.setdefault(each, self.backward_passes_per_step)
-        if hasattr(self, "_later_hooks"):
-            _hook(self, each)
-
-
-def _hook(self: Any, parameter: torch.Tensor) -> None:
-    """Average a parameter's gradients whenever it has any, also if it is still frozen now."""
-    if parameter in self._later_hooks or not (parameter.is_floating_point() or parameter.is_complex()):
-        return
-    send = self._make_hook(parameter)
-
-    def arrived(*_: Any) -> None:
-        _enlist(self, parameter)
-        send()
-
-    frozen = not parameter.requires_grad
-    with torch.enable_grad():
-        accumulator = parameter.requires_grad_().expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-    parameter.requires_grad_(not frozen)
-    self._later_hooks[parameter] = accumulator.register_hook(arrived)  # type: ignore[union-attr]
-    self._grad_accs.append(accumulator)  # else the node and its hook would be deleted
-
-
-def _enlist(self: Any, parameter: torch.Tensor) -> None:
-    self._requires_update.add(parameter)
-    if self._groups is not None and parameter not in self._p_to_group:
-        self._p_to_group[parameter] = (parameter,)
-        self._group_counts[parameter,] = 0
-
-
-def _forget_parameter(self: Any, parameter: torch.Tensor) -> None:
-    """Remove the hook of a parameter whose group was added after the commit, and is removed by a rollback."""
-    handle = getattr(self, "_later_hooks", {}).pop(parameter, None)
-    if handle is not None:
-        handle.remove()
-    self._requires_update.discard(parameter)
-    self._group_counts.pop(self._p_to_group.pop(parameter, None), None)
 
 
 # -- backward passes of one step -----------------------------------------------------------------------------
@@ -363,20 +232,11 @@ def _zero_grad(horovods: Callable[[Any], None]) -> Callable[..., None]:
     return zero_grad
 
 
-def _widen(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
-    """Horovod has no bfloat16."""
-    return (tensor.float(), tensor.dtype) if tensor.dtype is torch.bfloat16 else (tensor, None)
+def _widen(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+    """Horovod has no bfloat16, and refuses other memory formats, such as ``channels_last``."""
+    sent = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
+    return sent.contiguous(), tensor.dtype
 
 
 def _narrow(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return tensor if dtype is None else tensor.to(dtype)
-
-
-def _contiguous(compress: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
-    """Horovod refuses tensors of other memory formats, such as ``channels_last``."""
-
-    def contiguous(tensor: torch.Tensor) -> Any:
-        sent, context = compress(tensor)
-        return (sent if sent.is_sparse else sent.contiguous()), context
-
-    return contiguous

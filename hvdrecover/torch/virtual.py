@@ -14,6 +14,7 @@ from hvdrecover.data.order import SampleOrder, is_sampler
 from hvdrecover.errors import ConfigError
 from hvdrecover.state.adapter import Framework
 from hvdrecover.state.rank_local import PerRank
+from hvdrecover.torch.copying import all_equal
 from hvdrecover.torch.optimizers import parameters_of
 from hvdrecover.torch.virtual_gradients import Gradients
 from hvdrecover.virtual import buffers, ranks
@@ -23,35 +24,18 @@ from hvdrecover.virtual.steps import Batches, Feed, Part, aside, deal, streams
 
 
 def virtual_ranks(components: Mapping[str, Any], size: int, policy: Policy | None) -> VirtualRanks:
-    """Make the virtual ranks of a state with these attributes, modules and optimizers among them."""
     modules = {name: each for name, each in components.items() if isinstance(each, torch.nn.Module)}
-    _refuse_averages(modules)
     ranks.watch(hvd.mpi_ops, "mpi_lib", _look)
     optimizers = {name: each for name, each in components.items() if isinstance(each, torch.optim.Optimizer)}
-    _require_apart(optimizers)
+    parameters = [parameter for each in optimizers.values() for parameter in parameters_of(each)]
+    if len(set(parameters)) < len(parameters):
+        raise ConfigError(
+            "virtual_ranks",
+            "two optimizers have the same parameter, and virtual ranks give a gradient to one optimizer; "
+            "leave the parameter to one of them",
+        )
     gradients = [Gradients(name, each, size) for name, each in optimizers.items()]
     return VirtualRanks(size, policy, Buffers(modules), gradients)
-
-
-def _require_apart(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
-    """Refuse a parameter of two optimizers, because only one of them would be given its gradient."""
-    owners: dict[torch.Tensor, str] = {}
-    for name, optimizer in optimizers.items():
-        for each in parameters_of(optimizer):
-            if owners.setdefault(each, name) != name:
-                raise ConfigError(
-                    f"state.{name}",
-                    f"it has a parameter that {owners[each]} has, too, and virtual ranks give a gradient "
-                    "to one optimizer; leave it to one of them",
-                )
-
-
-def _refuse_averages(modules: Mapping[str, torch.nn.Module]) -> None:
-    """Refuse batch norm over processes."""
-    for name, module in modules.items():
-        for inner, each in module.named_modules(prefix=f"state.{name}"):
-            if isinstance(each, hvd.SyncBatchNorm):
-                raise ranks.averages(inner, "SyncBatchNorm", "torch.nn.BatchNorm1d, 2d or 3d", "GroupNorm")
 
 
 def _look(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,44 +66,21 @@ class Buffers(buffers.Buffers):
         super().__init__()
 
     def names(self) -> Iterator[str]:
-        """Return the names of the buffers that are not None."""
         return (name for name, (buffers, key) in self._slots.items() if buffers[key] is not None)
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a copy of a buffer."""
         return self._tensor(name).clone()
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Copy a tensor into a buffer."""
         self._tensor(name).copy_(tensor)
 
-    def bits(self, tensor: torch.Tensor) -> bytes:
-        """Return the bytes of a copy."""
-        return bytes(_bytes(tensor).cpu().numpy().tobytes())
-
     def same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Return whether two copies have the same bits."""
-        return torch.equal(_bytes(one), _bytes(other).to(one.device))
-
-    def changed(self, copies: Mapping[str, torch.Tensor]) -> list[str]:
-        """Return the names of the buffers that differ from their copies."""
-        # Compare contents, because batch norm does not raise the version of its buffers. Compare all at once
-        # first, because each comparison waits for the device.
-        present = {name: self._tensor(name) for name in copies}
-        if len({each.device for each in (*present.values(), *copies.values())}) == 1 and torch.equal(
-            *(torch.cat([_bytes(each) for each in tensors.values()]) for tensors in (present, copies))
-        ):
-            return []
-        return [name for name, each in copies.items() if not self.same(present[name], each)]
+        return one.shape == other.shape and all_equal([(one, other)])
 
     def _tensor(self, name: str) -> torch.Tensor:
         module, key = self._slots[name]
         tensor: torch.Tensor = module[key]
         return tensor.detach()
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 # -- batches -------------------------------------------------------------------------------------------------

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, field
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 
-from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.errors import ConfigError
-from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.optimizers import parameters_of
-from hvdrecover.torch.stepping import averages, is_adasum, steps_of
-from hvdrecover.virtual.exchange import NOTHING, Exchange, buckets
+from hvdrecover.torch.stepping import averages, is_adasum, refuse_late_parameters, steps_of, tell
+from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up, buckets
 from hvdrecover.virtual.ranks import OURS
 
 _ALIGNMENT = 64  # bytes
@@ -33,96 +27,101 @@ _SENT = {
 }
 
 
+@dataclass
+class _Bucket:
+    """The gradients that are sent in one flat tensor."""
+
+    dtype: torch.dtype
+    device: torch.device
+    shapes: dict[int, torch.Size]  # by the place of the parameter
+    # Flat tensors by the number of the partial sum. They are kept, because new pages cost more than sending.
+    # So gradients of parameters may be overwritten in the next step.
+    memory: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def packed(self, number: int, gradients: _Taken) -> torch.Tensor:
+        """Return gradients one after the other."""
+        if number not in self.memory:
+            self.memory[number] = torch.zeros(sum(self._sizes()), dtype=self.dtype, device=self.device)
+        for place, part in self.parts(self.memory[number]):
+            gradient = gradients[place]
+            part.fill_(NOTHING) if gradient is None else part.copy_(gradient)
+        return self.memory[number]
+
+    def parts(self, flat: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the places of parameters, and their parts of a flat tensor."""
+        for (place, shape), part in zip(self.shapes.items(), torch.split(flat, self._sizes()), strict=True):
+            yield place, part[: shape.numel()].view(shape)
+
+    def _sizes(self) -> list[int]:
+        # Aligned as torch's own memory: kernels may round differently elsewhere.
+        unit = _ALIGNMENT // self.dtype.itemsize
+        return [-(-shape.numel() // unit) * unit for shape in self.shapes.values()]
+
+
 class Gradients:
     """Takes an optimizer's gradients from each part, and gives it the gradients of the whole job.
 
-    In a step, `begin`; for each virtual rank of this process `part_begins`, backward passes, `part_ends`;
-    then `finish`. A gradient that some virtual ranks lack counts as zeros there. The optimizer no longer
-    averages gradients by itself.
+    A gradient that some virtual ranks lack counts as zeros there. The optimizer no longer averages gradients
+    by itself.
     """
-
-    _exchange: Exchange | None = None  # of the step that is under way
-    _ended: Exchange | None = None  # of a step whose inner loop has ended
-    _hold: int | None = None  # a virtual rank whose gradients are held back
-    _held: _Taken
 
     def __init__(self, name: str, optimizer: Any, size: int) -> None:
         _check(name, optimizer)
         self._name = name
         self._optimizer = optimizer
+        self._size = size
         self._parameters = [each for each in parameters_of(optimizer) if each.requires_grad]
         self._divisor = size if optimizer.op == hvd.Average else 1
         halves = optimizer._compression is hvd.Compression.fp16
-        self._wires = [torch.float16 if halves else each.dtype for each in self._parameters]
-        pairs = list(zip(self._wires, self._parameters, strict=True))
-        kinds = [(wire, each.dtype, each.device) for wire, each in pairs]
-        self._buckets = buckets(kinds, [wire.itemsize * each.numel() for wire, each in pairs])
-        # Places in flat tensors, aligned as torch's own memory: kernels may round differently elsewhere.
-        sizes = [
-            -(-each.numel() * wire.itemsize // _ALIGNMENT) * _ALIGNMENT // wire.itemsize
-            for wire, each in pairs
-        ]
-        self._offsets = [
-            [*accumulate((sizes[place] for place in places), initial=0)] for places in self._buckets
+        self._dtypes = [torch.float16 if halves else each.dtype for each in self._parameters]
+        pairs = list(zip(self._dtypes, self._parameters, strict=True))
+        kinds = [(dtype, each.device) for dtype, each in pairs]
+        self._buckets = [
+            _Bucket(*kinds[places[0]], {place: self._parameters[place].shape for place in places})
+            for places in buckets(kinds, [dtype.itemsize * each.numel() for dtype, each in pairs])
         ]
         self._collectives = _Collectives()
-        # Flat tensors by bucket and partial sum. They are kept, because new pages cost more than sending. So
-        # gradients of parameters may be overwritten in the next step.
-        self._memory: dict[tuple[int, int], torch.Tensor] = {}
+        self._sums: RunningSum[_Taken] | None = None  # of the step that is under way
+        self._finished = False
         _take_over(name, optimizer)
         optimizer.virtual_gradients = self
-        self.abandon()
 
-    def begin(self, shares: Sequence[int], process: int) -> None:
-        """Begin a step with these shares on this process, and forget one that was not finished."""
+    def begin(self) -> None:
         self.abandon()
-        self._require_known()
-        self._optimizer._should_synchronize = True
+        refuse_late_parameters(self._optimizer, set(self._parameters))
         for parameter in self._parameters:
             parameter.grad = None
-        name, count = f"{OURS}.virtual.{self._name}", len(self._buckets)
-        self._exchange = Exchange(self._collectives, name, shares, process, count, _added, self._packed)
+        self._sums = RunningSum(self._size, _added)
 
-    def part_begins(self, rank: int) -> None:
-        """Begin the backward passes of a virtual rank."""
-        self._rank = rank
-
-    def part_ends(self) -> None:
-        """Take the gradients of the virtual rank."""
+    def part_ends(self, rank: int) -> None:
         for listener in steps_of(self._optimizer).sending:
             for parameter in self._parameters:
                 listener(parameter)
-        taken = self._take()
-        if self._rank == self._hold:
-            self._held = taken
-        else:
-            self._add(self._rank, taken)
+        assert self._sums is not None
+        self._sums.push(range(rank, rank + 1), self._take())
 
-    def finish(self) -> None:
-        """Wait for the other processes; then each parameter has the gradient of the job."""
-        self._ended, self._exchange = self._exchange, None
-        self._optimizer.synchronize()  # reports it to listeners, and calls `average`
-        self._optimizer._should_synchronize = False
+    def finish(self, shares: Sequence[int], process: int) -> None:
+        assert self._sums is not None
+        steps = steps_of(self._optimizer)
+        tell(steps.averaging)
+        for place, total in self._totals(self._sums.values, shares, process):
+            parameter = self._parameters[place]
+            if total is None:
+                gradient = torch.full_like(parameter, NOTHING, requires_grad=False)
+            else:
+                gradient = total.to(parameter.dtype)
+            if gradient.stride() != parameter.stride():  # fused optimizers need their parameter's order
+                gradient = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+            parameter.grad = gradient if self._divisor == 1 else gradient.div_(self._divisor)
+        self._sums, self._finished = None, True
+        tell(steps.averaged)
 
     def abandon(self) -> None:
-        """Forget a step that is under way, as after a fault."""
-        if self._exchange is not None or self._ended is not None:
-            self._collectives.forget()
-            self._memory.clear()  # Horovod may still write there
-        self._exchange = self._ended = self._hold = None
-        self._held = []
-        self._finished = False
-
-    def average(self) -> None:
-        """Do Horovod's ``synchronize``. A script that clips gradients calls it again, to no effect."""
-        if self._ended is not None:
-            totals, self._ended = self._ended.finish(), None
-            self._collectives.handles.clear()
-            for bucket, total in enumerate(totals):
-                self._give(bucket, total)
-            self._finished = True
-        self.require_finished()
-        self._optimizer._synchronized = True
+        if self._sums is not None:  # Horovod may still write there
+            for bucket in self._buckets:
+                bucket.memory.clear()
+            self._collectives.outputs.clear()
+        self._sums, self._finished = None, False
 
     def require_finished(self) -> None:
         """Refuse a step without gradients of the job."""
@@ -134,68 +133,10 @@ class Gradients:
                 "in step: …",
             )
 
-    # -- replays; see `hvdrecover.virtual.replay` ------------------------------------------------------------
-
-    def specs(self) -> list[TensorSpec]:
-        """Return dtype, shape and name of each gradient."""
-        return [
-            TorchFramework().spec(
-                torch.empty((), dtype=wire).expand(parameter.shape),
-                self._optimizer._parameter_names[parameter],
-            )
-            for wire, parameter in zip(self._wires, self._parameters, strict=True)
-        ]
-
-    def packed(self, value: Any) -> bytes:
-        """Return a pickle of the inputs of a part."""
-        file = io.BytesIO()
-        _Pickler(file, protocol=5).dump(value)
-        return file.getvalue()
-
-    def hold(self, rank: int) -> None:
-        """Keep the gradients of this process's last virtual rank in this step until `release`."""
-        self._hold = rank
-
-    def held(self) -> list[Bytes]:
-        """Return these gradients, by parameter."""
-        return self._bytes(self._held)
-
-    def release(self, data: Iterator[Bytes]) -> None:
-        """Add up these gradients instead of those that were held back."""
-        pairs = zip(self._parameters, self._wires, data, strict=False)
-        gradients = [
-            torch.from_numpy(each).view(wire).view(parameter.shape).to(parameter.device)
-            for parameter, wire, each in pairs
-        ]
-        assert self._hold is not None
-        self._add(self._hold, [*gradients])
-
-    def replayed(self) -> list[Bytes]:
-        """Take the gradients of a part that is only compared."""
-        return self._bytes(self._take())
-
-    def _bytes(self, gradients: _Taken) -> list[Bytes]:
-        whole = [self._nothing(place) if each is None else each for place, each in enumerate(gradients)]
-        return [each.contiguous().view(-1).view(torch.uint8).cpu().numpy() for each in whole]
-
-    # -- inside ----------------------------------------------------------------------------------------------
-
-    def _require_known(self) -> None:
-        """Refuse parameters that came after the optimizer was wrapped: no process adds their gradients up."""
-        known = set(self._parameters)
-        for each in parameters_of(self._optimizer):
-            if each.requires_grad and each not in known:
-                raise ConfigError(
-                    f"state.{self._name}",
-                    f"a parameter of shape {tuple(each.shape)} was added, or has begun to require "
-                    "gradients, after the state was made. Let all parameters require gradients when you make "
-                    "the state, and freeze them afterwards",
-                )
-
     def _take(self) -> _Taken:
         """Take the gradients away from the parameters, in the dtypes in which they are added up."""
         taken: _Taken = []
-        for parameter, wire in zip(self._parameters, self._wires, strict=True):
+        for parameter, dtype in zip(self._parameters, self._dtypes, strict=True):
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None and gradient.is_sparse:
                 if not self._optimizer.sparse_as_dense:
@@ -206,49 +147,21 @@ class Gradients:
                         "layer with sparse=False",
                     )
                 gradient = gradient.to_dense()
-            taken.append(None if gradient is None else gradient.detach().to(wire))
+            taken.append(None if gradient is None else gradient.detach().to(dtype))
         return taken
 
-    def _add(self, rank: int, gradients: _Taken) -> None:
-        assert self._exchange is not None
-        for bucket, places in enumerate(self._buckets):
-            self._exchange.add(bucket, rank, [gradients[place] for place in places])
-
-    def _packed(self, bucket: int, number: int, gradients: _Taken | None) -> torch.Tensor:
-        """Return gradients one after the other; see `Exchange`."""
-        places = self._buckets[bucket]
-        *offsets, length = self._offsets[bucket]
-        if (bucket, number) not in self._memory:
-            like, wire = self._parameters[places[0]], self._wires[places[0]]
-            self._memory[bucket, number] = torch.zeros(length, dtype=wire, device=like.device)
-        flat = self._memory[bucket, number]
-        for place, offset, gradient in zip(places, offsets, gradients or [None] * len(places), strict=True):
-            there = self._part_of(flat, offset, place)
-            there.fill_(NOTHING) if gradient is None else there.copy_(gradient)
-        return flat
-
-    def _give(self, bucket: int, total: torch.Tensor | _Taken) -> None:
-        """Give the parameters of a bucket their gradients."""
-        places = self._buckets[bucket]
-        if isinstance(total, torch.Tensor):  # a single process has not packed it
-            offsets = self._offsets[bucket]
-            total = [
-                self._part_of(total, offset, place) for place, offset in zip(places, offsets, strict=False)
-            ]
-        for place, each in zip(places, total, strict=True):
-            parameter = self._parameters[place]
-            gradient = (self._nothing(place) if each is None else each).to(parameter.dtype)
-            if gradient.stride() != parameter.stride():  # fused optimizers need their parameter's order
-                gradient = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
-            parameter.grad = gradient if self._divisor == 1 else gradient.div_(self._divisor)
-
-    def _part_of(self, flat: torch.Tensor, offset: int, place: int) -> torch.Tensor:
-        parameter = self._parameters[place]
-        return flat[offset : offset + parameter.numel()].view(parameter.shape)
-
-    def _nothing(self, place: int) -> torch.Tensor:
-        parameter, wire = self._parameters[place], self._wires[place]
-        return torch.full_like(parameter, NOTHING, dtype=wire, requires_grad=False)
+    def _totals(
+        self, sums: Sequence[_Taken], shares: Sequence[int], process: int
+    ) -> Iterator[tuple[int, torch.Tensor | None]]:
+        """Yield the places of parameters, and the sums of all virtual ranks."""
+        if len(shares) == 1:
+            yield from enumerate(sums[0])
+            return
+        for number, bucket in enumerate(self._buckets):
+            nothing: _Taken = [None] * len(self._parameters)
+            flats = [bucket.packed(partial, each) for partial, each in enumerate(sums or [nothing])]
+            name = f"{OURS}.virtual.{self._name}.{number}"
+            yield from bucket.parts(add_up(self._collectives, name, shares, process, flats))
 
 
 def _added(left: _Taken, right: _Taken) -> _Taken:
@@ -259,73 +172,43 @@ def _added(left: _Taken, right: _Taken) -> _Taken:
     ]
 
 
-class _Pickler(pickle.Pickler):
-    """Sends only a tensor's elements: a slice has the storage of the whole tensor."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is not torch.Tensor or value.layout is not torch.strided:
-            return NotImplemented
-        if value.untyped_storage().nbytes() <= value.numel() * value.element_size():
-            return NotImplemented
-        whole = value.detach().clone().requires_grad_(value.requires_grad)
-        return whole.__reduce_ex__(5)  # type: ignore[no-untyped-call]
-
-
-# -- between processes ---------------------------------------------------------------------------------------
-
-
 class _Collectives:
     """See `hvdrecover.virtual.exchange.Collectives`."""
 
     exact: Collection[Any] = (torch.float32, torch.float64)
 
     def __init__(self) -> None:
-        self.handles: list[int] = []  # of operations that were not waited for
-        self._outputs: dict[str, torch.Tensor] = {}  # kept, like `Gradients._memory`
+        self.outputs: dict[str, torch.Tensor] = {}  # kept, like `_Bucket.memory`
 
-    def forget(self) -> None:
-        """Free the tensors that Horovod keeps for operations after a fault."""
-        for handle in self.handles:
-            hvd.mpi_ops._handle_map.pop(handle, None)
-        self.handles.clear()
-        self._outputs.clear()
+    def allreduce(self, flat: torch.Tensor, name: str) -> torch.Tensor:
+        return _result(hvd.allreduce_async_(flat, name=name, op=hvd.Sum), flat.dtype)
 
-    def allreduce(self, flat: torch.Tensor, name: str) -> _Pending:
-        return self._begun(hvd.allreduce_async_(flat, name=name, op=hvd.Sum), flat)
-
-    def alltoall(self, flat: torch.Tensor, counts: Sequence[int], name: str) -> _Pending:
+    def alltoall(self, flat: torch.Tensor, counts: Sequence[int], name: str) -> torch.Tensor:
         sent, splits = flat.view(_SENT[flat.dtype]), torch.tensor(counts, dtype=torch.int32)
         output, process_set = self._output(name, sent), hvd.global_process_set
         handle = hvd.mpi_ops._alltoall_async(sent, splits, output, splits.new_empty(0), name, process_set)
-        return self._begun(handle, flat)
+        return _result(handle, flat.dtype)
 
-    def allgather(self, flat: torch.Tensor, name: str) -> _Pending:
+    def allgather(self, flat: torch.Tensor, name: str) -> torch.Tensor:
         sent = flat.view(_SENT[flat.dtype])
         output = self._output(name, sent)
-        return self._begun(hvd.mpi_ops._allgather_async(sent, output, name, hvd.global_process_set), flat)
-
-    def _output(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        return self._outputs.setdefault(name, like.new_empty(0))  # Horovod resizes it
+        handle = hvd.mpi_ops._allgather_async(sent, output, name, hvd.global_process_set)
+        return _result(handle, flat.dtype)
 
     def joined(self, flats: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat(list(flats))
 
-    def _begun(self, handle: int, flat: torch.Tensor) -> _Pending:
-        self.handles.append(handle)
-        return _Pending(handle, flat.dtype)
+    def _output(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        return self.outputs.setdefault(name, like.new_empty(0))  # Horovod resizes it
 
 
-@dataclass(frozen=True)
-class _Pending:
-    """See `hvdrecover.virtual.exchange.Pending`."""
-
-    handle: int
-    dtype: torch.dtype
-
-    def wait(self) -> torch.Tensor:
-        found = hvd.synchronize(self.handle)
-        result: torch.Tensor = found[0] if isinstance(found, tuple) else found  # alltoall's has sizes as well
-        return result.view(self.dtype)
+def _result(handle: int, dtype: torch.dtype) -> torch.Tensor:
+    try:
+        found = hvd.synchronize(handle)
+    finally:
+        hvd.mpi_ops._handle_map.pop(handle, None)  # after a fault Horovod would keep the tensors for ever
+    result: torch.Tensor = found[0] if isinstance(found, tuple) else found  # alltoall's has sizes as well
+    return result.view(dtype)
 
 
 # -- Horovod's optimizer -------------------------------------------------------------------------------------
@@ -333,9 +216,7 @@ class _Pending:
 
 def _check(name: str, optimizer: Any) -> None:
     """Refuse an optimizer whose gradients virtual ranks cannot add up."""
-    if hasattr(optimizer, "virtual_gradients"):
-        problem = "another state with virtual ranks has it; make a new DistributedOptimizer for this one"
-    elif is_adasum(optimizer):
+    if is_adasum(optimizer):
         problem = "Adasum combines updates of processes, not gradients; pass op=Average or op=Sum"
     elif not averages(optimizer):
         problem = "virtual ranks need its gradients; wrap it in DistributedOptimizer"

@@ -27,19 +27,15 @@ class TorchWorld(HorovodWorld):
         super().__init__(hvd)
 
     def lost(self, error: BaseException) -> bool:
-        """Never: ``horovod.torch`` raises ``HorovodInternalError``."""
-        return False
+        return False  # ``horovod.torch`` raises ``HorovodInternalError``
 
     def join(self, mine: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64]:
-        """Everybody's arrays one after another, joined along the first axis; the lengths there may differ."""
         return self._begin_join(mine, name)()
 
     def send(self, values: Sequence[int], name: str) -> Callable[[], npt.NDArray[np.int64]]:
-        """Begin an `allgather`, which Horovod's thread carries out meanwhile."""
         return self._begin_join(np.array([list(values)], dtype=np.int64), name)
 
     def broadcast(self, buffer: Bytes, root: int, name: str) -> None:
-        """Fill ``buffer``, a uint8 array of the same length on all ranks, with the root's, in place."""
         if self.size() > 1 and len(buffer):
             hvd.broadcast_(torch.from_numpy(buffer), root, name=name)
 

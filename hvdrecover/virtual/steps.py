@@ -1,4 +1,12 @@
-"""Steps of a job of virtual ranks: a loop over steps, and in it a loop over the parts of this process."""
+"""Steps of a job of virtual ranks: a loop over steps, and in it a loop over the parts of this process.
+
+1. `steps` takes the batches of a step from a feed, such as `deal`.
+2. For each virtual rank of this process, `Step` swaps its buffers in and seeds the random streams. The script
+   computes. Then the step takes the gradients and the buffers.
+3. The gradients of all processes are added up.
+4. The script applies the gradients. At the commit or the next step, `VirtualRanks.settle` counts the samples
+   as done.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hvdrecover.clock import Clock
 from hvdrecover.data.order import Indices, SampleOrder
 from hvdrecover.errors import StepError
 from hvdrecover.state.adapter import Framework
@@ -33,66 +40,64 @@ Feed = Callable[[VirtualRanks], Iterator[Batches]]
 class Step:
     """One step of all virtual ranks. Iterate over it, once: over the batches of those of this process.
 
-    When its loop has ended, the gradients are those of the whole job. With ``Guard(replay=…)`` the loop of
-    some steps has one batch more, whose gradients are only compared.
+    When its loop has ended, the gradients are those of the whole job.
     """
 
-    def __init__(self, ranks: VirtualRanks, batches: Batches, clock: Clock) -> None:
+    def __init__(self, ranks: VirtualRanks, batches: Batches) -> None:
         self._ranks = ranks
         self._batches = batches
-        self._clock = clock
         self.begun = False
 
     def __iter__(self) -> Iterator[Any]:
         if self.begun:
             raise StepError("state.steps()", "a step can't be gone through twice; its samples are done")
-        self.begun = True
-        ranks, replay, fetch = self._ranks, self._ranks.replay, self._batches.fetch
-        ranks.step_begins(self)
-        if replay is not None:
-            fetch = replay.begin(fetch)
-            yield from replay.before()
+        ranks, world, clock = self._ranks, self._ranks.context.world, self._ranks.context.clock
+        self.begun, ranks.open = True, self
+        ranks.buffers.absorb()
+        for each in ranks.gradients:
+            each.begin()
         for rank in ranks.carried.ranks:
-            started = self._clock.monotonic()
-            batch = fetch(rank)
-            ranks.part_begins(rank)
+            started = clock.monotonic()
+            batch = self._batches.fetch(rank)
+            ranks.buffers.swap_in(rank)
+            ranks.seed(rank)
+            ranks.current = rank
             try:
                 yield batch
             finally:
                 ranks.current = None  # also if the script leaves
-            ranks.part_ends(rank, self._clock.monotonic() - started)
-        if replay is not None:
-            yield from replay.after()
-            if replay.error is not None:
-                ranks.step_ends(nothing)  # the others wait for this process's sums
-                raise replay.error
-        ranks.step_ends(self._batches.done)
-
-    @property
-    def replaying(self) -> bool:
-        """Return whether the present batch is another process's, to be compared only."""
-        return self._ranks.replaying
+            if ranks.open is not self:
+                raise StepError(
+                    "state.restore()", "called in a step's inner loop. Leave the loops over steps first"
+                )
+            for each in ranks.gradients:
+                each.part_ends(rank)
+            ranks.buffers.swap_out(rank)
+            ranks.times.append(clock.monotonic() - started)
+        for each in ranks.gradients:
+            each.finish(ranks.counts, world.rank())
+        ranks.seed(ranks.size)  # outside of parts, all processes share a stream
+        ranks.steps += 1
+        ranks.open, ranks.done = None, self._batches.done
 
 
 Made = TypeVar("Made", bound=Step)
 
 
-def steps(
-    ranks: VirtualRanks, feed: Feed, clock: Clock, kind: Callable[[VirtualRanks, Batches, Clock], Made]
-) -> Iterator[Made]:
+def steps(ranks: VirtualRanks, feed: Feed, kind: Callable[[VirtualRanks, Batches], Made]) -> Iterator[Made]:
     """Yield steps until the data ends. When shares change, the rest of the data is dealt out again."""
     ranks.settle()
     dealt = -1
     while dealt != ranks.dealt:
         dealt = ranks.dealt
         for batches in feed(ranks):
-            step = kind(ranks, batches, clock)
-            ranks.offer(step)
+            ranks.refuse_open("the next step was asked for")
+            ranks.open = step = kind(ranks, batches)
             try:
                 yield step
-            finally:  # the script may break
-                if not step.begun:
-                    ranks.withdraw(step)
+            finally:
+                if ranks.open is step and not step.begun:  # the script has left the loop
+                    ranks.open = None
             # Not if an error ends the script's loop: a bad step's samples are not done, but to be left out.
             ranks.settle()
             if not step.begun:

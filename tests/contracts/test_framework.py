@@ -31,8 +31,7 @@ def stored(framework: Framework, tree: Tree) -> tuple[Any, Arena | None]:
 
 def load(framework: Framework, component: Component, structure: Any, arena: Arena | None) -> list[str]:
     """Load a component as the core does it; return the differences."""
-    own = not framework.copies_on_load(component)
-    tree, differences = framework.fit("it", component, rebuild(framework, structure, arena, own=own))
+    tree, differences = framework.fit("it", component, rebuild(framework, structure, arena, own=False))
     framework.load(component, tree)
     return differences
 
@@ -223,27 +222,20 @@ def spoil(adapter: Adapter, model: Component, value: float) -> str:
     return name
 
 
-def test_what_is_trained_is_all_but_what_each_rank_has_its_own_of(adapter: Adapter) -> None:
-    model, optimizer = trained(adapter)
-    framework = adapter.framework
-    assert framework.trained(model).keys() == framework.tree(model).keys() - framework.rank_local(model)
-    assert not framework.trained(optimizer)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_parameters_that_are_not_finite_are_named(adapter: Adapter, bad: float) -> None:
     model, optimizer = trained(adapter)
     framework = adapter.framework
-    assert framework.not_finite(framework.trained(model)) == []
+    assert framework.not_finite(model) == []
     name = spoil(adapter, model, bad)
-    assert framework.not_finite(framework.trained(model)) == [name]
-    assert framework.not_finite(framework.trained(optimizer)) == []
+    assert framework.not_finite(model) == [name]
+    assert framework.not_finite(optimizer) == []
 
 
 def test_large_numbers_are_finite(adapter: Adapter) -> None:
     model = adapter.model()
     spoil(adapter, model, 1e38)
-    assert adapter.framework.not_finite(adapter.framework.trained(model)) == []
+    assert adapter.framework.not_finite(model) == []
 
 
 # -- models and optimizers -----------------------------------------------------------------------------
@@ -309,11 +301,6 @@ def test_training_on_does_not_change_the_arena(adapter: Adapter) -> None:
     adapter.train_one_step(model, optimizer)
     assert [arena.buffer.tobytes() for _, _, arena in kept if arena is not None] == before
     assert len(before) == 2
-
-
-def test_loading_copies_or_is_handed_what_it_may_keep(adapter: Adapter) -> None:
-    model, optimizer = trained(adapter)
-    assert [adapter.framework.copies_on_load(each) for each in (model, optimizer)].count(True) >= 1
 
 
 # -- what does not fit ---------------------------------------------------------------------------------

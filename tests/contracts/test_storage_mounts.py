@@ -9,7 +9,7 @@ import pytest
 
 from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.storage import open_storage
-from hvdrecover.doctor import storage
+from hvdrecover.doctor import host
 from hvdrecover.errors import ConfigError, FencedError
 from tests.contracts import mounts
 from tests.contracts.mounts import Mounts
@@ -42,7 +42,7 @@ def test_sshfs_is_refused_at_the_start_and_by_the_doctor_as_it_shows_what_was(tm
         (one / "claims" / "g0001.json").touch()
         assert list((other / "claims").iterdir()) == []  # for this it is refused
         url = f"file://{other}/root"
-        for start in (lambda: make_store(open_storage(url)).claim_next(), lambda: storage.root(url)):
+        for start in (lambda: make_store(open_storage(url)).claim_next(), lambda: host.root(url)):
             with pytest.raises(ConfigError, match=r"sshfs.*sftp://"):
                 start()
         assert open_storage(url).names() == []  # reading is not refused

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import threading
 from typing import Any
 
 import fsspec
@@ -15,7 +14,7 @@ from moto.core.responses import ActionAuthenticatorMixin
 from moto.iam.models import iam_backends
 
 from hvdrecover.checkpoint.storage import open_storage, remote
-from hvdrecover.doctor import storage
+from hvdrecover.doctor import host
 from hvdrecover.errors import ConfigError, StorageError
 from tests.contracts.servers import HOST, S3Server
 from tests.contracts.storages import SECRET, Backend, kill_when_it_says, noise, s3_options
@@ -49,23 +48,6 @@ def test_a_large_file_is_uploaded_in_parts_and_a_small_one_with_one_request(
     storage.write("large", noise(11 * MIB))
     parts = [re.findall(r"partNumber=(\d+)", request) for request in s3_server.requests]
     assert sorted(number for found in parts for number in found) == ["1", "2", "3"]
-
-
-@pytest.mark.parametrize("step", ["partNumber=2", "POST"])
-def test_an_upload_that_fails_leaves_no_parts_and_the_file_as_it_was(
-    s3: Backend, s3_server: S3Server, step: str
-) -> None:
-    storage = s3.open_in_pieces()
-    storage.publish("f", b"old")
-    s3_server.fault = lambda request: step in request and "uploadId" in request
-    with pytest.raises(StorageError, match=r"/f: .*write"):
-        storage.write("f", noise(12 * MIB))
-    assert any("uploads=" in request or "?uploads" in request for request in s3_server.requests)
-    assert unfinished(s3) == []
-    assert storage.read("f") == b"old"
-    s3_server.reset()
-    storage.write("f", noise(12 * MIB))
-    assert storage.size("f") == 12 * MIB
 
 
 def test_tidying_aborts_what_killed_processes_left_below_the_root(s3: Backend) -> None:
@@ -129,22 +111,6 @@ def test_a_claim_whose_answer_was_lost_is_ones_own(s3: Backend, s3_server: S3Ser
     store.claims.check(1)
 
 
-def test_a_creation_that_another_one_forestalled_is_not(s3: Backend, s3_server: S3Server) -> None:
-    storage, other = s3.open(), s3.open()
-    looked: list[str] = []
-
-    def forestall(request: str) -> bool:
-        if request.startswith("PUT") and not looked:
-            looked.append(request)
-            other.publish("claims/g0001.json", b"theirs")
-        return False
-
-    s3_server.fault = forestall
-    assert storage.create("claims/g0001.json", b"mine") is False
-    assert looked
-    assert storage.read("claims/g0001.json") == b"theirs"
-
-
 def test_a_store_that_ignores_the_condition_is_refused_at_the_start_and_by_the_doctor(
     s3: Backend, s3_server: S3Server
 ) -> None:
@@ -153,7 +119,7 @@ def test_a_store_that_ignores_the_condition_is_refused_at_the_start_and_by_the_d
         make_store(s3.open()).claim_next()
     assert s3.open().names("claims") == []
     with pytest.raises(ConfigError, match="If-None-Match"):
-        storage.root(s3.url)
+        host.root(s3.url)
 
 
 # -- failures ------------------------------------------------------------------------------------------
@@ -212,24 +178,3 @@ def test_nothing_waits_for_ever_for_a_server_that_does_not_answer(stalled: Any) 
     ):
         with pytest.raises(StorageError):
             call()
-
-
-def test_a_part_that_gets_stuck_fails_the_upload(
-    s3: Backend, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    storage, released = s3.open_in_pieces(), threading.Event()
-
-    def stuck(request: str) -> bool:
-        if "partNumber=2" in request:
-            released.wait(100)  # what is sent in the meantime is not read
-        return False
-
-    s3_server.fault = stuck
-    monkeypatch.setattr(remote, "_PATIENCE", 2.0)
-    monkeypatch.setattr(remote, "_SLOWEST", 1 << 26)
-    try:
-        with pytest.raises(StorageError):
-            storage.write("f", noise(12 * MIB))
-        assert not released.is_set()
-    finally:
-        released.set()

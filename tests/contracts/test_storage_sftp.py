@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.storage.sftp import _Session as Session
 from hvdrecover.errors import ConfigError, HostKeyError, StorageError
 from tests.contracts.servers import HOST, OTHER_KEY, SftpServer, kill
-from tests.contracts.storages import SECRET, Backend, buffer, every_call, noise, sftp_options
+from tests.contracts.storages import SECRET, Backend, buffer, every_call, sftp_options
 
 
 @pytest.fixture
@@ -31,20 +30,6 @@ def files_below(folder: Path) -> list[str]:
 
 
 # -- the connection ------------------------------------------------------------------------------------
-
-
-def test_a_server_that_is_away_is_connected_to_when_it_is_back(
-    sftp: Backend, sftp_server: SftpServer
-) -> None:
-    sftp_server.stop()
-    try:
-        storage = sftp.open()
-        with pytest.raises(StorageError):
-            storage.publish("f", b"content")
-    finally:
-        sftp_server.start()
-    storage.publish("f", b"content")
-    assert storage.read("f") == b"content"
 
 
 @pytest.mark.parametrize("call", ["names", "write"])
@@ -64,38 +49,6 @@ def test_a_lost_connection_is_made_anew_by_the_attempt_after(
         except StorageError:
             assert attempts == 1
     assert storage.names() == (["f"] if call == "names" else ["f", "g"])
-
-
-def test_a_connection_lost_in_the_middle_of_a_write_fails_it_and_the_next_one_goes_through(
-    sftp: Backend, sftp_server: SftpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    storage, content = sftp.open_in_pieces(), noise(8 << 20)
-    storage.publish("other", b"")
-    under_way, failed = threading.Event(), []
-    lstat = Session.lstat
-
-    def note(self: Session, path: str) -> Any:
-        under_way.set()
-        return lstat(self, path)
-
-    def write() -> None:
-        try:
-            storage.write("f", content)
-        except StorageError as error:
-            failed.append(error)
-
-    monkeypatch.setattr(Session, "lstat", note)
-    sessions = sftp_server.sessions()
-    for process in sessions:
-        process.send_signal(signal.SIGSTOP)  # so that the write can't end before they are killed
-    writer = threading.Thread(target=write)
-    writer.start()
-    assert under_way.wait(30)
-    kill(sessions)
-    writer.join()
-    assert len(failed) == 1
-    storage.write("f", content)
-    assert storage.size("f") == len(content)
 
 
 def test_a_server_that_does_not_answer_is_waited_for_as_long_as_fsspec_is_told(
@@ -154,17 +107,6 @@ def test_files_and_folders_are_on_the_disk_before_they_have_their_names(
     assert done == [
         "name", "open ", "fsync", "open /new/f", "fsync", "open /new", "fsync"
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("nbytes", [1, 100, 200_000, 3 << 20])
-def test_a_full_disk_fails_a_write_however_late_the_server_says_so(
-    sftp: Backend, root: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int
-) -> None:
-    monkeypatch.setattr(Session, "sync", lambda self, file: None)  # which would fail as well
-    root.mkdir()
-    (root / "f").symlink_to("/dev/full")
-    with pytest.raises(StorageError, match=r"/f: .*write"):
-        sftp.open_in_pieces().write("f", noise(nbytes))
 
 
 def test_what_a_killed_process_left_is_neither_listed_nor_in_the_way_and_tidied_up(
@@ -343,19 +285,3 @@ def test_the_check_can_not_be_got_round(
     monkeypatch.setitem(fsspec.config.conf, "sftp", options)
     with pytest.raises(ConfigError, match=r"^host_key_policy: "):
         open_storage(url)
-
-
-def test_a_key_that_changes_while_a_job_writes_is_an_outage_of_the_storage(
-    sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, known = with_known_hosts(sftp_server, tmp_path, monkeypatch, sftp_server.known_hosts())
-    storage = open_storage(url)
-    storage.publish("f", b"content")
-    known.write_text(f"[{HOST}]:{sftp_server.port} {OTHER_KEY}\n")
-    kill(sftp_server.sessions())
-    for _ in range(3):  # the first attempt may find out that the connection is lost
-        with pytest.raises(StorageError) as caught:
-            storage.read("f")
-    assert isinstance(caught.value, HostKeyError)
-    known.write_text(sftp_server.known_hosts())
-    assert storage.read("f") == b"content"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +15,7 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.data.order import SampleOrder, Tail
 from hvdrecover.errors import UnsupportedTensorError
-from hvdrecover.guard.numbers import Judge, Missing
-from hvdrecover.scalars import Scalars
-from hvdrecover.state.adapter import Entry, StepObserver
-from hvdrecover.state.contents import Contents
+from hvdrecover.state.adapter import Entry, StepReport, fit_tensors
 from hvdrecover.trackers import Row, Tracker
 
 Array = npt.NDArray[Any]
@@ -182,6 +180,7 @@ class FakeFramework:
         generator: the process's global generator.
         tear: how many more arrays can be copied before `copy_out` breaks, once; None: any number.
         torn: how often `copy_out` broke.
+        reports: the hooks that asked for reports of steps.
     """
 
     name = "fake"
@@ -191,6 +190,7 @@ class FakeFramework:
         self.generator = FakeGenerator(seed)
         self.tear: int | None = None
         self.torn = 0
+        self.reports: dict[StepReport, Any] = {}
 
     def versions(self) -> dict[str, str]:
         return {"fake": "1.0"}
@@ -210,14 +210,11 @@ class FakeFramework:
         found = [(_CODES.get(tensor.dtype.name), tensor.shape) for tensor in tensors]
         return found == [(spec.dtype, spec.shape) for spec in specs]
 
-    def views(self, arena: Arena) -> dict[str, Array]:
+    def views(self, arena: Arena, sources: Sequence[Array] = ()) -> dict[str, Array]:
         return {
             spec.name: arena.bytes_of(spec.name).view(_DTYPES[spec.dtype]).reshape(spec.shape)
             for spec in arena.layout.specs
         }
-
-    def pin(self, arena: Arena, tensors: Sequence[Array]) -> None:
-        pass
 
     def clone(self, tensor: Array) -> Array:
         return tensor.copy()
@@ -246,36 +243,13 @@ class FakeFramework:
             return tree, []
         if not isinstance(tree, dict):
             return {}, [f"{name}: a {type(tree).__name__} in the commit, a FakeModel in this state"]
-        mine = component.weights
-        differences = [
-            f"{name}.{key}: in the commit, but not in the model" for key in tree.keys() - mine.keys()
-        ]
-        differences += [
-            f"{name}.{key}: in the model, but not in the commit" for key in mine.keys() - tree.keys()
-        ]
-        fitting = {}
-        for key in tree.keys() & mine.keys():
-            if not self.is_tensor(tree[key]):
-                differences.append(f"{name}.{key}: no array in the commit")
-                continue
-            stored, present = self.spec(tree[key], key), self.spec(mine[key], key)
-            if stored == present:
-                fitting[key] = tree[key]
-            else:
-                differences.append(f"{name}.{key}: {stored} in the commit, {present} in the model")
-        return fitting, differences
-
-    def copies_on_load(self, component: Any) -> bool:
-        return isinstance(component, FakeModel)
+        return fit_tensors(self, name, "model", component.weights, tree)
 
     def load(self, component: Any, tree: Any, *, keep: bool = False) -> None:
-        component.load_state_dict(tree)
+        component.load_state_dict(tree if keep else copy.deepcopy(tree))
 
     def unkept(self, component: Any) -> list[str]:
         return []
-
-    def passes(self, component: Any) -> tuple[int, int]:
-        return 0, 1
 
     def forget_passes(self, component: Any) -> None:
         pass
@@ -297,11 +271,9 @@ class FakeFramework:
             return set()
         return {name for name in component.weights if name.startswith("local")}
 
-    def trained(self, component: Any) -> Mapping[str, Any]:
-        return component.weights if isinstance(component, FakeModel) else {}
-
-    def not_finite(self, tensors: Mapping[str, Any]) -> list[str]:
-        return [name for name, value in tensors.items() if not np.isfinite(value).all()]
+    def not_finite(self, component: Any) -> list[str]:
+        weights = component.weights if isinstance(component, FakeModel) else {}
+        return [name for name, value in weights.items() if not np.isfinite(value).all()]
 
     def draw_seed(self) -> int:
         return self.generator.draw() >> 1
@@ -318,16 +290,5 @@ class FakeFramework:
     def original(self, error: BaseException) -> BaseException | None:
         return None
 
-    # Who asks for reports of steps is remembered, and the tests report.
-
-    def report_steps(self, contents: Contents, observer: StepObserver) -> None:
-        self.step_observer = observer
-
-    def report_times(self, contents: Contents, scalars: Scalars) -> None:
-        self.scalars = scalars
-
-    def report_missing(self, contents: Contents, missing: Missing) -> None:
-        self.missing = missing
-
-    def report_gradients(self, contents: Contents, judge: Judge) -> None:
-        self.judge = judge
+    def report(self, what: StepReport, hook: Any) -> None:
+        self.reports[what] = hook  # the tests report

@@ -6,7 +6,6 @@ import json
 import re
 import ssl
 import threading
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 HOST = "127.0.0.1"
 TOKEN = "a-token"
 _LABEL = re.compile(r"\s*([\w./-]+)\s*(=|==|!=)\s*([\w.-]*)\s*")
-_PATH = re.compile(r"/api/v1/namespaces/([^/]+)(/pods)?")
+_PATH = re.compile(r"/api/v1/namespaces/([^/]+)/pods")
 
 
 def pod(name: str, *, labels: dict[str, str] | None = None, **changes: Any) -> dict[str, Any]:
@@ -70,22 +69,14 @@ class KubernetesApi:
         readable: the namespaces whose pods the token's owner may list.
         fault: asked about every request first, as its path; the status and the body that it is answered with,
             or None.
-        gate: every answer waits for it.
         requests: paths and queries of all requests.
-        most: pods in the longest answer.
-        lists: what pages are pages of, by version: pods as they were when the first page was asked for.
     """
 
     def __init__(self) -> None:
         self.pods: dict[str, dict[str, dict[str, Any]]] = {"default": {}}
         self.readable = {"default"}
         self.fault: Callable[[str], tuple[int, bytes] | None] = lambda path: None
-        self.gate = threading.Event()
-        self.gate.set()
         self.requests: list[str] = []
-        self.most = 0
-        self.lists: dict[int, list[dict[str, Any]]] = {}
-        self._version = 0
         self.port = 0
         self.scheme = "http"
 
@@ -114,14 +105,12 @@ class KubernetesApi:
         try:
             yield self
         finally:
-            self.gate.set()
             server.shutdown()
             server.server_close()
             thread.join()
 
     def answer(self, request: str, authorization: str | None) -> tuple[int, bytes]:
         """The status and the body with which a request is answered."""
-        self.gate.wait()
         self.requests.append(request)
         parts = urlsplit(request)
         if (fault := self.fault(parts.path)) is not None:
@@ -131,46 +120,25 @@ class KubernetesApi:
         match = _PATH.fullmatch(parts.path)
         if match is None:
             return _refusal(404, "the server could not find the requested resource")
-        namespace, is_list = match.groups()
-        if not is_list:
-            return _refusal(404, "the server could not find the requested resource")
+        namespace = match[1]
         if namespace not in self.readable:
             message = (
                 f'pods is forbidden: User "me" cannot list resource "pods" in the namespace "{namespace}"'
             )
             return _refusal(403, message)
-        return self._page(namespace, {key: values[0] for key, values in parse_qs(parts.query).items()})
-
-    def _page(self, namespace: str, query: dict[str, str]) -> tuple[int, bytes]:
+        query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         wanted = [_LABEL.fullmatch(part) for part in query.get("labelSelector", "").split(",")]
         if None in wanted:
             return _refusal(400, "unable to parse requirement: found 'in', expected: ...")
-        if "continue" in query:
-            version, begin = json.loads(b64decode(query["continue"]))
-            if version not in self.lists:
-                return _refusal(410, "the continue token is too old, the list it is of has been compacted")
-        else:
-            version, begin = self._list(namespace, [match for match in wanted if match]), 0
-        pods = self.lists[version]
-        end = begin + int(query.get("limit", len(pods)))
-        metadata = {"resourceVersion": str(version)}
-        if end < len(pods):
-            metadata["continue"] = b64encode(json.dumps([version, end]).encode()).decode()
-        self.most = max(self.most, len(pods[begin:end]))
-        return 200, json.dumps(
-            {"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": pods[begin:end]}
-        ).encode()
-
-    def _list(self, namespace: str, wanted: list[re.Match[str]]) -> int:
-        """Keep the pods as they are now; the version of that."""
-        self._version += 1
         # As in a cluster, a namespace that isn't there has no pods, and pods are in the order of their names.
-        self.lists[self._version] = [
+        pods = [
             each
             for _, each in sorted(self.pods.get(namespace, {}).items())
-            if all(_has(each["metadata"]["labels"], *match.groups()) for match in wanted)
+            if all(_has(each["metadata"]["labels"], *match.groups()) for match in wanted if match)
         ]
-        return self._version
+        return 200, json.dumps(
+            {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods}
+        ).encode()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         api = self

@@ -199,7 +199,8 @@ class FakeWorld:
 
     def allow_stalls(self, seconds: int) -> None:
         self._present()
-        self.allowed.append(seconds)
+        if seconds != (self.allowed[-1] if self.allowed else 0):
+            self.allowed.append(seconds)
 
     def lost(self, error: BaseException) -> bool:
         return False

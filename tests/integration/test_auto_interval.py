@@ -49,12 +49,9 @@ def test_it_decides_says_so_and_resumes_bitwise_equal(
     assert {event["rank"] for event in decisions} == {0}
     assert run.log.count("commits become durable every") == len(decisions)
     for event in decisions:
-        seconds, reason = best(event["stall"], event["mtbf"], least=2 * event["write"], cap=event["cap"])
-        assert (event["seconds"], event["reason"]) == (pytest.approx(seconds), reason)
+        assert event["seconds"] == pytest.approx(best(event["stall"], event["mtbf"], event["write"]))
         assert 0.0 <= event["stall"] <= event["write"]
     first, last = decisions[0], decisions[-1]
     assert first["mtbf"] >= DAY  # nothing has failed yet
     assert DAY / 2 <= last["mtbf"] < DAY  # the job was lost once
-    assert first["restore"] is None
-    assert last["restore"] > 0.0
     assert all(event["stall"] > 0.0 for event in run.events("commit"))

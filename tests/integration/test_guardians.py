@@ -1,10 +1,9 @@
-"""Guardians by hand, under MPI, and asked for stacks."""
+"""Guardians under MPI, on a lost host, and asked for stacks."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,11 @@ from tests.support.faulty_run import (
     assert_each_sample_once,
     assert_private,
     wait_for_durable,
-    wait_until_all_train,
 )
 from tests.support.jobs import (
     PATIENCE,
     STANDBY,
     DigitsRun,
-    elastic,
     kill,
     parent,
     running,
@@ -33,30 +30,6 @@ from tests.support.jobs import (
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
-
-
-def by_hand(folder: Path) -> list[str]:
-    """A launcher: elastic ``horovodrun`` on one host, with guardians but no supervisor."""
-    hosts = folder / "hosts"
-    hosts.write_text("localhost:2\n")
-    return [*elastic(hosts), sys.executable, "-m", "hvdrecover", "worker", "--no-standby", "--"]
-
-
-def test_without_a_supervisor_guardians_restart_ranks_and_watch_horovods_driver(
-    start: Start, tmp_path: Path
-) -> None:
-    run = a_run(tmp_path, HOLD)
-    job = start(run, by_hand(tmp_path))
-    run.wait_for(job, lambda batch: batch.commit >= 4)
-    kill(run.process_of(1))
-    wait_until_all_train(run, job, 1)
-    wait_for_durable(run, job, 6)
-    kill(job.pid)
-    wait_until(lambda: job.processes() == [])
-    run.open()
-    run.finish(start(run, by_hand(tmp_path)))
-    assert run.sources() == {1: "initial", 2: "memory", 3: "durable"}
-    assert_each_sample_once(run, padding=1)
 
 
 def test_with_mpi_a_lost_rank_restarts_the_job(start: Start, tmp_path: Path) -> None:

@@ -198,8 +198,6 @@ def test_without_room_for_it_the_tier_is_off_and_says_why(runs: list[NearRun], t
     try:
         run = a_run(runs, tmp_path / "run", str(folder))
         run.finish(run.start(steps=8))
-        assert re.search(r"near tier: off on \S+: 3 commits of .* MB would leave less than", run.log()), (
-            run.log()
-        )
+        assert re.search(r"near tier: off on \S+: 3 commits of .* MB do not fit", run.log()), run.log()
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import LONG
-from tests.support.jobs import PATIENCE, Job, supervised
+from tests.support.jobs import PATIENCE, PREEMPTED, Job, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "plain_fit.py"
 EPOCHS = {"1": 2, "2": 3}  # of each fit of the script
@@ -24,12 +24,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, light: None) -> list[A
     return outcome(run(tmp_path_factory.mktemp("undisturbed")))
 
 
-def run(folder: Path, *options: str, **environ: str) -> Job:
-    """Start the script, and wait for its end."""
+def run(folder: Path, *options: str, code: int = 0, **environ: str) -> Job:
+    """Start the script, and wait for its end with an exit code."""
     settings = {"OMP_NUM_THREADS": "1", **environ}  # for sums that are the same
     job = Job([*supervised(*options), sys.executable, str(SCRIPT), str(folder)], folder / "log", settings)
     try:
-        assert job.wait(PATIENCE) == 0, job.tail(80)
+        assert job.wait(PATIENCE) == code, job.tail(80)
     finally:
         job.kill()
     return job
@@ -52,22 +52,37 @@ def test_each_fit_trains_on_each_sample_once_an_epoch(undisturbed: list[Any]) ->
     ("fault", "has_root"),
     [
         # Without a root, a rank that replaces one lost in the second fit gets the first's end from the other.
-        ("2 13 0", False),
-        ("2 13 all", True),
+        ("2 13 SIGKILL 0", False),
+        ("2 13 SIGKILL all", True),
         # In the second fit, the new process has traced less than the other.
-        ("1 4 1", False),
-        pytest.param("1 0 1", False, marks=LONG),  # outside fit, where all ranks start again together
-        pytest.param("1 12 all", True, marks=LONG),
+        ("1 4 SIGKILL 1", False),
+        ("2 4 SIGSTOP 1", False),
+        pytest.param("1 0 SIGKILL 1", False, marks=LONG),  # outside fit: all ranks start again together
+        pytest.param("1 12 SIGKILL all", True, marks=LONG),
     ],
 )
-def test_killed_in_the_middle_of_an_epoch_it_ends_as_undisturbed(
+def test_after_a_kill_or_a_hang_in_mid_epoch_it_ends_as_undisturbed(
     fault: str, has_root: bool, undisturbed: list[Any], tmp_path: Path
 ) -> None:
     options = ["--checkpoint", str(tmp_path / "root")] if has_root else []
-    job = run(tmp_path, *options, FAULT=fault)
+    job = run(tmp_path, "--hang-timeout", "20", *options, FAULT=fault)
     assert (tmp_path / "struck").exists()
     assert "model.fit resumes after faults" in job.log.read_text()
-    for expected, found in zip(undisturbed, outcome(job), strict=True):
+    assert_equal(outcome(job), undisturbed)
+
+
+def test_a_preempted_job_leaves_in_mid_epoch_and_the_next_start_ends_as_undisturbed(
+    undisturbed: list[Any], tmp_path: Path
+) -> None:
+    options = ["--checkpoint", str(tmp_path / "root")]
+    run(tmp_path, *options, code=PREEMPTED, FAULT="2 13 SIGTERM 1")
+    assert not list(tmp_path.glob("outcome-*"))
+    assert_equal(outcome(run(tmp_path, *options)), undisturbed)
+
+
+def assert_equal(found: list[Any], expected: list[Any]) -> None:
+    """Assert that the outcomes of all ranks are equal, fit by fit and part by part."""
+    for mine, theirs in zip(found, expected, strict=True):
         for fit in EPOCHS:
-            for part, value in expected[fit].items():
-                assert found[fit][part] == value, (fit, part)
+            for part, value in theirs[fit].items():
+                assert mine[fit][part] == value, (fit, part)

@@ -77,7 +77,7 @@ def test_an_error_at_the_start_ends_the_job_at_once_and_is_shown_last(gated: Gat
     log = job.log.read_text()
     assert log.count("ValueError: wrong from the start") == 1
     assert log.rstrip().endswith("ValueError: wrong from the start")
-    assert "2 of 2 ranks ended like this" in log and "start again" not in log
+    assert "an exception before the job's first commit:" in log and "start again" not in log
 
 
 @LONG

@@ -60,13 +60,6 @@ def marked(mark: str) -> list[int]:
     return [process.pid for process in found if mark in (process.info["environ"] or {}).values()]
 
 
-def ended(process: int) -> bool:
-    try:
-        return bool(psutil.Process(process).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
-
-
 def test_every_host_logs_in_to_every_host(lab: Lab) -> None:
     for source in lab.hosts:
         for target in lab.hosts:
@@ -196,18 +189,6 @@ def test_a_lab_whose_owner_is_killed_is_removed(owner: Owner) -> None:
     owner.process.kill()
     owner.process.wait()
     wait_until(lambda: traces(owner.lab) == [] and marked(owner.mark) == [], PATIENCE)
-
-
-def test_a_lab_whose_janitor_is_killed_too_is_removed_by_the_next(owner: Owner) -> None:
-    assert traces(owner.lab)
-    assert len(marked(owner.mark)) > 1
-    os.kill(owner.janitor, signal.SIGKILL)
-    owner.process.kill()
-    owner.process.wait()
-    wait_until(lambda: ended(owner.janitor), PATIENCE)
-    with Lab():
-        assert marked(owner.mark) == []
-    assert traces(owner.lab) == []
 
 
 def test_two_labs_at_once_do_not_disturb_each_other(lab: Lab, owner: Owner) -> None:

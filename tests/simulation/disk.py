@@ -150,14 +150,9 @@ class SimulatedStorage(Storage):
             yield piece
         self._disk.answer()
 
-    def _publish(self, path: str, data: bytes) -> None:
+    def _publish(self, path: str, data: bytes, *, exclusive: bool) -> bool:
         self._temporarily(path, data)
-        self._disk.put(path, data)
-        self._disk.answer()
-
-    def _create(self, path: str, data: bytes) -> bool:
-        self._temporarily(path, data)
-        if path in self._disk.files:
+        if exclusive and path in self._disk.files:
             return False
         self._disk.put(path, data)
         self._disk.answer()

@@ -89,7 +89,7 @@ MISTAKES = [
         "Only the root in use must hold the job's claim: a root that vanished is not made anew",
         Claims,
         "take_after",
-        "if again and not self._has_claimed(claimed):",
+        "if again and not has_claimed:",
         "if False:",
     ),
     Mistake(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.jobs import PATIENCE, Job, supervised, wait_until
@@ -16,10 +17,17 @@ class GatedRun:
         script: takes the folder of the gates as its only argument.
         folder: the gates, the logs, and what the script writes.
         options: those of ``hvdrecover run``.
+        place: returns the command that runs a command where the supervisor is to be; by default here.
     """
 
-    def __init__(self, script: Path, folder: Path, *options: str) -> None:
-        self._script, self.folder, self._options = script, folder, options
+    def __init__(
+        self,
+        script: Path,
+        folder: Path,
+        *options: str,
+        place: Callable[[list[str]], list[str]] = lambda command: command,
+    ) -> None:
+        self._script, self.folder, self._options, self._place = script, folder, options, place
         self._jobs: list[Job] = []
         folder.mkdir(exist_ok=True)
 
@@ -27,7 +35,7 @@ class GatedRun:
         """Start a job, with these gates open."""
         self.open(*gates)
         words = [*supervised(*self._options), sys.executable, str(self._script), str(self.folder)]
-        self._jobs.append(Job(words, self.folder / f"log-{len(self._jobs)}", environ))
+        self._jobs.append(Job(self._place(words), self.folder / f"log-{len(self._jobs)}", environ))
         return self._jobs[-1]
 
     def open(self, *gates: int) -> None:

@@ -15,7 +15,6 @@ import pytest
 from hvdrecover import cli
 from hvdrecover.checkpoint import near_root
 from hvdrecover.checkpoint.digest import digest
-from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.cli import help_texts
@@ -134,24 +133,6 @@ def document(run):
     return document
 
 
-def columns(line):
-    return re.split(r"  +", line.strip())
-
-
-# -- ls ------------------------------------------------------------------------------------------------
-
-
-def test_ls_verifies_if_asked_to_and_says_below_what_is_wrong(run, document, root):
-    flip(root / "g0001-c00000002" / "model.safetensors")
-    (root / "g0001-c00000001" / FILE_NAME).write_text("{")
-    output = run("ls", root, "--verify")[1]
-    assert [columns(line)[-1] for line in output.splitlines()[1:4]] == ["ok", "broken", "unchecked"]
-    assert re.search(r"\ng0001-c00000002 .*: model\.safetensors: .*digest", output)
-    assert "\ng0001-c00000001 is broken: MANIFEST.json: " in output
-    _, found = document("ls", root, "--verify")
-    assert [commit["intact"] for commit in found["commits"]] == [True, False, None]
-
-
 # -- verify --------------------------------------------------------------------------------------------
 
 
@@ -170,27 +151,6 @@ def test_verify_exits_with_1_and_names_what_is_broken(run, document, root):
 
 
 # -- prune ---------------------------------------------------------------------------------------------
-
-
-def test_prune_only_says_what_it_would_do_if_asked_to(run, document, root):
-    before = content(LocalStorage(root))
-    code, output, _ = run("prune", root, "--keep-last", "1", "--dry-run")
-    assert (code, output.splitlines()[-1][:23]) == (0, "would delete 2 commits,")
-    _, found = document("prune", root, "--keep-last", "1", "--dry-run")
-    assert found["dry_run"] is True
-    assert [commit["commit"] for commit in found["deleted"]] == ["g0001-c00000001", "g0001-c00000002"]
-    assert found["bytes_freed"] == sum(commit["bytes"] for commit in found["deleted"]) > 0
-    assert (found["kept"], found["untouched"]) == (["g0001-c00000003"], [])
-    assert content(LocalStorage(root)) == before
-
-
-def test_prune_refuses_to_delete_the_only_intact_commit(run, root):
-    flip(root / "g0001-c00000003" / "model.safetensors")
-    before = content(LocalStorage(root))
-    code, output, errors = run("prune", root, "--keep-last", "1", "--yes")
-    assert (code, output) == (1, "")
-    assert "g0001-c00000003: model.safetensors: " in errors
-    assert content(LocalStorage(root)) == before
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -232,70 +192,34 @@ def test_without_a_terminal_prune_asks_for_a_yes(run, root, rule):
     assert content(LocalStorage(root)) == before
 
 
-def test_prune_says_what_it_leaves_alone(run, root):
-    (root / "g0001-c00000002" / "QUARANTINE.json").write_text('{"reason": "a flipped bit"}')
-    output = run("prune", root, "--keep-last", "1", "--yes")[1]
-    assert "left g0001-c00000002, which is quarantined: a flipped bit" in output
-    assert (root / "g0001-c00000002" / FILE_NAME).exists()
-
-
 # -- what killed processes have left -------------------------------------------------------------------
 
-WRITER = """
+
+CLAIM = """
 import sys
 from pathlib import Path
-from hvdrecover.discovery import sources
-from tests.unit.checkpoint.roots import make_snapshot, make_store
+from tests.unit.checkpoint.roots import make_store
 from hvdrecover.checkpoint.storage import LocalStorage
-
-class Slow(LocalStorage):
-    def publish(self, path, data):
-        if path == "g0002-c00000005/MANIFEST.json":
-            print("nearly done", flush=True)
-            sys.stdin.read()
-        super().publish(path, data)
-
-store = make_store(Slow(Path(sys.argv[1])), job="next", keep=9)
-store.claim_next()
-for number in (4, 5):
-    store.write(make_snapshot(2, number), rank=0)
+make_store(LocalStorage(Path(sys.argv[1])), job="next").claim_next()
 """
 
 
-@pytest.fixture
-def writer(root):
-    """A process of another job in the middle of a write; SIGKILL is what ends it."""
-    writing = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(root)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert writing.stdout.readline() == b"nearly done\n"
-        yield writing
-    finally:
-        writing.kill()
-        writing.communicate()
-
-
-def test_what_a_killed_process_has_left_is_shown_and_pruned(run, document, root, writer):
+def test_what_an_ended_process_has_left_is_shown_and_pruned(run, document, root):
+    (root / "g0001-c00000002" / "QUARANTINE.json").write_text('{"reason": "a flipped bit"}')
+    subprocess.run([sys.executable, "-c", CLAIM, root], check=True)
     (root / ".hvdrecover-g0002-c00000004-12ab").write_bytes(b"spare")
-    writer.kill()
-    writer.communicate()
-    lines = run("ls", root)[1].splitlines()
-    assert lines[-3].startswith("incomplete, and no longer written: 1 commit, 12.")
-    assert lines[-2] == "files of ended processes: 1 file, 5 B"
+    (root / "g0002-c00000005").mkdir()
+    (root / "g0002-c00000005" / "model.safetensors").write_bytes(b"x" * 9000)
+    assert "\nleft by ended processes: 9.0 kB; the next job or prune deletes them\n" in run("ls", root)[1]
     _, found = document("ls", root)
     assert (found["leftovers"], found["aside"][0]["left_over"]) == (["g0002-c00000005"], True)
-    assert "would delete g0002-c00000005" in run("prune", root, "--keep-last", "9", "--dry-run")[1]
-    assert (root / "g0002-c00000005").exists()
+    output = run("prune", root, "--keep-last", "9", "--dry-run")[1]
+    assert "would delete g0002-c00000005" in output
+    assert "left g0001-c00000002, which is quarantined: a flipped bit" in output
     _, found = document("prune", root, "--keep-last", "9", "--yes")
-    assert (found["leftovers"], found["untouched"]) == (["g0002-c00000005"], [])
-    assert found["bytes_freed"] > 8000
-    assert not (root / "g0002-c00000005").exists()
-    assert list(root.glob(".hvdrecover*")) == []
-    left = [name for name in LocalStorage(root).names() if name.startswith("g")]
-    assert left == [*(f"g0001-c0000000{number}" for number in (1, 2, 3)), "g0002-c00000004"]
+    assert (found["leftovers"], found["bytes_freed"]) == (["g0002-c00000005"], 9005)
+    left = [path.name for path in root.iterdir() if path.name != "claims"]
+    assert sorted(left) == [f"g0001-c0000000{number}" for number in (1, 2, 3)]
 
 
 # -- errors --------------------------------------------------------------------------------------------
@@ -332,17 +256,6 @@ def test_a_url_that_is_no_root_is_an_error_of_one_line(run, root, monkeypatch, u
     assert not Path("missing").exists() and not Path("x.safetensors").exists()
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command[0] in ("show", "export")])
-def test_an_unknown_broken_or_newer_commit_is_an_error_of_one_line(run, root, monkeypatch, command):
-    monkeypatch.chdir(root.parent)
-    (root / "g0001-c00000001" / FILE_NAME).write_text('{"format": 2, "digest": "?"}')
-    (root / "g0001-c00000002" / FILE_NAME).write_text("{")
-    for commit, fact in (("9", "'9'"), ("1", "format 2,"), ("2", "c00000002/MANIFEST.json: ")):
-        code, output, errors = run(command[0], root, commit, *command[1:])
-        assert (code, output, errors.count("\n")) == (1, "", 1)
-        assert fact in errors
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -350,11 +263,8 @@ def test_an_unknown_broken_or_newer_commit_is_an_error_of_one_line(run, root, mo
         ["ls"],
         ["nonsense"],
         ["ls", "root", "s3://key:hunter2@bucket"],
-        ["prune", "root"],
-        ["prune", "--keep-last", "1", "--yes"],
         ["prune", "root", "--keep-last", "1", "--near", "--yes"],
         ["prune", "root", "--keep-last", "0"],
-        ["prune", "root", "--keep-last", "1", "--keep-within", "7 fortnights"],
         ["prune", "root", "--keep-last", "1", "--keep-best", "loss"],
         ["export", "root", "-o", "model.bin"],
         ["export", "root", "-o", "model.keras"],
@@ -408,7 +318,7 @@ def test_a_terminal_of_80_columns_is_enough_and_shows_progress(root):
     assert code == 0
     assert "verifying" in output and "\x1b[" in output
     table = [line for line in plain_lines(output) if "torch 2.13.0" in line]
-    assert [columns(line)[-1] for line in table] == ["ok", "ok", "ok"]
+    assert [line.split()[-1] for line in table] == ["ok", "ok", "ok"]
     assert all(len(line) <= 80 for line in table)
 
 
@@ -419,16 +329,6 @@ def test_the_page_of_help_texts_is_what_commands_print():
     written = help_texts.document()
     if sys.version_info < (3, 13):  # argparse words some of it differently from then on
         assert HELP.read_text() == written, "python -m hvdrecover.cli.help_texts > docs/help.md"
-
-
-def test_the_help_fits_a_screen_and_lists_what_people_call(run):
-    shown = plain_lines(on_a_terminal(80, "--help")[1])
-    assert len(shown) <= 24 and max(map(len, shown)) <= 80
-    parser, commands = cli.build()
-    listed = [name for names in cli.GROUPS.values() for name in names]
-    assert sorted([*listed, "worker"]) == sorted(commands)
-    assert [name for name in listed if f"  {name} " not in parser.format_help()] == []
-    assert "worker" not in parser.format_help()
 
 
 def test_what_the_documentation_shows_runs(run, root, monkeypatch):

@@ -9,15 +9,15 @@ import pytest
 
 from hvdrecover import cli
 from hvdrecover.doctor import examination
-from hvdrecover.doctor.checks import failure, ok, skipped, warning
+from hvdrecover.doctor.checks import Finding
 from hvdrecover.doctor.examination import Report, Settings
 
 FINDINGS = [
-    ok("versions", "python 3.11.7"),
-    skipped("names", "this host only"),
-    warning("clocks", "h2 +3.0 s", "Set the clocks."),
-    failure("ssh", "h3: Connection \x1b[31mrefused", "Start an ssh server."),
-    failure("network", "none", "Mend it."),
+    Finding("versions", "ok", "python 3.11.7"),
+    Finding("names", "skipped", "this host only"),
+    Finding("clocks", "warning", "h2 +3.0 s", "Set the clocks."),
+    Finding("ssh", "failure", "h3: Connection \x1b[31mrefused", "Start an ssh server."),
+    Finding("network", "failure", "none", "Mend it."),
 ]
 
 
@@ -28,7 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Settings]:
 
     def examine(settings: Settings, *rest: Any) -> Report:
         noted.append(settings)
-        return Report(False, settings.ranks(), FINDINGS, {"facts": {"h1": {"gpus": 2}}})
+        return Report(False, settings.ranks(), FINDINGS)
 
     monkeypatch.setattr(examination, "examine", examine)
     monkeypatch.delenv("HVDRECOVER_CHECKPOINT", raising=False)
@@ -50,7 +50,7 @@ def test_all_options(asked: list[Settings], monkeypatch: pytest.MonkeyPatch) -> 
     [
         (["--discover", "rack"], "rack"),
         (["--discover", "static h1:1", "-H", "h1:1"], "not allowed"),
-        (["-H", "h1:1,h1:1"], "column 6: 'h1' "),
+        (["-H", "h1:1,h1:1"], "'h1' is named twice"),
         (["-H", "h1:1", "-np", "2"], "-np: 2 "),
         (["--hostfile", "missing"], "No such file"),
         (["--state-size", "big"], "argument --state-size: 'big' "),
@@ -79,4 +79,4 @@ def test_the_table_has_each_remedy_below_what_it_is_for(
     ]
     assert lines[4].strip() == "→ Set the clocks."
     assert "\x1b" not in lines[5] and "refused" in lines[5]
-    assert lines[-2:] == ["", "2 failures, 1 warning, 1 ok, 1 skipped"]
+    assert lines[-2:] == ["", "failure: 2, warning: 1, ok: 1, skipped: 1"]

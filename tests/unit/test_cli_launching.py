@@ -8,14 +8,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from hvdrecover import cli
 from hvdrecover.config import Config
 from hvdrecover.launch import guardian, horovodrun, supervisor
-from hvdrecover.launch.hangs import Limits
 from tests.support.processes import LAUNCHER_VARIABLES
 
 KEY = __file__  # a file that is there
@@ -66,34 +65,20 @@ def guards(monkeypatch: pytest.MonkeyPatch) -> Noted:
     return noted
 
 
-def job(jobs: Noted, *words: str) -> tuple[list[str], supervisor.Settings, Config]:
+class Started(NamedTuple):
+    """Part of the arguments of a supervisor."""
+
+    options: horovodrun.Options
+    environ: dict[str, str]
+
+
+def job(jobs: Noted, *words: str) -> tuple[list[str], Started, Config]:
     assert cli.main(["run", *words]) == 0
-    command, settings, config, _ = jobs.pop()
-    return command, settings, config
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return what is said of wrong arguments."""
-    with pytest.raises(SystemExit) as caught:
-        cli.main(words)
-    assert caught.value.code == 2
-    return capsys.readouterr().err
+    command, job, environ, config, _ = jobs.pop()
+    return command, Started(job, environ), config
 
 
 # -- run ---------------------------------------------------------------------------------------------------
-
-
-def test_a_job_with_nothing_but_its_size(jobs: Noted, tmp_path: Path) -> None:
-    command, settings, config = job(jobs, "-np", "2", *TRAIN)
-    assert command == TRAIN[1:]
-    assert settings.options == horovodrun.Options(2)
-    assert (settings.max_restarts, settings.grace) == (10, 30.0)
-    assert settings.worker == (sys.executable, "-m", "hvdrecover", "worker", "--")
-    assert config.events is not None
-    assert config.events.parent == tmp_path / "hvdrecover-runs"
-    assert settings.environ["HVDRECOVER_EVENTS"] == str(config.events)
-    assert not {"HVDRECOVER_CHECKPOINT", "HVDRECOVER_REOPEN"} & set(settings.environ)
-    assert settings.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "10"
 
 
 def test_all_options_of_a_job(jobs: Noted) -> None:
@@ -101,7 +86,7 @@ def test_all_options_of_a_job(jobs: Noted) -> None:
     words += ["--network-interface", "eth0", "--network-interfaces", "eth1"]
     words += ["--checkpoint", "s3://bucket/run", "--max-restarts", "0", "--hang-timeout", "2m"]
     words += ["--grace", "90.5", "--no-standby", "--startup-timeout", "10m"]
-    _, settings, _ = job(jobs, *words, *TRAIN)
+    _, settings, config = job(jobs, *words, *TRAIN)
     assert settings.options == horovodrun.Options(
         4,
         least=2,
@@ -112,28 +97,10 @@ def test_all_options_of_a_job(jobs: Noted) -> None:
         identity=KEY,
     )
     assert settings.environ["HVDRECOVER_CHECKPOINT"] == "s3://bucket/run"
-    assert (settings.max_restarts, settings.grace) == (0, 90.5)
+    assert (config.max_restarts, config.grace) == (0, 90.5)
     given = {"HANG_TIMEOUT": "2m", "GRACE": "90.5", "NO_STANDBY": "1", "STARTUP_TIMEOUT": "10m"}
     assert {name: settings.environ[f"HVDRECOVER_{name}"] for name in given} == given
     assert settings.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] == "15"
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["--max-np", "1"], "--max-np 1 is less than -np 2"),
-        (["-H", "h1"], " 1, "),
-        (["--mpi", "-H", "h1;touch${IFS}pwned:2"], "'h1;touch${IFS}pwned'"),
-        (["--hostfile", "nowhere"], "nowhere"),
-        (["-i", "no-key"], "no-key"),
-    ],
-)
-def test_what_no_restart_would_mend_is_refused(
-    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["run", "-np", "2", *words, *TRAIN])
-    assert caught.value.code == 2 and problem in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -162,7 +129,7 @@ def test_hosts_that_are_discovered(jobs: Noted) -> None:
         ("", "--discover: "),
         ("rack", "host source 'rack': .* static, file, command"),
         ("file missing", "file: missing: .*No such file or directory"),
-        ("static a:x", "static: a:x: line 1, column 3: .*'x'"),
+        ("static a:x", "static: a:x: 'a': slots .*'x'"),
     ],
 )
 def test_a_source_that_can_not_be_asked_is_told_before_anything_is_started(
@@ -178,8 +145,6 @@ def test_a_source_that_can_not_be_asked_is_told_before_anything_is_started(
     [
         ["--cycle-time-ms=3.5", "--autotune"],
         ["--blacklist-cooldown-range", "1", "2"],
-        ["-prefix-timestamp"],
-        ["--slots-per-host=2", "--reset-limit=3"],
     ],
 )
 @pytest.mark.parametrize("first", [False, True])
@@ -187,12 +152,12 @@ def test_options_of_horovodrun_that_are_not_ours_are_handed_on(
     others: list[str], first: bool, jobs: Noted
 ) -> None:
     own = ["-np", "2", "--grace", "9"]
-    _, settings, _ = job(jobs, *(others + own if first else own + others), *TRAIN)
+    _, settings, config = job(jobs, *(others + own if first else own + others), *TRAIN)
     assert settings.options == horovodrun.Options(2, others=tuple(others))
-    assert settings.grace == 9.0
+    assert config.grace == 9.0
 
 
-def test_an_option_takes_precedence_over_the_environment_and_that_over_the_file(
+def test_an_option_takes_precedence_over_the_environment(
     jobs: Noted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("hvdrecover.config._STARTED_IN", str(tmp_path))
@@ -200,31 +165,14 @@ def test_an_option_takes_precedence_over_the_environment_and_that_over_the_file(
     monkeypatch.setenv("HVDRECOVER_CHECKPOINT", "root")
     monkeypatch.setenv("HVDRECOVER_GRACE", "1m")
     monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "77")
-    Path("c.yaml").write_text("hvdrecover: {checkpoint: x, grace: 9s, max-restarts: 3, no-standby: true}")
-    _, settings, config = job(jobs, "-np", "2", "--config-file", "c.yaml", *TRAIN)
+    _, settings, config = job(jobs, "-np", "2", *TRAIN)
     assert config.events == tmp_path / "events"
     assert settings.environ["HVDRECOVER_EVENTS"] == str(tmp_path / "events")
     assert settings.environ["HVDRECOVER_CHECKPOINT"] == str(tmp_path / "root")
-    assert (settings.grace, settings.max_restarts, config.no_standby) == (60.0, 3, True)
-    assert settings.environ["HVDRECOVER_NO_STANDBY"] == "1"
+    assert config.grace == 60.0
     _, settings, _ = job(jobs, "-np", "2", "--checkpoint", "other", *TRAIN)
     assert settings.environ["HVDRECOVER_CHECKPOINT"] == str(tmp_path / "other")
     assert "HOROVOD_GLOO_TIMEOUT_SECONDS" not in settings.environ
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("hvdrecover: {gracee: 9s}", "unknown setting 'gracee'"),
-        ("hvdrecover: [grace, 9s]", "got ['grace', '9s']"),
-    ],
-)
-def test_a_wrong_setting_in_a_file_is_an_error(
-    text: str, problem: str, jobs: Noted, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("c.yaml").write_text(text)
-    assert cli.main(["run", "-np", "2", "--config-file", "c.yaml", *TRAIN]) == 1
-    assert problem in capsys.readouterr().err
 
 
 def test_all_settings_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,57 +196,37 @@ def test_a_command_needs_no_dashes_and_its_options_are_its_own(words: list[str],
     bare, with_dashes = job(jobs, *words, *own), job(jobs, *words, "--", *own)
     assert bare[0] == own == with_dashes[0]
     assert bare[1].options == with_dashes[1].options
-    assert bare[1].worker == with_dashes[1].worker
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([], "the following arguments are required: -np/--num-proc"),
-        (["-np", "0"], "argument -np/--num-proc: must be an integer ≥ 1, got '0'"),
-        (["-np", "2", "--min-np", "-1"], "--min-np"),
-        (["-np", "2", "--min-np", "3"], "--min-np 3 is more than -np 2"),
-        (["-np", "2", "--hang-timeout", "4.9"], "argument --hang-timeout: 4.9 "),
-        (["-np", "2", "--hang-timeout", "soon"], "argument --hang-timeout: must be a duration > 0 such as "),
-        (["-np", "2", "--grace", "0"], "argument --grace: must be a duration > 0 such as "),
-        (["-np", "2", "--max-restarts", "1.5"], "argument --max-restarts: must be an integer ≥ 0, got '1.5'"),
-        (["-np", "2", "-H", "h1:2", "--hostfile", "hosts"], "not allowed with argument -H/--hosts"),
-        (["-np", "2", "--max-re", "7"], "unrecognized arguments: --max-re"),
+        (["run"], "the following arguments are required: -np/--num-proc"),
+        (["run", "-np", "2", "--min-np", "3"], "--min-np 3 is more than -np 2"),
+        (["run", "-np", "2", "--max-np", "1"], "--max-np 1 is less than -np 2"),
+        (["run", "-np", "2", "-H", "h1"], "the hosts have too few slots: 1, and -np asks for 2"),
+        (["run", "-np", "2", "--mpi", "-H", "h1;touch${IFS}pwned:2"], "'h1;touch${IFS}pwned'"),
+        (["run", "-np", "2", "--hostfile", "nowhere"], "nowhere"),
+        (["run", "-np", "2", "-i", "no-key"], "no-key"),
+        (["run", "-np", "2", "--hang-timeout", "4.9"], "argument --hang-timeout: 4.9 "),
+        (["run", "-np", "2", "--grace", "0"], "argument --grace: must be a duration > 0 such as "),
+        (["run", "-np", "2", "-H", "h1:2", "--hostfile", "hosts"], "not allowed with argument -H/--hosts"),
+        (["run", "-np", "2", "--max-re", "7"], "unrecognized arguments: --max-re"),
+        (["run", "-np", "2", "--hang-timout=3"], "--hang-timout=3; did you mean --hang-timeout?"),
+        (["run", "-np", "2", "--timeline-filname=x"], "did you mean --timeline-filename?"),  # of Horovod
+        (["run", "-np", "2", "--reset-limit", "x"], "argument --reset-limit"),
+        (["drill", "-np", "2", "--reset-limit", "x"], "argument --reset-limit"),
+        (["drill", "-np", "2", "--grace", "x"], "argument --grace"),
+        (["drill", "-np", "2", "--sed=3"], "did you mean --seed?"),
+        (["worker", "--grase=3"], "did you mean --grace?"),
     ],
 )
-def test_wrong_options_of_a_job(
+def test_wrong_options_exit_with_2(
     words: list[str], problem: str, jobs: Noted, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert problem in refused(capsys, "run", *words, *TRAIN)
-    assert jobs == []
-
-
-@pytest.mark.parametrize(
-    ("command", "option", "meant"),
-    [
-        ("run", "--hang-timout", "--hang-timeout"),
-        ("run", "--timeline-filname", "--timeline-filename"),  # which is Horovod's
-        ("drill", "--sed", "--seed"),
-        ("worker", "--grase", "--grace"),
-        ("doctor", "--jsn", "--json"),
-    ],
-)
-def test_an_option_that_is_misspelt_is_refused_with_the_one_that_was_meant(
-    command: str, option: str, meant: str, jobs: Noted, guards: Noted, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["-np", "2"] if command in ("run", "drill") else []
-    train = TRAIN if command != "doctor" else []
-    said = refused(capsys, command, *words, f"{option}=3", *train)
-    assert said.endswith(f"unrecognized arguments: {option}=3; did you mean {meant}?\n")
-    assert jobs == guards == []
-
-
-def test_a_value_that_horovodrun_would_refuse_is_refused_before_it_starts(
-    jobs: Noted, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "argument --reset-limit" in refused(capsys, "run", "-np", "2", "--reset-limit", "x", *TRAIN)
-    assert "argument --reset-limit" in refused(capsys, "drill", "-np", "2", "--reset-limit", "x", *TRAIN)
-    assert "argument --grace" in refused(capsys, "drill", "-np", "2", "--grace", "x", *TRAIN)
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*words, *TRAIN])
+    assert caught.value.code == 2 and problem in capsys.readouterr().err
     assert jobs == []
 
 
@@ -312,20 +240,14 @@ def test_the_guardians_of_a_job_understand_what_they_are_given(
     command, settings, _ = job(jobs, *words, *TRAIN)
     for name, text in settings.environ.items():
         monkeypatch.setenv(name, text)
-    assert cli.main([*settings.worker[3:-1], "--grace", "12.25", "--", *command]) == 0
-    assert guards.pop()[:2] == (command, guardian.Settings(Limits(7.5, 90.0), 12.25, standby=False))
+    assert cli.main([*supervisor.WORKER[3:-1], "--grace", "12.25", "--", *command]) == 0
+    guarded, read = guards.pop()
+    assert guarded == command
+    assert (read.hang_timeout, read.startup_timeout) == (7.5, 90.0)
+    assert (read.grace, read.no_standby) == (12.25, True)
 
 
 # -- all commands ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("command", [["ls", "ROOT"], ["report", "RUN"], ["install-horovod"]])
-def test_other_commands_refuse_what_they_do_not_know(
-    command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "unrecognized arguments: --verbose" in refused(capsys, *command, "--verbose")
-    after_the_dashes = refused(capsys, *command, "--", "odd")
-    assert "unrecognized arguments: " in after_the_dashes and "odd" in after_the_dashes
 
 
 def test_neither_horovod_nor_a_framework_is_imported_to_guard(tmp_path: Path) -> None:
@@ -336,4 +258,4 @@ code = cli.main(["worker", "--", sys.executable, "-c", "raise SystemExit(0)"])
 print(code, sorted({"torch", "tensorflow", "keras", "horovod", "numpy"} & set(sys.modules)))
 """
     shown = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
-    assert shown == "0 []\n"
+    assert shown == "1 []\n"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +13,15 @@ import pytest
 
 from hvdrecover import cli, record
 from hvdrecover.doctor import examination
-from hvdrecover.doctor.checks import Finding, failure, ok, warning
+from hvdrecover.doctor.checks import Finding
 from hvdrecover.doctor.examination import Report, Settings
 from hvdrecover.launch import horovodrun, supervisor
 from hvdrecover.launch.horovodrun import Options
 from tests.support.processes import LAUNCHER_VARIABLES
 
 TRAIN = ["--", "python", "train.py"]
-WRONG = failure("ssh", "h2: Connection refused", "Start a server.", ["h2"])
-SLOW = warning("clocks", "h1 +3.0 s", "Set the clock.")
+WRONG = Finding("ssh", "failure", "h2: Connection refused", "Start a server.", ["h2"])
+SLOW = Finding("clocks", "warning", "h1 +3.0 s", "Set the clock.")
 
 
 class Job:
@@ -31,7 +29,7 @@ class Job:
 
     def __init__(self) -> None:
         self.looked_at: list[Settings] = []
-        self.findings: list[Finding] = [ok("ssh", "logged in"), SLOW, WRONG]
+        self.findings: list[Finding] = [Finding("ssh", "ok", "logged in"), SLOW, WRONG]
         self.options: Options | None = None
 
 
@@ -42,11 +40,11 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
     def examine(settings: Settings, *others: Any, hosts_only: bool) -> Report:
         assert hosts_only
         noted.looked_at.append(settings)
-        return Report(False, {}, noted.findings, {})
+        return Report(False, {}, noted.findings)
 
     class Supervisor:
-        def __init__(self, command: list[str], settings: supervisor.Settings, config: Any, job: Any) -> None:
-            noted.options = settings.options
+        def __init__(self, command: list[str], options: Options, *_: Any) -> None:
+            noted.options = options
 
         def run(self) -> int:
             return 0
@@ -100,20 +98,3 @@ def test_hosts_that_are_discovered_are_left_out_later_as_well(job: Job) -> None:
     place = script.index("file") + 1
     script[place:place] = ["--cache", "another"]  # the answer is remembered for a moment
     assert sorted(named_by(shlex.join(script))) == ["h1:2", "h3:2"]
-
-
-@pytest.mark.parametrize(("slots", "words"), [(1, []), (4, ["--slots-per-host=4"])])
-def test_hosts_of_a_script_of_ones_own(slots: int, words: list[str], job: Job) -> None:
-    script = f'{shlex.quote(sys.executable)} -c \'print("h1:2", "h2", "h3", sep=chr(10))\''
-    options = run(job, "-np", "4", "--min-np", "2", "--host-discovery-script", script, *words)
-    assert job.looked_at[0].hosts == {"h1": 2, "h2": slots, "h3": slots}
-    assert named_by(options.discovery) == ["h1:2", f"h3:{slots}"]
-
-
-@pytest.mark.parametrize("words", [[], ["--min-np", "1", "--mpi"]])
-def test_too_few_hosts_are_well(words: list[str], job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "--preflight", "-np", "4", *words, "-H", "h1:2,h2:2", *TRAIN]) == 1
-    assert job.options is None
-    said = " ".join(capsys.readouterr().err.split())
-    assert re.search(r"--preflight: .* 2 of 4 .* h2: ", said)
-    assert "h2: ssh: h2: Connection refused. Start a server." in said

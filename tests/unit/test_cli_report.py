@@ -1,4 +1,4 @@
-"""`hvdrecover report`: what it says, and how it exits."""
+"""`hvdrecover report`, with `--watch` and `--prometheus`: what it says, and how it exits."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from hvdrecover import cli
-from tests.unit.reporting.runs import BEGIN, Run, example
+from hvdrecover.cli import printer, runs
+from hvdrecover.record import Follower, read
+from hvdrecover.reporting import summary
+from hvdrecover.reporting.prometheus import Exporter
+from tests.fakes.clock import FakeClock
+from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run, example
 
+PLACES = {"generation": 1, "commit": 2, "pid": 10}
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
 
 
@@ -79,8 +85,8 @@ def test_a_run_that_is_under_way_says_so(run, document):
     made.report(time.time() - BEGIN, "start", attempt=1, command=[])
     made.fault(time.time() - BEGIN, "lost_host", slot=None)
     output = run("events")[1]
-    assert "\noutcome    no end yet: it is under way, or all was killed (last event 0 s ago)\n" in output
-    assert columns(output.splitlines()[-1])[1:] == ["lost_host", "node-1", "all", "not yet"]
+    assert re.search(r"\nstate +starting\n", output) and re.search(r"\nlast event +0\.\d+ s ago\n", output)
+    assert columns(output.splitlines()[-1])[1:] == ["lost_host", "node-1", "all", "not recovered yet"]
     assert (document("events")["outcome"], document("events")["faults"][0]["recovery"]) == ("open", None)
 
 
@@ -116,3 +122,146 @@ def test_without_events_there_is_an_error_of_one_line(run, arguments, facts):
     code, output, errors = run(*arguments)
     assert (code, output, errors.count("\n")) == (1, "", 1)
     assert re.match(f"hvdrecover: {facts}", errors)
+
+
+# -- report --watch ------------------------------------------------------------------------------------
+
+
+class Story(FakeClock):
+    """A clock that writes the next part of a run whenever somebody waits for it."""
+
+    def __init__(self, *parts):
+        super().__init__(BEGIN)
+        self.parts = list(parts)
+
+    def wait(self, event, timeout):
+        if self.parts:
+            self.parts.pop(0)()
+        return super().wait(event, timeout)
+
+
+def follow(view, *parts):
+    clock = Story(*parts)
+    return runs.follow(Follower(Path("events")), [view(clock) if view is runs.lines else view], clock), clock
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (":9400", ("", 9400)),
+        ("[::1]:9400", ("::1", 9400)),
+        ("run.prom", Path("run.prom")),
+        ("./odd:9400", Path("odd:9400")),
+        ("a:b:1", Path("a:b:1")),
+    ],
+)
+def test_where_metrics_go(text, expected):
+    assert runs.target(text) == expected
+
+
+def test_a_run_is_followed_from_before_its_first_event_until_its_end():
+    run, seen = Run(Path("events")), []
+    last, clock = follow(
+        seen.append,
+        lambda: run.report(0, "start", pid=5, attempt=1, command=[]),
+        lambda: run.rendezvous(4, TWO, 1, 0, "initial"),
+        lambda: run.fault(9, commit=[1, 0]),
+        lambda: (run.rendezvous(12, REPLACED, 2, 0), run.step(13, REPLACED, 2, 0)),
+        lambda: run.finish(15, REPLACED, 2, 0),
+        lambda: run.report(16, "end", pid=5, code=0, reason="finished"),
+    )
+    assert [status.activity for status in seen] == [
+        "starting",
+        "training",
+        "recovering",
+        "training",
+        "finished",
+        "finished",
+    ]
+    assert (last, clock.parts) == (seen[-1], [])
+    assert set(clock.waits) == {runs.INTERVAL}
+
+
+def test_lines_tell_what_changes(capsys):
+    run = Run(Path("events"))
+    run.report(0, "start", pid=5, attempt=1, command=[])
+    error = {**PLACES, "error": "disk \x1b[31mfull", "age": 1.0, "attempt": 1}
+    follow(
+        runs.lines,
+        lambda: run.rendezvous(4, TWO, 1, 0, "initial"),
+        lambda: run.commit(TWO, 1, {1: 5}),
+        lambda: (run.commit(TWO, 1, {2: 7}), run.report(8, "outage", **error)),
+        lambda: run.report(9, "durable", **PLACES, bytes=1, seconds=0.1),
+        lambda: run.fault(10, host="node-2", rank=1, commit=[1, 2], detail="killed by SIGKILL"),
+        lambda: (run.rendezvous(12, REPLACED, 2, 2), run.step(13, REPLACED, 2, 2)),
+        lambda: run.report(14, "gave_up", pid=5, scope="job", reason="no restarts left"),
+        lambda: run.report(16, "end", pid=5, code=3, reason="gave up"),
+    )
+    lines = [line.split(" ", 2)[2] for line in capsys.readouterr().out.splitlines()]
+    fault = r"last fault: 01-01 \S+ crash of rank 1 on node-2: killed by SIGKILL; "
+    expected = [
+        *("state: starting", "faults: 0", "starts: 1 of the job, 0 of single processes"),
+        *("progress: there was no rendezvous yet", "state: training"),
+        "progress: commit 0 in generation 1 with 2 ranks",
+        r"storage: fails since 01-01 \S+; 1 outage, 0\.00 s: disk \\x1b\[31mfull",
+        "progress: commit 2 in generation 1 with 2 ranks",
+        r"storage: works; 1 outage, 0\.00 s",
+        *("state: recovering", r"faults: 1 \(1 crash\); 0 recovered from", f"{fault}not recovered yet"),
+        *("state: training", r"faults: 1 \(1 crash\); 1 recovered from", fault + r"recovered in 3\.01 s"),
+        "progress: commit 2 in generation 2 with 2 ranks",
+        "given up: the job: no restarts left",
+        "state: ended before it was finished, with code 3: gave up",
+    ]
+    for line, pattern in zip(lines, expected, strict=True):
+        assert re.fullmatch(pattern, line)
+
+
+def test_mere_progress_is_told_from_time_to_time(capsys):
+    run = Run(Path("events"))
+    run.rendezvous(0, TWO, 1, 0)
+    commits = [lambda commit=commit: run.commit(TWO, 1, {commit: commit}) for commit in range(1, 121)]
+    follow(runs.lines, *commits, lambda: run.finish(121, TWO, 1, 120))
+    told = re.findall(r"progress: commit (\d+) in", capsys.readouterr().out)
+    assert told == ["0", "30", "60", "90", "120"]  # one look a second, a line each 30 s
+
+
+@pytest.mark.parametrize(
+    ("arguments", "facts"),
+    [
+        (["--watch", "--json"], "--watch: .*--json or --html"),
+        (["--watch", "--html", "page.html"], "--watch: .*--json or --html"),
+        (["--prometheus", ":9400"], "--prometheus: .*--watch"),
+        (["--prometheus", "missing/run.prom"], r"--prometheus: 'missing/run\.prom' "),
+        (["--watch", "--prometheus", "203.0.113.1:0"], r"--prometheus: '203\.0\.113\.1:0' .*HOST:PORT"),
+    ],
+)
+def test_what_can_t_be_done_is_an_error_of_one_line(run, arguments, facts):
+    example(Path("events"))
+    code, output, errors = run("events", *arguments)
+    assert (code, output, errors.count("\n")) == (1, "", 1)
+    assert re.match(f"hvdrecover: {facts}", errors)
+
+
+def documented():
+    """The run of the documentation, as far as it has got after 101 s, and more that may be told of one."""
+    run = example(Path("hvdrecover-runs/20260101T120000Z-1234"))
+    for commit, second in {1: 14, 2: 24, 3: 34, 4: 46, 5: 56, 6: 92}.items():
+        run.report(second + 0.6, "durable", pid=10, generation=1, commit=commit, bytes=1000, seconds=0.5)
+    early = (event for event in read(run.folder) if event.time < BEGIN + 101)
+    return run.folder, summary.Run(early).report()
+
+
+def test_the_documentation_s_example_is_what_a_terminal_shows(capsys):
+    printer.put_text([runs.frame(*documented(), BEGIN + 101)])
+    assert f"\n$ hvdrecover report --watch\n{capsys.readouterr().out}```\n" in DOCS.read_text()
+
+
+def test_the_documentation_names_every_metric():
+    folder, status = documented()
+    exporter = Exporter(str(folder))
+    exporter.update(status)
+    names = {sample.name for family in exporter.registry.collect() for sample in family.samples}
+    assert len(names) > 20
+    section = DOCS.read_text().partition("## Following a run")[2].partition("## `--json`")[0]
+    told = set(re.findall(r"`(\w+)(?:\{\w+\})?`", section))
+    assert [name for name in sorted(names) if name.removeprefix("hvdrecover_") not in told] == []

@@ -77,7 +77,6 @@ def test_the_golden_file_has_what_errors_say():
         lambda: Keep(last=0),
         lambda: Checkpoint("root", interval="now"),
         lambda: encode([object()], "state.log"),
-        lambda: hosts.parse("a slots=x", "hosts"),
         lambda: hosts.parse("a\na", "hosts"),
         lambda: manifest.loads(b"{}", "file:///data", CommitId(1, 1)),
         lambda: SampleOrder(3).load_state_dict(SampleOrder(4).state_dict()),

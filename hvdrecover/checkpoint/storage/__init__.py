@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +51,10 @@ def open_storage(url: str) -> Storage:
 
 
 def open_filesystem(url: str, name: str) -> tuple[Any, str]:
-    """Return fsspec's file system for a path or a URL, and the path in it.
+    """Return fsspec's file system for a path or a URL, and the path in it. Raises as `open_storage` does.
 
     Args:
-        url: the path or URL.
-        name: the user's name for it in errors: an option or an argument.
-
-    Raises:
-        ConfigError: the URL's file system is unknown, or a package that it needs is missing.
-        StorageError: the file system connects when it is made, and the server cannot be reached.
+        name: the user's name for the URL in errors: an option or an argument.
     """
     shown = redact(url)
     with failures(shown, "", "open the storage"):
@@ -80,11 +76,9 @@ def storage_in(filesystem: Any, path: str, shown: str) -> Storage:
     protocols = {filesystem.protocol} if isinstance(filesystem.protocol, str) else {*filesystem.protocol}
     if "file" in protocols:
         return LocalStorage(Path(path).absolute())
-    if protocols & _SFTP:
-        from hvdrecover.checkpoint.storage.sftp import SftpStorage  # needs paramiko
-
-        return SftpStorage(filesystem, path.rstrip("/"), shown.rstrip("/"))
     kind = S3Storage if "s3" in protocols else RemoteStorage
+    if protocols & _SFTP:
+        kind = import_module("hvdrecover.checkpoint.storage.sftp").SftpStorage  # needs paramiko
     return kind(filesystem, path.rstrip("/"), shown.rstrip("/"))
 
 
@@ -94,20 +88,14 @@ def _opened(url: str) -> tuple[Any, str]:
     if protocols[0] in LocalFileSystem.protocol or not is_url:
         # `url_to_fs` would take a '::' in a path for the start of another URL.
         return fsspec.filesystem("file"), LocalFileSystem._strip_protocol(url)
-    if _SFTP & {*protocols[1:]} or (len(protocols) > 1 and protocols[0] in _SFTP):
-        # There, host keys would not be checked.
+    if not _SFTP.intersection(protocols):
+        # Other processes change the root, too.
+        options = {"use_listings_cache": False} if protocols[0] in ("s3", "s3a") else {}
+        return fsspec.core.url_to_fs(url, **options)  # type: ignore[no-any-return]
+    if len(protocols) > 1:  # there, host keys would not be checked
         raise ConfigError(redact(url), "an SFTP server can't be reached through another file system")
-    if protocols[0] in _SFTP:
-        return _open_sftp(url)
-    # Other processes change the root, too.
-    options = {"use_listings_cache": False} if protocols[0] in ("s3", "s3a") else {}
-    opened: tuple[Any, str] = fsspec.core.url_to_fs(url, **options)
-    return opened
-
-
-def _open_sftp(url: str) -> tuple[Any, str]:
     try:
-        from hvdrecover.checkpoint.storage.sftp import StrictSftpFileSystem as FileSystem
+        from hvdrecover.checkpoint.storage.sftp import StrictSftpFileSystem as Sftp
     except ImportError as error:
         raise ImportError(f"SFTP needs paramiko: pip install 'hvdrecover[sftp]' ({error})") from error
-    return FileSystem(**FileSystem._get_kwargs_from_urls(url)), FileSystem._strip_protocol(url)
+    return Sftp(**Sftp._get_kwargs_from_urls(url)), Sftp._strip_protocol(url)

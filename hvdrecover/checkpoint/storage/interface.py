@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from hvdrecover.checkpoint.arena import Bytes
@@ -35,8 +36,7 @@ class Temporary(NamedTuple):
     """A file that `Storage.names` does not show: it is being written, or a killed process left it.
 
     Attributes:
-        path: the file, for messages.
-        folder: the folder below the root that the file belongs to; empty if unknown.
+        folder: the folder below the root that the file belongs to; empty for the root itself.
         handle: the storage's own identity of an unfinished upload.
     """
 
@@ -49,8 +49,8 @@ class Temporary(NamedTuple):
 class Storage(ABC):
     """One checkpoint root.
 
-    A kind of storage implements the methods with an underscore, which raise its own errors. The public ones
-    turn these into `StorageError`, compute digests and hide temporary files.
+    A subclass implements the methods with an underscore, which raise its own errors. The public methods turn
+    these into `StorageError`, compute digests and hide temporary files.
 
     Attributes:
         url: the root as messages show it, without credentials.
@@ -76,7 +76,6 @@ class Storage(ABC):
             return self._size(path)
 
     def read(self, path: str) -> bytes:
-        """Return the content of a small file."""
         with self._failures(path, "read the file"):
             return self._read(path)
 
@@ -102,7 +101,7 @@ class Storage(ABC):
     def publish(self, path: str, data: bytes) -> None:
         """Write a small file that is durable on return; readers see all of it or nothing."""
         with self._failures(path, "write the file"):
-            self._publish(path, data)
+            self._publish(path, data, exclusive=False)
 
     def create(self, path: str, data: bytes) -> bool:
         """Like `publish`, but if the file exists, change nothing and return False.
@@ -110,7 +109,7 @@ class Storage(ABC):
         If an answer is lost and the client repeats the request, a file that this call made may give False.
         """
         with self._failures(path, "create the file"):
-            return self._create(path, data)
+            return self._publish(path, data, exclusive=True)
 
     def remove(self, path: str) -> None:
         """Delete a file, if it exists."""
@@ -123,16 +122,11 @@ class Storage(ABC):
             self._delete(folder)
 
     def temporaries(self) -> list[Temporary]:
-        """Return the files that `names` does not show."""
         with self._failures("", "look for temporary files"):
             return self._temporaries()
 
     def tidy(self, stale: Callable[[str], bool]) -> None:
-        """Delete temporary files that killed processes left.
-
-        Args:
-            stale: given `Temporary.folder`, returns whether the temporary files of that folder may go.
-        """
+        """Delete the temporary files of folders that are ``stale``; see `Temporary.folder`."""
         with self._failures("", "delete temporary files"):
             for each in self._temporaries():
                 if stale(each.folder):
@@ -160,10 +154,8 @@ class Storage(ABC):
         """Write ``buffer`` piece by piece, in order; yield each piece that is written."""
 
     @abstractmethod
-    def _publish(self, path: str, data: bytes) -> None: ...
-
-    @abstractmethod
-    def _create(self, path: str, data: bytes) -> bool: ...
+    def _publish(self, path: str, data: bytes, *, exclusive: bool) -> bool:
+        """Return whether the file was written; False if ``exclusive`` and it exists."""
 
     @abstractmethod
     def _remove(self, path: str) -> None: ...
@@ -172,10 +164,17 @@ class Storage(ABC):
     def _delete(self, folder: str) -> None: ...
 
     def _temporaries(self) -> list[Temporary]:
-        return []
+        found = []
+        names = list(self._names(""))
+        for folder in ["", *(name for name in names if self._size(name) is None)]:
+            for name in self._names(folder) if folder else names:
+                path = f"{folder}/{name}" if folder else name
+                if name.startswith(TEMPORARY) and (nbytes := self._size(path)) is not None:
+                    found.append(Temporary(path, folder, nbytes))
+        return sorted(found)
 
     def _discard(self, temporary: Temporary) -> None:
-        raise NotImplementedError
+        self._remove(temporary.path)
 
 
 @contextmanager
@@ -205,33 +204,28 @@ def is_full(error: BaseException) -> bool:
 def transferred(
     buffer: Bytes, size: int, at_once: int, transfer: Callable[[Bytes, int], T]
 ) -> Iterator[tuple[Bytes, T]]:
-    """Transfer a buffer in pieces; yield each piece, in order, when it is done.
+    """Transfer a buffer in pieces of ``size`` bytes; yield each piece and its result, in order.
+
+    While the caller has one piece, ``at_once`` others are under way, each in a thread. The first error is
+    raised when no piece is under way any more.
 
     Args:
-        size: bytes of a piece; the last one may have fewer.
-        at_once: the number of pieces that are under way, each in its own thread, while the caller has one.
         transfer: transfers one piece, given its offset in the buffer.
-
-    Yields:
-        A piece, and what ``transfer`` returned for it.
-
-    Raises:
-        Exception: the first error of ``transfer``, in order; by then, no piece is under way.
     """
     if 0 < len(buffer) <= size:  # most files; no thread is needed
         yield buffer, transfer(buffer, 0)
         return
     under_way: deque[tuple[Bytes, Future[T]]] = deque()
     try:
-        for start in range(0, len(buffer), size):
-            piece = buffer[start : start + size]
-            under_way.append((piece, _in_thread(transfer, piece, start)))
-            if len(under_way) > at_once:
-                done, future = under_way.popleft()
-                yield done, future.result()
-        while under_way:
-            done, future = under_way.popleft()
-            yield done, future.result()
+        starts = iter(range(0, len(buffer), size))
+        while True:
+            for start in islice(starts, at_once + 1 - len(under_way)):
+                piece = buffer[start : start + size]
+                under_way.append((piece, _in_thread(transfer, piece, start)))
+            if not under_way:
+                return
+            piece, future = under_way.popleft()
+            yield piece, future.result()
     finally:
         wait([future for _, future in under_way])
 

@@ -16,17 +16,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from hvdrecover.checkpoint.arena import HUGE_PAGE, Bytes
 from hvdrecover.checkpoint.layout import PAGE
-from hvdrecover.checkpoint.storage.interface import (
-    FULL,
-    TEMPORARY,
-    Storage,
-    Temporary,
-    transferred,
-)
+from hvdrecover.checkpoint.storage.interface import FULL, TEMPORARY, Storage, transferred
 from hvdrecover.errors import ConfigError
 
 PIECE = 1 << 24  # bytes
@@ -35,22 +28,11 @@ _WRITES_AT_ONCE = 2
 _READS_AT_ONCE = 3
 _libc = ctypes.CDLL(None, use_errno=True)
 
-_S3, _GCS, _AZURE = "s3://BUCKET/PATH", "gs://BUCKET/PATH", "az://CONTAINER/PATH"
-# FUSE programs that cannot hold a checkpoint root, and the URL to use instead. They show an object store
-# without hard links and without renames that are atomic on all hosts, or they cache other hosts' files: with
-# sshfs, a job does not see for 20 s that another job has taken the root.
-QUIRKS = {
-    "sshfs": "sftp://HOST/PATH",
-    "s3fs": _S3,
-    "ossfs": _S3,
-    "cosfs": _S3,
-    "goofys": _S3,
-    "mountpoint-s3": _S3,
-    "gcsfuse": _GCS,
-    "blobfuse": _AZURE,
-    "blobfuse2": _AZURE,
-    "rclone": f"{_S3}, {_GCS}, {_AZURE} or sftp://HOST/PATH",
-}
+# FUSE programs that cannot hold a checkpoint root. They show an object store without hard links and without
+# renames that are atomic on all hosts, or they cache other hosts' files: with sshfs, a job does not see for
+# 20 s that another job has taken the root.
+_BUCKETS = ("s3fs", "ossfs", "cosfs", "goofys", "mountpoint-s3", "gcsfuse", "blobfuse", "blobfuse2", "rclone")
+UNSUPPORTED_MOUNTS = {"sshfs", *_BUCKETS}
 
 
 class LocalStorage(Storage):
@@ -61,18 +43,14 @@ class LocalStorage(Storage):
         self.url = f"file://{root}"
 
     def check(self) -> None:
-        """Refuse a mount that is in `QUIRKS`.
-
-        Raises:
-            ConfigError: the mount cannot hold a root.
-        """
         existing = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
-        program = mount_of(existing).program
-        if program in QUIRKS:
+        program = fuse_program(*mount_of(existing))
+        if program in UNSUPPORTED_MOUNTS:
             raise ConfigError(
                 self.url,
                 f"{program} caches other hosts' files or does not rename them atomically, so two jobs could "
-                f"write to this root. Name the storage itself, as {QUIRKS[program]}; that needs no mount.",
+                "write to this root. Name the storage itself by its URL (sftp://HOST/PATH, s3://BUCKET/PATH, "
+                "gs://BUCKET/PATH or az://CONTAINER/PATH); that needs no mount.",
             )
 
     def _names(self, folder: str) -> list[str]:
@@ -102,7 +80,7 @@ class LocalStorage(Storage):
 
     def _write_pieces(self, path: str, buffer: Bytes) -> Iterator[Bytes]:
         target = self._inside(path)
-        self._make_folder(target.parent)
+        _make_folder(target.parent)
         with _File(target, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, buffer) as file:
             _reserve(file.cached, len(buffer))
 
@@ -119,18 +97,25 @@ class LocalStorage(Storage):
             file.forget(0, len(buffer))
         _sync_folder(target.parent)
 
-    def _publish(self, path: str, data: bytes) -> None:
-        with self._written_aside(path, data) as (temporary, target):
-            temporary.replace(target)
-
-    def _create(self, path: str, data: bytes) -> bool:
+    def _publish(self, path: str, data: bytes, *, exclusive: bool) -> bool:
+        target = self._inside(path)
+        _make_folder(target.parent)
+        # The name has no process number: two containers on a shared file system may have the same one.
+        temporary = target.with_name(TEMPORARY + uuid.uuid4().hex)
         try:
-            with self._written_aside(path, data) as (temporary, target):
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if exclusive:
                 os.link(temporary, target)  # unlike a rename, this fails if the name exists
+            else:
+                temporary.replace(target)
         except FileExistsError:
-            if not os.path.lexists(self._root / path):  # a file exists where a folder should be
-                raise
             return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(target.parent)
         return True
 
     def _remove(self, path: str) -> None:
@@ -141,27 +126,11 @@ class LocalStorage(Storage):
 
     def _delete(self, folder: str) -> None:
         target = self._inside(folder)
-        if not os.path.lexists(target):
-            return
-        while os.path.lexists(target):
-            with suppress(FileNotFoundError):  # another process deletes it at the same time
-                shutil.rmtree(target)
-        _sync_folder(target.parent)
-
-    def _temporaries(self) -> list[Temporary]:
-        if not self._root.is_dir():
-            return []
-        found = []
-        for folder in (self._root, *(entry for entry in self._root.iterdir() if _is_folder(entry))):
-            name = "" if folder == self._root else folder.name
-            for path in folder.glob(f"{TEMPORARY}*"):
-                with suppress(FileNotFoundError):
-                    if not _is_folder(path):
-                        found.append(Temporary(f"{name}/{path.name}".lstrip("/"), name, path.lstat().st_size))
-        return sorted(found)
-
-    def _discard(self, temporary: Temporary) -> None:
-        (self._root / temporary.path).unlink()
+        if os.path.lexists(target):
+            while os.path.lexists(target):
+                with suppress(FileNotFoundError):  # another process deletes it at the same time
+                    shutil.rmtree(target)
+            _sync_folder(target.parent)
 
     def _inside(self, path: str) -> Path:
         """Return the absolute path; refuse a symbolic link to a folder, which may lead out of the root."""
@@ -170,36 +139,6 @@ class LocalStorage(Storage):
             if folder.is_symlink():
                 raise OSError(errno.ELOOP, "the folder is a symbolic link", str(folder))
         return target
-
-    @contextmanager
-    def _written_aside(self, path: str, data: bytes) -> Iterator[tuple[Path, Path]]:
-        """Write a temporary file beside a target; at the end, make the target's name durable."""
-        target = self._inside(path)
-        self._make_folder(target.parent)
-        # The name has no process number: two containers on a shared file system may have the same one.
-        temporary = target.with_name(TEMPORARY + uuid.uuid4().hex)
-        try:
-            with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-                left = memoryview(data)
-                while left:
-                    left = left[os.write(file, left) :]
-                os.fsync(file)
-            yield temporary, target
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync_folder(target.parent)
-
-    def _make_folder(self, folder: Path) -> None:
-        """Make a folder and its parents durable."""
-        if folder.is_dir():
-            return
-        self._make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        try:
-            _sync_folder(folder.parent)
-        except OSError:
-            folder.rmdir()  # or the next attempt would find it, and assume that its entry is durable
-            raise
 
 
 class _File:
@@ -253,30 +192,13 @@ class _File:
         os.posix_fadvise(self.cached, start, count, os.POSIX_FADV_DONTNEED)
 
 
-# A data loader forks the training process, perhaps while the writer has files open. A fork without exec
-# inherits all descriptors, and a deleted file keeps its blocks while one is open. So the child closes these.
-_descriptors: set[int] = set()
-
-
 @contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
-    _descriptors.add(descriptor)
     try:
         yield descriptor
     finally:
-        _descriptors.discard(descriptor)  # before it is closed: its number may be another file's then
         os.close(descriptor)
-
-
-def _close_in_child() -> None:
-    for descriptor in list(_descriptors):
-        with suppress(OSError):
-            os.close(descriptor)
-    _descriptors.clear()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _reserve(file: int, nbytes: int) -> None:
@@ -294,52 +216,37 @@ def _reserve(file: int, nbytes: int) -> None:
         os.ftruncate(file, nbytes)
 
 
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
+def _make_folder(folder: Path) -> None:
+    """Make a folder and its parents durable."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    try:
+        _sync_folder(folder.parent)
+    except OSError:
+        folder.rmdir()  # or the next attempt would find it, and assume that its entry is durable
+        raise
 
 
 def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
-class Mount(NamedTuple):
-    """The mount on which a folder lies.
-
-    Attributes:
-        kind: the type of the file system, such as ``ext4`` or ``fuse.sshfs``; empty if unknown.
-        source: the mounted device; some FUSE programs put their own name or a bucket's there.
-    """
-
-    kind: str
-    source: str
-
-    @property
-    def program(self) -> str:
-        """The program of a FUSE mount; empty for other mounts."""
-        if self.kind == "fuse":
-            return self.source.partition("#")[0]  # s3fs#bucket, as in older lines of fstab
-        kind, _, program = self.kind.partition(".")
-        return program if kind == "fuse" else ""
-
-
-def mount_of(folder: Path) -> Mount:
-    """Return the mount on which a folder lies."""
-    device = folder.stat().st_dev
+def mount_of(folder: Path) -> tuple[str, str]:
+    """Return the source and the type of the mount on which a folder lies, such as ``/dev/sda1``, ``ext4``."""
+    folder = folder.resolve()
     with suppress(OSError):
-        return parse_mounts(
-            Path("/proc/self/mountinfo").read_text(), f"{os.major(device)}:{os.minor(device)}"
-        )
-    return Mount("", "")
+        lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+        found = [fields for fields in lines if folder.is_relative_to(fields[1])]
+        source, _, kind, *_ = max(reversed(found), key=lambda fields: len(fields[1]))
+        return source, kind
+    return "", ""
 
 
-def parse_mounts(mountinfo: str, number: str) -> Mount:
-    """Return the mount of a device, ``major:minor``, from the text that proc_pid_mountinfo(5) describes."""
-    for line in mountinfo.splitlines():
-        fields, _, rest = line.partition(" - ")
-        if fields.split()[2] == number:
-            return Mount(*rest.split(" ")[:2])
-    return Mount("", "")
+def fuse_program(source: str, kind: str) -> str:
+    """Return the program of a FUSE mount; empty for other mounts."""
+    if kind == "fuse":
+        return source.partition("#")[0]  # s3fs#bucket, as in older lines of fstab
+    return kind.removeprefix("fuse.") if kind.startswith("fuse.") else ""

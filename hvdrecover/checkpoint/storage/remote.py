@@ -32,7 +32,6 @@ class RemoteStorage(Storage):
 
     Args:
         root: the folder's path in it.
-        url: the root as messages show it, without credentials.
         piece: bytes of a large file that are transferred at a time.
     """
 
@@ -43,22 +42,17 @@ class RemoteStorage(Storage):
         self.url = url
 
     def check(self) -> None:
-        """Refuse a storage that creates a file twice: some ignore the condition, others do not know it.
-
-        Raises:
-            ConfigError: two jobs could claim this root.
-        """
+        """Create a file twice: some storages ignore the condition, others do not know it."""
         probe = f"{TEMPORARY}{uuid.uuid4().hex}"
         with failures(self.url, "", "check that the storage creates a file only once"):
             self._make_folder(self._root)
             try:
                 self._fs.pipe_file(self._path(probe), b"1", mode="create")
-                try:
-                    self._fs.pipe_file(self._path(probe), b"2", mode="create")
-                except OSError as error:
-                    if isinstance(error, FileExistsError) or error.errno in _EXISTS:
-                        return
-                    raise
+                self._fs.pipe_file(self._path(probe), b"2", mode="create")
+            except OSError as error:
+                if isinstance(error, FileExistsError) or error.errno in _EXISTS:
+                    return
+                raise
             finally:
                 self.remove(probe)
         raise ConfigError(
@@ -75,8 +69,6 @@ class RemoteStorage(Storage):
             return []
         # An object store may list the folder among its content; others list a file as its own content.
         paths = {name.strip("/") for name in found} - {self._path(folder).strip("/")}
-        if found and not paths and self._size(folder) is not None:
-            raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
         return [path.rsplit("/", 1)[-1] for path in paths]
 
     def _size(self, path: str) -> int | None:
@@ -88,8 +80,7 @@ class RemoteStorage(Storage):
         return int(info["size"]) if info["type"] == "file" else None
 
     def _read(self, path: str) -> bytes:
-        data: bytes = self._fs.cat_file(self._path(path))
-        return data
+        return self._fs.cat_file(self._path(path))  # type: ignore[no-any-return]
 
     def _read_pieces(self, path: str, buffer: Bytes, start: int) -> Iterator[tuple[Bytes, int]]:
         nbytes = self._size(path)
@@ -106,24 +97,22 @@ class RemoteStorage(Storage):
         yield from transferred(buffer[: max(nbytes - start, 0)], self._piece, at_once, get)
 
     def _write_pieces(self, path: str, buffer: Bytes) -> Iterator[Bytes]:
-        self._make_folder(self._path(path).rpartition("/")[0])
-        with self._fs.open(self._path(path), "wb") as file:
+        target = self._path(path)
+        self._make_folder(target.rpartition("/")[0])
+        with self._fs.open(target, "wb") as file:
             for start in range(0, len(buffer), PIECE):
                 piece = buffer[start : start + PIECE]
                 if file.write(piece.data) not in (len(piece), None):  # some return None
                     raise OSError(errno.EIO, "the storage accepts no more bytes")
                 yield piece
 
-    def _publish(self, path: str, data: bytes) -> None:
-        self._make_folder(self._path(path).rpartition("/")[0])
-        self._fs.pipe_file(self._path(path), data)
-
-    def _create(self, path: str, data: bytes) -> bool:
-        self._make_folder(self._path(path).rpartition("/")[0])
+    def _publish(self, path: str, data: bytes, *, exclusive: bool) -> bool:
+        target = self._path(path)
+        self._make_folder(target.rpartition("/")[0])
         try:
-            self._fs.pipe_file(self._path(path), data, mode="create")
+            self._fs.pipe_file(target, data, **({"mode": "create"} if exclusive else {}))
         except OSError:
-            if self._size(path) is None:  # storages differ in the error for a file that exists
+            if not exclusive or self._size(path) is None:  # storages differ in the error for an existing file
                 raise
             return False
         return True
@@ -134,6 +123,9 @@ class RemoteStorage(Storage):
     def _delete(self, folder: str) -> None:
         self._fs.invalidate_cache()
         self._fs.rm(self._path(folder), recursive=True)
+
+    def _temporaries(self) -> list[Temporary]:
+        return []  # a file appears with its last request
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
@@ -168,12 +160,12 @@ class S3Storage(RemoteStorage):
         found = []
         for each in answer.get("Uploads", ()):
             path = each["Key"].removeprefix(prefix)
-            if CommitId.parse(path.rpartition("/")[0]) is not None:
+            folder = path.rpartition("/")[0]
+            if CommitId.parse(folder) is not None:
                 upload = {"Bucket": bucket, "Key": each["Key"], "UploadId": each["UploadId"]}
                 with suppress(FileNotFoundError):  # the upload has just ended
                     parts = self._fs.call_s3("list_parts", **upload).get("Parts", ())
-                    nbytes = sum(int(part["Size"]) for part in parts)
-                    found.append(Temporary(path, path.partition("/")[0], nbytes, upload))
+                    found.append(Temporary(path, folder, sum(int(each["Size"]) for each in parts), upload))
         return found
 
     def _discard(self, temporary: Temporary) -> None:

@@ -15,7 +15,7 @@ import shlex
 import stat
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 from paramiko.sftp import CMD_EXTENDED, CMD_VERSION
 
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.checkpoint.storage.interface import TEMPORARY, Temporary, failures
+from hvdrecover.checkpoint.storage.interface import TEMPORARY, Storage, Temporary, failures
 from hvdrecover.checkpoint.storage.remote import RemoteStorage
 from hvdrecover.errors import ConfigError, HostKeyError
 
@@ -45,39 +45,21 @@ _TIMEOUTS = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout", "channel
 class SftpStorage(RemoteStorage):
     """A folder on an SFTP server, which need not be connected yet."""
 
-    _session: _Session  # the session of the operation that is under way
-
     def __init__(self, filesystem: StrictSftpFileSystem, root: str, url: str, piece: int = _PIECE) -> None:
         super().__init__(filesystem, root, url, piece)
+
+    @property
+    def _session(self) -> _Session:
+        """The session of the operation that is under way."""
+        return self._fs.ftp  # type: ignore[no-any-return]
 
     def check(self) -> None:
         """Do nothing: SFTP's rename does not replace, and nothing is cached."""
 
     @contextmanager
     def _failures(self, path: str, action: str) -> Iterator[None]:
-        with failures(self.url, path, action), self._fs.session() as self._session:
+        with failures(self.url, path, action), self._fs.connected():
             yield
-
-    def _names(self, folder: str) -> list[str]:
-        try:
-            names: list[str] = self._session.listdir(self._path(folder))
-        except FileNotFoundError:
-            if self._session.exists(self._path(folder)):
-                raise NotADirectoryError(errno.ENOTDIR, "it is not a folder") from None
-            return []
-        return names
-
-    def _size(self, path: str) -> int | None:
-        try:
-            status = self._session.stat(self._path(path))
-        except FileNotFoundError:
-            return None
-        return int(status.st_size) if stat.S_ISREG(status.st_mode) else None
-
-    def _read(self, path: str) -> bytes:
-        with self._session.open(self._path(path), "rb") as file:
-            data: bytes = file.read()
-            return data
 
     def _read_pieces(self, path: str, buffer: Bytes, start: int) -> Iterator[tuple[Bytes, int]]:
         with self._session.open(self._path(path), "rb") as file:
@@ -95,7 +77,7 @@ class SftpStorage(RemoteStorage):
 
     def _write_pieces(self, path: str, buffer: Bytes) -> Iterator[Bytes]:
         target = self._path(path)
-        self._make_parent(target)
+        self._make_folder(_parent(target))
         with self._session.open(target, "wb") as file:
             for start in range(0, len(buffer), self._piece):
                 piece = buffer[start : start + self._piece]
@@ -106,147 +88,109 @@ class SftpStorage(RemoteStorage):
                 file.write(piece[-1:].data)
                 yield piece
             self._session.sync(file)
-        self._session.sync_folder(_parent(target))
+        self._sync_folder(_parent(target))
 
-    def _publish(self, path: str, data: bytes) -> None:
-        self._place(self._path(path), data, self._session.posix_rename)
-
-    def _create(self, path: str, data: bytes) -> bool:
-        target = self._path(path)
-        if self._session.exists(target):
-            return False
-        try:
-            self._place(target, data, self._session.rename)
-        except OSError:
-            if not self._session.exists(target):  # servers only say that the rename failed
-                raise
-            return False
-        return True
-
-    def _remove(self, path: str) -> None:
-        target = self._path(path)
-        self._check_is_folder(_parent(target))
-        self._session.remove(target)
-        self._session.sync_folder(_parent(target))
-
-    def _delete(self, folder: str) -> None:
-        target = self._path(folder)
-        self._check_is_folder(target)
-        self._session.delete(target)
-        self._session.sync_folder(_parent(target))
-
-    def _temporaries(self) -> list[Temporary]:
-        entries = self._session.listdir_attr(self._root)
-        folders = ["", *(entry.filename for entry in entries if stat.S_ISDIR(entry.st_mode))]
-        return [
-            Temporary(f"{folder}/{entry.filename}".lstrip("/"), folder, entry.st_size or 0)
-            for folder in folders
-            for entry in (self._session.listdir_attr(self._path(folder)) if folder else entries)
-            if entry.filename.startswith(TEMPORARY) and not stat.S_ISDIR(entry.st_mode)
-        ]
-
-    def _discard(self, temporary: Temporary) -> None:
-        self._session.remove(self._path(temporary.path))
-
-    def _make_parent(self, target: str) -> None:
-        self._session.make_folder(_parent(target))
-        self._check_is_folder(_parent(target))
-
-    def _check_is_folder(self, folder: str) -> None:
-        """Refuse a symbolic link, which may lead out of the root; the root itself may be one."""
-        if folder != self._root and not stat.S_ISDIR(self._session.lstat(folder).st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, "it is a link, or not a folder")
-
-    def _place(self, target: str, data: bytes, rename: Callable[[str, str], None]) -> None:
+    def _publish(self, path: str, data: bytes, *, exclusive: bool) -> bool:
         """Write a temporary file beside a target, and rename it when it is durable."""
-        self._make_parent(target)
+        target = self._path(path)
+        if exclusive and self._mode(target):
+            return False
+        self._make_folder(_parent(target))
         temporary = f"{_parent(target)}/{TEMPORARY}{uuid.uuid4().hex}"
         try:
             with self._session.open(temporary, "wb") as file:
                 file.write(data)
                 self._session.sync(file)
-            rename(temporary, target)
+            (self._session.rename if exclusive else self._session.posix_rename)(temporary, target)
         except OSError:
             with suppress(OSError):
                 self._session.remove(temporary)
+            if exclusive and self._mode(target):  # servers only say that the rename failed
+                return False
             raise
-        self._session.sync_folder(_parent(target))
+        self._sync_folder(_parent(target))
+        return True
 
+    def _remove(self, path: str) -> None:
+        target = self._path(path)
+        if self._mode(target):
+            self._check_is_folder(_parent(target))
+            self._session.remove(target)
+            self._sync_folder(_parent(target))
 
-class _Session(paramiko.SFTPClient):  # type: ignore[misc]
-    """An SFTP session with fsync."""
+    def _delete(self, folder: str) -> None:
+        target = self._path(folder)
+        if self._mode(target):
+            self._check_is_folder(target)
+            self._delete_tree(target)
+            self._sync_folder(_parent(target))
 
-    def __init__(self, channel: paramiko.Channel) -> None:
-        self._extensions: set[str] = set()
-        super().__init__(channel)
+    def _delete_tree(self, folder: str) -> None:
+        for entry in self._session.listdir_attr(folder):
+            path = f"{folder}/{entry.filename}"
+            (self._delete_tree if stat.S_ISDIR(entry.st_mode) else self._session.remove)(path)
+        self._session.rmdir(folder)
 
-    def _read_packet(self) -> tuple[int, bytes]:
-        kind, data = super()._read_packet()
-        if kind == CMD_VERSION:  # paramiko ignores the server's extensions
-            answer = paramiko.Message(data)
-            answer.get_int()
-            while answer.get_remainder():
-                self._extensions.add(answer.get_text())
-                answer.get_string()
-        return kind, data
+    def _temporaries(self) -> list[Temporary]:
+        return Storage._temporaries(self)
 
-    def sync(self, file: paramiko.SFTPFile) -> None:
-        """Make a file durable on the server."""
-        if _FSYNC in self._extensions:
-            self._request(CMD_EXTENDED, _FSYNC, file.handle)
+    def _mode(self, path: str) -> int:
+        """Return the mode of a file, a folder or a link; 0 if there is none."""
+        try:
+            return self._session.lstat(path).st_mode  # type: ignore[no-any-return]
+        except FileNotFoundError:
+            return 0
 
-    def sync_folder(self, folder: str) -> None:
+    def _check_is_folder(self, folder: str) -> None:
+        """Refuse a symbolic link, which may lead out of the root; the root itself may be one."""
+        if folder.startswith(f"{self._root}/") and not stat.S_ISDIR(self._mode(folder)):
+            raise NotADirectoryError(errno.ENOTDIR, "it is a link, or not a folder")
+
+    def _make_folder(self, folder: str) -> None:
+        """Make a folder and its parents durable."""
+        if not self._mode(folder):
+            self._make_folder(_parent(folder))
+            try:
+                self._session.mkdir(folder)
+            except OSError:
+                if not self._mode(folder):  # another process made it at the same time
+                    raise
+            self._sync_folder(_parent(folder))
+        self._check_is_folder(folder)
+
+    def _sync_folder(self, folder: str) -> None:
         """Make a folder's entries durable, if the server can open folders, as on Linux."""
         try:
-            opened = self.open(folder, "r")
+            opened = self._session.open(folder, "r")
         except TimeoutError:
             raise
         except OSError:
             return
         with opened:
-            self.sync(opened)
+            self._session.sync(opened)
 
-    def exists(self, path: str) -> bool:
-        """Return whether there is a file, a folder or a link."""
-        try:
-            self.lstat(path)
-        except FileNotFoundError:
-            return False
-        return True
 
-    def make_folder(self, folder: str) -> None:
-        """Make a folder and its parents durable."""
-        if self.exists(folder):
-            return
-        self.make_folder(_parent(folder))
-        try:
-            self.mkdir(folder)
-        except OSError:
-            if not self.exists(folder):  # another process made it at the same time
-                raise
-        self.sync_folder(_parent(folder))
+class _Session(paramiko.SFTPClient):  # type: ignore[misc]
+    """An SFTP session with fsync."""
 
-    def delete(self, folder: str) -> None:
-        """Delete a folder with its content."""
-        for entry in self.listdir_attr(folder):
-            path = f"{folder}/{entry.filename}"
-            if stat.S_ISDIR(entry.st_mode):
-                self.delete(path)
-            else:
-                self.remove(path)
-        self.rmdir(folder)
+    _can_sync = False
+
+    def _read_packet(self) -> tuple[int, bytes]:
+        kind, data = super()._read_packet()
+        if kind == CMD_VERSION:  # paramiko ignores the list of the server's extensions
+            self._can_sync = _FSYNC.encode() in data
+        return kind, data
+
+    def sync(self, file: paramiko.SFTPFile) -> None:
+        if self._can_sync:
+            self._request(CMD_EXTENDED, _FSYNC, file.handle)
 
 
 class StrictSftpFileSystem(SFTPFileSystem):  # type: ignore[misc]
     """fsspec's SFTP, but only with servers whose host key is known, and with the user's ``~/.ssh/config``.
 
     Args:
-        host: the server, or a name in ``~/.ssh/config``.
         known_hosts: a file of host keys, instead of those in `KNOWN_HOSTS`.
-        ssh_kwargs: as in fsspec's `SFTPFileSystem`.
-
-    Raises:
-        ConfigError: the file does not exist, or a host key policy was given.
     """
 
     def __init__(self, host: str, known_hosts: str | None = None, **ssh_kwargs: Any) -> None:
@@ -267,20 +211,14 @@ class StrictSftpFileSystem(SFTPFileSystem):  # type: ignore[misc]
         self.client = paramiko.SSHClient()
 
     @contextmanager
-    def session(self) -> Iterator[_Session]:
-        """Return the session, for the calling thread alone; connect first if there is none.
-
-        Raises:
-            HostKeyError: the server's key is unknown, has changed or is revoked.
-            OSError: the server cannot be reached.
-            paramiko.SSHException: the server refused.
-        """
+    def connected(self) -> Iterator[None]:
+        """Give the calling thread the session `ftp` for itself; connect first if there is none."""
         with self._lock:
-            transport = self.client.get_transport()
-            if transport is None or not transport.is_active():
-                self._open_connection()
             try:
-                yield self.ftp
+                transport = self.client.get_transport()
+                if transport is None or not transport.is_active():
+                    self._open_connection()
+                yield
             except FileNotFoundError:  # an ordinary answer
                 raise
             except BaseException:
@@ -288,40 +226,36 @@ class StrictSftpFileSystem(SFTPFileSystem):  # type: ignore[misc]
                 raise
 
     def _open_connection(self) -> None:
+        self.client = paramiko.SSHClient()
+        self.client.set_missing_host_key_policy(_Refuse(self._files))
         texts = [file.read_text(errors="replace") for file in self._files if file.is_file()]
         lines = [line.split() for text in texts for line in text.splitlines()]
-        self.client = paramiko.SSHClient()
         for words in reversed(lines):  # the first line for a name counts
-            with suppress(InvalidHostKey, paramiko.SSHException):
+            with suppress(InvalidHostKey, paramiko.SSHException):  # paramiko's own loader would fail
                 if words and words[0][0] not in "#@" and (entry := HostKeyEntry.from_line(" ".join(words))):
                     for name in entry.hostnames:
                         self.client.get_host_keys().add(name, entry.key.get_name(), entry.key)
-        self.client.set_missing_host_key_policy(_Refuse(self._files))
+        host, options = self._as_configured()
         try:
-            host, options = self._as_configured()
             self.client.connect(host, **options)
-            transport = self.client.get_transport()
-            key = transport.get_remote_server_key()
-            if any(words[:1] == ["@revoked"] and key.get_base64() in words for words in lines):
-                raise HostKeyError(
-                    self.host, f"its host key, {_print(key)}, is marked as revoked in {_names(self._files)}"
-                )
-            transport.set_keepalive(_KEEPALIVE)
-            channel = transport.open_session(_WINDOW, timeout=options["timeout"])
-            channel.settimeout(options["timeout"])
-            channel.invoke_subsystem("sftp")
-            self.ftp = _Session(channel)
         except paramiko.BadHostKeyException as error:
-            self.client.close()
             raise HostKeyError(
                 error.hostname,
                 f"its host key, {_print(error.key)}, differs from the one in {_names(self._files)}: the "
                 "server was set up again, or this is another server. If it was set up again, remove the old "
                 f"key (`ssh-keygen -R '{error.hostname}'`) and add the new one",
             ) from error
-        except BaseException:
-            self.client.close()
-            raise
+        transport = self.client.get_transport()
+        key = transport.get_remote_server_key()
+        if any(words[:1] == ["@revoked"] and key.get_base64() in words for words in lines):
+            raise HostKeyError(
+                self.host, f"its host key, {_print(key)}, is marked as revoked in {_names(self._files)}"
+            )
+        transport.set_keepalive(_KEEPALIVE)
+        channel = transport.open_session(_WINDOW, timeout=options["timeout"])
+        channel.settimeout(options["timeout"])
+        channel.invoke_subsystem("sftp")
+        self.ftp = _Session(channel)
 
     def _as_configured(self) -> tuple[str, dict[str, Any]]:
         """Return the server's address and paramiko's options; the URL overrides ``~/.ssh/config``."""

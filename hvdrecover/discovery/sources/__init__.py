@@ -1,9 +1,7 @@
 """Host sources by name.
 
-A source is a function that returns hosts. A new source of this package is a function in a module beside this
-one and a line in `OURS`. Other packages attach a source by an entry point in the group
-``hvdrecover.host_sources``: its name is what users type, its object is the function. It is loaded only when a
-user names it.
+A source of this package is a function in a module beside this one and a line in `OURS`. Other packages attach
+a source by an entry point in the group ``hvdrecover.host_sources``. It is loaded only when a user names it.
 """
 
 from __future__ import annotations
@@ -28,11 +26,9 @@ OURS = {
     "lsf": "hvdrecover.discovery.sources.batch:lsf",
     "pbs": "hvdrecover.discovery.sources.batch:pbs",
     "sge": "hvdrecover.discovery.sources.batch:sge",
-    "cobalt": "hvdrecover.discovery.sources.batch:cobalt",
     "mpi": "hvdrecover.discovery.sources.mpi:mpi",
     "tf-config": "hvdrecover.discovery.sources.lists:tf_config",
 }
-"""Name: module and function."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,6 @@ class Source:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, environ: Mapping[str, str], timeout: float, **options: Any) -> list[Host]:
-        """Call the function."""
         return self.function(environ, timeout, **self.options, **options)
 
     @property
@@ -65,11 +60,10 @@ def source(
 
     The function gets the environment and the seconds that it may take. It returns the hosts that are named
     now, in any order, or raises a `DiscoveryError`. It is called in a separate process, which is killed if it
-    hangs. Its further parameters are arguments and options of ``hvdrecover discover SOURCE``: a parameter
-    without a default is an argument, one with a default is an option, and one behind ``*`` without a default
-    is an option that must be given. A parameter is a ``str``, an ``int``, a ``bool``, or, as the last
-    argument, a ``tuple[str, ...]`` that takes all remaining words. The first line of the docstring
-    describes the source to users.
+    hangs. The first line of its docstring describes the source to users. Its further parameters are arguments
+    and options of ``hvdrecover discover SOURCE``: a parameter without a default is an argument, one with a
+    default is an option, and one behind ``*`` without a default is an option that must be given. A parameter
+    is a ``str``, an ``int``, a ``bool``, or, as the last argument, a ``tuple[str, ...]`` of all others.
 
     Args:
         every: least seconds between two calls.
@@ -90,20 +84,16 @@ def source(
 
 
 def find(name: str) -> Source:
-    """Return a source. This package's own names take precedence over entry points.
-
-    Raises:
-        ConfigError: the name is unknown, or its entry point is broken.
-    """
+    """Return a source; this package's own names take precedence over entry points."""
     if name in OURS:
         module, _, item = OURS[name].partition(":")
         found: Source = getattr(importlib.import_module(module), item)
         return found
     from importlib import metadata  # here, because it takes longer to import than the rest of a call
 
-    points = {point.name: point for point in metadata.entry_points(group=GROUP)}
-    if name not in points:
-        names = ", ".join([*OURS, *sorted(points.keys() - OURS.keys())])
+    points = metadata.entry_points(group=GROUP)
+    if name not in points.names:
+        names = ", ".join([*OURS, *sorted(points.names - OURS.keys())])
         raise ConfigError(f"host source '{name}'", f"is unknown (installed: {names})")
     point = points[name]
     package = f" of package {point.dist.name}" if point.dist else ""

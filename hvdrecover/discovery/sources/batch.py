@@ -1,11 +1,11 @@
-"""Hosts of a job of LSF, PBS, Grid Engine or Cobalt, which list them in a variable or in a file."""
+"""Hosts of a job of LSF, PBS or Grid Engine, which list them in a variable or in a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import zip_longest
 
-from hvdrecover.discovery.hosts import Host, check_count, check_name
+from hvdrecover.discovery.hosts import Host, add_slots
 from hvdrecover.discovery.sources import lists, source
 from hvdrecover.errors import DiscoveryError
 
@@ -14,15 +14,10 @@ from hvdrecover.errors import DiscoveryError
 def lsf(environ: Mapping[str, str], timeout: float) -> list[Host]:
     """The hosts of an LSF job (bsub), with their slots."""
     if environ.get("LSB_DJOB_HOSTFILE"):
-        hosts = _in_file("LSB_DJOB_HOSTFILE", environ)
-    elif words := environ.get("LSB_MCPU_HOSTS", "").split():
-        hosts = _with_slots("LSB_MCPU_HOSTS", zip_longest(words[::2], words[1::2], fillvalue=""))
-    else:
-        named = _required("LSB_HOSTS", environ, "bsub").split()
-        hosts = _with_slots("LSB_HOSTS", ((name, "1") for name in named))
-    # IBM's CSM clusters (Summit, Sierra) name first a launch node with one slot; it cannot train.
-    launch_node = "CSM_ALLOCATION_ID" in environ and len(hosts) > 1 and hosts[0].slots == 1
-    return hosts[1:] if launch_node else hosts
+        return _in_file("LSB_DJOB_HOSTFILE", environ)
+    if words := environ.get("LSB_MCPU_HOSTS", "").split():
+        return add_slots(zip_longest(words[::2], words[1::2], fillvalue=""), "LSB_MCPU_HOSTS")
+    return add_slots(((name, "1") for name in _required("LSB_HOSTS", environ).split()), "LSB_HOSTS")
 
 
 @source(every=10.0, variables=("PBS_JOBID",))
@@ -35,41 +30,24 @@ def pbs(environ: Mapping[str, str], timeout: float) -> list[Host]:
 def sge(environ: Mapping[str, str], timeout: float) -> list[Host]:
     """The hosts of a Grid Engine job (qsub -pe), with the slots of all their queues."""
     lines = map(str.split, _file("PE_HOSTFILE", environ).splitlines())  # node1 4 all.q@node1 UNDEFINED
-    return _with_slots("PE_HOSTFILE", ((*line, "")[:2] for line in lines if line))
-
-
-@source(every=10.0, variables=("COBALT_JOBID",))
-def cobalt(environ: Mapping[str, str], timeout: float) -> list[Host]:
-    """The hosts of a Cobalt job; its file tells no slots, so give --slots."""
-    return [Host(host.name) for host in _in_file("COBALT_NODEFILE", environ)]
+    return add_slots(((line[0], line[1] if line[1:] else "") for line in lines if line), "PE_HOSTFILE")
 
 
 def _in_file(variable: str, environ: Mapping[str, str]) -> list[Host]:
     """Return the hosts of a file that names each host once per slot."""
-    return _with_slots(variable, ((name, "1") for name in _file(variable, environ).split()))
+    return add_slots(((name, "1") for name in _file(variable, environ).split()), variable)
 
 
 def _file(variable: str, environ: Mapping[str, str]) -> str:
     """Return the content of the file that a variable names."""
-    path = _required(variable, environ, "its batch system")
+    path = _required(variable, environ)
     text = lists.read(path, variable).decode("utf-8-sig", errors="replace")
     if not text.strip():
         raise DiscoveryError(variable, f"names no host: {path} is empty")
     return text
 
 
-def _required(variable: str, environ: Mapping[str, str], starter: str) -> str:
+def _required(variable: str, environ: Mapping[str, str]) -> str:
     if value := environ.get(variable, "").strip():
         return value
-    raise DiscoveryError(variable, f"is not set; start the job by {starter}")
-
-
-def _with_slots(variable: str, pairs: Iterable[tuple[str, ...]]) -> list[Host]:
-    """Return the hosts of pairs of a host and a number of slots; the slots of a repeated host are added."""
-    slots: dict[str, int] = {}
-    for name, count in pairs:
-        problem = check_name(name) or ("" if count else f"'{name}' is not followed by a number of slots")
-        if problem := problem or check_count(count):
-            raise DiscoveryError(variable, problem)
-        slots[name] = slots.get(name, 0) + int(count)
-    return [Host(name, count) for name, count in slots.items()]
+    raise DiscoveryError(variable, "is not set; start the job by its batch system")

@@ -1,39 +1,22 @@
-"""Hosts of a Slurm job.
-
-``squeue`` says which nodes the job has now, ``scontrol show node`` in which state they are, and ``scontrol
-show job --details`` how many GPUs the job has on each.
-"""
+"""Hosts of a Slurm job: ``squeue`` says its present nodes, ``scontrol`` their states and the job's GPUs."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from hvdrecover.discovery import programs
-from hvdrecover.discovery.hosts import Host, check_name
+from hvdrecover.discovery.hosts import Host
 from hvdrecover.discovery.sources import source
 from hvdrecover.errors import DiscoveryError
 
-# As `scontrol show node` joins them by +; marks follow a word, as in DOWN*. Words that are not here, known or
-# not, are not a reason to leave a node out: a node that is to be rebooted (REBOOT_REQUESTED) is so when its
-# jobs have ended, unless it drains. POWER is of Slurm before 20.11, REBOOT of Slurm before 21.08.
-_REASONS = {
-    "is down": "DOWN",
-    "is in an error state": "ERROR",
-    "is draining": "DRAIN DRAINED DRAINING",
-    "is failing": "FAIL FAILING",
-    "is not there yet": "FUTURE",
-    "has not registered as configured": "INVALID_REG",
-    "is in maintenance": "MAINT MAINTENANCE $",
-    "does not respond": "NOT_RESPONDING *",
-    "is powered down": "POWER POWERED_DOWN ~",
-    "is being powered down": "POWER_DOWN POWER_DRAIN POWERING_DOWN ! %",
-    "is being powered up": "POWERING_UP #",
-    "is being rebooted": "REBOOT REBOOT_ISSUED ^",
-}
-_UNUSABLE = {word: reason for reason, words in _REASONS.items() for word in words.split()}
-_MARKS = "*~#!%$^@-"  # @: to be rebooted; -: planned for another job
+# Words and marks in the state of an unusable node, as in MIXED+DRAIN or DOWN*. A node that is to be rebooted
+# (REBOOT_REQUESTED) is usable until its jobs have ended.
+_UNUSABLE = re.compile(
+    r"\b(DOWN|ERROR|DRAIN(ED|ING)?|FAIL(ING)?|FUTURE|INVALID_REG|MAINT(ENANCE)?|NOT_RESPONDING|POWER\w*"
+    r"|REBOOT(_ISSUED)?)\b|[$*~!%#^]"
+)
 
 # A suspended job has its nodes still; one that is resized or signalled continues.
 _GOES_ON = {"RUNNING", "CONFIGURING", "RESIZING", "SIGNALING", "SUSPENDED", "STOPPED"}
@@ -42,9 +25,8 @@ _PARTS = re.compile(r"(?:\[[^\]]*\]?|[^,\[])+")
 _RANGES = re.compile(r"\[(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)\]")
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _NODE_STATE = re.compile(r"^NodeName=(\S+) .*? State=(\S+)", re.MULTILINE)
-_NODES_GRES = re.compile(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES(?:_IDX)?=(\S*)")
-_GPUS = re.compile(r"(?:^|,)gpu((?::[^:,()]+)*)(?:\((?:IDX:(?P<indices>[0-9,-]*))?[^)]*\))?")
-_HET_GROUP = re.compile(r"SLURM_JOB_NODELIST((?:_HET_GROUP_\d+)?)")
+_NODES_GRES = re.compile(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
+_GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)??:(\d+)(?=[(,]|$)")  # gpu:4 or gpu:a100:4(IDX:0-3)
 
 
 # `every`: slurmctld answers the whole cluster. Variables: a requeued job keeps its id, but not its nodes.
@@ -66,7 +48,7 @@ def slurm(environ: Mapping[str, str], timeout: float) -> list[Host]:
     reasons = unusable(output("scontrol", "show", "node", "--oneliner", ",".join(nodes)))
     usable = [node for node in nodes if node not in reasons]
     if not usable:
-        why = "; ".join(f"{node} {reasons[node]}" for node in nodes[:3])
+        why = "; ".join(f"{node} is {reasons[node]}" for node in nodes[:3])
         raise DiscoveryError(f"Slurm job {job}", f"none of its {len(nodes)} nodes can be used: {why}")
     gpus = gpus_per_node(output("scontrol", "show", "job", "--details", "--oneliner", job), job)
     if gpus:  # parts of a heterogeneous job that have none are not for training
@@ -79,9 +61,6 @@ def job_nodes(listed: str, job: str) -> list[str]:
     """Return the nodes of a job, of all its parts if it is a heterogeneous one.
 
     ``listed`` has a line ``id|shown id|state|nodes`` for each part, and for each other task of its array.
-
-    Raises:
-        DiscoveryError: it has ended or has not started, or its nodes are not understood.
     """
     name = f"Slurm job {job}"
     nodes: dict[str, None] = {}
@@ -97,8 +76,6 @@ def job_nodes(listed: str, job: str) -> list[str]:
         raise DiscoveryError(name, "has ended; squeue does not list it")
     if not nodes:
         raise DiscoveryError(name, f"has no nodes: it is {', '.join(dict.fromkeys(states))}")
-    if problem := next(filter(None, map(check_name, nodes)), ""):
-        raise DiscoveryError(name, f"squeue's list of its nodes is not understood: {problem}")
     return list(nodes)
 
 
@@ -121,44 +98,21 @@ def _expanded_part(part: str) -> Iterator[str]:
 
 
 def unusable(shown: str) -> dict[str, str]:
-    """Return the unusable nodes of ``scontrol show node --oneliner``, each with the reason."""
-    reasons = ((name, why_unusable(state)) for name, state in _NODE_STATE.findall(shown))
-    return {name: reason for name, reason in reasons if reason}
-
-
-def why_unusable(state: str) -> str:
-    """Return why a node in a state such as ``MIXED+DRAIN`` or ``DOWN*`` is unusable; '' if it is usable."""
-    for word in state.split("+"):
-        name = word.rstrip(_MARKS)
-        marks = word[len(name) :]
-        for each in (name, *marks):
-            if each in _UNUSABLE:
-                return f"{_UNUSABLE[each]} ({state})"
-    return ""
+    """Return the unusable nodes of ``scontrol show node --oneliner``, each with its state."""
+    return {name: state for name, state in _NODE_STATE.findall(shown) if _UNUSABLE.search(state)}
 
 
 def gpus_per_node(shown: str, job: str) -> dict[str, int]:
-    """Return the job's GPUs on each node that has any.
-
-    ``scontrol show job --details --oneliner`` shows a line for each part of a heterogeneous job, or for each
-    task of an array of jobs.
-    """
+    """Return the job's GPUs on each node that has any."""
+    # There is a line for each part of a heterogeneous job, or for each task of an array of jobs.
     of_job = re.compile(rf"JobId={job} |JobId=\d+ HetJobId={job} ")
     return {
         node: count
         for line in filter(of_job.match, shown.splitlines())
         for nodes, resources in _NODES_GRES.findall(line)
-        if (count := sum(map(_gpus, _GPUS.finditer(resources))))
+        if (count := sum(map(int, _GPUS.findall(resources))))
         for node in expanded(nodes)
     }
-
-
-def _gpus(match: re.Match[str]) -> int:
-    """``gpu:4``, ``gpu:a100:4(IDX:0-3)``, or, before Slurm 20.02, ``gpu(IDX:0,2-3)``."""
-    *_, count = match[1].split(":")
-    if count.isdecimal():
-        return int(count)
-    return len(expanded(f"[{match['indices']}]")) if match["indices"] else 0
 
 
 def tasks_per_node(environ: Mapping[str, str]) -> dict[str, int]:
@@ -166,16 +120,7 @@ def tasks_per_node(environ: Mapping[str, str]) -> dict[str, int]:
 
     Empty in a step on only some of the job's nodes: there, Slurm gives the tasks of the step, not of the job.
     """
-    tasks: dict[str, int] = {}
-    for group in filter(None, map(_HET_GROUP.fullmatch, environ)):
-        nodes = expanded(environ[group[0]])
-        counts = list(_counts(environ.get(f"SLURM_TASKS_PER_NODE{group[1]}", "")))
-        if len(nodes) == len(counts):
-            tasks.update(zip(nodes, counts, strict=True))
-    return tasks
-
-
-def _counts(text: str) -> Iterable[int]:
-    """``2(x3),1`` is 2, 2, 2, 1."""
-    for count, times in _COUNT.findall(text):
-        yield from [int(count)] * int(times or 1)
+    nodes = expanded(environ.get("SLURM_JOB_NODELIST", ""))
+    given = _COUNT.findall(environ.get("SLURM_TASKS_PER_NODE", ""))  # 2(x3),1 is 2, 2, 2, 1
+    counts = [int(count) for count, times in given for _ in range(int(times or 1))]
+    return dict(zip(nodes, counts, strict=True)) if len(nodes) == len(counts) else {}

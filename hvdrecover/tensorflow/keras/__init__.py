@@ -46,14 +46,10 @@ def load_model(
     """Load a model as Keras does, and make its optimizer, with all that it holds, a distributed one.
 
     Args:
-        filepath: see ``keras.models.load_model``.
+        filepath: see ``keras.models.load_model``, as for ``custom_objects``.
         custom_optimizers: classes of optimizers that Keras does not have.
-        custom_objects: see ``keras.models.load_model``.
         compression: see `hvdrecover.tensorflow.averaging.Reduction`.
         legacy_opts: the optimizers of Keras 2; must be False.
-
-    Raises:
-        ConfigError: ``legacy_opts`` is asked for.
 
     Examples:
         >>> model = hvd.load_model("best.keras")  # doctest: +SKIP

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -15,7 +15,6 @@ from keras.src.utils import io_utils
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.stand_in import standing_in
-from hvdrecover.tensorflow.callback_state import batches_done
 from hvdrecover.tensorflow.variables import Variable, is_variable, raw
 
 __all__ = [
@@ -36,9 +35,6 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         root_rank: the rank that sends.
         device: the device for the collectives.
         local_variables: variables that each rank keeps for itself.
-
-    Raises:
-        ConfigError: not variables.
     """
 
     def __init__(
@@ -52,16 +48,15 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             self.register_local_var(variable)
 
     def register_local_var(self, var: Variable) -> None:
-        """Leave a variable to each rank."""
         if not is_variable(var):
             raise ConfigError("local_variables", f"a {type(var).__name__} is not a variable")
         self._local[id(raw(var))] = var
 
-    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Any = None) -> None:
         """Survivors of a recovery broadcast again, with the ranks that have just started."""
         self.broadcast_done = False
 
-    def on_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         """Broadcast after the first batch: before, an optimizer may have no variables."""
         if self.broadcast_done:
             return
@@ -82,18 +77,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Averages the metrics of an epoch across the ranks, for the callbacks after it.
-
-    Args:
-        device: the device for the collective.
-    """
+    """Averages the metrics of an epoch across the ranks, for the callbacks after it."""
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Replace this rank's numbers by the averages."""
         if not logs or hvd.size() == 1:
             return
         names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
@@ -115,9 +105,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             as of Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 3. Horovod scales the momentum
             for one step, which has the same result; but Keras compiles the momentum into the step.
         steps_per_epoch: batches of an epoch; None asks Keras.
-
-    Raises:
-        ConfigError: there is no ``initial_lr``; or no ``steps_per_epoch``, and Keras does not know it.
     """
 
     def __init__(
@@ -142,19 +129,17 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
         )
 
-    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Find out how many steps an epoch has."""
+    def on_train_begin(self, logs: Any = None) -> None:
         self.steps_per_epoch = self.steps_per_epoch or (self.params or {}).get("steps")
         if not self.staircase and not self.steps_per_epoch:
             raise ConfigError("steps_per_epoch", f"Keras does not know it; pass it to {type(self).__name__}")
 
-    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Remember the epoch. Keras counts the batches of a resumed epoch from 0."""
         self.current_epoch = epoch
-        self._done = batches_done(self, self.steps_per_epoch or 0)
+        self._done = (self.params or {}).get("done", 0)
 
-    def on_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Set the rate, if it is time."""
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         end = math.inf if self.end_epoch is None else self.end_epoch
         if not self.start_epoch <= self.current_epoch < end or (self.staircase and batch):
             return
@@ -169,7 +154,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
                 velocity.assign(velocity * (rate / before))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Show the rate among the metrics."""
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
@@ -182,8 +166,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     Args:
         initial_lr: the rate of all ranks together.
         warmup_epochs: how many epochs it takes.
-        momentum_correction: see `LearningRateScheduleCallback`, as for the next one.
-        steps_per_epoch: see there.
+        momentum_correction: see `LearningRateScheduleCallback`, as for ``steps_per_epoch``.
         verbose: 1 prints a line at the end.
     """
 
@@ -206,7 +189,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Show the rate among the metrics, and tell when it has its full value."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose and hvd.rank() == 0:
             rate = float(self.model.optimizer.learning_rate)
@@ -214,15 +196,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
-    """Keeps the best model. Set its ``filepath`` later, as Horovod's estimators do.
-
-    Args:
-        monitor: see ``keras.callbacks.ModelCheckpoint``, as for the following.
-        verbose: see there.
-        save_weights_only: see there.
-        mode: see there.
-        save_freq: see there.
-    """
+    """A ``keras.callbacks.ModelCheckpoint`` of the best model, whose ``filepath`` is set later."""
 
     def __init__(
         self,
@@ -232,8 +206,8 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         mode: str = "auto",
         save_freq: Any = "epoch",
     ) -> None:
-        path = (
+        unused = (
             "unnamed.weights.h5" if save_weights_only else "unnamed.keras"
-        )  # Keras 3 demands a known suffix
-        super().__init__(path, monitor, verbose, True, save_weights_only, mode, save_freq)
+        )  # Keras demands a known suffix
+        super().__init__(unused, monitor, verbose, True, save_weights_only, mode, save_freq)
         self.filepath = None

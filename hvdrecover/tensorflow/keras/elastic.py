@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import horovod.tensorflow.keras.elastic as _hvd
@@ -12,8 +11,7 @@ from hvdrecover import heartbeat
 from hvdrecover.stand_in import standing_in
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
-from hvdrecover.tensorflow.callback_state import arrange
-from hvdrecover.tensorflow.collectives import switch_off_xla
+from hvdrecover.tensorflow.callback_state import ResumedEpoch, arrange
 from hvdrecover.tensorflow.elastic import TensorFlowKerasState
 
 __all__ = [
@@ -31,22 +29,12 @@ __getattr__, __dir__ = standing_in(_hvd, globals())
 class KerasState(TensorFlowKerasState):
     """See `hvdrecover.tensorflow.elastic.TensorFlowKerasState`."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        optimizer: keras.optimizers.Optimizer | None = None,
-        **attributes: Any,
-    ) -> None:
-        super().__init__(model, optimizer, **attributes)
-
 
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Commits a state after batches and at the end of each epoch, when all other callbacks have been called.
 
-    Args:
-        state: the state.
-        batches_per_commit: number of batches between commits. After the last batch of an epoch, the commit
-            waits for the epoch's end, when the counters already point to the next epoch.
+    There are ``batches_per_commit`` batches between commits. After the last batch of an epoch, the commit
+    waits for the epoch's end, when the counters already point to the next epoch.
     """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
@@ -57,15 +45,14 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def set_model(self, model: keras.Model) -> None:
         """Take the last place in Keras's list, before ``fit`` makes its training function."""
         super().set_model(model)
-        switch_off_xla(model)
+        model.jit_compile = False  # XLA cannot compile Horovod's collectives
         arrange(self, last=[self])
 
-    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Any = None) -> None:
         """Count from zero, as all ranks do after a recovery."""
         self.batches_remaining = self.batches_per_commit
 
-    def on_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Commit after every ``batches_per_commit`` batches."""
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         heartbeat.stepped()
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
@@ -74,22 +61,17 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
             if steps is None or batch + 1 < steps:
                 self.commit()
 
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Commit."""
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.commit()
 
     def commit(self) -> None:
-        """Commit."""
         self.state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class UpdateBatchStateCallback(ResumedEpoch):
     """Keeps in ``state.batch`` how many batches of the epoch are done.
 
     If the number of steps in an epoch is known, a resumed epoch has only its remaining steps.
-
-    Args:
-        state: has the attribute ``batch``.
     """
 
     def __init__(self, state: Any) -> None:
@@ -97,57 +79,39 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.state = state
         self.steps_per_epoch: int | None = None
         self._done = 0
-        self._ended = False
 
     def set_model(self, model: keras.Model) -> None:
         """Take the first place in Keras's list: if a later callback stops the training, it stays stopped."""
         super().set_model(model)
         arrange(self, first=[self])
 
-    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Reset the counts: an earlier ``fit`` may have been ended by a fault."""
-        self.steps_per_epoch, self._ended = None, False
+    def on_train_begin(self, logs: Any = None) -> None:
+        super().on_train_begin(logs)
+        self.steps_per_epoch = None
 
-    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Tell the other callbacks how many steps are left."""
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Tell the other callbacks how many steps are done, and how many are left."""
         self._done = self.state.batch
-        steps = (self.params or {}).get("steps")
-        if steps:
+        if steps := (self.params or {}).get("steps"):
             self.steps_per_epoch = self.steps_per_epoch or steps
-            self.params["steps"] = self.steps_per_epoch - self._done
+            self.params |= {"done": self._done, "steps": self.steps_per_epoch - self._done}
 
-    def on_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Count a batch, and stop a resumed epoch after its last one: Keras would run a whole epoch."""
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         self.state.batch = self._done + batch + 1
-        over = self._done and self.steps_per_epoch and self.state.batch >= self.steps_per_epoch
-        if over and not self.model.stop_training:
-            self.model.stop_training = self._ended = True
+        if self._done and self.steps_per_epoch and self.state.batch >= self.steps_per_epoch:
+            self.end_epoch()
 
-    def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """The epoch's batches are done."""
-        self._continue()
-
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """The next epoch begins with its first batch."""
-        self._continue()
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, logs)
         self.state.batch = 0
-
-    def _continue(self) -> None:
-        if self._ended:
-            self.model.stop_training = self._ended = False
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps in ``state.epoch`` how many epochs are done, by all calls of ``fit`` together.
-
-    Args:
-        state: has the attribute ``epoch``.
-    """
+    """Keeps in ``state.epoch`` how many epochs are done, by all calls of ``fit`` together."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
 
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Count."""
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.state.epoch += 1

@@ -1,7 +1,7 @@
 """A plain Keras script with two calls of ``fit``, which does not know hvdrecover; the argument is a folder.
 
-``FAULT`` is a fit, how many of its batches are done, and whom to kill there: a rank, or ``all``. It strikes
-once.
+``FAULT`` is a fit, how many of its batches are done, a signal, and which rank gets it there: one, or ``all``.
+It strikes once.
 """
 
 import json
@@ -35,13 +35,13 @@ class Seen(keras.callbacks.Callback):
         self.strike(f"{self.fit} {self.batches}")
 
     def strike(self, now):
-        place, _, whom = os.environ.get("FAULT", "").rpartition(" ")
+        place, name, whom = os.environ.get("FAULT", "  ").rsplit(" ", 2)
         struck = FOLDER / "struck"
         if place != now or struck.exists() or self.rank != (1 if whom == "all" else int(whom)):
             return
         struck.touch()
         for rank in [0, 1] if whom == "all" else [int(whom)]:
-            os.kill(int((FOLDER / f"pid-{rank}").read_text()), signal.SIGKILL)
+            os.kill(int((FOLDER / f"pid-{rank}").read_text()), signal.Signals[name])
 
 
 class Model(keras.Model):

@@ -66,7 +66,6 @@ class Script:
         self.optimizer = hvd.DistributedOptimizer(
             torch.optim.Adam(self.model.parameters(), lr=0.02 if self.has("rate") else 0.01),
             named_parameters=self.model.named_parameters(),
-            groups=2 if fault == "missing_in_group" else None,
         )
         self.sampler = recover.ElasticSampler(self.data(), seed=int(self.has("seed")))
         self.loader = DataLoader(self.sampler.dataset, batch_size=BATCH, sampler=self.sampler)
@@ -144,26 +143,13 @@ class Script:
         return found
 
 
-def unequal_shards() -> dict[str, Any]:
-    """Each rank has loaded a part of its own, and one has more."""
-    data = TensorDataset(torch.arange(SAMPLES // 2 + BATCH * hvd.rank()))
-    try:
-        recover.check_shards(DataLoader(data, batch_size=BATCH))
-    except recover.OutOfStepError as error:
-        return {"error": type(error).__name__, "text": str(error)}
-    return {"error": None}
-
-
 def main() -> None:
     torch.set_num_threads(1)
     hvd.init()
     reports = Path(sys.argv[1])
     for number, words in enumerate(sys.argv[2:]):
         fault, _, guard = words.partition(" ")
-        if fault == "shards":
-            outcome = unequal_shards()
-        else:
-            outcome = Script(fault, json.loads(guard or "{}")).outcome()
+        outcome = Script(fault, json.loads(guard or "{}")).outcome()
         (reports / f"{number}-{hvd.rank()}.json").write_text(json.dumps(outcome))
 
 

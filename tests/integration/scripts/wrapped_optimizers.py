@@ -18,61 +18,46 @@ import torch
 
 import hvdrecover.torch as hvd
 
-STEPS, UNFREEZE = 4, 2
-CLOSURES = ("closure", "adam", "lbfgs", "line_search", "passes")
+STEPS, THAW = 4, 2
 PASSES = {"passes": 2}
 
 
 def wrapped(kind: str, model: torch.nn.Module) -> Any:
     parameters = list(model.parameters())
-    if kind == "lbfgs":
-        inner: Any = torch.optim.LBFGS(parameters, lr=0.5, max_iter=4)
-    elif kind == "line_search":
-        inner = torch.optim.LBFGS(parameters, max_iter=4, line_search_fn="strong_wolfe")
-    elif kind == "adam":
-        inner = torch.optim.Adam(parameters)
+    if kind == "adam":
+        inner: Any = torch.optim.Adam(parameters)
     else:
         inner = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-    groups = 2 if kind == "unfrozen_groups" else None
-    passes = PASSES.get(kind, 1)
     return hvd.DistributedOptimizer(
-        inner, model.named_parameters(), groups=groups, backward_passes_per_step=passes
+        inner, model.named_parameters(), backward_passes_per_step=PASSES.get(kind, 1)
     )
 
 
 def train(kind: str) -> list[float]:
     torch.manual_seed(1)
     model: Any = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(64, 3))
-    model[0].weight.requires_grad_(not kind.startswith("unfrozen"))
     if kind == "bfloat16":
         model = model.to(torch.bfloat16)
     form = torch.channels_last if kind == "channels_last" else torch.contiguous_format
     model = model.to(memory_format=form)
     optimizer = wrapped(kind, model)
+    model[0].weight.requires_grad_(kind != "frozen")
     guard = hvd.Guard(parameters_every_commits=1)
     state = hvd.TorchState(model, optimizer, guard=guard, step=0)
     samples = torch.Generator().manual_seed(hvd.rank())
 
     def loop(state: hvd.TorchState) -> None:
         while state.step < STEPS:
-            if state.step == UNFREEZE:
+            if state.step == THAW:
                 model[0].weight.requires_grad_(True)
             images = torch.randn(8, 3, 6, 6, generator=samples).to(model[0].weight.dtype)
             images = images.contiguous(memory_format=form)
             labels = torch.randint(0, 3, (8,), generator=samples)
 
-            def closure(images: Any = images, labels: Any = labels) -> torch.Tensor:
-                optimizer.zero_grad(set_to_none=True)
-                for _ in range(PASSES.get(kind, 1)):
-                    loss = torch.nn.functional.cross_entropy(model(images), labels)
-                    loss.backward()  # type: ignore[no-untyped-call]
-                return loss
-
-            if kind in CLOSURES:
-                optimizer.step(closure)
-            else:
-                closure()
-                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            for _ in range(PASSES.get(kind, 1)):
+                torch.nn.functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
             state.step += 1
             state.commit()
 

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from hvdrecover.checkpoint import retention
 from hvdrecover.checkpoint.claims import Claims
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.root import commits
@@ -39,13 +38,11 @@ def test_the_error_names_the_job_that_has_replaced_this_one(root):
     old, new = claims_at(root, "old"), claims_at(root, "3f2a91c4b7", host="host-b")
     old.take_after(0)
     new.take_after(0)
-    new._clock.advance(500.0)
-    new.take(3)  # a recovery of the new job: it has had the root since its start all the same
+    new.take(3)
     with pytest.raises(FencedError) as caught:
         old.check(1)
     fields = json.loads(root.read("claims/g0003.json"))
-    assert caught.value.by.startswith(f"job 3f2a91c4 on host-b (process {fields['pid']}), since 1970-01-01 ")
-    assert ":16:40" in caught.value.by
+    assert caught.value.by == f"job 3f2a91c4 on host-b (process {fields['pid']})"
     assert caught.value.by in str(caught.value)
 
 
@@ -58,12 +55,6 @@ def test_a_later_rendezvous_of_the_same_job_replaces_no_job(root):
     assert caught.value.by == ""
 
 
-def test_a_claim_tells_a_terminal_nothing(root):
-    claims_at(root, "\x1b[31mred", host="host\n\x1b]0;title").take_after(0)
-    with pytest.raises(FencedError, match=r"\?\?31mred on host\?\?\?0\?title \(process"):
-        claims_at(root, "other").check(1)
-
-
 OLD = {"job": "old", "host": "h", "pid": 5, "time": 7.0, "acknowledged": True}
 
 
@@ -73,30 +64,8 @@ def test_claims_of_earlier_versions_count_as_before(root):
     assert claims.read(3).acknowledged
     assert claims.take_after(0) == 4
     root.publish("claims/g0009.json", json.dumps(OLD).encode())
-    with pytest.raises(FencedError, match=r"job old on h \(process 5\), since 1970-01-01 "):
+    with pytest.raises(FencedError, match=r"job old on h \(process 5\)"):
         claims.check(4)
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        {"first": 99},
-        {"first": -1},
-        {"first": "x"},
-        {"after": 50},
-        {"after": None},
-        {"time": "x"},
-        {"pid": []},
-    ],
-)
-def test_a_malformed_claim_belongs_to_no_job(root, odd):
-    root.publish("claims/g0003.json", json.dumps({**OLD, **odd}).encode())
-    claim = claims_at(root, "new").read(3)
-    assert (claim.first, claim.after) == (3, 0)
-    claims = claims_at(root, "new")
-    claims.take_after(0)
-    root.publish("claims/g0007.json", json.dumps({**OLD, **odd}).encode())
-    assert not stands(claims, 4)
 
 
 def test_a_claim_of_an_unknown_format_stops_the_job_and_is_left_as_it_is(root):
@@ -133,19 +102,6 @@ def test_a_start_of_a_job_that_was_replaced_is_refused_and_touches_nothing(root)
     assert (content(root), wrapped.calls) == (before, [])
 
 
-def test_a_start_reads_about_one_claim_of_each_job_that_there_was(root):
-    for job in "abc":
-        claims = claims_at(root, job)
-        first = claims.take_after(0)
-        for generation in range(first + 1, first + 40):
-            claims.take(generation)
-    read = []
-    wrapped = Wrapped(root)
-    wrapped.read = lambda path: read.append(path) or root.read(path)
-    assert claims_at(wrapped, "d").take_after(0) == 121
-    assert len(read) < 10
-
-
 def test_a_process_of_an_earlier_start_stays_behind_whatever_its_number(root):
     """It was stopped, with generation 10 in memory; the job was started again, and has claimed 4."""
     stopped = claims_at(root, "job/first")
@@ -161,40 +117,6 @@ def test_a_process_of_an_earlier_start_stays_behind_whatever_its_number(root):
     claims_at(root, "new/first").take_after(0)
     with pytest.raises(FencedError, match="job new on "):
         started_again.check(11)
-
-
-def test_a_job_that_was_replaced_is_refused_under_each_of_its_starts(root):
-    for job in ("old/1", "old/2", "new/1", "new/2"):
-        claims_at(root, job).take_after(0)
-    for job in ("old/2", "old/3"):
-        with pytest.raises(FencedError, match="job new on "):
-            claims_at(root, job).take_after(0)
-    assert claims_at(root, "new/3").take_after(0) == 5
-
-
-@pytest.mark.parametrize("step", ["expired", "delete_commit"])
-def test_a_job_that_is_replaced_while_it_deletes_goes_no_further(root, step, monkeypatch):
-    """It is stopped before, or in, the first of two deletions; meanwhile the new job makes many commits."""
-    old, new = make_store(root, job="old", keep=1), make_store(root, job="new", keep=9)
-    generation = old.claim_next()
-    with pytest.MonkeyPatch.context() as not_yet:
-        not_yet.setattr(old, "_delete_expired", lambda manifest: None)
-        for number in (1, 2):
-            old.write(make_snapshot(generation, number), rank=0)
-    owner = old._pruner if step == "expired" else retention
-    step_of_old = getattr(owner, step)
-
-    def after_a_stop(*args, **facts):
-        if commits(root)[0].generation == 1:
-            new.claim_next()
-            for number in range(4, 8):
-                new.write(make_snapshot(2, number), rank=0)
-        return step_of_old(*args, **facts)
-
-    monkeypatch.setattr(owner, step, after_a_stop)
-    old.write(make_snapshot(generation, 3), rank=0)
-    of_old = {"expired": (3, 2, 1), "delete_commit": (3, 2)}[step]
-    assert [commit.commit for commit in commits(root)] == [7, 6, 5, 4, *of_old]
 
 
 # -- at the same time ----------------------------------------------------------------------------------
@@ -275,67 +197,6 @@ def test_a_start_overtakes_a_recovery_in_every_order(old_job, new_job):
     assert generations == {4, 11}
 
 
-def test_of_starts_and_recoveries_at_the_same_time_one_continues_in_every_order():
-    orders, storages = 0, []
-
-    def begin():
-        storages.append(in_memory())
-        claims_at(storages[-1], "old").take_after(2)
-        storage = storages[-1]
-        recovery = recovers(storage, "old", 6, publishes=False, looked=True)
-        return [recovery, starts(storage, "b", looked=True), starts(storage, "c", looked=True)]
-
-    for _, *started in every_order(begin):
-        orders += 1
-        storage = storages.pop()
-        owners = [job for job in ("old", "b", "c") if stands(claims_at(storage, job), 99)]
-        assert len(owners) == 1
-        assert owners != ["old"]
-        won = started["bc".index(owners[0])]
-        assert isinstance(won.result, int), won.result
-        for job in {"old", "b", "c"} - set(owners):
-            with pytest.raises(FencedError):
-                claims_at(storage, job).take_after(0)
-    assert orders > 200
-
-
-class Overwriting(FakeStorage):
-    """A store that ignores ``If-None-Match``: whoever creates a file is told that it is his."""
-
-    def create(self, path, data):
-        self.publish(path, data)
-        return True
-
-
-def test_where_creating_is_not_exclusive_one_continues_in_every_order():
-    orders, storages = 0, []
-    verbs = ("names", "read", "create", "publish")
-
-    def begin():
-        storages.append(Overwriting("fake://root", FakeRoot(), None))
-        kept = []
-
-        def start(job):
-            def go(thread):
-                claims = claims_at(Watched(thread, storages[-1], verbs), job)
-                kept.append((job, claims, claims.take_after(0)))
-
-            return Thread(go, storages[-1])
-
-        storages[-1].kept = kept
-        return [start("a"), start("b")]
-
-    for threads in every_order(begin):
-        orders += 1
-        storage = storages.pop()
-        for claims in (claims for _, claims, _ in storage.kept):
-            claims._storage = storage  # there are no more turns to wait for
-        assert all(thread.result is None or isinstance(thread.result, FencedError) for thread in threads)
-        on = [job for job, claims, generation in storage.kept if stands(claims, generation)]
-        assert len(on) == 1
-    assert orders > 100
-
-
 # -- answers that are lost -----------------------------------------------------------------------------
 
 
@@ -357,18 +218,6 @@ class Lossy(Wrapped):
 
 
 @pytest.mark.parametrize("says", [False, StorageError("url", "the answer is lost")], ids=["exists", "failed"])
-def test_a_claim_whose_answer_is_lost_is_ours_at_a_start(root, says):
-    make_store(root, job="earlier").claim_next()
-    store = make_store(Lossy(root, says), job="job")
-    if says is not False:
-        with pytest.raises(StorageError):
-            store.claim_next()
-    assert store.claim_next() == 2
-    assert root.names("claims") == ["g0001.json", "g0002.json"]
-    store.write(make_snapshot(2, 1), rank=0)
-
-
-@pytest.mark.parametrize("says", [False, StorageError("url", "the answer is lost")], ids=["exists", "failed"])
 def test_a_claim_whose_answer_is_lost_is_ours_in_a_recovery(root, says):
     make_store(root, job="job").claim_next()
     store = make_store(Lossy(root, says), job="job")
@@ -378,20 +227,6 @@ def test_a_claim_whose_answer_is_lost_is_ours_in_a_recovery(root, says):
     store.write(make_snapshot(2, 1), rank=0)
     assert store.claims.generations() == [2, 1]
     assert commits(root) == [CommitId(2, 1)]
-
-
-def test_a_start_that_fails_after_its_claim_does_not_claim_twice(root):
-    wrapped = Wrapped(root)
-    root.publish("g0001-c00000001/model.safetensors", b"")
-    store = make_store(wrapped)
-    names = wrapped.names
-    store._quarantine = lambda lost: (_ for _ in ()).throw(StorageError("url", "away"))
-    with pytest.raises(StorageError):
-        store.claim_next()
-    wrapped.names = names
-    del store._quarantine
-    assert store.claim_next() == 2
-    assert store.claims.generations() == [2]
 
 
 # -- a root that has vanished --------------------------------------------------------------------------
@@ -417,18 +252,6 @@ def test_a_new_rank_0_does_not_make_a_vanished_root_anew(root):
         with pytest.raises(StorageError, match="claim"):
             store.write(make_snapshot(2, 2), rank=0)
     assert content(root) == {}
-
-
-def test_a_later_start_does_not_make_a_vanished_root_anew_either(root):
-    claims_at(root, "job/1").take_after(0)
-    later = claims_at(root, "job/2")
-    assert later.take_after(0, again=True) == 2
-    for name in root.names():
-        root.delete(name)
-    with pytest.raises(StorageError, match="claims/ "):
-        claims_at(root, "job/3").take_after(0, again=True)
-    assert content(root) == {}
-    assert claims_at(root, "another").take_after(0) == 1
 
 
 def test_a_claim_that_is_gone_since_the_claims_were_listed_replaces_no_job(root):

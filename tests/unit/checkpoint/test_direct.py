@@ -1,6 +1,5 @@
 import errno
 import os
-import subprocess
 import threading
 from pathlib import Path
 
@@ -114,43 +113,6 @@ def test_whole_pages_go_past_the_page_cache_and_only_the_rest_through_it(
         assert max(calls.past(name), default=0) <= PIECE
 
 
-@pytest.mark.parametrize("missing", [1, PAGE - 1, PAGE, PAGE + 1])
-@pytest.mark.parametrize("size", [PAGE, 5 * PAGE, 2 * PIECE + PAGE])
-def test_a_file_shorter_than_the_buffer_is_read_to_its_end(tmp_path, size, missing):
-    data = content(max(0, size - missing))
-    write(tmp_path / "file", data)
-    longer = allocate(size)
-    assert read(tmp_path / "file", longer) == (len(data), digest(data))
-    assert np.array_equal(longer[: len(data)], data)
-    assert not longer[len(data) :].any()
-
-
-def test_a_file_system_that_refuses_o_direct_is_written_and_read_all_the_same(tmp_path):
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a file system")
-    folder = tmp_path / "ramfs"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "ramfs", "ramfs", folder], capture_output=True).returncode != 0:
-        pytest.skip("this machine does not let root mount ramfs")
-    try:
-        with pytest.raises(OSError, match="Invalid argument"):
-            os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
-        for size in (PAGE, PIECE + 2 * PAGE + 1):
-            check_there_and_back(folder / "file", size)
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-@pytest.mark.parametrize("fail", [{"open": errno.EINVAL}, {"pwrite": errno.EINVAL, "preadv": errno.EINVAL}])
-@pytest.mark.parametrize("size", [PAGE, 3 * PIECE + 1])
-def test_where_o_direct_is_refused_early_or_late_the_page_cache_is_used(tmp_path, calls, fail, size):
-    calls.fail = fail
-    check_there_and_back(tmp_path / "file", size)
-    # It is asked once, or twice if two pieces were under way; not again for each.
-    assert len(calls.past("pwrite")) <= 2
-    assert len(calls.past("preadv")) <= 2
-
-
 @pytest.mark.parametrize("call", ["open", "pwrite"])
 @pytest.mark.parametrize("size", [PAGE, 4 * PIECE])
 def test_any_other_error_is_raised_and_no_descriptor_is_left(tmp_path, calls, call, size):
@@ -166,11 +128,3 @@ def test_a_file_system_that_transfers_less_than_it_is_asked_to_is_asked_again(tm
     calls.at_most = at_most
     calls.fail = {"open": errno.EINVAL} if at_most % PAGE else {}
     check_there_and_back(tmp_path / "file", 20 * PAGE + 1)
-
-
-def test_a_link_to_elsewhere_is_not_written_through(tmp_path):
-    (tmp_path / "other").write_bytes(b"theirs")
-    (tmp_path / "file").symlink_to(tmp_path / "other")
-    with pytest.raises(StorageError):
-        write(tmp_path / "file", content(PAGE))
-    assert (tmp_path / "other").read_bytes() == b"theirs"

@@ -83,14 +83,3 @@ def test_a_broken_commit_leaves_no_file_and_keeps_the_old_one(storage, folder):
     with pytest.raises(CorruptCheckpointError, match=rf"{ID}/model\.safetensors: .*digest"):
         written(storage, path, "model", force=True)
     assert [(file.name, file.read_bytes()) for file in folder.iterdir()] == [("x.safetensors", b"mine")]
-
-
-def test_a_file_that_appears_meanwhile_is_not_replaced(folder):
-    path = folder / "x"
-    with (
-        pytest.raises(ExportError, match=f"^{path}: .*--force"),
-        export.written_aside(path, force=False) as aside,
-    ):
-        aside.write_bytes(b"ours")
-        path.write_bytes(b"theirs")
-    assert [(file.name, file.read_bytes()) for file in folder.iterdir()] == [("x", b"theirs")]

@@ -116,7 +116,10 @@ def test_a_commits_tensors_and_objects_are_known_without_reading_the_tensors(sto
 
     monkeypatch.setattr(storage, "read_into", note)
     found = inspection.look_into(storage, CommitId(2, 2))
-    assert [(each.dtype, each.shape) for each in found.files[0].tensors] == [("F32", (1000,)), ("U8", (0,))]
+    assert [(each["dtype"], each["shape"]) for each in found.files[0]["tensors"]] == [
+        ("F32", (1000,)),
+        ("U8", (0,)),
+    ]
     assert found.attributes == make_snapshot(2, 2).state["attributes"]
     assert (found.samplers, found.state) == ({}, "finished")
     assert set(read) == {8, 4096}
@@ -194,12 +197,10 @@ def test_a_metric_that_no_commit_has_is_an_error(storage):
 
 def test_the_only_commit_that_is_intact_is_not_deleted(storage):
     flip(storage, "g0002-c00000002/model.safetensors")
-    plan = inspection.plan_pruning(storage, Keep(1), CLOCK)
     with pytest.raises(CorruptCheckpointError, match=r"g0002-c00000002: model\.safetensors: .*digest"):
-        inspection.check_one_is_intact(storage, plan, ignore)
+        inspection.check_one_is_intact(storage, inspection.plan_pruning(storage, Keep(1), CLOCK), ignore)
     for keep in (2, 3):
-        plan = inspection.plan_pruning(storage, Keep(keep), CLOCK)
-        inspection.check_one_is_intact(storage, plan, ignore)
+        inspection.check_one_is_intact(storage, inspection.plan_pruning(storage, Keep(keep), CLOCK), ignore)
 
 
 def test_pruning_beside_a_job_leaves_the_newest_commits_whole(root):

@@ -84,16 +84,6 @@ def test_every_tensor_is_aligned_and_the_first_begins_on_a_page():
     assert [spec.name for spec in layout.specs if layout.offsets[spec.name] % ITEM_BYTES[spec.dtype]] == []
 
 
-def test_bytes_of_are_views_that_do_not_overlap():
-    arena = Arena(
-        plan([TensorSpec("a", "U8", (3,)), TensorSpec("b", "F64", (2,)), TensorSpec("c", "U8", (0,))])
-    )
-    arena.bytes_of("a")[:] = 1
-    arena.bytes_of("b")[:] = 2
-    assert arena.buffer[len(arena.layout.header) :].tolist() == [2] * 16 + [1] * 3
-    assert len(arena.bytes_of("c")) == 0
-
-
 @pytest.mark.parametrize("names", [("a", "a"), ("__metadata__",)])
 def test_names_that_the_format_cannot_hold_are_refused(names):
     with pytest.raises(ValueError, match="'__metadata__'"):

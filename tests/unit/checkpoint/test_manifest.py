@@ -46,20 +46,6 @@ def test_a_manifest_comes_back():
     assert read(manifests.dumps(EXAMPLE)).id == HERE
 
 
-def test_the_digest_vouches_for_the_order_of_keys():
-    text = manifests.dumps(dataclasses.replace(EXAMPLE, state={"x": {"first": 1, "other": 1}}))
-    swapped = text.replace(b"first", b"OTHER").replace(b"other", b"first").replace(b"OTHER", b"other")
-    with pytest.raises(CorruptCheckpointError):
-        read(swapped)
-
-
-def test_however_it_is_spaced_it_verifies():
-    """Earlier versions wrote it with line breaks, and people may look at it with tools that do."""
-    fields = json.loads(manifests.dumps(EXAMPLE))
-    for indent in (None, 1, 4):
-        assert read(json.dumps(fields, indent=indent).encode()) == EXAMPLE
-
-
 def test_a_state_that_no_reader_would_take_is_not_written(monkeypatch):
     nbytes = len(manifests.dumps(EXAMPLE))
     monkeypatch.setattr(manifests, "MAX_BYTES", nbytes + 100)
@@ -81,12 +67,6 @@ def test_every_flipped_bit_is_found_or_harmless():
             except (CorruptCheckpointError, FormatVersionError):
                 continue
             assert found == original, f"bit {bit} of byte {index}"
-
-
-def test_a_flipped_bit_in_the_format_is_damage_and_no_newer_format():
-    altered = manifests.dumps(EXAMPLE).replace(b'"format":1', b'"format":3')
-    with pytest.raises(CorruptCheckpointError, match="digest"):
-        read(altered)
 
 
 def test_an_unknown_format_is_an_error_that_names_the_version_and_what_to_install():

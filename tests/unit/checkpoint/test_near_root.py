@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import errno
-import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -29,11 +27,6 @@ def test_a_near_root_is_private_and_says_whose_it_is(tmp_path, path):
     (seen,) = near_root.roots(str(tmp_path))
     assert (seen.path, seen.url, seen.in_use) == (path, "file:///root", False)
     assert seen.nbytes >= 5000
-
-
-def test_each_root_has_a_folder_of_its_own(tmp_path):
-    assert near_root.folder(str(tmp_path), "file:///a") != near_root.folder(str(tmp_path), "file:///b")
-    assert near_root.named("/a/") == near_root.named("file:///a")
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path, path):
@@ -66,15 +59,6 @@ def test_looking_does_not_lose_this_processs_own_lock(tmp_path, path):
     keeper.release()
     assert Keeper.take(path) is not None
     near_root._kept.discard(path)
-
-
-def test_a_file_system_without_locks_is_not_one_that_another_process_uses(path, monkeypatch):
-    def lockf(descriptor, kind):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "lockf", lockf)
-    with pytest.raises(StorageError, match=r"No locks available.*near="):
-        Keeper.take(path)
 
 
 def test_a_root_whose_owner_is_unreadable_is_still_listed(tmp_path, path):

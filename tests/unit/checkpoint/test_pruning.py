@@ -1,30 +1,19 @@
 """The files that a job deletes at its root after each durable commit."""
 
-import logging
-
 import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FILE_NAME
-from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.root import QUARANTINE, commits
 from hvdrecover.checkpoint.settings import Best, Keep
 from hvdrecover.errors import FencedError, StorageError
 from tests.fakes.clock import FakeClock
-from tests.unit.checkpoint.roots import Wrapped, assert_is, content, make_snapshot, make_store
+from tests.unit.checkpoint.roots import Wrapped, make_snapshot, make_store
 
 
 def write_all(store, *snapshots):
     for snapshot in snapshots:
         store.write(snapshot, rank=0)
-
-
-def test_retention_continues_over_generations_and_starts(root):
-    write_all(make_store(root, keep=2), make_snapshot(1, 1), make_snapshot(1, 2))
-    later = make_store(root, keep=2, job="later")
-    generation = later.claim_next()
-    write_all(later, make_snapshot(generation, 3))
-    assert commits(later.storage) == [CommitId(2, 3), CommitId(1, 2)]
 
 
 def test_quarantined_commits_are_neither_deleted_nor_counted(root):
@@ -84,14 +73,6 @@ def test_a_manifest_that_cannot_be_read_for_a_while_does_not_stop_the_rest(root)
     assert commits(root) == [CommitId(2, 4)]
 
 
-def test_a_commit_that_was_quarantined_meanwhile_is_not_deleted(root):
-    store = make_store(root, keep=1)
-    write_all(store, make_snapshot(1, 1))
-    root.publish(f"g0001-c00000001/{QUARANTINE}", b"{}")
-    write_all(store, make_snapshot(1, 2))
-    assert commits(root) == [CommitId(1, 2), CommitId(1, 1)]
-
-
 def test_a_job_that_is_replaced_while_it_writes_deletes_nothing(root):
     class Overtaken(Wrapped):
         def publish(self, path, data):
@@ -104,28 +85,3 @@ def test_a_job_that_is_replaced_while_it_writes_deletes_nothing(root):
     assert commits(root) == [CommitId(1, 2), CommitId(1, 1)]
     with pytest.raises(FencedError):
         write_all(store, make_snapshot(1, 3))
-
-
-def test_foreign_files_are_never_touched(root):
-    store = make_store(root, keep=1)
-    store.claim_next()
-    foreign = {"README": b"1", "notes/x": b"2", "g1-c1/y": b"3", "claims/z": b"4"}
-    for path, data in foreign.items():
-        root.publish(path, data)
-    write_all(store, make_snapshot(1, 1), make_snapshot(1, 2))
-    make_store(root).claim_next()
-    assert content(root).items() >= foreign.items()
-
-
-def test_a_commit_that_cannot_be_deleted_is_reported_and_the_new_one_stands(root):
-    wrapped = Wrapped(root)
-    store = make_store(wrapped, keep=1)
-    store.claim_next()
-    write_all(store, make_snapshot(1, 1))
-    # remove of the own manifest, two data files, manifest; then the old commit's manifest
-    wrapped.plan = [None, None, None, None, StorageError("url", "read-only")]
-    write_all(store, make_snapshot(1, 2))
-    assert [facts["level"] for facts in store.events.of("not_deleted")] == [logging.WARNING]
-    assert_is(load_newest(make_store(root)), make_snapshot(1, 2))
-    write_all(store, make_snapshot(1, 3))
-    assert commits(store.storage) == [CommitId(1, 3)]

@@ -7,12 +7,10 @@ import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FILE_NAME
-from hvdrecover.checkpoint.reader import load_newest, read_commit, read_newest
-from hvdrecover.checkpoint.root import QUARANTINE, is_complete, is_quarantined, read_manifest
+from hvdrecover.checkpoint.reader import load_newest
+from hvdrecover.checkpoint.root import QUARANTINE, is_quarantined
 from hvdrecover.errors import (
-    CorruptCheckpointError,
     FormatVersionError,
-    IncompleteCommitError,
     NoUsableCommitError,
     StorageError,
 )
@@ -91,22 +89,6 @@ def test_a_broken_commit_is_walked_back_over_and_quarantined_with_the_reason(sto
     assert after == before  # nothing was deleted
 
 
-def test_a_commit_without_its_manifest_is_walked_back_over(store):
-    lose(store.storage, MANIFEST)
-    assert_is(load_newest(store), make_snapshot(1, 1))
-    assert "never completed" in store.events.of("skipped")[0]["reason"]
-
-
-def test_a_quarantined_commit_that_is_still_broken_is_reported_again_and_keeps_its_note(store):
-    flip(store.storage, MODEL)
-    load_newest(store)
-    note = store.storage.read(f"{NEWEST}/{QUARANTINE}")
-    later = make_store(store.storage, clock=FakeClock(start=99.0))
-    assert_is(load_newest(later), make_snapshot(1, 1))
-    assert len(later.events.of("skipped")) == 1
-    assert later.storage.read(f"{NEWEST}/{QUARANTINE}") == note
-
-
 def test_a_quarantined_commit_that_was_repaired_is_used_and_a_normal_commit_again(store):
     whole = store.storage.read(MODEL)
     flip(store.storage, MODEL)
@@ -115,17 +97,6 @@ def test_a_quarantined_commit_that_was_repaired_is_used_and_a_normal_commit_agai
     later = make_store(store.storage)
     assert_is(load_newest(later), make_snapshot(1, 2))
     assert not is_quarantined(later.storage, CommitId(1, 2))
-
-
-def test_a_note_that_cannot_be_written_does_not_stop_the_walk(store, monkeypatch):
-    flip(store.storage, MODEL)
-
-    def refuse(path, data):
-        raise StorageError(path, "read-only")
-
-    monkeypatch.setattr(store.storage, "publish", refuse)
-    assert_is(load_newest(store), make_snapshot(1, 1))
-    assert store.events.of("write_failed")[0]["commit"] == NEWEST
 
 
 def test_a_suspect_is_passed_over_and_stays_a_normal_commit(store):
@@ -176,16 +147,6 @@ def test_going_back_to_an_earlier_generation_because_a_later_ones_commits_are_go
     assert (skipped["commit"], skipped["reason"]) == ("generation 4", "its commits are gone from the root")
 
 
-def test_only_a_commit_that_was_never_completed_is_a_fresh_start_with_a_warning(root):
-    make_store(root).claim_next()
-    root.publish(MODEL, b"half")
-    store = make_store(root)
-    store.claim_next()
-    assert load_newest(store) is None
-    (skipped,) = store.events.of("skipped")
-    assert (skipped["level"], "never completed" in skipped["message"]) == (logging.WARNING, True)
-
-
 def test_a_newer_format_is_an_error_and_not_walked_back_over(store):
     store.storage.publish(MANIFEST, json.dumps({"format": 2, "digest": "of another kind"}).encode())
     before = content(store.storage)
@@ -196,40 +157,6 @@ def test_a_newer_format_is_an_error_and_not_walked_back_over(store):
 
 
 # -- reading a part ------------------------------------------------------------------------------------
-
-
-def test_only_the_tensors_that_are_asked_for_are_read(store):
-    lose(store.storage, f"{NEWEST}/optimizer.safetensors")
-    found = read_commit(store.storage, CommitId(1, 2), only={"model", "unknown"})
-    whole = make_snapshot(1, 2)
-    del whole.arenas["optimizer"]
-    assert_is(found, whole)
-    assert read_commit(store.storage, CommitId(1, 2), only=set()).arenas == {}
-
-
-def test_the_newest_of_which_a_part_verifies(store):
-    flip(store.storage, f"{NEWEST}/optimizer.safetensors")
-    before = content(store.storage)
-    told = []
-    assert read_newest(store.storage, lambda *skip: told.append(skip), {"model"}).id == CommitId(1, 2)
-    assert told == []
-    assert read_newest(store.storage, lambda *skip: told.append(skip)).id == CommitId(1, 1)
-    ((commit, reason, error),) = told
-    assert (commit, type(error)) == (CommitId(1, 2), CorruptCheckpointError)
-    assert re.match(r"optimizer\.safetensors: .*digest", reason)
-    assert content(store.storage) == before
-
-
-def test_a_manifest_is_read_without_its_files(store):
-    for name in ("model", "optimizer"):
-        lose(store.storage, f"{NEWEST}/{name}.safetensors")
-    found = read_manifest(store.storage, CommitId(1, 2))
-    assert (found.id, [file.name for file in found.files]) == (
-        CommitId(1, 2),
-        ["model.safetensors", "optimizer.safetensors"],
-    )
-    with pytest.raises(IncompleteCommitError, match=r"g0001-c00000009/MANIFEST\.json: "):
-        read_manifest(store.storage, CommitId(1, 9))
 
 
 # -- storage that fails --------------------------------------------------------------------------------
@@ -261,23 +188,6 @@ def test_a_commit_that_cannot_be_read_is_walked_back_over_and_not_quarantined(st
     assert (skipped["commit"], skipped["level"]) == (NEWEST, logging.WARNING)
     assert re.fullmatch(f"{file}: .*I/O error", skipped["reason"])
     assert content(store.storage) == before
-
-
-@pytest.mark.parametrize("start", [False, True], ids=["reading", "starting"])
-def test_a_folder_that_cannot_be_looked_into_does_not_stop_a_start(store, start):
-    sick = make_store(Sick(store.storage, f"{NEWEST}/"))
-    if start:
-        sick.claim_next()
-    assert_is(load_newest(sick), make_snapshot(1, 1))
-    assert is_complete(store.storage, CommitId(1, 2))
-
-
-def test_a_commit_that_cannot_be_read_at_first_is_tried_again(store):
-    clock = FakeClock()
-    sick = make_store(Sick(store.storage, NEWEST, times=3), clock=clock)
-    assert_is(load_newest(sick), make_snapshot(1, 2))
-    assert sick.events.of("skipped") == []
-    assert len(clock.waits) == 3
 
 
 def test_a_storage_that_is_away_is_an_error_and_nothing_is_walked_back_over(store):

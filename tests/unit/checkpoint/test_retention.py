@@ -75,13 +75,6 @@ def test_the_best_are_kept():
     assert kept(commits, last=1, best=Best("loss", count=2)) == [1, 4, 6]
 
 
-def test_what_is_no_finite_number_is_never_among_the_best():
-    commits = measured(math.nan, math.inf, -math.inf, None, 7.0, math.nan, None)
-    for mode in ("min", "max"):
-        assert kept(commits, last=1, best=Best("loss", mode=mode, count=3)) == [4, 6]
-    assert kept(measured(math.nan, None, math.nan), last=1, best=Best("loss")) == [2]
-
-
 # -- what always holds ---------------------------------------------------------------------------------
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)
@@ -109,42 +102,6 @@ def test_the_newest_ones_stay(commits, keep, now):
     assert gone == sorted(set(gone))
     assert set(gone) <= set(good)
     assert not set(gone) & set(good[-keep.last :])
-
-
-@given(roots, keeps, times)
-def test_once_deleted_nothing_more_is_to_be_deleted(commits, keep, now):
-    gone = set(expired(commits, keep, now))
-    left = [found for found in commits if found.commit not in gone]
-    assert expired(left, keep, now) == []
-
-
-@given(roots, keeps, keeps, times)
-def test_a_rule_never_makes_another_one_keep_less(commits, keep, more, now):
-    both = Keep(
-        max(keep.last, more.last), keep.period or more.period, keep.within or more.within,
-        keep.best or more.best,
-    )  # fmt: skip
-    assert set(expired(commits, both, now)) <= set(expired(commits, keep, now))
-
-
-@given(roots, keeps, times)
-def test_pruning_after_each_commit_keeps_what_each_rule_is_after(commits, keep, now):
-    """As a job does it: one commit more at a time, in order, deletions in between."""
-    left = []
-    for found in sorted(commits, key=lambda found: found.commit):
-        left.append(found)
-        gone = set(expired(left, keep, now))
-        left = [other for other in left if other.commit not in gone]
-    good = sorted(commits, key=lambda found: found.commit)
-    kept_ids = {found.commit for found in left}
-    if keep.period is not None:
-        for_each = [{found.commit.commit // keep.period for found in some} for some in (good, left)]
-        assert for_each[0] == for_each[1]
-    if keep.best is not None:
-        finite = {found.metric for found in good if found.metric is not None and math.isfinite(found.metric)}
-        ranked = sorted(finite, reverse=keep.best.mode == "max")[: keep.best.count]
-        assert set(ranked) <= {found.metric for found in left}
-    assert {found.commit for found in good[-keep.last :]} <= kept_ids
 
 
 # -- the number ----------------------------------------------------------------------------------------
@@ -179,18 +136,6 @@ def test_the_number_is_read_from_the_state(value, metric):
 def test_what_is_no_number_is_said(value):
     with pytest.raises(ValueError, match=r"^state\.loss .*float\(\)"):
         metric_of(manifest({"loss": encode(value, "")}), Best("loss"))
-
-
-@pytest.mark.parametrize("value", [{"$tensor": "value"}, {"$enum": ["gone:Class", "X"]}, {"$numpy": 3}])
-def test_what_only_the_training_can_read_is_no_number(value):
-    with pytest.raises(ValueError, match=r"^state\.loss .*float\(\)"):
-        metric_of(manifest({"loss": value}), Best("loss"))
-
-
-@pytest.mark.parametrize("attributes", [{}, {"accuracy": 1.0}])
-def test_an_attribute_that_is_not_there_is_said(attributes):
-    with pytest.raises(ValueError, match="'loss'"):
-        metric_of(manifest(attributes), Best("loss"))
 
 
 # -- settings ------------------------------------------------------------------------------------------

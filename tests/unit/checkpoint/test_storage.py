@@ -1,6 +1,5 @@
 import errno
 import os
-import threading
 from pathlib import Path
 
 import fsspec
@@ -8,8 +7,11 @@ import numpy as np
 import pytest
 
 from hvdrecover.checkpoint.storage import LocalStorage, RemoteStorage, open_storage
+from hvdrecover.checkpoint.storage.local import UNSUPPORTED_MOUNTS, fuse_program
+from hvdrecover.doctor import storage as doctor
 from hvdrecover.errors import ConfigError, StorageError
 from hvdrecover.redaction import redact
+from tests.unit.checkpoint.roots import make_store
 
 
 def buffer(data):
@@ -29,10 +31,9 @@ def test_a_path_and_a_file_url_are_local(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("make", [str, lambda path: f"file://{path}"])
-def test_a_local_path_may_have_what_begins_another_url_elsewhere(tmp_path, make):
-    for name in ("lr::0.1", "lr::0.2"):
-        open_storage(make(tmp_path / name)).publish("f", name.encode())
+def test_a_local_path_may_contain_two_colons(tmp_path):
+    for url in (f"{tmp_path}/lr::0.1", f"file://{tmp_path}/lr::0.2"):
+        open_storage(url).publish("f", b"")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lr::0.1", "lr::0.2"]
 
 
@@ -156,23 +157,6 @@ def test_what_a_killed_process_left_is_neither_listed_nor_in_the_way(local, tmp_
     assert files_below(tmp_path) == []
 
 
-def test_readers_of_a_file_that_is_published_anew_see_a_whole_one(local):
-    local.publish("f", b"a" * 10_000)
-    seen, done = set(), threading.Event()
-
-    def read():
-        while not done.is_set():
-            seen.add(local.read("f"))
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for letter in b"bcdefghij" * 10:
-        local.publish("f", bytes([letter]) * 10_000)
-    done.set()
-    reader.join()
-    assert {(len(content), len(set(content))) for content in seen} == {(10_000, 1)}
-
-
 def test_files_and_their_folders_are_synced_before_a_write_returns(local, tmp_path, monkeypatch):
     synced = []
     fsync = os.fsync
@@ -188,3 +172,36 @@ def test_files_and_their_folders_are_synced_before_a_write_returns(local, tmp_pa
     local.publish("new/small", b"x")
     assert synced[0].startswith(str(tmp_path / "new" / ".hvdrecover-"))
     assert synced[1:] == [str(tmp_path / "new")]
+
+
+# -- mounts --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "program"),
+    [
+        ("fuse.sshfs", "user@host:/data", "sshfs"),
+        ("fuse", "s3fs#bucket", "s3fs"),
+        ("fuse", "mountpoint-s3", "mountpoint-s3"),
+        ("ext4", "s3fs", ""),  # the source counts for FUSE only
+        ("fuseblk", "/dev/sdb1", ""),
+    ],
+)
+def test_the_program_of_a_fuse_mount_is_known_by_its_type_or_its_source(kind, source, program):
+    assert fuse_program(source, kind) == program
+    assert not program or program in UNSUPPORTED_MOUNTS
+
+
+def test_a_root_in_an_unsupported_mount_is_refused_at_the_start_and_by_the_doctor_and_can_be_read(
+    tmp_path, monkeypatch
+):
+    url = f"file://{tmp_path}/root"
+    make_store(open_storage(url)).claim_next()
+    monkeypatch.setattr(
+        "hvdrecover.checkpoint.storage.local.mount_of", lambda folder: ("bucket", "fuse.gcsfuse")
+    )
+    for start in (lambda: make_store(open_storage(url)).claim_next(), lambda: doctor.root(url)):
+        with pytest.raises(ConfigError, match=r"gcsfuse .*gs://") as caught:
+            start()
+        assert caught.value.name == url
+    assert open_storage(url).names("claims") == ["g0001.json"]

@@ -1,16 +1,14 @@
 import json
-import logging
 
 import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.reader import load_newest
-from hvdrecover.checkpoint.root import QUARANTINE, commits, is_complete, is_quarantined
-from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.errors import FencedError, ForeignRootError, NoUsableCommitError, StorageError
+from hvdrecover.checkpoint.root import commits, is_complete, is_quarantined
+from hvdrecover.errors import ForeignRootError, NoUsableCommitError, StorageError
 from tests.fakes.clock import FakeClock
-from tests.unit.checkpoint.roots import Killed, Wrapped, assert_is, content, make_snapshot, make_store
+from tests.unit.checkpoint.roots import Wrapped, assert_is, content, make_snapshot, make_store
 
 
 def write_all(store, *snapshots):
@@ -65,24 +63,6 @@ def test_a_foreign_root_is_refused_and_left_byte_for_byte(root, files):
     assert wrapped.calls == []
 
 
-def test_a_start_that_died_before_its_first_claim_is_no_obstacle(tmp_path):
-    (tmp_path / "claims").mkdir()
-    (tmp_path / "claims" / ".hvdrecover-1234").write_bytes(b"half a cl")
-    assert make_store(LocalStorage(tmp_path)).claim_next() == 1
-
-
-def test_a_commit_that_was_copied_to_a_new_root_can_be_started_from(root, tmp_path):
-    store = make_store(root)
-    store.claim_next()
-    write_all(store, make_snapshot(1, 5))
-    for path in content(root):
-        if path.startswith("claims/"):
-            root.remove(path)
-    fresh = make_store(root)
-    assert fresh.claim_next() == 2
-    assert_is(load_newest(fresh), make_snapshot(1, 5))
-
-
 # -- writing -------------------------------------------------------------------------------------------
 
 
@@ -100,17 +80,6 @@ def test_the_manifest_is_written_last_and_says_who_wrote_it(root):
     fields = json.loads(root.read(f"g0001-c00000005/{FILE_NAME}"))
     assert (fields["time"], fields["writer"]["rank"], fields["writer"]["host"]) == (7.5, 3, "host")
     assert fields["world_size"] == 2
-
-
-def test_the_first_commit_of_a_generation_is_acknowledged_once(root):
-    wrapped = Wrapped(root)
-    store = make_store(wrapped)
-    store.claim_next()
-    write_all(store, make_snapshot(1, 1), make_snapshot(1, 2))
-    assert wrapped.calls.count("publish claims/g0001.json") == 1
-    assert store.claims.read(1).acknowledged
-    write_all(store, make_snapshot(2, 3))
-    assert [store.claims.read(generation).acknowledged for generation in (1, 2)] == [True, True]
 
 
 def test_a_second_attempt_never_alters_files_under_a_manifest(root):
@@ -149,28 +118,6 @@ def test_what_was_never_completed_is_collected_before_the_next_write_and_not_at_
     assert "never completed" in leftover["message"]
 
 
-def test_a_quarantined_commit_without_a_manifest_is_no_leftover(root):
-    make_store(root).claim_next()
-    root.publish("g0001-c00000002/model.safetensors", b"half")
-    root.publish(f"g0001-c00000002/{QUARANTINE}", b"{}")
-    store = make_store(root)
-    store.claim_next()
-    write_all(store, make_snapshot(2, 3))
-    assert commits(store.storage) == [CommitId(2, 3), CommitId(1, 2)]
-
-
-def test_a_leftover_that_cannot_be_deleted_does_not_stop_the_write(root):
-    root.publish("g0001-c00000002/model.safetensors", b"half")
-    wrapped = Wrapped(root)
-    wrapped.plan = [None, StorageError("url", "read-only")]
-    store = make_store(wrapped)
-    store.claim_next()
-    write_all(store, make_snapshot(2, 3))
-    assert wrapped.calls[1] == f"remove g0001-c00000002/{FILE_NAME}"  # which comes first
-    assert len(store.events.of("not_deleted")) == 1
-    assert is_complete(root, CommitId(2, 3))
-
-
 def test_a_commit_that_lost_only_its_manifest_is_quarantined_and_no_leftover(root):
     """The claim says that there were commits, and retention never deletes the newest one."""
     write_all(make_store(root), make_snapshot(1, 1), make_snapshot(1, 2))
@@ -187,127 +134,7 @@ def test_a_commit_that_lost_only_its_manifest_is_quarantined_and_no_leftover(roo
     assert {skipped["reason"] for skipped in store.events.of("skipped")} == {"its manifest is gone"}
 
 
-def test_a_leftover_beside_the_commits_of_a_later_generation_is_collected(root):
-    """Its generation's commits may have been deleted since, as newer ones were there."""
-    write_all(make_store(root, keep=1), make_snapshot(1, 1), make_snapshot(2, 2))
-    root.publish("g0001-c00000009/model.safetensors", b"half")
-    write_all(make_store(root), make_snapshot(3, 10))
-    assert commits(root) == [CommitId(3, 10), CommitId(2, 2)]
-
-
-def test_what_a_later_job_is_writing_is_no_leftover(root):
-    """This job was stopped between its claim and its cleaning up."""
-    root.publish("g0001-c00000001/model.safetensors", b"left by a killed process")
-    store = make_store(root)
-    collect = store._delete_leftovers
-
-    def after_a_stop(*args):
-        make_store(root, job="later").claims.take_after(6)
-        root.publish("g0007-c00000001/model.safetensors", b"under way")
-        collect(*args)
-
-    store._delete_leftovers = after_a_stop
-    store.claim_next()
-    with pytest.raises(FencedError):
-        write_all(store, make_snapshot(2, 2))
-    assert root.names("g0007-c00000001") == ["model.safetensors"]
-    assert root.names("g0001-c00000001") == []
-
-
 # -- fencing -------------------------------------------------------------------------------------------
 
 
-def test_the_same_job_continues_to_later_generations(root):
-    first_rank_0, next_rank_0 = make_store(root), make_store(root)
-    first_rank_0.claim_next()
-    write_all(first_rank_0, make_snapshot(1, 1))
-    write_all(next_rank_0, make_snapshot(2, 2))
-    write_all(next_rank_0, make_snapshot(2, 3))
-    write_all(next_rank_0, make_snapshot(5, 4))
-    assert_is(load_newest(make_store(root)), make_snapshot(5, 4))
-
-
-def test_two_processes_of_one_job_cannot_both_write_one_generation(root):
-    one, other = make_store(root), make_store(root)
-    one.claim_next()
-    write_all(one, make_snapshot(2, 2))
-    with pytest.raises(FencedError):
-        write_all(other, make_snapshot(2, 3))
-
-
 # -- being killed --------------------------------------------------------------------------------------
-
-
-def life(storage, written):
-    """One start of a job: claims, loads, writes three commits; notes those that were acknowledged."""
-    store = make_store(storage, keep=2, job=f"job of {id(storage)}")
-    generation = store.claim_next()
-    newest = load_newest(store)
-    first = newest.id.commit + 1 if newest else 1
-    for commit in range(first, first + 3):
-        snapshot = make_snapshot(generation, commit)
-        store.write(snapshot, rank=0)
-        written.append(snapshot)
-
-
-def a_used_root(root, written):
-    life(root, written)
-    root.publish("g0001-c00000009/model.safetensors", b"a leftover to collect")
-
-
-CALLS_OF_A_LIFE = 23
-
-
-def test_the_number_of_calls_that_the_next_test_goes_through(root):
-    a_used_root(root, [])
-    wrapped = Wrapped(root)
-    life(wrapped, [])
-    assert len(wrapped.calls) == CALLS_OF_A_LIFE
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("number", range(CALLS_OF_A_LIFE))
-def test_a_kill_at_any_call_loses_nothing_that_was_acknowledged(root, number, after):
-    written = []
-    a_used_root(root, written)
-    wrapped = Wrapped(root)
-    wrapped.kill_at, wrapped.after = number, after
-    with pytest.raises(Killed):
-        life(wrapped, written)
-
-    store = make_store(root, keep=2, job="the next start", clock=FakeClock(start=10_000.0))
-    generation = store.claim_next()
-    assert generation > max(commit.generation for commit in commits(store.storage))
-    found = load_newest(store)
-    assert found.id >= written[-1].id
-    assert_is(found, make_snapshot(found.id.generation, found.id.commit))
-    assert all("never completed" in skipped["reason"] for skipped in store.events.of("skipped"))
-    write_all(store, make_snapshot(generation, 100))
-    assert all(is_complete(store.storage, commit) for commit in commits(store.storage))
-    assert len(commits(store.storage)) == 2
-    assert_is(load_newest(make_store(root)), make_snapshot(generation, 100))
-
-
-class Faulty:
-    """A storage with a mistake in it that shows when a commit is deleted."""
-
-    def __init__(self, inner):
-        self._inner = inner
-
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
-
-    def delete(self, folder):
-        raise ZeroDivisionError("a mistake")
-
-
-def test_no_mistake_in_deleting_makes_a_durable_commit_a_failed_one(root):
-    store = make_store(Faulty(root), keep=1)
-    store.claim_next()
-    durable = []
-    for number in (1, 2):
-        store.write(make_snapshot(1, number), 0, lambda number=number: durable.append(number))
-    assert durable == [1, 2]
-    (told,) = store.events.of("not_deleted")
-    assert "a mistake" in told["error"]
-    assert (told["level"], store.url in told["error"]) == (logging.WARNING, True)

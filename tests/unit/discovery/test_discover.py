@@ -7,7 +7,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,14 +39,6 @@ def discover(tmp_path: Path) -> Discover:
     return discover
 
 
-def until_it_says(discover: Discover, words: tuple[str, ...], answer: str) -> None:
-    def says() -> bool:
-        time.sleep(0.3)  # each look is a process
-        return discover(*words).stdout == answer
-
-    until(says, f"the answer {answer!r}")
-
-
 # -- failures ----------------------------------------------------------------------------------------------
 
 
@@ -56,11 +47,7 @@ def test_a_first_answer_that_fails_says_why(discover: Discover, tmp_path: Path) 
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch("hvdrecover: file: missing: .*: No such file or directory.*\n", done.stderr)
     (tmp_path / "hosts").write_text("a:x\n")
-    assert "hosts: line 1, column 3: " in discover("file", "hosts").stderr
-    (tmp_path / "hosts").write_text("# none\n")
-    done = discover("file", "hosts")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("hvdrecover: file: ")
+    assert "hosts: line 1: " in discover("file", "hosts").stderr
 
 
 @pytest.mark.parametrize("trouble", ["gone", "nonsense", "empty"])
@@ -85,9 +72,8 @@ def test_a_source_that_fails_has_its_last_good_answer_given_for_a_while(
 def hanging(tmp_path: Path) -> Path:
     """A program that prints hosts, and hangs when there is a file."""
     program = tmp_path / "hosts.sh"
-    program.write_text(
-        f"#!/bin/sh\n[ -e {tmp_path}/hang ] && exec sleep 1000\necho a:4\necho >> {tmp_path}/calls\n"
-    )
+    hang = f"[ -e {tmp_path}/hang ] && exec sleep 1000"
+    program.write_text(f"#!/bin/sh\n{hang}\necho a:4\necho >> {tmp_path}/calls\n")
     program.chmod(0o755)
     return program
 
@@ -126,11 +112,10 @@ def test_a_check_that_hangs_leaves_no_process(discover: Discover, tmp_path: Path
     seconds = str(random.SystemRandom().randrange(10**5, 10**6))
     done = discover("static", "localhost:1", "--check", f"sleep {seconds}", "--timeout", "1")
     assert "sleep" in done.stderr
-    until(lambda: not _running(["sleep", seconds]), "its end")
-
-
-def _running(command: list[str]) -> list[psutil.Process]:
-    return [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == command]
+    command = ["sleep", seconds]
+    until(
+        lambda: command not in [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])], "its end"
+    )
 
 
 def test_a_users_command_checks_hosts(discover: Discover, tmp_path: Path) -> None:
@@ -141,7 +126,7 @@ def test_a_users_command_checks_hosts(discover: Discover, tmp_path: Path) -> Non
     assert re.search(" 1 hosts? .*:\n  localhost: 'test -e.* 3: no GPU", done.stderr)
 
     (tmp_path / "fine").touch()
-    until_it_says(discover, words, "localhost:1\n")
+    until(lambda: discover(*words).stdout == "localhost:1\n", "the host is healthy again")
 
 
 # -- sources of others -------------------------------------------------------------------------------------
@@ -153,12 +138,10 @@ def test_others_add_sources_by_entry_point(discover: Discover, tmp_path: Path) -
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rack\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[hvdrecover.host_sources]\nrack = rack:rack\nbad = rack:missing\n"
-        "plain = rack:plain\nnumber = rack:NUMBER\n"
+        "[hvdrecover.host_sources]\nrack = rack:rack\nbad = rack:missing\nplain = rack:plain\n"
     )
     (site / "rack.py").write_text(
         "from hvdrecover.discovery import Host, source\n"
-        "NUMBER = 7\n"
         "def plain(environ, timeout):\n"
         "    return [Host('plain', 1)]\n"
         "@source(every=1.0, number='its number', odd_ones='too', size='hosts in it')\n"
@@ -175,7 +158,6 @@ def test_others_add_sources_by_entry_point(discover: Discover, tmp_path: Path) -
     assert "Hosts of one rack." in discover("rack", "--help", **path).stdout
     assert discover("plain", NO_CHECKS, **path).stdout == "plain:1\n"
     assert re.search("host source 'bad': .* rack:missing' of package rack ", discover("bad", **path).stderr)
-    assert re.search("'number = rack:NUMBER' of package rack .*TypeError", discover("number", **path).stderr)
     done = discover("shelf", **path)
     assert done.returncode == 1
-    assert re.search("host source 'shelf': .* static, file, command, .* bad, number, plain, ", done.stderr)
+    assert re.search("host source 'shelf': .* static, file, command, .* bad, plain, ", done.stderr)

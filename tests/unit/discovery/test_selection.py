@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.discovery import checks
-from hvdrecover.discovery.checks import Health
-from hvdrecover.discovery.history import History
-from hvdrecover.discovery.hosts import Host
+from hvdrecover.discovery.checks import Checks, Health
 from hvdrecover.discovery.selection import (
     FIRST,
     LONGEST,
     Answer,
-    Limits,
+    History,
+    Settings,
     answer,
     cooldown_ends_at,
     read_reports,
@@ -24,21 +23,20 @@ from hvdrecover.discovery.selection import (
 from hvdrecover.errors import DiscoveryError
 
 NOW = 1000.0
-HOSTS = (Host("a", 4), Host("b", 2), Host("c"))
+HOSTS = {"a": 4, "b": 2, "c": None}
 SEEN = {"a": 900.0, "b": 910.0, "c": 920.0}
 HISTORY = History(hosts=HOSTS, listed=999.0, asked=999.0, first_seen=SEEN)
 
 
 def found(
     history: History = HISTORY,
-    limits: Limits | None = None,
+    settings: Settings | None = None,
     reports: dict[str, list[float]] | None = None,
     *,
     checked: bool = False,
-    late: bool = False,
 ) -> Answer:
-    limits = limits or Limits()
-    return answer(history, limits, reports or {}, NOW, source="src", checked=checked, late=late)
+    checks = Checks() if checked else Checks(ssh_port=None)
+    return answer("src", history, replace(settings or Settings(), checks=checks), reports or {}, NOW)
 
 
 def named(answer: Answer) -> list[str]:
@@ -49,55 +47,51 @@ def states(answer: Answer) -> dict[str, str]:
     return {entry.name: entry.state for entry in answer.entries}
 
 
-def healthy(*names: str, since: float = 0.0) -> dict[str, Health]:
-    return {
-        name: Health(name in names, since, NOW, why="" if name in names else "port 22 (ssh): refused")
-        for name in "abc"
-    }
+def healthy(*names: str) -> dict[str, Health]:
+    why = "port 22 (ssh): refused"
+    return {name: Health(name in names, 0.0, NOW, why="" if name in names else why) for name in "abc"}
+
+
+def failing(**passed: float) -> dict[str, Health]:
+    """Three hosts that fail, and the times at which some of them passed last."""
+    return {name: replace(each, passed=passed.get(name, 0.0)) for name, each in healthy().items()}
 
 
 def test_all_hosts_the_oldest_first() -> None:
     assert named(found()) == ["a:4", "b:2", "c:1"]
     assert named(found(replace(HISTORY, first_seen={**SEEN, "b": 1.0}))) == ["b:2", "a:4", "c:1"]
-    assert named(found(limits=Limits(slots=8))) == ["a:4", "b:2", "c:8"]
+    assert named(found(settings=Settings(slots=8))) == ["a:4", "b:2", "c:8"]
 
 
 @pytest.mark.parametrize(
-    ("limits", "names"),
+    ("settings", "names"),
     [
-        (Limits(include=("a", "c")), ["a:4", "c:1"]),
-        (Limits(include=("[ab]*",), exclude=("b",)), ["a:4"]),
-        (Limits(exclude=("a?",)), ["a:4", "b:2", "c:1"]),
-        (Limits(max_hosts=2), ["a:4", "b:2"]),
-        (Limits(exclude=("a",), max_hosts=1), ["b:2"]),
+        (Settings(include=("a", "c")), ["a:4", "c:1"]),
+        (Settings(include=("[ab]*",), exclude=("b",)), ["a:4"]),
+        (Settings(exclude=("a?",)), ["a:4", "b:2", "c:1"]),
+        (Settings(max_hosts=2), ["a:4", "b:2"]),
+        (Settings(exclude=("a",), max_hosts=1), ["b:2"]),
     ],
 )
-def test_limits(limits: Limits, names: list[str]) -> None:
-    assert named(found(limits=limits)) == names
+def test_limits(settings: Settings, names: list[str]) -> None:
+    assert named(found(settings=settings)) == names
 
 
 def test_hosts_that_are_ill_or_were_not_checked_yet_are_left_out_and_it_is_said_why() -> None:
     health = healthy("c")
     del health["b"]
     answer = found(replace(HISTORY, health=health), checked=True)
-    assert states(answer) == {"c": "used", "a": "unhealthy", "b": "unchecked"}
-    assert [entry.why for entry in answer.entries][1:] == [
-        "port 22 (ssh): refused",
-        "it was not checked yet",
-    ]
+    assert states(answer) == {"c": "used", "a": "unhealthy", "b": "unhealthy"}
+    assert [entry.why for entry in answer.entries][1:] == ["port 22 (ssh): refused", "it was not checked yet"]
 
 
 def test_if_none_is_well_those_that_were_last_stand_for_a_while() -> None:
-    history = replace(HISTORY, health=healthy(), healthy=("a", "c"), healthy_at=970.0)
-    answer = found(history, checked=True)
+    answer = found(replace(HISTORY, health=failing(a=970.0, b=939.0, c=970.0)), checked=True)
     assert named(answer) == ["a:4", "c:1"]
-    assert answer.warning == "src: no host passes its check; using those that passed 30 s ago"
-    with pytest.raises(DiscoveryError, match=r"^src: .* 3 hosts .*:\n  a: port 22 \(ssh\): re"):
-        found(replace(history, healthy_at=NOW - 61), checked=True)
-    with pytest.raises(DiscoveryError, match=r"^src: .* 3 hosts .*:\n  a: "):
-        found(replace(history, healthy_at=NOW + 86400), checked=True)
-    with pytest.raises(DiscoveryError, match=r"^src: .* 3 hosts .*:\n  a: "):
-        found(replace(history, healthy=("d",)), checked=True)
+    assert answer.warning == "src: no host passes its check; using those that passed in the last 60 s"
+    for passed in ({"a": NOW - 61}, {"a": NOW + 86400}, {}):
+        with pytest.raises(DiscoveryError, match=r"^src: .* 3 hosts .*:\n  a: port 22 \(ssh\): re"):
+            found(replace(HISTORY, health=failing(**passed)), checked=True)
 
 
 def test_a_reported_host_rests_unless_nothing_else_is_left() -> None:
@@ -105,11 +99,11 @@ def test_a_reported_host_rests_unless_nothing_else_is_left() -> None:
     answer = found(reports=reports)
     assert states(answer) == {"b": "used", "c": "used", "a": "cooldown"}
     assert answer.entries[-1].why == "reported as failing 2 times; excluded for another 55 s"
-    assert named(found(limits=Limits(include=("a",)), reports=reports)) == ["a:4"]
+    assert named(found(settings=Settings(include=("a",)), reports=reports)) == ["a:4"]
 
 
 def test_no_host_is_an_answer_only_if_that_is_allowed_and_there_was_none_before() -> None:
-    allowed = Limits(allow_empty=True)
+    allowed = Settings(allow_empty=True)
     none_yet = found(History(asked=NOW, failure="no host", empty=True), allowed)
     assert (none_yet.entries, none_yet.warning) == ((), "src: no host")
     with pytest.raises(DiscoveryError, match="src: away"):

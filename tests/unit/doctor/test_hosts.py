@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hvdrecover.doctor import host
 from hvdrecover.doctor.checks import (
     Finding,
-    Reached,
     check_clocks,
     check_horovod,
     check_memory,
@@ -19,39 +19,30 @@ from hvdrecover.doctor.checks import (
     check_ssh,
     check_versions,
 )
+from hvdrecover.doctor.examination import Examination, Settings
 from hvdrecover.doctor.host import Facts
+from hvdrecover.errors import ConfigError, LaunchError
 
 GB = 10**9
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "tensorflow": None, "horovod": "0.28.1+hvdrecover.x"}
-HOST = Facts(VERSIONS, {}, (), {"lo": "127.0.0.1"}, {}, "", 0, 8 * GB, False, 1)
-BARE = replace(HOST, versions={**VERSIONS, "horovod": None})
 ALL = {"gloo": True, "mpi": True, "nccl": False, "cuda": False}
+HOST = Facts(VERSIONS, {"torch": ""}, ALL, (), {"lo": "127.0.0.1"}, {}, "", 0, 8 * GB, 1)
+BARE = replace(HOST, versions={**VERSIONS, "horovod": None})
 UNBUILT = "ImportError: Extension horovod.tensorflow has not been built"
-
-
-def loaded(error: str = "", **features: bool) -> dict[str, object]:
-    return {"built": {} if error else {**ALL, **features}, "error": error}
-
-
-def horovod(facts: Facts = HOST, **frameworks: dict[str, object]) -> list[Finding]:
-    return list(check_horovod({"h1": replace(facts, horovod=frameworks or {"torch": loaded()})}))
 
 
 def test_versions_that_differ_are_named_with_their_hosts() -> None:
     same = check_versions({"h1": HOST, "h2": HOST})
-    assert (same.outcome, same.what.rpartition(", ")[2]) == (
-        "ok",
-        "horovod 0.28.1+hvdrecover.x on all 2 hosts",
-    )
+    assert (same.outcome, same.what[-14:]) == ("ok", "on all 2 hosts")
     other = replace(HOST, versions={**VERSIONS, "torch": "2.12.1", "tensorflow": "2.21.0"})
     found = check_versions({"h1": HOST, "h2": other, "h3": HOST})
     assert found.what == "torch: 2.13.0 on h1, h3, 2.12.1 on h2; tensorflow: none on h1, h3, 2.21.0 on h2"
-    assert (found.outcome, found.at_fault) == ("failure", ("h2",))
+    assert (found.outcome, found.at_fault) == ("failure", ["h2"])
 
 
 def test_most_hosts_decide_which_versions_are_right_and_of_two_the_first() -> None:
-    assert check_versions({"h1": BARE, "h2": HOST, "h3": HOST}).at_fault == ("h1",)
-    assert check_versions({"h1": HOST, "h2": BARE}).at_fault == ("h2",)
+    assert check_versions({"h1": BARE, "h2": HOST, "h3": HOST}).at_fault == ["h1"]
+    assert check_versions({"h1": HOST, "h2": BARE}).at_fault == ["h2"]
 
 
 def test_a_framework_must_be_installed() -> None:
@@ -60,36 +51,28 @@ def test_a_framework_must_be_installed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "frameworks", "outcome", "words", "remedy"),
+    ("changes", "outcome", "words", "remedy"),
     [
-        (BARE, {}, "failure", "not installed on h1", "install-horovod"),
-        (HOST, {"torch": loaded("libmpi.so: no such file")}, "failure", "for torch: h1: libmpi", "--rebuild"),
-        (HOST, {"torch": loaded(), "tensorflow": loaded(UNBUILT)}, "warning", "for tensorflow", "--rebuild"),
-        (
-            HOST,
-            {"torch": loaded(), "tensorflow": loaded("segfault")},
-            "failure",
-            "for tensorflow",
-            "--rebuild",
-        ),
-        (HOST, {"tensorflow": loaded(UNBUILT)}, "failure", "for tensorflow", "--rebuild"),
-        (HOST, {"torch": loaded(gloo=False)}, "warning", "without Gloo", "hvdrecover run --mpi"),
-        (replace(HOST, lacks=("stall-inspector",)), {}, "warning", "stall-inspector", "--rebuild"),
-        (replace(HOST, gpus=2), {}, "warning", "without NCCL", "HOROVOD_GPU_OPERATIONS"),
+        ({"versions": BARE.versions}, "failure", "not installed on h1", "install-horovod"),
+        ({"horovod": {"torch": "libmpi.so"}, "features": {}}, "failure", "torch: h1: libmpi", "--rebuild"),
+        ({"horovod": {"torch": "", "tensorflow": UNBUILT}}, "warning", "for tensorflow", "--rebuild"),
+        ({"horovod": {"torch": "", "tensorflow": "segfault"}}, "failure", "for tensorflow", "--rebuild"),
+        ({"horovod": {"tensorflow": UNBUILT}, "features": {}}, "failure", "for tensorflow", "--rebuild"),
+        ({"features": {**ALL, "gloo": False}}, "warning", "without Gloo", "hvdrecover run --mpi"),
+        ({"lacks": ("stall-inspector",)}, "warning", "stall-inspector", "--rebuild"),
+        ({"gpus": 2}, "warning", "without NCCL", "HOROVOD_GPU_OPERATIONS"),
     ],
 )
-def test_an_incomplete_horovod(
-    facts: Facts, frameworks: dict[str, dict[str, object]], outcome: str, words: str, remedy: str
-) -> None:
-    (found,) = horovod(facts, **frameworks)
+def test_an_incomplete_horovod(changes: dict[str, Any], outcome: str, words: str, remedy: str) -> None:
+    (found,) = check_horovod({"h1": replace(HOST, **changes)})
     assert found.outcome == outcome
     assert words in found.what and remedy in found.remedy
 
 
 def test_a_host_where_horovod_cannot_be_imported_is_at_fault_if_others_can() -> None:
-    well, broken = ({"torch": loaded(error)} for error in ("", "libcuda.so.1: no such file"))
-    (found,) = check_horovod({"h1": replace(HOST, horovod=well), "h2": replace(HOST, horovod=broken)})
-    assert (found.outcome, found.at_fault) == ("failure", ("h2",))
+    broken = replace(HOST, horovod={"torch": "libcuda.so.1: no such file"}, features={})
+    (found,) = check_horovod({"h1": HOST, "h2": broken})
+    assert (found.outcome, found.at_fault) == ("failure", ["h2"])
 
 
 def test_a_stock_horovod_lacks_our_edits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,46 +92,40 @@ def test_a_stock_horovod_lacks_our_edits(tmp_path: Path, monkeypatch: pytest.Mon
         ("root@h2: Permission denied (publickey).", "ssh-copy-id"),
         ("ssh: connect to host h2 port 22: Connection refused", "-p"),
         ("ssh: connect to host h2 port 22: No route to host", "firewall"),
-        ("no answer in 60 s", "firewall"),
-        ("/env/bin/python: No module named hvdrecover", "Install hvdrecover"),
-        ("env: '/env/bin/python': No such file or directory", "same path"),
+        ("/env/bin/python: No module named hvdrecover", "same path"),
         ("bash: line 1: kaboom", "ssh -o BatchMode=yes HOST true"),
     ],
 )
 def test_each_failed_login_has_its_remedy(problem: str, remedy: str) -> None:
     well, lost = check_ssh({"h1": "", "h2": problem, "h3": ""}, ["h1"])
     assert (well.outcome, well.what.partition(":")[0]) == ("ok", "h3")
-    assert (lost.outcome, lost.what, lost.at_fault) == ("failure", f"h2: {problem}", ("h2",))
+    assert (lost.outcome, lost.what, lost.at_fault) == ("failure", f"h2: {problem}", ["h2"])
     assert remedy in lost.remedy
 
 
 def network(second: str = "eth0", **problems: dict[str, str]) -> Finding:
     """The finding for three hosts; ``problems`` are host to other host to error."""
-    hosts = {"h1": "eth0", "h2": second, "h3": "eth0"}
+    own = {"h1": ("eth0", "10.0.0.1"), "h2": (second, "10.0.0.2"), "h3": ("eth0", "10.0.0.3")}
     reached = {
-        host: Reached(
-            interface,
-            f"10.0.0.{host[1]}",
-            {other: problems.get(host, {}).get(other, 0.002) for other in hosts if other != host},
-        )
-        for host, interface in hosts.items()
+        name: {other: problems.get(name, {}).get(other, 0.002) for other in own if other != name}
+        for name in own
     }
-    return check_network(reached)
+    return check_network(own, reached)
 
 
 def test_a_host_that_cannot_be_reached_is_named_and_left_out() -> None:
     found = network(h1={"h2": "timed out"}, h3={"h2": "timed out"})
     assert found.what.startswith("h1 (eth0) cannot connect to h2 (10.0.0.2): timed out; h3 ")
-    assert (found.outcome, found.at_fault) == ("failure", ("h2",))
-    assert network(h2={"h1": "No route to host"}).at_fault == ("h2",)
+    assert (found.outcome, found.at_fault) == ("failure", ["h2"])
+    assert network(h2={"h1": "No route to host"}).at_fault == ["h2"]
     lost = dict.fromkeys(("h1", "h2", "h3"), "timed out")
-    assert network(h1=lost, h2=lost, h3=lost).at_fault == ("h3", "h2")
+    assert network(h1=lost, h2=lost, h3=lost).at_fault == ["h3", "h2"]
 
 
 def test_interfaces_must_exist_and_have_one_name() -> None:
     assert network("").what == "no interface of h2 leads to the other hosts"
     other = network("ens3")
-    assert (other.outcome, other.at_fault) == ("failure", ("h2",))
+    assert (other.outcome, other.at_fault) == ("failure", ["h2"])
     assert "h1 eth0 10.0.0.1, h2 ens3 10.0.0.2" in other.what
 
 
@@ -162,29 +139,37 @@ def test_clocks_may_differ_by_a_second(ahead: float, outcome: str) -> None:
     assert outcome == "ok" or f"h2 {ahead:+.1f} s" in found.what
 
 
-def test_a_slow_network_is_not_a_wrong_clock() -> None:
-    assert check_clocks({"h1": 0.0, "h2": 2.0}, 0.5).outcome == "ok"
-
-
 def test_a_clock_far_from_most_clocks_is_at_fault_and_of_two_the_second() -> None:
-    assert check_clocks({"h1": 400.0, "h2": 0.0, "h3": 1.0}, 0.0).at_fault == ("h1",)
-    assert check_clocks({"h1": 400.0, "h2": 0.0}, 0.0).at_fault == ("h2",)
+    assert check_clocks({"h1": 400.0, "h2": 0.0, "h3": 1.0}, 0.0).at_fault == ["h1"]
+    assert check_clocks({"h1": 400.0, "h2": 0.0}, 0.0).at_fault == ["h2"]
+    assert check_clocks({"h1": 0.0, "h2": 2.0}, 0.5).outcome == "ok"  # a slow network
 
 
 @pytest.mark.parametrize(
     ("memory", "state", "outcome", "at_fault"),
     [
-        (8 * GB, None, "ok", ()),
-        (8 * GB, 2 * GB, "ok", ()),
-        (8 * GB - 4, 2 * GB, "warning", ()),
-        (4 * GB - 4, 2 * GB, "failure", ("h2",)),
+        (8 * GB, 2 * GB, "ok", []),
+        (8 * GB - 4, 2 * GB, "warning", []),
+        (4 * GB - 4, 2 * GB, "failure", ["h2"]),
     ],
 )
 def test_each_rank_needs_memory_for_two_copies_of_the_state(
-    memory: int, state: int | None, outcome: str, at_fault: tuple[str, ...]
+    memory: int, state: int | None, outcome: str, at_fault: list[str]
 ) -> None:
-    hosts = {"h1": replace(HOST, memory=100 * GB), "h2": replace(HOST, memory=memory, limited=True)}
+    hosts = {"h1": replace(HOST, memory=100 * GB), "h2": replace(HOST, memory=memory)}
     found = check_memory(hosts, {"h1": 2, "h2": 2}, state)
-    assert (found.outcome, found.at_fault) == (outcome, at_fault)
+    assert (found.outcome, [*found.at_fault]) == (outcome, at_fault)
     assert "25 GB on h1" in found.what
-    assert outcome == "ok" or "a cgroup limits h2" in found.what
+
+
+def test_a_host_without_an_ssh_server_is_an_error() -> None:
+    examination = Examination(Settings({"127.0.0.2": 1}, 1, ssh_port=1))
+    (found,) = examination.ask("clock", {"127.0.0.2": ()}, 60.0).values()
+    assert isinstance(found, LaunchError)
+    assert "Connection refused" in found.problem
+
+
+def test_ranks_fill_one_host_before_the_next() -> None:
+    with pytest.raises(ConfigError, match=r"^-np: 7 .* 6 slots$"):
+        Settings({"h1": 2, "h2": 2, "h3": 2}, 7).ranks()
+    assert Settings({"h1": 2, "h2": 2, "h3": 2}, 3).ranks() == {"h1": 2, "h2": 1}

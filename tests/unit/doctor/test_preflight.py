@@ -6,21 +6,17 @@ import re
 
 import pytest
 
-from hvdrecover.doctor.checks import failure, ok, select, skipped, warning
+from hvdrecover.doctor.checks import Finding, select
 from hvdrecover.errors import LaunchError
 
 HOSTS = {"h1": 2, "h2": 2, "h3": 2}
-LATE = failure("clocks", "h2 +400 s", "Set it.", ["h2"])
-LOST = failure("ssh", "h3: Connection refused", "Start an ssh server.", ["h3"])
-
-
-def test_without_failures_all_hosts_are_used() -> None:
-    findings = [ok("ssh", "login works"), skipped("names", "this host"), warning("a", "b", "C.")]
-    assert select(HOSTS, findings, 6) == (HOSTS, {})
+LATE = Finding("clocks", "failure", "h2 +400 s", "Set it.", ["h2"])
+LOST = Finding("ssh", "failure", "h3: Connection refused", "Start an ssh server.", ["h3"])
 
 
 def test_hosts_at_fault_are_left_out_for_their_first_failure() -> None:
-    findings = [LATE, failure("network", "no route", "Look.", ["h2"]), LOST]
+    route = Finding("network", "failure", "no route", "Look.", ["h2"])
+    findings = [Finding("a", "warning", "b", "C."), LATE, route, LOST]
     assert select(HOSTS, findings, 2) == ({"h1": 2}, {"h2": LATE, "h3": LOST})
 
 
@@ -33,7 +29,7 @@ def test_too_few_slots_are_an_error_that_names_each_host() -> None:
 
 
 def test_a_failure_of_all_hosts_is_an_error() -> None:
-    everywhere = failure("horovod", "it is not installed", "Install it.")
+    everywhere = Finding("horovod", "failure", "it is not installed", "Install it.")
     with pytest.raises(LaunchError) as caught:
         select(HOSTS, [LATE, everywhere], 1)
     assert (caught.value.program, caught.value.problem) == ("--preflight", str(everywhere))

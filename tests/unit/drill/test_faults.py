@@ -51,7 +51,6 @@ def test_hosts_leave_and_come_and_one_stays(run: ScriptRun) -> None:
 def test_a_resize_needs_room_and_the_choice_of_hosts() -> None:
     lacks = FAULTS["resize"].lacks
     assert lacks(COMMAND, None) == ""
-    assert "leave out -H" in lacks(replace(COMMAND, options=("--hosts=a:1",)), None)
     assert "-np 2" in lacks(replace(COMMAND, processes=1), None)
     assert "--resize" in lacks(replace(COMMAND, resizes=False), None)
 

@@ -18,24 +18,6 @@ def test_what_was_done_after_the_commit_that_a_later_rendezvous_continued_from_i
     assert {each.commit for each in lost} == set(range(again, 4))
 
 
-def test_ranks_have_stepped_since_when_the_last_of_the_next_rendezvous_has() -> None:
-    records = (
-        Story()
-        .rendezvous(1, 0)
-        .step()
-        .commit()
-        .rendezvous(2, 1, 0)
-        .step()
-        .commit()
-        .rendezvous(3, 2, 1)
-        .step()
-        .records
-    )
-    assert records.stepped_since(3.0) == 6.01  # their rendezvous was at 5, and rank 0 stepped at 6
-    assert records.stepped_since(8.5) == 10.01
-    assert records.stepped_since(10.0) is None
-
-
 def test_steps_that_were_done_again_are_counted_once_for_all_ranks() -> None:
     story = Story().rendezvous(1, 0).step().commit().step().step()
     assert story.records.steps_repeated == 0

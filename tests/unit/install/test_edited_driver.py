@@ -8,7 +8,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -23,44 +23,44 @@ HANGS = 20.0  # seconds, far more than anything here takes
 NOT_FOUND, GONE = 404, 410
 
 
-class Request(threading.Thread):
-    """The question of a worker to the driver, for its place, and the wait for the answer."""
+class Call(threading.Thread):
+    """A call in a thread: of a worker that asks the driver, or its server, and waits for the answer."""
 
-    def __init__(self, driver: ElasticDriver, slot: int) -> None:
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         super().__init__(daemon=True)
-        self._driver, self._slot = driver, slot
-        self.rank: int | None = None
+        self._call = lambda: function(*arguments)
+        self.result: Any = None
         self.start()
 
     def run(self) -> None:
-        self._driver.record_ready("localhost", self._slot)
-        self.rank = self._driver.get_slot_info("localhost", self._slot).rank
+        self.result = self._call()
 
     def answered(self, within: float = HANGS) -> bool:
         self.join(within)
         return not self.is_alive()
 
 
-class Asking(threading.Thread):
-    """A rank that asks the driver's server for another's address, as Gloo does."""
+def _rank(driver: ElasticDriver, slot: int) -> int:
+    driver.record_ready("localhost", slot)
+    return int(driver.get_slot_info("localhost", slot).rank)
 
-    def __init__(self, address: str) -> None:
-        super().__init__(daemon=True)
-        self._address = address
-        self._answer: bytes | int | None = None
-        self.start()
 
-    def run(self) -> None:
-        try:
-            with urllib.request.urlopen(self._address, timeout=2 * HANGS) as answer:
-                self._answer = answer.read()
-        except urllib.error.HTTPError as error:
-            self._answer = error.code
+def _address(url: str) -> bytes | int:
+    try:
+        with urllib.request.urlopen(url, timeout=2 * HANGS) as answer:
+            return bytes(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code
 
-    def answer(self, within: float = HANGS) -> bytes | int | None:
-        """The address, or an HTTP status; None as long as there is no answer."""
-        self.join(within)
-        return self._answer
+
+def ask(driver: ElasticDriver, slot: int) -> Call:
+    """Ask the driver for a worker's place, as a rank."""
+    return Call(_rank, driver, slot)
+
+
+def asking(url: str) -> Call:
+    """Ask the driver's server for a rank's address, as Gloo does; the result may be an HTTP status."""
+    return Call(_address, url)
 
 
 def send(address: str) -> None:
@@ -107,22 +107,13 @@ def server(driver: ElasticDriver) -> str:
     return f"http://127.0.0.1:{driver._rendezvous._httpd.server_port}"
 
 
-def test_all_are_answered_when_all_have_asked(driver: ElasticDriver) -> None:
-    for _ in range(3):
-        first = Request(driver, 0)
-        assert not first.answered(0.05)
-        second = Request(driver, 1)
-        assert first.answered() and second.answered()
-        assert (first.rank, second.rank) == (0, 1)
-
-
 def test_a_worker_that_is_restarted_while_it_waits_counts_once(driver: ElasticDriver) -> None:
-    lost = Request(driver, 0)
+    lost = ask(driver, 0)
     assert not lost.answered(0.05)
-    restarted = Request(driver, 0)
+    restarted = ask(driver, 0)
     assert lost.answered()
     assert not restarted.answered(0.05)
-    other = Request(driver, 1)
+    other = ask(driver, 1)
     assert restarted.answered() and other.answered()
 
 
@@ -132,13 +123,13 @@ def test_workers_connect_however_often_some_are_restarted_while_they_wait(driver
     try:
         counts = [0] * SLOTS
         over = threading.Event()
-        slots = [
-            threading.Thread(target=_live, args=(driver, slot, counts, over), daemon=True)
-            for slot in range(SLOTS)
-        ]
-        for each in slots:
-            each.start()
-        _wait_for_rendezvous(counts, 300)
+        slots = [Call(_live, driver, slot, counts, over) for slot in range(SLOTS)]
+        seen, deadline = 0, time.monotonic() + HANGS
+        while min(counts) < 300:
+            if sum(counts) > seen:
+                seen, deadline = sum(counts), time.monotonic() + HANGS
+            assert time.monotonic() < deadline, f"after {counts} rendezvouses the workers wait for ever"
+            time.sleep(0.01)
         over.set()
         for each in slots:
             each.join(HANGS)
@@ -149,33 +140,24 @@ def test_workers_connect_however_often_some_are_restarted_while_they_wait(driver
 def _live(driver: ElasticDriver, slot: int, counts: list[int], over: threading.Event) -> None:
     """A slot whose worker has one rendezvous after another, and is often killed while it waits for one."""
     dice = random.Random(slot)
-    request = None
+    place = None
     while not over.is_set():
-        if request is None or dice.random() < 0.5:
-            request = Request(driver, slot)  # the worker before, if it still waits, is dead
-        if request.answered(dice.choice([0.0, 0.0, 0.0005, 0.002])):
+        if place is None or dice.random() < 0.5:
+            place = ask(driver, slot)  # the worker before, if it still waits, is dead
+        if place.answered(dice.choice([0.0, 0.0, 0.0005, 0.002])):
             counts[slot] += 1
-            request = None
-
-
-def _wait_for_rendezvous(counts: list[int], times: int) -> None:
-    seen, deadline = 0, time.monotonic() + HANGS
-    while min(counts) < times:
-        if sum(counts) > seen:
-            seen, deadline = sum(counts), time.monotonic() + HANGS
-        assert time.monotonic() < deadline, f"after {counts} rendezvouses the workers wait for ever"
-        time.sleep(0.01)
+            place = None
 
 
 def test_one_that_fails_while_it_waits_is_given_up_when_the_others_have_asked(
     driver: ElasticDriver, workers: Workers
 ) -> None:
-    lost = Request(driver, 0)
+    lost = ask(driver, 0)
     assert not lost.answered(0.05)
     workers.end(0, 1)
     assert lost.answered()
     assert not driver.finished()
-    assert Request(driver, 1).answered()
+    assert ask(driver, 1).answered()
     assert driver.finished()  # no other host is left
     workers.end(1, 1)  # whose host is given up by now, so it doesn't count
     results = driver.get_results().worker_results
@@ -183,11 +165,11 @@ def test_one_that_fails_while_it_waits_is_given_up_when_the_others_have_asked(
 
 
 def test_who_has_no_place_is_told_so_at_once_and_does_not_count(driver: ElasticDriver) -> None:
-    dropped = Request(driver, SLOTS)
-    assert dropped.answered() and dropped.rank == REMOVED
-    first = Request(driver, 0)
+    dropped = ask(driver, SLOTS)
+    assert dropped.answered() and dropped.result == REMOVED
+    first = ask(driver, 0)
     assert not first.answered(0.05)
-    assert Request(driver, 1).answered() and first.answered()
+    assert ask(driver, 1).answered() and first.answered()
 
 
 # -- addresses --------------------------------------------------------------------------------------------
@@ -199,42 +181,41 @@ def test_no_address_is_given_before_all_have_told_theirs(
 ) -> None:
     send(f"{server}/{scope}/0")
     send(f"{server}/{scope}/rank_1")
-    asking = [Asking(f"{server}/{scope}/{rank}") for rank in range(SLOTS)]
-    assert [each.answer(0.1) for each in asking] == [None] * SLOTS
+    calls = [asking(f"{server}/{scope}/{rank}") for rank in range(SLOTS)]
+    assert not any(each.answered(0.1) for each in calls)
     send(f"{server}/{scope}/1")
-    assert [each.answer() for each in asking] == [
-        f"{server}/{scope}/{rank}".encode() for rank in range(SLOTS)
-    ]
+    assert all(each.answered() for each in calls)
+    assert [each.result for each in calls] == [f"{server}/{scope}/{rank}".encode() for rank in range(SLOTS)]
 
 
 def test_who_waits_is_told_that_another_was_lost(
     driver: ElasticDriver, server: str, workers: Workers
 ) -> None:
-    asking = Asking(f"{server}/global/1")
-    assert asking.answer(0.1) is None
+    call = asking(f"{server}/global/1")
+    assert not call.answered(0.1)
     workers.end(1, 1)
-    assert asking.answer() == GONE
-    assert Asking(f"{server}/global/1").answer() == GONE
+    assert call.answered() and call.result == GONE
+    assert _address(f"{server}/global/1") == GONE
 
 
 def test_who_waits_is_told_that_another_has_come_anew_and_all_are_in_the_next_round(
     driver: ElasticDriver, server: str
 ) -> None:
     send(f"{server}/global/0")
-    asking = Asking(f"{server}/global/1")
-    assert asking.answer(0.1) is None
-    restarted = Request(driver, 1)
-    assert asking.answer() == GONE
-    assert Request(driver, 0).answered() and restarted.answered()
-    asking = Asking(f"{server}/global/1")
-    assert asking.answer(0.1) is None  # rank 0's address was that of the round before
+    call = asking(f"{server}/global/1")
+    assert not call.answered(0.1)
+    restarted = ask(driver, 1)
+    assert call.answered() and call.result == GONE
+    assert ask(driver, 0).answered() and restarted.answered()
+    call = asking(f"{server}/global/1")
+    assert not call.answered(0.1)  # rank 0's address was that of the round before
     send(f"{server}/global/0")
     send(f"{server}/global/1")
-    assert asking.answer() == f"{server}/global/1".encode()
+    assert call.answered() and call.result == f"{server}/global/1".encode()
 
 
 def test_nobody_waits_any_longer_when_the_job_ends(driver: ElasticDriver, server: str) -> None:
-    asking = Asking(f"{server}/global/1")
-    assert asking.answer(0.1) is None
+    call = asking(f"{server}/global/1")
+    assert not call.answered(0.1)
     driver.stop()
-    assert asking.answer() == GONE
+    assert call.answered() and call.result == GONE

@@ -1,52 +1,86 @@
-"""Horovod's source is unpacked, by any Python 3.11; NCCL is offered under the name that linkers look for."""
+"""The build: facts of the environment, the source, NCCL, the cache of wheels."""
 
 from __future__ import annotations
 
-import tarfile
-from collections.abc import Mapping, Sequence
+import os
+import sys
+import zipfile
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
-from hvdrecover.install import EDITS, build
-from hvdrecover.install.pins import HOROVOD_VERSION
-from hvdrecover.install.process import Runner
-
-FOLDER = f"horovod-{HOROVOD_VERSION}"
-
-
-class Downloading:
-    """A runner that downloads a source with files of these names."""
-
-    def __init__(self, *names: str) -> None:
-        self._names = names
-
-    def run(self, title: str, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        work = Path(command[-1])
-        (work / "file").touch()
-        with tarfile.open(work / f"{FOLDER}.tar.gz", "w:gz") as tar:
-            for name in self._names:
-                tar.add(work / "file", name)
+from hvdrecover.errors import InstallError
+from hvdrecover.install import EDITS, build, environment
+from hvdrecover.install.environment import Frameworks, Mpi
+from hvdrecover.install.wheel_cache import find, locked, prune
 
 
-def fetch(work: Path, *names: str) -> Path:
-    return build.fetch(cast(Runner, Downloading(*names)), work, {})
+def test_without_a_framework_the_message_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(InstallError, match=r"PyTorch .*TensorFlow.*pip install 'hvdrecover\[torch\]'"):
+        environment.find_frameworks({}, [str(tmp_path)])
 
 
-def test_a_python_whose_tarfile_has_no_filters_unpacks_it(
+def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InstallError, match=r" C\+\+ .* make .* Python") as caught:
+        environment.require_toolchain({"PATH": str(tmp_path)}, tmp_path)
+    assert "apt-get install g++ make python3-dev`" in str(caught.value)
+
+
+def test_a_site_mpi_is_known_by_its_place_and_what_it_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python 3.11.2, of Debian 12, has no filters; they came with 3.11.4."""
-    extract = tarfile.TarFile.extractall
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
+    variables = {"PATH": str(tmp_path / "opt")}
+    program = tmp_path / "opt" / "mpicxx"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho -lmpi\n")
+    program.chmod(0o755)
+    first = environment.choose_mpi(variables, [])
+    assert first.identity.startswith(str(program)) and first.installed
+    assert first == environment.choose_mpi(variables, [])
+    program.write_text("#!/bin/sh\necho -lother\n")
+    assert environment.choose_mpi(variables, []).identity != first.identity
 
-    def extractall(self: tarfile.TarFile, path: Any) -> None:
-        self.extraction_filter = lambda member, path: member
-        extract(self, path)
 
-    monkeypatch.delattr(tarfile, "data_filter", raising=False)
-    monkeypatch.setattr(tarfile.TarFile, "extractall", extractall)
-    assert (fetch(tmp_path, f"{FOLDER}/setup.py") / "setup.py").is_file()
+@pytest.mark.parametrize(
+    ("variables", "offered"),
+    [
+        ({"HOROVOD_GPU_OPERATIONS": "NCCL"}, True),
+        ({"HOROVOD_GPU_ALLREDUCE": "NCCL"}, True),
+        ({}, False),
+        ({"HOROVOD_GPU_OPERATIONS": "MPI"}, False),
+        ({"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_HOME": "/opt/nccl"}, False),
+    ],
+)
+def test_pytorchs_nccl_is_offered_to_a_build_with_nccl(
+    tmp_path: Path, variables: dict[str, str], offered: bool
+) -> None:
+    search = [str(tmp_path / "empty"), str(tmp_path)]
+    assert environment.find_nccl(variables, search) is None
+    nccl = tmp_path / "nvidia" / "nccl"
+    (nccl / "include").mkdir(parents=True)
+    (nccl / "include" / "nccl.h").touch()
+    assert environment.find_nccl(variables, search) == (nccl if offered else None)
+
+
+def test_the_users_variables_win() -> None:
+    user = {
+        "HOROVOD_WITHOUT_GLOO": "1",
+        "HOROVOD_CMAKE": "/my/cmake",
+        "MAKEFLAGS": "-j7",
+        "HOROVOD_GPU": "CUDA",
+    }
+    variables = {**user, "HOROVOD_LOCAL_VERSION": "theirs"}
+    frameworks = Frameworks("2.13.0+cpu", None)
+    told = build.build_environment(variables, frameworks, Mpi("none"), Path("/tools"), "hvdrecover.abc")
+    assert user.items() <= told.items()
+    assert "HOROVOD_WITH_GLOO" not in told
+    assert told["HOROVOD_WITHOUT_MPI"] == "1"
+    assert "OPAL_PREFIX" not in told
+    assert told["HOROVOD_LOCAL_VERSION"] == "hvdrecover.abc"  # the cache depends on it
+
+
+# -- the source --------------------------------------------------------------------------------------
 
 
 def test_nccl_is_where_the_build_looks_and_can_be_offered_again(tmp_path: Path) -> None:
@@ -67,3 +101,35 @@ def test_the_notice_that_goes_into_the_wheel_names_what_is_edited() -> None:
     edited = {edit.file.split("/")[1] for edit in EDITS if edit.file.startswith("third_party/")}
     named = {line.split(" (")[0].lower() for line in build.notice().splitlines() if "(https://" in line}
     assert named == {"horovod", *edited}
+
+
+# -- the cache of wheels -----------------------------------------------------------------------------
+
+
+def make_wheel(folder: Path, name: str = "horovod-0.28.1-cp311-cp311-linux_x86_64.whl") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(folder / name, "w") as archive:
+        archive.writestr("horovod/__init__.py", "x = 1\n" * 1000)
+    return folder / name
+
+
+def test_the_lock_keeps_others_out_and_is_given_back(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise BlockingIOError
+
+    for _ in range(2):
+        with locked(tmp_path / "label", refuse):
+            with pytest.raises(BlockingIOError), locked(tmp_path / "label", refuse):
+                raise ValueError("two holders")
+
+
+def test_pruning_keeps_the_current_build_and_the_newest(tmp_path: Path) -> None:
+    folders = [tmp_path / f"hvdrecover.{number:010}" for number in range(5)]
+    for number, folder in enumerate(folders):  # the first was used the longest time ago
+        make_wheel(folder)
+        os.utime(folder, (1000 + number, 1000 + number))
+    (tmp_path / "not-a-build").mkdir()
+    prune(folders[0], keep=3)
+    assert [folder.is_dir() for folder in folders] == [True, False, False, True, True]
+    assert find(folders[0]) and find(folders[4])
+    assert (tmp_path / "not-a-build").is_dir()

@@ -15,6 +15,6 @@ def reading(phase: Phase = Phase.TRAINING, **facts: Any) -> Reading:
 
 def death(returncode: int, phase: Phase = Phase.TRAINING, **facts: Any) -> Death:
     """The end of a process; facts of the page go there."""
-    names = ("hung", "out_of_memory", "error", "identity", "kinds")
-    own = {name: facts.pop(name) for name in names if name in facts}
-    return Death(returncode, reading(phase, **facts), **own)
+    notes = {name: facts.pop(name) for name in ("error", "identity", "kinds") if name in facts}
+    own = {name: facts.pop(name) for name in ("hung", "out_of_memory", "lost") if name in facts}
+    return Death(returncode, reading(phase, **facts), notes, **own)

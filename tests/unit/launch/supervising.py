@@ -17,6 +17,7 @@ FAULT: Message = {
     "kind": "fault",
     "fault": "crash",
     "message": "rank 3 on h2: crash",
+    "end": "crash",
     "exit": -9,
     "detail": "SIGKILL",
     "commit": [1, 2],

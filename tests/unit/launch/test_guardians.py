@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,26 +8,22 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.launch.link import Message
-from tests.unit.launch.children import child, descriptors, environment, line, until
+from tests.unit.launch.children import child, environment, line
 from tests.unit.launch.scripts import write
 from tests.unit.launch.supervising import FAULT, Supervisor, closed, come
 
-# It fails, and has not ended yet when its guardian is told to stop.
-FAILS_AND_LINGERS = """
-import atexit, signal
-from pathlib import Path
-import adapter
-atexit.register(signal.pause)
-atexit.register(Path("{}").touch)
-1 / 0
-"""
 
-
-def worker(script: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
+def worker(
+    supervisor: Supervisor, script: Path, *options: str, python: str | Path = sys.executable
+) -> subprocess.Popen[str]:
     """Start a guardian of this script."""
+    address = supervisor.guardians.address("127.0.0.1")
+    facts = {"HVDRECOVER_SUPERVISOR": address, "HVDRECOVER_EVENTS": str(script.parent / "events")}
+    words = [sys.executable, "-m", "hvdrecover", "worker", "--no-standby", *options, "--"]
     return subprocess.Popen(
-        [sys.executable, "-m", "hvdrecover", "worker", "--no-standby", "--", sys.executable, str(script)],
-        env=environ,
+        [*words, str(python), str(script)],
+        env={**environment(), **facts, "HOROVOD_ELASTIC": "1"},
+        cwd=script.parent,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -74,14 +69,6 @@ signal.pause()
     assert len(supervisor.guardians) == 0
 
 
-def test_a_guardian_that_has_said_that_it_goes_is_not_lost(supervisor: Supervisor) -> None:
-    guardian = come(supervisor)
-    guardian.send(kind="end", how="left")
-    guardian.close()
-    supervisor.serve(lambda: len(supervisor.guardians) == 0, "the end of it")
-    assert (len(supervisor.heard), supervisor.lost) == (1, [])
-
-
 def test_guardians_that_are_dismissed_notice_and_are_not_lost(supervisor: Supervisor) -> None:
     guardians = [come(supervisor), come(supervisor, "h2")]
     supervisor.guardians.dismiss()
@@ -90,67 +77,12 @@ def test_guardians_that_are_dismissed_notice_and_are_not_lost(supervisor: Superv
     come(supervisor, "h3")  # of the next start
 
 
-def test_an_order_finds_out_who_is_gone(supervisor: Supervisor) -> None:
-    guardian = come(supervisor)
-    guardian.close()
-
-    def order() -> object:
-        supervisor.guardians.order(order="stop")
-        return supervisor.lost
-
-    until(order, "the guardian is to be missed")
-    assert (supervisor.lost, len(supervisor.guardians)) == (["h1"], 0)
-
-
-def test_a_guardian_without_a_script_obeys_until_it_is_stopped(supervisor: Supervisor) -> None:
-    supervisor.greeting = [{"order": "know", "committed": False, "root": "", "causes": []}]
-    code = "from hvdrecover.cli import main; raise SystemExit(main(['worker', '--', 'python', 'gone.py']))"
-    environ = {**environment(), "HVDRECOVER_SUPERVISOR": supervisor.guardians.address("127.0.0.1")}
-    with child(code, env=environ, stderr=subprocess.PIPE) as guardian:
-        supervisor.serve(lambda: supervisor.heard, "what is wrong")
-        assert "gone.py: " in supervisor.heard[0][2]["detail"]
-        orders: list[Message] = [{"order": "leave", "grace": 1.0}, {"order": "stacks"}]
-        for order in (*orders, {"order": "where", "ranks": [0]}, {"order": "stop"}):
-            supervisor.guardians.order(**order)
-        assert guardian.communicate() == ("", "")
+def test_a_command_that_cannot_be_started_is_reported(supervisor: Supervisor, tmp_path: Path) -> None:
+    with worker(supervisor, tmp_path / "train.py", python=tmp_path / "gone") as guardian:
+        supervisor.serve(lambda: supervisor.heard, "the report")
+        assert "gone: can't be started: No such file" in supervisor.heard[0][2]["detail"]
+        assert guardian.communicate(timeout=60) == ("", "")
         assert guardian.returncode == 1
-
-
-@pytest.mark.parametrize("shows_error", [True, False])
-def test_an_error_is_printed_by_the_guardian_unless_the_supervisor_shows_one(
-    supervisor: Supervisor, tmp_path: Path, shows_error: bool
-) -> None:
-    failed = tmp_path / "failed"
-    environ = {**environment(), "HVDRECOVER_SUPERVISOR": supervisor.guardians.address("127.0.0.1")}
-    with worker(write(tmp_path, FAILS_AND_LINGERS.format(failed)), environ) as guardian:
-        supervisor.serve(failed.exists, "the error")
-        supervisor.guardians.order(order="stop", shows_error=shows_error)
-        _, errors = guardian.communicate(timeout=60)
-    assert errors.count("ZeroDivisionError") == (0 if shows_error else 1)
-
-
-def test_a_guardian_without_a_supervisor_prints_the_error_once(tmp_path: Path) -> None:
-    failed = tmp_path / "failed"
-    with worker(write(tmp_path, FAILS_AND_LINGERS.format(failed)), environment()) as guardian:
-        until(failed.exists, "the error")
-        guardian.terminate()
-        _, errors = guardian.communicate(timeout=60)
-    assert errors.count("ZeroDivisionError") == 1
-
-
-def test_in_the_end_nothing_is_left_open() -> None:
-    before = set(descriptors())
-    supervisor = Supervisor()
-    guardian = come(supervisor)
-    _, port, _ = supervisor.address
-    supervisor.guardians.close()
-    assert closed(guardian)
-    assert not supervisor.selector.get_map()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port))
-    supervisor.selector.close()
-    del guardian
-    assert set(descriptors()) == before
 
 
 DIES_AT_FIRST = """
@@ -167,13 +99,10 @@ if not died.exists():
 def test_a_process_outside_a_training_function_is_restarted_and_ends_by_order(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    address = supervisor.guardians.address("127.0.0.1")
-    environ = {**environment(), "HVDRECOVER_SUPERVISOR": address, "HOROVOD_ELASTIC": "1"}
-
     def heard(kind: str) -> list[Message]:
         return [message for _, _, message in supervisor.heard if message["kind"] == kind]
 
-    with worker(write(tmp_path, DIES_AT_FIRST.format(tmp_path / "died")), environ) as guardian:
+    with worker(supervisor, write(tmp_path, DIES_AT_FIRST.format(tmp_path / "died"))) as guardian:
         supervisor.serve(lambda: heard("fault"), "the report of its death")
         assert (heard("fault")[0]["fault"], heard("fault")[0]["round"]) == ("crash", 0)
         supervisor.guardians.order(order="restart", pause=0.0)
@@ -184,3 +113,55 @@ def test_a_process_outside_a_training_function_is_restarted_and_ends_by_order(
         supervisor.serve(lambda: heard("end"), "the end of the guardian")
         assert guardian.wait(timeout=60) == 0
     assert heard("end")[0]["how"] == "untrained"
+
+
+# The first process dies, the second never comes to import hvdrecover, the third finishes.
+HANGS_AT_ITS_RESTART = """
+import os, signal
+from pathlib import Path
+starts = Path("starts")
+start = len(starts.read_text()) if starts.exists() else 0
+starts.write_text("x" * (start + 1))
+if start == 1:
+    signal.pause()
+import adapter
+from hvdrecover import heartbeat
+heartbeat.training_begins(in_run=True)
+heartbeat.committed(1, 1, 1)
+if start == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+heartbeat.enter(heartbeat.Phase.FINISHED)
+"""
+
+# The first process prints until nobody reads it any more, the second finishes.
+BLOCKS_IN_ITS_OUTPUT = """
+import os, sys
+from pathlib import Path
+import adapter
+from hvdrecover import heartbeat
+heartbeat.training_begins(in_run=True)
+heartbeat.committed(1, 1, 1)
+if not Path("starts").exists():
+    Path("starts").write_text("x")
+    while True:
+        os.write(2, b"x" * 4096)
+Path("starts").write_text("xxx")
+heartbeat.enter(heartbeat.Phase.FINISHED)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "limit"),
+    [(HANGS_AT_ITS_RESTART, "--startup-timeout"), (BLOCKS_IN_ITS_OUTPUT, "--hang-timeout")],
+)
+def test_a_process_that_hangs_is_killed_and_restarted(
+    script: str, limit: str, supervisor: Supervisor, tmp_path: Path
+) -> None:
+    starts = tmp_path / "starts"
+    with worker(supervisor, write(tmp_path, script), limit, "5") as guardian:
+        supervisor.serve(lambda: starts.exists() and starts.read_text() == "xxx", "the restart")
+        guardian.communicate(timeout=60)
+    assert guardian.returncode == 0
+    supervisor.settle()
+    deaths = [message["fault"] for _, _, message in supervisor.heard if message["kind"] == "fault"]
+    assert deaths.count("hang") == 1

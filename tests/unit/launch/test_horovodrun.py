@@ -1,20 +1,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import socket
 import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 from horovod.runner.launch import parse_args
 
-from hvdrecover.errors import ConfigError, DiscoveryError, HostListError
-from hvdrecover.launch import horovodrun, processes, waits
+from hvdrecover.errors import ConfigError, HostListError
+from hvdrecover.launch import horovodrun
 from hvdrecover.launch.horovodrun import Options, arguments, hosts, settings
-from tests.unit.launch.children import until
 
 COMMAND = ["python", "train.py", "--epochs", "3"]
 
@@ -63,12 +60,6 @@ def test_all_options_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.command == COMMAND
 
 
-def test_a_discovery_command_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = understood(Options(2, discovery="printf 'h1:2\\nh2:2\\n'"), monkeypatch)
-    assert listed(found.host_discovery_script) == ["h1:2", "h2:2"]
-    assert found.nics is None  # which Horovod finds by comparing hosts
-
-
 @pytest.mark.parametrize("discovery", ["exit 1", "printf ''"])
 def test_a_discovery_command_that_knows_no_host_yet_is_left_to_horovod(
     discovery: str, monkeypatch: pytest.MonkeyPatch
@@ -80,19 +71,8 @@ def test_a_discovery_command_that_knows_no_host_yet_is_left_to_horovod(
 @pytest.mark.parametrize("interfaces", [(), ("eth0",)])
 def test_a_discovery_command_that_prints_a_command_is_refused(interfaces: tuple[str, ...]) -> None:
     options = Options(2, discovery="echo 'h1;touch\tpwned:1'", interfaces=interfaces)
-    with pytest.raises(HostListError, match=r"^--host-discovery-script: line 1, column 1: 'h1;touch'"):
+    with pytest.raises(HostListError, match=r"^--host-discovery-script: line 1: unknown word 'pwned:1'"):
         arguments(options, COMMAND)
-
-
-def test_a_discovery_command_that_never_ends_is_an_error_and_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(waits, "DISCOVERY", 0.01)
-    monkeypatch.setenv("HVDRECOVER_TEST", f"{os.getpid()}.discovery")
-    with pytest.raises(DiscoveryError, match=r"^--host-discovery-script: 'sleep 1000; true' .* 0\.01 s$"):
-        arguments(Options(2, discovery="sleep 1000; true"), COMMAND)
-    mark = f"HVDRECOVER_TEST={os.getpid()}.discovery"
-    until(lambda: not processes.marked(mark), "what the shell has started is to be gone")
 
 
 @pytest.mark.parametrize("named", ["localhost:4", "127.0.0.1:4", f"{socket.gethostname()}:4"])
@@ -101,12 +81,6 @@ def test_one_host_that_is_this_one_needs_the_loopback_interface(
 ) -> None:
     assert list(understood(Options(2, hosts=named), monkeypatch).nics) == ["lo"]
     assert list(understood(Options(2, discovery=f"echo {named}"), monkeypatch).nics) == ["lo"]
-
-
-def test_this_host_under_any_of_its_addresses_needs_the_loopback_interface() -> None:
-    addresses = [each for several in psutil.net_if_addrs().values() for each in several]
-    for address in (each.address for each in addresses if each.family == socket.AF_INET):
-        assert horovodrun._only_interface([address]) == ("lo",)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +95,6 @@ def test_a_job_of_mpi_is_static(
     assert (found.host_discovery_script, found.min_num_proc) == (None, None)
     assert found.hosts == hosts_of_it
     assert found.command == COMMAND
-
-
-def test_a_job_of_mpi_takes_a_hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "hosts"
-    file.write_text("h1 slots=2\n")
-    assert understood(Options(2, mpi=True, hostfile=file), monkeypatch).hostfile == str(file)
 
 
 # -- hosts -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from hvdrecover.errors import LaunchError
 from hvdrecover.launch import presence
-from hvdrecover.launch.presence import Announcement, Supervised
+from hvdrecover.launch.presence import Supervised
 from hvdrecover.machine import identity
 
 SLEEPER = (
@@ -33,22 +33,13 @@ def process() -> Iterator[subprocess.Popen[str]]:
         child.kill()
 
 
-def test_a_supervisor_is_found_by_its_file_for_as_long_as_it_announces_itself(tmp_path: Path) -> None:
+def test_a_supervisor_is_found_by_its_file(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with Announcement(folder, of(os.getpid())) as announced:
-        assert presence.find(folder) == of(os.getpid())
-        announced.leaves()
-        found = presence.find(folder)
-        assert found == of(os.getpid(), leaving=True)
-        assert found is not None and found.lives
-    assert presence.find(folder) is None
-    assert list(folder.iterdir()) == []
-
-
-def test_it_is_asked_to_leave_by_the_signal_that_it_heeds(process: subprocess.Popen[str]) -> None:
-    leaving = presence.ask_to_leave(of(process.pid))
-    assert presence.wait_for_end(leaving, 60)
-    assert process.wait() == 75
+    path = presence.announce(folder, of(os.getpid()))
+    assert presence.find(folder) == of(os.getpid())
+    presence.announce(folder, of(os.getpid(), leaving=True))
+    assert presence.find(folder) == of(os.getpid(), leaving=True)
+    assert list(folder.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(

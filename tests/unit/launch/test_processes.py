@@ -32,51 +32,6 @@ def test_what_was_started_dies_with_a_parent_that_is_killed(apart: str) -> None:
         gone(other)
 
 
-def test_a_process_that_its_parent_has_left_before_it_could_ask_ends() -> None:
-    code = """
-import os, subprocess, sys
-from hvdrecover.launch import processes
-read, write = os.pipe()
-prepare = processes._dies_with(os.getpid() + 10**6)  # stands for a parent that is gone by now
-done = subprocess.run([sys.executable, "-c", "print('lives')"], preexec_fn=prepare)
-print(done.returncode)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60
-    )
-    assert (done.stdout, done.stderr) == ("1\n", "")
-
-
-@pytest.mark.parametrize(("number", "seen"), [(signal.SIGKILL, ""), (signal.SIGHUP, "SIGHUP")])
-def test_a_process_can_ask_for_a_signal_when_its_parent_dies(
-    number: signal.Signals, seen: str, tmp_path: Path
-) -> None:
-    inner = f"""
-import pathlib, signal, sys
-from hvdrecover.launch import processes
-def note(number, frame):
-    pathlib.Path(sys.argv[1]).write_text("SIGHUP")
-    sys.exit()
-signal.signal(signal.SIGHUP, note)
-processes.die_with_parent({number:d})
-print(flush=True)
-signal.pause()
-"""
-    outer = """
-import signal, subprocess, sys
-other = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], stdout=subprocess.PIPE)
-other.stdout.readline()
-print(other.pid, flush=True)
-signal.pause()
-"""
-    noted = tmp_path / "noted"
-    with child(outer, inner, str(noted)) as parent:
-        other = int(line(parent))
-        parent.kill()
-        gone(other)
-    assert (noted.read_text() if noted.exists() else "") == seen
-
-
 def test_what_is_started_gets_what_it_is_given_and_nothing_else() -> None:
     read, write = os.pipe()
     other = os.open(os.devnull, os.O_RDONLY)
@@ -96,17 +51,6 @@ def test_what_is_started_gets_what_it_is_given_and_nothing_else() -> None:
     finally:
         for descriptor in (read, write, other):
             os.close(descriptor)
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_it_is_in_a_group_of_its_own_and_apart_from_the_terminal_if_asked_to(apart: bool) -> None:
-    started = processes.start(SLEEP, environment(), stdout=subprocess.PIPE, new_session=apart)
-    try:
-        assert os.getpgid(started.pid) == started.pid
-        assert os.getsid(started.pid) == (started.pid if apart else os.getsid(0))
-    finally:
-        started.kill()
-        started.communicate()
 
 
 @pytest.mark.parametrize("leader_dies_first", [False, True])
@@ -159,17 +103,6 @@ import signal; signal.pause()  # without waiting for the one that was killed: a 
         assert spared.poll() is None
 
 
-def test_a_process_that_is_stopped_is_told_from_one_that_runs() -> None:
-    with child(SLEEP[2]) as process:
-        line(process)
-        assert not processes.is_stopped(process.pid)
-        os.kill(process.pid, signal.SIGSTOP)
-        until(lambda: processes.is_stopped(process.pid), "it is to be stopped")
-        os.kill(process.pid, signal.SIGCONT)
-        until(lambda: not processes.is_stopped(process.pid), "it is to continue")
-    assert not processes.is_stopped(process.pid)
-
-
 def test_what_was_killed_leaves_nothing_in_shared_memory() -> None:
     code = """
 import multiprocessing, signal
@@ -184,40 +117,6 @@ signal.pause()
         processes.kill_marked(mark)
         assert not file.exists()
         assert marked.wait() == -signal.SIGKILL
-
-
-def test_a_signal_never_goes_to_another_process_that_has_got_the_number() -> None:
-    started = processes.start([sys.executable, "-c", "pass"], environment())
-    started.wait()
-    other = _start_with_number(started.pid)
-    try:
-        started.kill()
-        started.terminate()
-        started.kill_group()
-        assert other.stdin is not None and other.stdout is not None
-        other.stdin.write(b"\n")  # it echoes that only if no signal has come before
-        other.stdin.flush()
-        assert other.stdout.readline() == b"\n"
-    finally:
-        other.kill()
-        other.communicate()
-
-
-def _start_with_number(number: int) -> subprocess.Popen[bytes]:
-    """A process of this number, which leads a group of its own."""
-    for _ in range(100):
-        try:
-            Path("/proc/sys/kernel/ns_last_pid").write_text(str(number - 1))
-        except OSError as error:
-            pytest.skip(f"this machine does not let one choose a process's number: {error}")
-        other = subprocess.Popen(
-            ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
-        if other.pid == number:
-            return other
-        other.kill()
-        other.communicate()
-    pytest.skip("others have taken the number each time")
 
 
 # -- lack of memory ------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from hvdrecover import config, record
+from hvdrecover import config
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.launch.reports import Reports
 from hvdrecover.launch.training import Training
-from tests.unit.launch.children import environment, until
+from tests.unit.launch.children import environment
 from tests.unit.launch.supervising import Supervisor
 
 EMITS_AND_DIES = """
@@ -52,7 +51,6 @@ def test_events_of_a_killed_process_reach_the_supervisor_with_their_age(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
     guardian = reports(tmp_path, supervisor=supervisor.address)
-    assert guardian.connect()
     training = killed()
     guardian.forward(training)
     training.close()
@@ -64,27 +62,3 @@ def test_events_of_a_killed_process_reach_the_supervisor_with_their_age(
     ages = [each["age"] for each in heard]
     assert all(0 <= age < 60 for age in ages)
     assert list(tmp_path.iterdir()) == []  # the supervisor writes
-
-
-def test_without_a_supervisor_a_guardian_writes_the_events_of_its_slot(tmp_path: Path) -> None:
-    guardian = reports(tmp_path)
-    assert not guardian.connect()
-    training = killed()
-    guardian.forward(training)
-    training.close()
-    guardian.events.emit("standby", slot=0, ready=True)
-    events = record.read(tmp_path)
-    assert [event.whole("commit") for event in events if event.kind == "commit"] == list(range(100))
-    assert [event.pid for event in events if event.kind == "standby"] == [os.getpid()]
-
-
-def test_what_a_supervisor_that_is_gone_does_not_get_is_written_by_the_guardian(
-    supervisor: Supervisor, tmp_path: Path
-) -> None:
-    guardian = reports(tmp_path, supervisor=supervisor.address)
-    assert guardian.connect()
-    supervisor.serve(lambda: len(supervisor.guardians), "the guardian")
-    supervisor.close()
-    until(lambda: guardian.receive() or guardian.lost(), "the end of the connection")
-    guardian.events.emit("fault", fault="launcher_lost")
-    assert [event.kind for event in record.read(tmp_path)] == ["fault"]

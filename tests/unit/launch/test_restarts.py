@@ -7,8 +7,7 @@ import pytest
 
 from hvdrecover.config import FENCED, PREEMPTED
 from hvdrecover.launch import restarts, waits
-from hvdrecover.launch.ends import SAME_ERROR
-from hvdrecover.launch.restarts import CALM, Attempt, Outcome, Streak, Together
+from hvdrecover.launch.restarts import CALM, SAME_ERROR, Attempt, Outcome, Streak, Together
 
 
 def crash(number: int = 1) -> dict[str, Any]:
@@ -20,6 +19,7 @@ def script_error(commit: int = 4, detail: str = "KeyError: 'x'", code: int = 1) 
     facts = {
         "fault": "script_error",
         "end": "script_error",
+        "name": "rank 0 on a",
         "message": "it failed",
         "exit": code,
         "at": "a/0",
@@ -37,62 +37,39 @@ def after(*attempts: Attempt, without: int = 0, stopping: bool = False, most: in
     return restarts.outcome(attempts, without, ranks=2, stopping=stopping, max_restarts=most)
 
 
-def test_a_job_whose_slots_have_all_finished_is_finished() -> None:
-    assert after(attempt(0, "finished", "finished")) == Outcome("end", 0, "the training is finished")
-
-
-def test_a_job_that_has_called_no_training_function_ends_well_and_says_so() -> None:
-    outcome = after(attempt(0, "untrained", "untrained", faults=[]))
-    assert (outcome.action, outcome.code) == ("end", 0) and "without a commit" in outcome.message
-    assert after(attempt(1, "untrained", faults=[])).action == "restart"  # another slot is lost
-    assert after(attempt(0, "untrained", "stopped", faults=[])).action == "restart"
-    assert after(attempt(0, "untrained")).action == "restart"  # after a crash of the other one
-    assert after(attempt(0, "untrained", "untrained")).code == 0  # after a crash that was repaired
-
-
-def test_a_job_that_is_finished_is_so_even_if_it_was_asked_to_leave_or_lost_hosts_before() -> None:
-    assert after(attempt(0, "finished"), stopping=True).code == 0
-    assert after(attempt(0, "left", "stopped", "finished")).code == 0
-
-
-def test_what_the_launcher_makes_of_a_finished_job_is_of_no_account() -> None:
-    assert after(attempt(1, "finished", "finished", faults=[])).code == 0  # its terminal is closed, say
-    assert after(attempt(1, "finished", faults=[])).action == "restart"
-
-
 @pytest.mark.parametrize(
-    ("ends", "stopping"),
+    ("ended", "stopping", "code"),
     [
-        (("preempted", "preempted"), False),
-        (("preempted", "stopped"), False),  # Horovod's driver ends the last ones as soon as one has gone
-        (("left",), True),
-        (("finished", "left"), True),
-        ((), True),
-        (("stopped",), True),
+        (attempt(0, "finished", "finished"), False, 0),
+        (attempt(0, "finished"), True, 0),
+        (attempt(0, "left", "stopped", "finished"), False, 0),
+        (attempt(1, "finished", "finished", faults=[]), False, 0),  # its terminal is closed, say
+        (attempt(0), False, 0),  # a command that tells nothing
+        (attempt(0, "untrained", "untrained"), False, 0),  # after a crash that was repaired
+        (attempt(PREEMPTED, "preempted", "stopped"), False, PREEMPTED),
+        (attempt(PREEMPTED, "left"), True, PREEMPTED),
+        (attempt(PREEMPTED, "finished", "left"), True, PREEMPTED),
+        (attempt(PREEMPTED), True, PREEMPTED),
+        (attempt(1, "finished", faults=[]), False, None),
+        (attempt(1, "finished", "left"), False, None),
+        (attempt(1, "left", "stopped"), False, None),
+        (attempt(1, "untrained", faults=[]), False, None),  # another slot is lost
+        (attempt(0, "untrained", "stopped", faults=[]), False, None),
+        (attempt(0, "untrained"), False, None),  # after a crash of the other one
     ],
 )
-def test_a_job_that_has_left_ends_with_the_code_for_another_start(
-    ends: tuple[str, ...], stopping: bool
-) -> None:
-    outcome = after(attempt(PREEMPTED, *ends), stopping=stopping)
-    assert (outcome.action, outcome.code) == ("end", PREEMPTED)
+def test_a_job_ends_with_a_code_or_starts_again(ended: Attempt, stopping: bool, code: int | None) -> None:
+    outcome = after(ended, stopping=stopping)
+    assert (outcome.action, outcome.code) == (("restart", 1) if code is None else ("end", code))
 
 
-@pytest.mark.parametrize(
-    "ends", [("finished", "left"), ("finished", "stopped"), ("stopped",), ("left", "stopped")]
-)
-def test_a_job_of_which_only_a_part_has_finished_or_left_is_started_again(ends: tuple[str, ...]) -> None:
-    assert after(attempt(1, *ends)).action == "restart"
-
-
-def test_a_command_that_says_nothing_of_itself_is_believed_by_its_exit_code() -> None:
-    assert after(attempt(0)) == Outcome("end", 0, "the command has ended")
-    committed = attempt(0)
+def test_a_command_without_a_state_is_told_what_a_state_would_do() -> None:
+    assert "without a commit" in after(attempt(0, "untrained", "untrained", faults=[])).message
+    committed = attempt(0, "untrained", "untrained", faults=[])
     committed.committed = True
-    assert after(committed).action == after(committed, attempt(0, "untrained")).action == "restart"
-    assert after(attempt(1, faults=[])) == Outcome(
-        "restart", 1, "the launcher ended with exit code 1", 1.0, without_progress=1
-    )
+    assert "state.finish()" in after(committed).message
+    committed.in_run = True
+    assert after(committed).action == "restart"
 
 
 def test_pauses_double_and_end_with_the_budget() -> None:
@@ -114,26 +91,21 @@ def test_progress_refills_the_budget() -> None:
     )
 
 
-def test_going_back_and_catching_up_is_no_progress() -> None:
-    assert after(attempt(commit=5), attempt(commit=1), attempt(commit=5), without=3).action == "end"
-
-
-def test_steps_since_a_commit_are_progress() -> None:
-    before, last = attempt(commit=5), attempt(commit=5)
-    last.point = (5, 1)
-    assert after(before, last, without=3).action == "restart"
-
-
-def test_no_restart_may_be_allowed() -> None:
-    assert after(attempt(), most=0) == Outcome("end", 1, "0 restarts in a row have brought no progress")
-
-
 def test_a_script_that_fails_in_the_same_way_again_ends_the_job_with_its_own_code() -> None:
     failing = attempt(faults=[crash(), script_error(code=3)])
     assert after(failing).action == "restart"
     outcome = after(failing, attempt(faults=[script_error(code=3)]), most=99)
     assert (outcome.action, outcome.code) == ("end", 3)
     assert "failed in the same way" in outcome.reason
+
+
+def test_the_same_error_twice_in_one_slot_ends_the_job() -> None:
+    first, again = script_error(), script_error()
+    assert after(attempt(faults=[first, again])).reason == SAME_ERROR
+    assert after(attempt(faults=[first, {**again, "at": "b/0"}])).action == "restart"  # of both ranks, once
+    varying = {"detail": "RuntimeError: pid 7", "identity": "RuntimeError at train.py:7"}
+    told = [{**script_error(), **varying}, {**script_error(detail="RuntimeError: pid 8"), **varying}]
+    assert after(attempt(faults=told)).reason == SAME_ERROR
 
 
 @pytest.mark.parametrize(
@@ -156,23 +128,7 @@ def test_an_error_of_a_script_that_has_no_commit_yet() -> None:
     assert (outcome.action, outcome.code) == ("end", 2)
     assert outcome.reason == "an exception before the job's first commit: KeyError: 'x'"
     assert outcome.traceback == "Traceback …"
-    assert outcome.message == "an exception before the job's first commit; 1 of 2 ranks ended like this:"
-
-
-@pytest.mark.parametrize(
-    ("details", "count"),
-    [
-        (["KeyError: 'x'"] * 3, "3 of 3 ranks ended like this:"),
-        (["KeyError: 'x'", "KeyError: 'y'"], "1 of 2 ranks ended like this, 1 in another way:"),
-    ],
-)
-def test_ranks_that_fail_before_the_first_commit_are_counted_by_their_error(
-    details: list[str], count: str
-) -> None:
-    faults = [{**script_error(0, detail=detail), "end": "first_error"} for detail in details]
-    outcome = after(attempt(faults=[of_others(), *faults]))
-    assert outcome.message.endswith(f"; {count}")
-    assert outcome.reason.endswith(details[0])
+    assert outcome.message == "rank 0 on a: an exception before the job's first commit:"
 
 
 def test_an_error_that_follows_a_recovery_in_place_has_all_processes_start_once() -> None:
@@ -188,19 +144,6 @@ def test_an_error_that_follows_a_recovery_in_place_has_all_processes_start_once(
     fenced = {**script_error(detail="FencedError: job 2"), "end": "fenced"}
     assert after(attempt(faults=[crash(), fenced])).code == FENCED
     assert after(attempt(faults=[loaded(), loaded(), fenced])).code == FENCED
-
-
-def test_the_same_error_again_within_one_start_ends_the_job() -> None:
-    again = {**script_error(), "again": True}
-    assert after(attempt(faults=[{**again, "again": False}, crash(), again])).reason == SAME_ERROR
-    assert after(attempt(faults=[{**again, "final": False}])).action == "restart"
-
-
-def test_a_job_that_was_replaced_ends_with_a_code_of_its_own() -> None:
-    fenced = {**script_error(detail="FencedError: job 2 has claimed it"), "end": "fenced"}
-    outcome = after(attempt(faults=[fenced]), most=9)
-    assert (outcome.action, outcome.code, outcome.traceback) == ("end", FENCED, "")
-    assert "job 2 has claimed it" in outcome.reason
 
 
 def test_a_ranks_own_error_is_shown_rather_than_what_others_have_heard() -> None:
@@ -235,19 +178,6 @@ def test_a_fault_that_costs_two_ranks_their_process_is_one_failure() -> None:
     assert after(attempt(faults=[loaded(at="a/0")]), again).suspect == "g0001-c00000007..g0002-c00000007"
 
 
-def test_what_a_script_makes_of_such_a_commit_at_the_top_of_its_loop_is_passed_over_too() -> None:
-    failures = [loaded(7, 8), loaded(8, 9), loaded(9, 10)]
-    assert after(attempt(faults=failures)).suspect == "g0001-c00000007..g0002-c00000010"
-
-
-@pytest.mark.parametrize(
-    "before",
-    [crash(), loaded(point=[3, 0]), loaded(exit=-signal.SIGBUS, detail="SIGBUS"), loaded(fault="hang")],
-)
-def test_other_failures_don_t_make_a_commit_suspect(before: dict[str, Any]) -> None:
-    assert after(attempt(faults=[before]), attempt(faults=[loaded()])).suspect is None
-
-
 @pytest.mark.parametrize(
     "outside",
     [
@@ -262,23 +192,12 @@ def test_what_comes_from_outside_makes_no_commit_suspect(outside: dict[str, Any]
     assert after(*[attempt(faults=[loaded(**outside)] * 3)] * 3).suspect is None
 
 
-def test_progress_clears_a_commit_of_suspicion() -> None:
-    assert after(attempt(faults=[loaded(), loaded(), crash()])).suspect is None
-    assert after(attempt(faults=[loaded(), loaded()]), attempt(faults=[])).suspect is None
-
-
 def test_the_same_error_right_after_a_load_tries_the_commit_before_once() -> None:
     first, again = {**script_error(), "final": False}, {**script_error(), "again": True}
     at_once = {**again, "loaded": "g0001-c00000004", "commit": [2, 5]}
     outcome = after(attempt(faults=[first, at_once]))
     assert (outcome.action, outcome.suspect) == ("restart", "g0001-c00000004..g0002-c00000005")
     assert after(attempt(faults=[first, at_once]), attempt(faults=[again])).reason == SAME_ERROR
-
-
-def test_a_job_whose_ranks_have_not_come_together_starts_again() -> None:
-    apart = attempt(1, commit=4, faults=[{**crash(), "end": "apart", "final": True}])
-    words = "the ranks have not come together; crash 1"
-    assert after(apart) == Outcome("restart", 1, words, 1.0, 1)
 
 
 # -- processes outside a training function --------------------------------------------------------------
@@ -291,7 +210,8 @@ def outside(at: str = "a/0", time: float = 100.0, **facts: Any) -> dict[str, Any
 
 
 def error_outside(detail: str = "KeyError: 'x'", **facts: Any) -> dict[str, Any]:
-    return outside(**{"fault": "script_error", "end": "first_error", "exit": 1, "detail": detail, **facts})
+    facts = {"fault": "script_error", "end": "first_error", "exit": 1, "detail": detail, **facts}
+    return outside(name="rank 0 on a", **facts)
 
 
 def of_other(at: str = "a/1", **facts: Any) -> dict[str, Any]:
@@ -380,9 +300,4 @@ def test_a_job_that_cannot_restart_in_place_starts_again_or_is_given_up() -> Non
     error = error_outside(final=True, traceback="Traceback: x")
     assert after(plain(error, over=True, code=1)).traceback == "Traceback: x"
     twice = error_outside(final=True, again=True, end="script_error", traceback="Traceback: x")
-    assert after(plain(outside(), twice, over=True, code=1)).message == SAME_ERROR
-
-
-def test_a_resumed_job_that_has_not_said_that_it_is_finished_ends_and_says_so() -> None:
-    outcome = after(plain(code=0, ends=["untrained", "untrained"], committed=True))
-    assert (outcome.action, outcome.code) == ("end", 0) and "state.finish()" in outcome.message
+    assert after(plain(outside(), twice, over=True, code=1)).message == f"rank 0 on a: {SAME_ERROR}:"

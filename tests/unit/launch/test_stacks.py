@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +8,8 @@ import pytest
 
 from hvdrecover.heartbeat import Phase
 from hvdrecover.launch import stacks
-from hvdrecover.launch.stacks import Stall
 from hvdrecover.launch.training import Training
-from tests.unit.launch.children import environment, state, until
+from tests.unit.launch.children import environment, until
 
 SCRIPT = """
 import sys, threading, time
@@ -73,47 +69,9 @@ def test_a_process_that_can_tells_where_its_threads_are(training: Training, scri
     assert training.returncode is None
 
 
-def test_a_process_that_is_stopped_has_no_stacks(training: Training) -> None:
-    os.kill(training.pid, signal.SIGSTOP)
-    until(lambda: state(training.pid) == "T", "the process is to be stopped")
-    assert stacks.take(training.pid, training.stacks) == ""
-
-
-def test_the_main_thread_of_faulthandler_is_the_one_that_has_answered() -> None:
-    text = (
-        "Thread 0x00007f2d (most recent call first):\n"
-        '  File "/work/data.py", line 7 in load\n'
-        "\n"
-        "Current thread 0x00007f2e (most recent call first):\n"
-        f'  File "{threading.__file__}", line 327 in wait\n'
-        '  File "<frozen runpy>", line 88 in _run_code\n'
-        f'  File "{stacks.__file__}", line 1 in ours\n'
-        '  File "/work/train.py", line 30 in <module>\n'
+def test_a_stall_names_tensors_and_ranks() -> None:
+    assert stacks.stall({1: ["a"], 2: ["a", "b"], 3: ["b", "c", "d", "e", "f"]}, 12.4) == (
+        "a has waited 12 s for rank 1; "
+        "a, b have waited 12 s for rank 2; "
+        "b, c, d and 2 more have waited 12 s for rank 3"
     )
-    assert stacks.summary(text) == "/work/train.py:30 in <module>"
-    assert stacks.summary(text[: text.index("\nCurrent")]) == "/work/data.py:7 in load"
-
-
-# -- collectives that wait ------------------------------------------------------------------------------
-
-
-def test_tensors_ranks_and_places_are_in_one_message() -> None:
-    stall = Stall({1: ["a"], 3: ["b", "c", "d", "e", "f"]}, 12.4)
-    assert not stall.complete
-    stall.places[1] = "rank 1 on h, which is at train.py:7 in load"
-    assert not stall.complete
-    stall.places[3] = "rank 3 on i, which does not answer"
-    assert stall.complete
-    assert stall.message() == (
-        "a has waited 12 s for rank 1 on h, which is at train.py:7 in load; "
-        "b, c, d and 2 more have waited 12 s for rank 3 on i, which does not answer"
-    )
-
-
-def test_a_rank_of_which_nobody_tells_is_named_all_the_same() -> None:
-    assert Stall({2: ["a", "b"]}, 3.0).message() == "a, b have waited 3 s for rank 2"
-
-
-def test_ranks_that_are_known_to_be_at_something_long_are_nobodys_fault() -> None:
-    assert Stall({0: ["a"]}, 3.0, {0: None}).message() == ""
-    assert Stall({0: ["a"], 1: ["b"]}, 3.0, {0: None}).message() == "b has waited 3 s for rank 1"

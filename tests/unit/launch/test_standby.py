@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import ast
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,8 +10,7 @@ import pytest
 
 from hvdrecover.heartbeat import Phase
 from hvdrecover.launch import standby
-from hvdrecover.launch.python_command import PythonCommand, parse
-from hvdrecover.launch.standby import Readiness
+from hvdrecover.launch.python_command import parse
 from hvdrecover.launch.training import Training
 from tests.unit.launch.children import environment, state, until
 from tests.unit.launch.scripts import write
@@ -49,10 +47,6 @@ class Captured:
     def output(self) -> tuple[str, str]:
         """Return what has been printed since the last time."""
         return self._capfd.readouterr()
-
-    def forget(self) -> None:
-        """Leave those that were started to whoever else has them."""
-        self._started.clear()
 
     def end(self) -> None:
         for started in self._started:
@@ -102,42 +96,6 @@ def test_a_program_finds_all_as_if_it_were_run_by_itself(standbys: Captured, arg
     assert (ast.literal_eval(printed), errors) == (ast.literal_eval(alone.stdout), "")
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("", 0),
-        ("raise SystemExit(75)", 75),
-        ("1 / 0", 1),
-        ("import os; os.kill(os.getpid(), 9)", -9),
-    ],
-)
-def test_the_exit_code_is_the_programs(standbys: Captured, text: str, code: int) -> None:
-    script = write(standbys.folder, text)
-    assert run(standbys.ready([str(script)])) == code
-
-
-def test_an_error_is_shown_with_its_traceback_and_told(standbys: Captured) -> None:
-    script = write(standbys.folder, "def work():\n    raise KeyError('nothing')\nwork()\n")
-    woken = standbys.ready([str(script)])
-    assert run(woken) == 1
-    woken.show_error()
-    _, errors = standbys.output()
-    assert errors.endswith(
-        f'  File "{script}", line 3, in <module>\n    work()\n'
-        f"  File \"{script}\", line 2, in work\n    raise KeyError('nothing')\n"
-        "KeyError: 'nothing'\n"
-    )
-    assert errors.count("Traceback") == 1
-    assert woken.notes()["error"] == "KeyError: 'nothing'"
-
-
-def test_what_it_has_imported_is_there_at_once(standbys: Captured) -> None:
-    script = write(standbys.folder, "import sys\nprint({'colorsys', 'wave', 'own'} & set(sys.modules))")
-    (standbys.folder / "own.py").write_text("")
-    assert run(standbys.ready([str(script)], ["adapter", "colorsys", "own"])) == 0
-    assert ast.literal_eval(standbys.output()[0]) == {"colorsys", "own"}
-
-
 def test_nothing_that_modules_print_is_seen_and_all_that_the_program_prints_is(standbys: Captured) -> None:
     (standbys.folder / "loud.py").write_text(
         "import os, sys, warnings, subprocess\n"
@@ -157,19 +115,6 @@ def test_nothing_that_modules_print_is_seen_and_all_that_the_program_prints_is(s
     assert errors.startswith("yes\n") and "UserWarning: yes" in errors
 
 
-def test_one_that_still_imports_is_ended_when_it_is_needed(standbys: Captured) -> None:
-    script = write(standbys.folder, "print('runs')")
-    (standbys.folder / "slow.py").write_text("import adapter, signal\nsignal.pause()")
-    started = standbys.start([str(script)], ["slow"])
-    until(lambda: started.read().phase == Phase.STARTING, "it is to import")
-    readiness = Readiness(None, environment())
-    readiness._standby = started
-    assert not readiness.is_warm
-    assert readiness.wake({}) is None
-    assert started.returncode == -signal.SIGKILL
-    assert standbys.output() == ("", "")
-
-
 def test_its_program_finds_what_it_was_given_when_it_was_woken(standbys: Captured) -> None:
     script = write(standbys.folder, "import os\nprint(ascii(os.environ['ROOT']))")
     started = standbys.ready([str(script)])
@@ -185,21 +130,3 @@ def test_without_anybody_to_wake_it_it_ends_without_running_anything(standbys: C
     waiting.process.stdin.close()
     assert waiting.process.wait(60) == 0
     assert standbys.output() == ("", "")
-
-
-MANY = [f"no_such_library_of_many.part_{number}" for number in range(5000)]  # more than a pipe takes
-
-
-def test_one_that_is_stuck_at_its_start_holds_its_guardian_up_neither_then_nor_when_it_is_woken(
-    standbys: Captured,
-) -> None:
-    program = standbys.folder / "python"
-    program.write_text("#!/bin/sh\nexec sleep 1000\n")
-    program.chmod(0o755)
-    command = PythonCommand((str(program),), False, "train.py", ())
-    stuck = standby.start(command, MANY, environment())
-    try:
-        assert standby.wake(stuck, {})
-        assert stuck.read().phase == Phase.UNKNOWN
-    finally:
-        stuck.close()

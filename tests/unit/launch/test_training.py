@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -8,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.heartbeat import Phase, Stop
 from hvdrecover.launch.training import Training
-from tests.unit.launch.children import descriptors, environment, gone, is_alive, state, until
+from tests.unit.launch.children import descriptors, environment, until
 from tests.unit.launch.scripts import write
 
 Start = Callable[..., Training]
@@ -34,20 +32,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
             training.close()
 
 
-def test_what_a_process_writes_to_its_page_is_read(start: Start) -> None:
-    training = start(
-        "import adapter\n"
-        "from hvdrecover import heartbeat\n"
-        "heartbeat.take_rank(3)\n"
-        "heartbeat.committed(2, 7, 7)\n"
-        "heartbeat.stepped()\n" + WAIT
-    )
-    until(lambda: training.read().steps, "a step")
-    found = training.read()
-    assert (found.phase, found.rank, found.generation, found.commit) == (Phase.TRAINING, 3, 2, 7)
-    assert (found.commits, found.steps) == (1, 1)
-
-
 def test_what_horovod_tells_of_a_stall_is_heard_once(start: Start) -> None:
     training = start(
         "import adapter, os\n"
@@ -59,28 +43,6 @@ def test_what_horovod_tells_of_a_stall_is_heard_once(start: Start) -> None:
     assert training.stalled() == {1: ["a", "b"]}
     assert training.stalled() == {}
     assert training.notes()["noted"] == [{"1": ["a", "b"]}, {}]  # the process itself reads it as well
-
-
-def test_what_a_guardian_asks_is_read_by_the_process(start: Start) -> None:
-    training = start(
-        "import adapter, time\n"
-        "from hvdrecover import heartbeat\n"
-        "heartbeat.committed(1, 1, 1)\n"
-        "while not (heartbeat.stop_asked() and heartbeat.stall_seconds()):\n"
-        "    time.sleep(0.01)\n"
-        "heartbeat.notify(stop=heartbeat.stop_asked(), stall=heartbeat.stall_seconds())\n"
-    )
-    training.page.allow_stalls(4, 0)
-    training.page.ask(Stop.JOB)
-    assert training.process.wait(60) == 0
-    assert training.notes() == {"stop": Stop.JOB, "stall": 4}
-
-
-def test_an_exit_and_an_interrupt_are_no_errors(start: Start) -> None:
-    for text, code in (("raise SystemExit(3)", 3), ("raise KeyboardInterrupt", -signal.SIGINT)):
-        training = start(f"import adapter\n{text}\n")
-        assert training.process.wait(60) == code
-        assert training.notes() == {}
 
 
 def test_at_the_second_commit_the_libraries_are_told_and_the_scripts_own_modules_are_not(
@@ -128,33 +90,6 @@ def test_a_script_hands_nothing_of_it_on_to_programs_that_it_starts(start: Start
     shown = training.notes()["seen"]
     assert shown.endswith("[]\n")
     assert not any(f"'{number}'" in shown for number in training._descriptors)
-
-
-def test_asking_for_the_stacks_of_a_process_that_ends_does_not_kill_it(start: Start) -> None:
-    training = start(
-        "import adapter, faulthandler, os\n"
-        "from hvdrecover.config import STACKS_SIGNAL\n"
-        "faulthandler.unregister(STACKS_SIGNAL)  # as the interpreter does at its end\n"
-        "os.kill(os.getpid(), STACKS_SIGNAL)\n"
-        "raise SystemExit(3)\n"
-    )
-    assert training.process.wait(60) == 3
-
-
-def test_killing_it_kills_what_it_has_started_even_when_it_is_stopped(start: Start) -> None:
-    training = start(
-        "import adapter, subprocess, sys\n"
-        "from hvdrecover import heartbeat\n"
-        "loader = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
-        "heartbeat.notify(loader=loader.pid)\n" + WAIT
-    )
-    loader = until(training.notes, "a word")["loader"]
-    assert is_alive(loader)
-    os.kill(training.pid, signal.SIGSTOP)
-    until(lambda: state(training.pid) == "T", "it is to be stopped")
-    training.kill()
-    assert training.returncode == -signal.SIGKILL
-    gone(loader)
 
 
 def test_closing_and_forgetting_it_frees_all_and_ends_what_is_left() -> None:

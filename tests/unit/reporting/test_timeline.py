@@ -53,25 +53,7 @@ def test_the_run_of_the_documentation(tmp_path):
     assert recovery.phases == PHASES
 
 
-def test_a_rank_that_is_gone_has_an_empty_lane_until_it_comes_back(run):
-    alone = {0: TWO[0]}
-    run.fault(40, rank=1, host="node-2", commit=[1, 3])
-    run.rendezvous(41, alone, 2, 3)
-    run.step(42, alone, 2, 3)
-    run.commit(alone, 2, {4: 50})
-    run.reset(60, alone, 0)
-    run.rendezvous(61, REPLACED, 3, 4)
-    run.step(62, REPLACED, 3, 4)
-    run.finish(70, REPLACED, 3, 5)
-    assert lane(run, 1) == [
-        ("starting", 0, 4),
-        ("training", 4, 40),
-        ("recovery", 60, 62.01),
-        ("training", 62.01, 70),
-    ]
-
-
-def test_a_job_that_was_ended_and_started_again_was_down_between(run):
+def test_nothing_is_drawn_between_the_end_of_a_job_and_its_next_start(run):
     run.fault(40, "preemption", slot=None)
     run.report(45, "end", pid=5, code=75, reason="preempted")
     run.report(100, "start", pid=6, attempt=1, command=["python"])
@@ -80,16 +62,34 @@ def test_a_job_that_was_ended_and_started_again_was_down_between(run):
     run.finish(110, REPLACED, 2, 4)
     assert lane(run)[1:] == [
         ("training", 4, 40),
-        ("recovery", 40, 45),
-        ("down", 45, 100),
         ("starting", 100, 105),
         ("training", 105, 110),
     ]
 
 
-def test_a_job_that_was_killed_as_a_whole_was_down_from_its_last_sign_on(run):
+def test_a_job_that_was_killed_as_a_whole_is_drawn_up_to_its_last_sign(run):
     run.report(100, "start", pid=6, attempt=1, command=["python"])
     run.rendezvous(104, REPLACED, 2, 3, "durable")
     run.step(105, REPLACED, 2, 3)
     run.finish(110, REPLACED, 2, 4)
-    assert lane(run)[1:4] == [("training", 4, 34), ("down", 34, 100), ("starting", 100, 105)]
+    assert lane(run)[1:3] == [("training", 4, 34), ("starting", 100, 105)]
+
+
+def test_thousands_of_commits_are_thinned_out_and_durable_ones_stay(tmp_path):
+    run = Run(tmp_path)
+    run.rendezvous(0, {0: TWO[0]}, 1, 0, "initial")
+    run.commit({0: TWO[0]}, 1, {number: number for number in range(1, 3000)})
+    run.report(1500, "durable", pid=10, generation=1, commit=1500, bytes=1, seconds=1)
+    followed = summary.Run(record.read(run.folder))
+    report = followed.report()
+    text = timeline.draw(followed, report, timeline.trace(followed, report))
+    assert 100 < text.count('<line class="commit"') <= 200
+    assert text.count('<line class="durable"') == 1
+
+
+@pytest.mark.parametrize("length", [0.0, 0.02, 7.0, 104.0, 5000.0, 90_000.0, 3e6, 9e7])
+def test_ticks_are_few_round_and_told_apart(length):
+    found = timeline.ticks(length)
+    assert 1 <= len(found) <= 8
+    assert len({text for _, text in found}) == len(found)
+    assert all(0 <= time <= length for time, _ in found)

@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 
 from hvdrecover.errors import ConfigError, StateError, UnsupportedTensorError, UnsupportedValueError
-from tests.fakes.framework import FakeModel, FakeSampler, FakeSchedule
+from hvdrecover.state.state import State
+from tests.fakes.framework import FakeModel, FakeSampler
 from tests.unit.state.jobs import Process
 
 
-@pytest.mark.parametrize("name", ["commit", "sync", "reset", "on_hosts_updated"])
+@pytest.mark.parametrize("name", ["commit", "sync", "on_hosts_updated"])
 def test_a_name_of_horovods_states_is_refused(process: Process, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"state\.{name}: "):
         process.state(**{name: 1})
@@ -29,14 +30,6 @@ def test_a_value_that_json_can_not_hold_is_named_when_the_state_is_made(process:
         process.state(scheduler=lambda epoch: 0.1)
 
 
-def test_a_value_that_json_can_not_hold_is_named_when_it_is_committed(process: Process) -> None:
-    state = process.state(settings={"a": [1]})
-    state.sync()
-    state.settings["a"].append(lambda: 1)
-    with pytest.raises(UnsupportedValueError, match=r"state\.settings\['a'\]\[1\]: "):
-        state.commit()
-
-
 def test_a_tensor_that_safetensors_can_not_hold_is_named(process: Process) -> None:
     with pytest.raises(UnsupportedTensorError, match=r"w: .*complex128"):
         process.state(model=FakeModel(w=[1j]))
@@ -50,17 +43,6 @@ def test_a_replaced_component_is_the_one_that_is_committed(process: Process) -> 
     state.model.weights["w"][...] = 6.0
     state.restore()
     assert state.model.weights["w"].tolist() == [5.0]
-
-
-def test_a_component_without_tensors_is_loaded_in_place(process: Process) -> None:
-    schedule = FakeSchedule()
-    state = process.state(schedule=schedule)
-    schedule.steps = 4
-    state.save()
-    schedule.steps = 9
-    state.restore()
-    assert state.schedule is schedule
-    assert schedule.steps == 4
 
 
 def test_a_replaced_sampler_is_placed_and_watched_like_the_first(process: Process) -> None:
@@ -83,3 +65,40 @@ def test_a_cursor_that_could_not_be_loaded_again_is_no_commit(process: Process) 
     assert caught.value.path == "state.sampler"
     state.restore()
     assert state.sampler.order.done == 0
+
+
+def test_what_is_not_a_value_for_a_keyword_is_an_attribute(process: Process) -> None:
+    state = process.state({"best": 1}, rng=[1, 2], guard=True, tensorboard=False)  # type: ignore[arg-type]
+    state.sync()
+    state.checkpoint["best"] = 2
+    state.commit()
+    state.checkpoint, state.rng, state.guard, state.tensorboard = {}, None, False, True
+    state.restore()
+    assert (state.checkpoint, state.rng, state.guard, state.tensorboard) == ({"best": 2}, [1, 2], True, False)
+
+
+def test_a_subclass_may_set_an_attribute_before_the_state_is_made(process: Process) -> None:
+    class Early(State):
+        def __init__(self) -> None:
+            self.epoch, self.note = 5, "mine"
+            super().__init__(process.framework, process.world, config=process.config, attributes={"epoch": 1})
+
+    state = Early()
+    assert (state.epoch, state.note) == (1, "mine")
+    state.epoch = 2
+    state.save()
+    state.epoch = 3
+    state.restore()
+    assert state.epoch == 2
+
+
+@pytest.mark.parametrize("name", ["finished", "flush", "last_commit"])
+def test_an_attribute_hides_a_method_that_horovods_states_lack(process: Process, name: str) -> None:
+    state = process.state(**{name: [1]})
+    state.sync()
+    getattr(state, name).append(2)
+    state.commit()
+    setattr(state, name, None)
+    state.restore()
+    assert getattr(state, name) == [1, 2]
+    assert isinstance(state, State)

@@ -29,14 +29,6 @@ def visits(training: Training) -> int:
     return worlds[0].visits
 
 
-def test_the_run_is_long_enough_to_tell_something() -> None:
-    results = undisturbed(commit_every=2)
-    assert len(results[0]["history"]) == 6
-    assert results[0]["w"] == results[1]["w"]
-    assert results[0]["generator"] != results[1]["generator"]
-    assert results[0]["w"] != undisturbed(commit_every=3)[0]["w"]  # commits seed, so where they are matters
-
-
 @pytest.mark.parametrize("replacement", ["in_place", "appended"])
 @pytest.mark.parametrize("rank", range(RANKS))
 @pytest.mark.parametrize("commit_every", [1, 2, 3])
@@ -89,11 +81,3 @@ def test_killed_again_and_again_both_ways() -> None:
         ]
         FakeJob(training, RANKS, faults).run()
     assert FakeJob(training, RANKS).results() == expected
-
-
-def test_one_rank_alone_is_no_exception() -> None:
-    expected = FakeJob(Training("fake://undisturbed"), 1).results()
-    for nth in range(1, 11):
-        training = Training(f"fake://killed-{nth}")
-        FakeJob(training, 1, [fail_at(0, "gradient", nth, action="kill_all")]).run()
-        assert FakeJob(training, 1).results() == expected, nth

@@ -45,7 +45,7 @@ def script(bug: str, folder: Path, shuffle: random.Random) -> Callable[[Process]
 
         def do_step(sample: int) -> None:
             nonlocal steps
-            process.framework.step_observer.step_begins()
+            process.framework.reports["steps"].step_begins()
             mine = np.sin(np.arange(1.0, 3.0) * order[sample]) * model.weights["weight"]
             gradient = process.world.allreduce(mine)
             steps += 1

@@ -187,19 +187,6 @@ def test_a_state_that_keeps_everything_by_itself_survives_rank_0() -> None:
     assert sorted(entries) == [0, 0, 2, 2]
 
 
-def test_its_commits_do_not_become_durable_and_a_line_says_so(
-    process: Process, roots: FakeRoots, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", URL)
-    state = type("Mine", (Own,), {"process": process})(broadcast_by(process))
-    run(lambda state: state.commit())(state)
-    assert (
-        f"Mine keeps its commits by itself, in memory: none becomes durable at {URL}; derive it"
-        in caplog.text
-    )
-    assert not roots[URL].files
-
-
 class Objects(drop_in.ObjectState):
     """With the framework of a test."""
 
@@ -232,39 +219,9 @@ def test_a_state_of_objects_takes_horovods_arguments_and_leaves_generators_alone
     assert (again.epoch, again.seen) == (1, [3])
 
 
-def test_a_broadcast_that_knows_no_roots_is_called_as_it_is(process: Process) -> None:
-    state = process.state()
-    assert drop_in.from_root(state, lambda value: [value])(3) == [3]
-
-
-def test_a_broadcast_that_is_told_a_root_keeps_it(process: Process) -> None:
-    def broadcast(value: Any, root_rank: int = 0, name: str | None = None) -> tuple[Any, ...]:
-        return value, root_rank, name
-
-    state = process.state()
-    state._session.root = 2
-    sends = drop_in.from_root(state, broadcast)
-    assert (sends(1), sends(value=1), sends(1, 0), sends(1, root_rank=1, name="x")) == (
-        (1, 2, None),
-        (1, 2, None),
-        (1, 0, None),
-        (1, 1, "x"),
-    )
-
-
 def test_a_state_of_horovods_own_is_refused() -> None:
     state = HorovodsObjectState(lambda value: value, lambda: 0, epoch=0)
     with pytest.raises(
         ConfigError, match=r" horovod\.common\.elastic\.ObjectState .* hvdrecover\.torch\.elastic "
     ):
         run(lambda state: None)(state)  # type: ignore[arg-type]
-
-
-def test_the_default_for_generators_can_be_overruled(process: Process) -> None:
-    kind = type("Mine", (Objects,), {"process": process})
-    state = kind(broadcast_by(process), lambda: 0, rng="reseed", epoch=0)
-    state.sync()
-    before = process.generator.state
-    state.epoch = 1
-    state.commit()
-    assert process.generator.state != before

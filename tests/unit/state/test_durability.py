@@ -21,7 +21,6 @@ from hvdrecover.errors import (
     FlushTimeoutError,
     StateError,
     StoppedError,
-    StorageError,
 )
 from hvdrecover.events import Events
 from hvdrecover.machine import Available
@@ -86,52 +85,6 @@ def test_every_commit_is_due_by_default(process: Process, root: FakeRoot) -> Non
     assert root.published == [CommitId(1, 1), CommitId(1, 2), CommitId(1, 3)]
 
 
-def test_the_initial_state_is_not_written(process: Process, root: FakeRoot) -> None:
-    begun(process)
-    assert root.commits() == []
-    assert root.claims() == ["claims/g0001.json"]
-
-
-def test_every_nth_commit(process: Process, root: FakeRoot) -> None:
-    state = begun(process, every_commits=3)
-    for _ in range(7):
-        commit_and_settle(state)
-    assert [commit.commit for commit in root.published] == [3, 6]
-
-
-def test_by_time(process: Process, root: FakeRoot) -> None:
-    state = begun(process, every_seconds=60)
-    for _ in range(6):
-        process.clock.seconds += 25
-        commit_and_settle(state)
-    assert [commit.commit for commit in root.published] == [1, 4]
-
-
-def test_who_waits_for_a_commit_does_not_wait_for_deletions(process: Process, root: FakeRoot) -> None:
-    state = begun(process, keep=1)
-    commit_and_settle(state)
-    root.delete_gate.clear()
-    for number in (2, 3):  # the second is written when the deletion has ended
-        state.commit(durable=True)
-        if number == 2:
-            state.flush()
-            assert state.last_durable == CommitId(1, 2)
-    assert state._session.durable._writer is not None
-    assert not state._session.durable._writer._cleaned_up.is_set()
-    in_flight = state._session.durable._writer.in_flight
-    assert in_flight is not None
-    assert in_flight.id == CommitId(1, 3)
-    root.delete_gate.set()
-    state._session.durable.settle()
-    assert root.commits() == [CommitId(1, 3)]
-
-
-def test_a_save_is_never_written(process: Process, root: FakeRoot) -> None:
-    state = begun(process)
-    state.save()
-    assert root.attempts == 0
-
-
 def test_only_rank_0_writes(root: FakeRoot) -> None:
     def body(process: Process) -> CommitId | None:
         state = begun(process)
@@ -141,44 +94,6 @@ def test_only_rank_0_writes(root: FakeRoot) -> None:
 
     assert on_ranks(3, body) == [CommitId(1, 1), None, None]
     assert root.published == [CommitId(1, 1)]
-
-
-def test_a_commit_made_while_a_write_is_in_flight_stays_in_memory(process: Process, root: FakeRoot) -> None:
-    state = begun(process)
-    block(root)
-    train(state)
-    state.commit()
-    wait_until_blocked(root)
-    for _ in range(3):
-        train(state)
-        state.commit()
-    root.gate.set()
-    state._session.durable._writer.wait()  # type: ignore[union-attr]
-    commit_and_settle(state)
-    assert [commit.commit for commit in root.published] == [1, 5]
-
-
-def test_the_bytes_of_the_snapshot_in_flight_never_change(
-    process: Process, root: FakeRoot, roots: FakeRoots
-) -> None:
-    state = begun(process)
-    block(root)
-    train(state)
-    state.commit()
-    wait_until_blocked(root)
-    assert state._session.durable._writer is not None
-    in_flight = state._session.durable._writer.in_flight
-    assert in_flight is not None
-    before = (in_flight.arenas["model"].buffer.tobytes(), str(in_flight.state))
-    for _ in range(4):  # more often than there are arenas
-        train(state)
-        state.commit()
-        state.restore()
-    state.sync()
-    assert (in_flight.arenas["model"].buffer.tobytes(), str(in_flight.state)) == before
-    root.gate.set()
-    state._session.durable._writer.wait()
-    assert weight_in(roots, CommitId(1, 1)) == 1.0
 
 
 def test_every_write_holds_its_own_commit_whatever_training_does_meanwhile(
@@ -218,15 +133,6 @@ def test_memory_holds_at_most_two_snapshots(process: Process, root: FakeRoot) ->
         assert len({arena() for arena in seen} - {None}) <= 2
 
 
-def test_a_commit_that_is_asked_to_be_durable_is(process: Process, root: FakeRoot) -> None:
-    state = begun(process, every_commits=100)
-    state.commit()
-    state.commit(durable=True)
-    state.flush()
-    assert root.published == [CommitId(1, 2)]
-    assert state.last_durable == CommitId(1, 2)
-
-
 def test_a_commit_that_is_asked_to_be_durable_waits_for_the_write_in_flight(
     process: Process, root: FakeRoot
 ) -> None:
@@ -242,22 +148,6 @@ def test_a_commit_that_is_asked_to_be_durable_waits_for_the_write_in_flight(
     assert root.published == [CommitId(1, 1), CommitId(1, 2)]
 
 
-def test_flush_makes_the_newest_commit_durable_though_none_was_due(process: Process, root: FakeRoot) -> None:
-    state = begun(process, every_commits=100)
-    state.commit()
-    state.flush()
-    state.flush()
-    assert root.published == [CommitId(1, 1)]
-
-
-def test_flush_waits_for_a_write_that_is_in_flight_already(process: Process, root: FakeRoot) -> None:
-    state = begun(process)
-    state.commit()
-    state.flush()
-    assert state.last_durable == CommitId(1, 1)
-    assert root.attempts == 1
-
-
 def test_flush_gives_up_after_its_timeout_and_the_write_continues(process: Process, root: FakeRoot) -> None:
     state = begun(process)
     block(root)
@@ -268,15 +158,6 @@ def test_flush_gives_up_after_its_timeout_and_the_write_continues(process: Proce
     root.gate.set()
     state.flush()
     assert root.published == [CommitId(1, 1)]
-
-
-def test_a_write_that_fails_is_tried_again(process: Process, root: FakeRoot) -> None:
-    state = begun(process)
-    root.failures = ATTEMPTS - 1
-    state.commit()
-    state.flush()
-    assert root.published == [CommitId(1, 1)]
-    assert process.clock.seconds > 1000  # it waited in between
 
 
 # -- outages -------------------------------------------------------------------------------------------------
@@ -343,20 +224,6 @@ def test_without_memory_for_a_second_commit_one_waits_for_the_write_before_it(
     assert "cgroup" in line
 
 
-def test_without_memory_for_a_second_commit_an_outage_does_not_hold_up_training(
-    process: Process, root: FakeRoot, roots: FakeRoots
-) -> None:
-    state = begun(process)
-    break_storage(process, root, state)
-    without_room(state)
-    for _ in range(3):
-        train(state)
-        state.commit()
-    root.failures = 0
-    state.flush()
-    assert weight_in(roots, state.last_commit) == 3.0
-
-
 def test_a_commit_for_which_there_is_no_memory_is_an_error_that_says_so(process: Process) -> None:
     state = begun(process)
     state.model.weights["v"] = state.model.weights["w"].repeat(1000)
@@ -367,45 +234,11 @@ def test_a_commit_for_which_there_is_no_memory_is_an_error_that_says_so(process:
     state.commit()
 
 
-def test_a_write_that_never_succeeds_breaks_no_commit_and_is_raised_by_flush(
-    process: Process, root: FakeRoot
-) -> None:
-    state = begun(process)
-    commit_and_settle(state)
-    break_storage(process, root, state)
-    process.clock.pauses = ATTEMPTS - 1
-    tried = root.attempts
-    with pytest.raises(StorageError, match="the disk is full") as caught:
-        state.flush()
-    assert root.attempts == tried + ATTEMPTS
-    assert "commit, 1, " in str(caught.value)
-    assert root.published == [CommitId(1, 1)]
-    assert state.last_commit == CommitId(1, 2)
-
-
-def test_flush_with_a_timeout_gives_up_when_it_is_over(process: Process, root: FakeRoot) -> None:
-    state = begun(process)
-    break_storage(process, root, state)
-    process.clock.pauses = 2
-    block(root)
-    process.clock.impatient = True
-    with pytest.raises(FlushTimeoutError, match="the disk is full"):
-        state.flush(timeout=20)
-    root.gate.set()
-
-
 def test_a_storage_that_is_away_when_a_job_starts_is_tried_again(process: Process, root: FakeRoot) -> None:
     root.refusals = ATTEMPTS - 1
     process.clock.impatient = True
     begun(process)
     assert root.claims() == ["claims/g0001.json"]
-
-
-def test_a_storage_that_stays_away_when_a_job_starts_is_an_error(process: Process, root: FakeRoot) -> None:
-    root.refusals = FOR_EVER
-    process.clock.impatient = True
-    with pytest.raises(StorageError, match="no route to the host"):
-        begun(process)
 
 
 # -- slow storage --------------------------------------------------------------------------------------------
@@ -441,21 +274,6 @@ def limited(process: Process, **settings: object) -> State:
     return state
 
 
-def test_a_job_whose_storage_fails_for_too_long_stops(process: Process, root: FakeRoot) -> None:
-    state = limited(process)
-    commit_and_settle(state)
-    break_storage(process, root, state)
-    process.clock.advance(99)
-    state.commit()
-    process.clock.advance(2)
-    with pytest.raises(DurableAgeError, match=" 101 s") as caught:
-        state.commit()
-    for part in ("HVDRECOVER_MAX_DURABLE_AGE", " 100 s", "the disk is full", "commit, 1, "):
-        assert part in str(caught.value)
-    with pytest.raises(StorageError):
-        state.check_host_updates()
-
-
 def test_a_job_whose_storage_hangs_for_too_long_stops(process: Process, root: FakeRoot) -> None:
     state = limited(process)
     block(root)
@@ -472,25 +290,6 @@ def test_a_job_whose_storage_hangs_for_too_long_stops(process: Process, root: Fa
         state.flush()
     state._session.durable.settle()
     root.gate.set()
-
-
-def test_all_ranks_of_an_elastic_job_stop_together(root: FakeRoot) -> None:
-    def body(process: Process) -> str:
-        state = limited(process)
-        if process.world.rank() == 0:
-            break_storage(process, root, state)
-            process.clock.advance(101)
-        else:
-            state.commit(durable=True)
-        with pytest.raises((DurableAgeError, StoppedError)) as caught:
-            state.commit()
-        process.world.allgather([0], "all are there still")
-        process.end()
-        return str(caught.value)
-
-    first, *others = on_ranks(3, body)
-    assert "HVDRECOVER_MAX_DURABLE_AGE" in first
-    assert all("rank 0 " in other and "(DurableAgeError)" in other for other in others)
 
 
 def test_all_ranks_of_a_job_that_was_replaced_stop_together(root: FakeRoot, roots: FakeRoots) -> None:
@@ -514,76 +313,3 @@ def test_all_ranks_of_a_job_that_was_replaced_stop_together(root: FakeRoot, root
         first[0] == other[0] == "FencedError"
     )  # so whoever hears of either ends the job for the same reason
     assert "StoppedError" in other
-
-
-@pytest.mark.parametrize("every_commits", [1, 100])
-def test_a_job_that_was_replaced_stops_at_the_first_commit_that_knows(
-    process: Process, root: FakeRoot, roots: FakeRoots, every_commits: int
-) -> None:
-    state = begun(process, every_commits=every_commits)
-    state.commit()
-    state.flush()
-    block(root)
-    state.commit(durable=True)
-    wait_until_blocked(root)
-    store_of(roots).claim_next()
-    root.gate.set()
-    assert state._session.durable._writer is not None
-    with pytest.raises(FencedError):
-        state._session.durable._writer.wait()
-    for _ in range(2):
-        with pytest.raises(FencedError, match="generation 2 "):
-            state.commit()
-    assert root.published == [CommitId(1, 1)]
-
-
-def test_a_rank_that_its_own_job_continued_without_writes_again_after_a_rendezvous(
-    process: Process, root: FakeRoot, roots: FakeRoots
-) -> None:
-    state = begun(process)
-    block(root)
-    state.commit()
-    wait_until_blocked(root)
-    events = Events(None, "host", process.clock)
-    others = Store(
-        roots.open(URL),
-        keep=3,
-        job=state._session.context.place.job,
-        host="other",
-        events=events,
-        clock=process.clock,
-    )
-    assert others.claim_next() == 2
-    root.gate.set()
-    assert state._session.durable._writer is not None
-    with pytest.raises(FencedError):
-        state._session.durable._writer.wait()
-    for _ in range(2):
-        state.sync()  # once for each generation
-    state.commit()
-    state.flush()
-    assert root.published == [CommitId(3, 2)]
-
-
-def test_a_root_that_has_vanished_is_not_made_anew_when_rank_0_changes(
-    process: Process, root: FakeRoot
-) -> None:
-    state = begun(process)
-    state.commit()
-    state.flush()
-    root.files.clear()
-    state._session.durable.retire()  # rank 0 is another process from now on, which has never claimed anything
-    state.sync()
-    state.commit()
-    with pytest.raises(StorageError, match="claims/ "):
-        state.flush()
-    assert root.files == {}
-
-
-def test_settling_waits_for_the_write_in_flight_and_raises_nothing(process: Process, root: FakeRoot) -> None:
-    state = begun(process)
-    root.failures = 1
-    state.commit()
-    state._session.durable.settle()
-    assert state._session.durable._writer is not None
-    assert state._session.durable._writer.in_flight is None

@@ -111,13 +111,6 @@ def test_other_collectives_are_refused_by_name(
     assert (caught.value.call, hvd.calls) == (call, [])
 
 
-def test_process_sets_are_not_added_before_the_training_function(driver: Driver) -> None:
-    hvd = torch()
-    startup.watch_early_collectives(hvd, driver("2"))
-    with pytest.raises(EarlyCollectiveError):
-        hvd.add_process_set([0])
-
-
 def test_a_watch_of_virtual_ranks_outlasts_the_beginning_of_the_training_function(driver: Driver) -> None:
     hvd = torch()
     startup.watch_early_collectives(hvd, driver("2"))
@@ -133,13 +126,6 @@ def test_a_watch_of_virtual_ranks_outlasts_the_beginning_of_the_training_functio
     assert (called, len(hvd.calls)) == (["allreduce"], 1)
 
 
-def test_functions_that_are_no_collectives_are_left_alone(driver: Driver) -> None:
-    hvd = torch()
-    startup.watch_early_collectives(hvd, driver("2"))
-    hvd.mpi_ops.mpi_lib.horovod_torch_poll()
-    assert hvd.calls == ["horovod_torch_poll"]
-
-
 @pytest.mark.parametrize(
     ("answer", "rejoins", "joins"),
     [("1", True, False), ("2", False, True), (None, True, True), (None, False, False)],
@@ -150,14 +136,6 @@ def test_the_driver_knows_whether_the_job_runs_else_the_guardian(
     hvd = torch()
     startup.watch_early_collectives(hvd, dataclasses.replace(driver(answer), rejoins=rejoins))
     assert (hvd.broadcast_object("mine") == "mine") == joins
-
-
-def test_nobody_is_asked_before_the_rendezvous(driver: Driver) -> None:
-    hvd = torch()
-    hvd.ready = False
-    startup.watch_early_collectives(hvd, driver("2"))
-    hvd.broadcast_parameters({})
-    assert hvd.calls == ["broadcast_parameters"]  # Horovod's own says that it is not initialized
 
 
 def test_from_the_training_function_on_all_are_horovods_own(driver: Driver) -> None:

@@ -48,16 +48,3 @@ np.random.random(2000)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and re.fullmatch(f"numpy.* {place}\n", done.stdout)
-
-
-@pytest.mark.parametrize("place", [5, -1])
-def test_other_generators_have_buffers_too(place: int) -> None:
-    before = np.random.mtrand._rand._bit_generator
-    np.random.set_bit_generator(np.random.Philox(1))
-    try:
-        state = np.random.get_state(legacy=False)
-        streams.set_numpy(state)
-        with pytest.raises(ValueError, match=f"{place}"):
-            streams.set_numpy({**state, "buffer_pos": place})
-    finally:
-        np.random.set_bit_generator(before)

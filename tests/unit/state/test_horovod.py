@@ -109,16 +109,6 @@ def test_who_takes_anothers_place_begins_alone_and_asks_for_it_afterwards(
     assert os.environ["HOROVOD_RANK"] == "1"
 
 
-def test_an_interrupt_never_asks_to_skip_the_rendezvous() -> None:
-    interrupt = horovod.hosts_updated()
-    assert isinstance(interrupt, HostsUpdatedInterrupt)
-    assert not interrupt.skip_sync
-
-
-def test_the_version_is_that_of_the_installed_package() -> None:
-    assert horovod.version().startswith("0.")
-
-
 @pytest.mark.parametrize(
     ("text", "name"),
     [

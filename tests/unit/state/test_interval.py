@@ -2,20 +2,27 @@
 
 import pytest
 
-from hvdrecover.state.interval import best
+from hvdrecover.state.interval import best, cost_of_write
 
 HOUR = 3600.0
 
 
 @pytest.mark.parametrize(
-    ("stall", "mtbf", "least", "interval"),
+    ("stall", "mtbf", "write", "interval"),
     [
-        (0.5, 24 * HOUR, 1.0, (pytest.approx(294.4, abs=0.1), "optimum")),
-        (300.0, 24 * HOUR, 1.0, (30000.0, "cap")),
-        (0.5, 24 * HOUR, 600.0, (600.0, "least")),
-        (0.0, 24 * HOUR, 7.0, (7.0, "least")),
-        (0.5, 0.0, 1.0, (50.0, "cap")),
+        (0.5, 24 * HOUR, 0.5, 294.4),
+        (300.0, 24 * HOUR, 300.0, 30000.0),
+        (0.5, 24 * HOUR, 300.0, 600.0),
+        (0.5, 0.0, 0.5, 50.0),
     ],
 )
-def test_the_interval_that_loses_least(stall, mtbf, least, interval):
-    assert best(stall, mtbf, least=least) == interval
+def test_the_interval_that_loses_least(stall, mtbf, write, interval):
+    assert best(stall, mtbf, write) == pytest.approx(interval, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("clean", "beside", "cost"),
+    [([1.0] * 3, [2.0], 5.0), ([1.0] * 3, [1.0], 0.1), ([1.0] * 2, [2.0], 10.0), ([1.0] * 3, [], 10.0)],
+)
+def test_a_write_costs_the_share_by_which_training_is_slower_beside_it(clean, beside, cost):
+    assert cost_of_write(clean, beside, 10.0) == pytest.approx(cost)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover import error_kinds
 from hvdrecover.checkpoint import near_root
@@ -17,7 +16,6 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.errors import EmptiedRootError, StoppedError
 from hvdrecover.guard.settings import Guard
-from hvdrecover.machine import Available
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots
@@ -82,11 +80,6 @@ def test_a_job_whose_processes_all_died_resumes_from_the_newest_near_commit(
     assert job(near, 0, guard=guard) == [(8, CommitId(3, 8), [8.0, -8.0])] * 2
 
 
-def test_another_job_at_the_root_resumes_from_there_too(near: Path) -> None:
-    job(near, 5)
-    assert job(near, 0, job=OTHER) == [(5, CommitId(2, 5), [5.0, -5.0])] * 2
-
-
 def test_a_job_that_was_replaced_does_not_come_back_through_its_near_root(near: Path, tmp_path: Path) -> None:
     job(near, 5)
     elsewhere = tmp_path / "other host"
@@ -113,34 +106,6 @@ def test_a_root_that_was_emptied_or_unmounted_costs_no_near_commit(near: Path, r
     del roots.by_url[URL]  # on purpose, and with what the error names
     shutil.rmtree(near_root.folder(str(near), URL))
     assert [began[0] for began in job(near, 0)] == [0, 0]
-
-
-def test_a_job_that_ended_before_it_wrote_anything_has_replaced_nobody(near: Path, tmp_path: Path) -> None:
-    job(near, 5)
-    job(tmp_path / "other host", 0, job=OTHER)
-    assert [began[0] for began in job(near, 0, job="c" * 32)] == [5, 5]
-
-
-def test_a_process_restarted_beside_others_takes_part_in_the_election(near: Path) -> None:
-    def body(process: Process) -> Any:
-        state = made(process, near)
-        state.sync()
-        train(state, 4)
-        if process.world.rank() == 0:  # its process is lost, and another one comes
-            dies(state)
-            process.world.shutdown()
-            process.world.init()
-            state = made(process, near)
-        else:
-            process.world.shutdown()
-            process.world.init()
-        state.sync()
-        train(state, 1)
-        began = (state.step, state.last_commit, state.model.weights["w"].tolist())
-        dies(state)
-        return began
-
-    assert on_ranks(2, body) == [(5, CommitId(2, 5), [5.0, -5.0])] * 2
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -172,50 +137,6 @@ def test_a_process_that_is_restarted_takes_the_commit_from_its_hosts_memory(near
         return began, [name for name in sent if "snapshot" in name]
 
     assert on_ranks(2, body) == [((4, CommitId(2, 4), [4.0, -4.0]), [])] * 2
-
-
-def test_without_more_memory_a_resumed_commit_stays_what_it_is(near: Path) -> None:
-    job(near, 2)
-
-    def body(process: Process) -> Any:
-        state = made(process, near)
-        state.sync()
-        memory = state._session.memory
-        if memory.arenas.near is not None:
-            memory.arenas.near.acquire = lambda layouts, pinned: None  # type: ignore[method-assign]
-        assert memory.newest is not None
-        resumed = memory.newest.arenas["model"]
-        before = resumed.buffer.tobytes()
-        train(state, 1)
-        dies(state)
-        return state.step, resumed.buffer.tobytes() == before
-
-    assert on_ranks(1, body) == [(3, True)]
-
-
-def test_a_commit_that_was_not_sealed_is_sent(near: Path) -> None:
-    def body(process: Process) -> Any:
-        state = made(process, near)
-        state.sync()
-        train(state, 3)
-        if process.world.rank() == 0:
-            state._session.durable.near.offer = lambda: None  # type: ignore[method-assign]  # killed before that
-        state.step += 1
-        state.commit()
-        if process.world.rank() == 0:
-            dies(state)
-        process.world.shutdown()
-        process.world.init()
-        if process.world.rank() == 0:
-            state = made(process, near)
-        state.sync()
-        resumed = state.step, state.model.weights["w"].tolist()
-        train(state, 1)
-        dies(state)
-        return resumed, state.step
-
-    assert on_ranks(2, body) == [((4, [3.0, -3.0]), 5)] * 2
-    assert sealed(near)[-1] == CommitId(2, 5).name
 
 
 def test_a_finished_job_leaves_nothing(near: Path) -> None:
@@ -250,82 +171,6 @@ def test_commits_with_bad_numbers_are_not_sealed(near: Path) -> None:
     assert [began[0] for began in job(near, 0)] == [2, 2]
 
 
-def test_two_states_of_one_process_have_near_roots_of_their_own(near: Path) -> None:
-    urls = [f"{URL}-one", f"{URL}-other"]
-
-    def body(process: Process) -> Any:
-        config = dataclasses.replace(CONFIG, job=JOB, local_rank=process.world.rank())
-        states = []
-        for url in urls:
-            settings = Checkpoint(url, every_commits=1000, near=str(near))
-            states.append(process.state(settings, config=config, model=FakeModel(w=[1.0, 2.0]), step=0))
-            states[-1].sync()
-        began = [state.step for state in states]
-        for number, state in enumerate(states):
-            train(state, 3 + number)
-        for state in states:
-            dies(state)
-        return began
-
-    assert on_ranks(2, body) == [[0, 0]] * 2
-    assert {each.url for each in near_root.roots(str(near))} == set(urls)
-    assert on_ranks(2, body) == [[3, 4]] * 2
-
-
-@pytest.mark.parametrize("lost", ["hvdrecover.near", "hvdrecover.header"])
-def test_a_rank_that_is_lost_during_the_agreement_costs_nothing_of_it(near: Path, lost: str) -> None:
-    job(near, 5)
-
-    def body(process: Process) -> Any:
-        state = made(process, near)
-        sent = process.world.gather if lost == "hvdrecover.near" else process.world.broadcast
-        failed = False
-
-        def fails_once(*arguments: Any) -> Any:
-            nonlocal failed
-            if not failed and lost in arguments[-1]:
-                failed = True
-                raise HorovodInternalError("a rank was lost")
-            return sent(*arguments)
-
-        setattr(process.world, sent.__name__, fails_once)
-        with pytest.raises(HorovodInternalError):
-            state.sync()
-        state.restore()  # to what it has begun with, or to what it has loaded
-        state.sync()
-        began = (state.step, state.model.weights["w"].tolist())
-        dies(state)
-        return began
-
-    assert on_ranks(1, body) == [(5, [5.0, -5.0])]
-
-
-def test_what_was_sealed_before_stays_until_this_start_has_sealed_a_commit(near: Path) -> None:
-    def killed(process: Process) -> None:
-        state = made(process, near)
-        state.sync()
-        train(state, 4)
-        state._session.durable.near.offer = lambda: None  # type: ignore[method-assign]
-        state.step += 1
-        state.commit(durable=True)
-        state.flush()
-        dies(state)
-
-    def resumed(process: Process) -> Any:
-        state = made(process, near)
-        offer, state._session.durable.near.offer = state._session.durable.near.offer, lambda: None  # type: ignore[method-assign]
-        state.sync()
-        state._session.durable.near.settle(30)
-        before = sealed(near)
-        state._session.durable.near.offer = offer  # type: ignore[method-assign]
-        train(state, 2)
-        dies(state)
-        return state.step, before, sealed(near)[-1]
-
-    on_ranks(1, killed)
-    assert on_ranks(1, resumed) == [(7, ["g0001-c00000004"], "g0002-c00000007")]
-
-
 def sealed(near: Path) -> list[str]:
     """The names of the near commits, oldest first."""
     return sorted(path.parent.name for path in near.glob("*/*/g*/MANIFEST.json"))
@@ -349,35 +194,3 @@ def test_a_near_commit_counts_if_the_newer_durable_one_is_damaged(near: Path, ro
     assert damaged in files
     files[damaged] = files[damaged][:-1] + b"?"
     assert job(near, 0) == [(3, CommitId(2, 3), [3.0, -3.0])] * 2
-
-
-def test_where_the_near_tier_has_no_room_a_commit_waits_for_the_write_before_it(
-    near: Path, roots: FakeRoots, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(near_root, "refusal", lambda *facts: "there is too little")
-
-    def body(process: Process) -> Any:
-        config = dataclasses.replace(CONFIG, job=JOB, local_rank=0)
-        state = process.state(
-            Checkpoint(URL, near=str(near)), config=config, model=FakeModel(w=[1.0, 2.0]), step=0
-        )
-        state.sync()
-        state._session.durable.near.settle(30)
-        state._session.memory.room = lambda: Available(0, limited=True)
-        waited, vacate = [], state._session.memory.vacate
-
-        def after_the_gate_opens() -> None:
-            waited.append(state.step)
-            roots[URL].gate.set()
-            vacate()
-
-        state._session.memory.vacate = after_the_gate_opens
-        roots[URL].gate.clear()
-        train(state, 1)
-        assert roots[URL].at_the_gate.wait(HANG_SECONDS)
-        train(state, 1)
-        state.flush()
-        dies(state)
-        return waited
-
-    assert on_ranks(1, body) == [[2]]

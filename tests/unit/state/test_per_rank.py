@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from hvdrecover.errors import MismatchError, PerRankError
-from hvdrecover.guard.settings import Guard
 from hvdrecover.state import loading
 from hvdrecover.state.random import Randomness
-from hvdrecover.state.rank_local import Carried, OnResize, PerRank
+from hvdrecover.state.rank_local import OnResize, PerRank
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeFramework, FakeGenerator, FakeModel, FakeSchedule
@@ -123,12 +122,6 @@ def visits(rng: Randomness, checkpoint: str | None = None) -> int:
 # -- faults -----------------------------------------------------------------------------------------------
 
 
-def test_ranks_have_different_values() -> None:
-    first, second = undisturbed("reseed")
-    assert first["w"] == second["w"]
-    assert first["losses"] != second["losses"]
-
-
 @pytest.mark.parametrize("action", ["kill", "kill_after", "cut"])
 @pytest.mark.parametrize("rank", range(2))
 @pytest.mark.parametrize("rng", ["reseed", "store"])
@@ -149,59 +142,6 @@ def test_the_whole_job_killed_at_any_collective(rng: Randomness) -> None:
         url = f"fake://killed-{rng}-{nth}"
         FakeJob(Script(url, rng), 2, [fail_at(nth % 2, "", nth, action="kill_all")]).run()
         assert FakeJob(Script(url, rng), 2).results() == expected, nth
-
-
-def test_a_restored_value_is_this_ranks_of_the_commit() -> None:
-    def body(process: Process) -> Any:
-        state = process.state(losses=PerRank([process.world.rank()]), shard=PerRank(FakeSchedule()))
-        state.sync()
-        state.shard.value.steps = 10 + process.world.rank()
-        state.commit()
-        state.losses.value.append(99)
-        state.shard.value.steps = 0
-        state.restore()
-        return state.losses.value, state.shard.value.steps
-
-    assert on_ranks(2, body) == [([0], 10), ([1], 11)]
-
-
-def test_a_save_that_no_rank_was_told_of_lacks_the_lost_ranks_value() -> None:
-    def main(world: FakeWorld) -> Any:
-        world.init()
-        state = Process(world).state(losses=PerRank(world.rank()))
-        if not world.newcomer:
-            state.sync()
-            state.commit()
-            state.save()
-            with pytest.raises(Exception, match="a rank was lost"):
-                world.allgather([0], "loss")
-            world.shutdown()
-            world.init()
-        state.sync()
-        return state.losses.value
-
-    outcomes = FakeJob(main, 2, [fail_at(1, "loss", replacement="in_place")]).run()
-    errors = [str(each.error) for each in outcomes if each.error is not None]
-    assert [each.result for each in outcomes if each.status == "returned"] == [0]
-    (error,) = errors
-    assert re.match(r"state\.losses: .* rank 1; state\.save\(\) .* state\.commit\(\)", error)
-
-
-def test_a_heal_leaves_values_where_they_are() -> None:
-    """The loop that runs has taken an iterator, which would not hear of it."""
-
-    def body(process: Process) -> int:
-        rank, size = process.world.rank(), process.world.size()
-        shard = Shard(rank, size, process.generator)
-        guard = Guard(parameters_every_commits=1, on_divergence="heal")
-        state = process.state(guard=guard, model=FakeModel(w=[1.0]), data=PerRank(shard))
-        state.sync()
-        state.model.weights["w"] += rank == 2
-        state.commit()
-        assert state.model.weights["w"].tolist() == [1.0]
-        return shard.loaded
-
-    assert on_ranks(3, body) == [0, 0, 0]
 
 
 # -- other ranks ------------------------------------------------------------------------------------------
@@ -226,10 +166,6 @@ def resized(rank_of: Callable[[FakeWorld], Any], *faults: Fault, verb: str = "co
         return training(state)
 
     return FakeJob(main, 2, faults).results()
-
-
-def shared(states: list[int], rank: int, size: int) -> Any:
-    return [rank, size, *states]
 
 
 @pytest.mark.parametrize("verb", ["commit", "check_host_updates"])
@@ -262,62 +198,9 @@ def test_without_a_word_of_the_script_it_is_an_error_on_all_ranks() -> None:
     assert "on_resize=" in str(outcomes[0].error)
 
 
-def test_a_durable_commit_of_another_number_of_ranks_is_an_error_without_a_word_of_the_script() -> None:
-    def commit(process: Process) -> None:
-        state = process.state(URL, losses=PerRank(process.world.rank()))
-        state.sync()
-        state.commit()
-        state.flush()
-
-    def refused(process: Process) -> str:
-        state = process.state(URL, losses=PerRank(0))
-        with pytest.raises(PerRankError) as error:
-            state.sync()
-        return str(error.value)
-
-    on_ranks(2, commit)
-    (message,) = on_ranks(1, refused)
-    assert re.match(r"state\.losses: 2 ranks .* rank 0 of 1\. .* 2 ranks", message)
-
-
 def test_a_finished_run_is_finished_for_any_number_of_ranks() -> None:
     FakeJob(Script(URL), 2).results()
     assert len(FakeJob(Script(URL), 3).results()) == 3
-
-
-def test_reset_callbacks_may_change_what_a_resized_commit_was_loaded_into() -> None:
-    def commit(process: Process) -> None:
-        state = process.state(URL, losses=PerRank(process.world.rank()))
-        state.sync()
-        state.commit()
-        state.flush()
-
-    def resume(process: Process) -> Any:
-        state = process.state(URL, losses=PerRank(None, shared))
-        state.register_reset_callbacks([lambda: None])
-        state.sync()
-        first = state.losses.value
-        state.restore()
-        return first, state.losses.value
-
-    on_ranks(2, commit)
-    assert on_ranks(3, resume) == [([rank, 3, 0, 1], [rank, 3, 0, 1]) for rank in range(3)]
-
-
-def test_a_loader_made_for_another_rank_is_not_loaded_into() -> None:
-    shard = PerRank(FakeSchedule())
-    shard.keep(Carried((2,), 4))
-    states = {rank: {"steps": rank} for rank in range(4)}
-    with pytest.raises(PerRankError, match=r"^state\.data: .*\(2, 4\).* rank 0 of 4"):
-        shard.resume("state.data", states, 4, Carried((0,), 4))
-    shard.value = FakeSchedule()  # made anew, as by a reset callback
-    shard.resume("state.data", states, 4, Carried((0,), 4))
-    assert shard.value.steps == 0
-    shard.resume("state.data", states, 4, Carried((0,), 4))
-    counter = PerRank(7)
-    counter.keep(Carried((2,), 4))
-    counter.resume("state.losses", {0: "rank 0's"}, 4, Carried((0,), 4))
-    assert counter.value == "rank 0's"
 
 
 @pytest.mark.parametrize(("remove", "size"), [((), 3), ((1,), 2)])

@@ -7,17 +7,11 @@ import pytest
 from hvdrecover.state.random import stream
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeFramework, FakeGenerator, FakeLoader, FakeModel, FakeSampler
-from tests.fakes.world import FakeJob, FakeWorld, change_at, fail_at
-from tests.unit.state.jobs import URL, Process, initialised, on_ranks
+from tests.unit.state.jobs import URL, Process, on_ranks
 
 
 def draws(generator: FakeGenerator, number: int = 3) -> list[int]:
     return [generator.draw() for _ in range(number)]
-
-
-def seed_of(state: State) -> int:
-    assert state._session.memory.newest is not None
-    return int(state._session.memory.newest.state["random"]["seed"])
 
 
 # -- streams --------------------------------------------------------------------------------------------
@@ -40,74 +34,6 @@ def test_a_stream_is_the_same_for_ever() -> None:
     assert stream(2**62, 10, 1)("torch") == 4034363443597322819
 
 
-# -- reseed ---------------------------------------------------------------------------------------------
-
-
-def test_the_run_seed_is_drawn_from_rank_0() -> None:
-    def body(process: Process) -> int:
-        process.generator.state = process.world.rank()
-        state = process.state()
-        state.sync()
-        return seed_of(state)
-
-    expected = FakeFramework(0).draw_seed()
-    assert on_ranks(3, body) == [expected] * 3
-
-
-def test_each_rank_begins_the_stream_of_each_commit() -> None:
-    def body(process: Process) -> list[int]:
-        state = process.state(step=0)
-        state.sync()
-        states = [process.generator.state]
-        for verb in (state.commit, state.save):
-            draws(process.generator)
-            state.step += 1
-            verb()
-            states.append(process.generator.state)
-        return states
-
-    seed = FakeFramework().draw_seed()
-    expected = [[stream(seed, commit, rank)("fake") for commit in range(3)] for rank in range(2)]
-    assert on_ranks(2, body) == expected
-
-
-def test_a_save_before_a_rendezvous_leaves_the_generators_alone(process: Process) -> None:
-    before = process.generator.state
-    state = process.state()
-    state.save()
-    state.restore()
-    assert process.generator.state == before
-
-
-def test_going_back_to_a_commit_begins_its_stream_again(process: Process) -> None:
-    state = process.state()
-    state.sync()
-    state.commit()
-    first = draws(process.generator)
-    state.restore()
-    assert draws(process.generator) == first
-
-
-def test_a_rank_that_joins_has_a_stream_of_its_own() -> None:
-    found: dict[tuple[int, int], int] = {}
-
-    def body(process: Process) -> None:
-        state = process.state(step=0)
-        if not process.world.newcomer:
-            state.sync()
-            state.step = 1
-            state.save()
-            process.world.allgather([0], "change")
-            process.world.shutdown()
-            process.world.init()
-        state.sync()
-        found[process.world.rank(), process.world.size()] = process.generator.state
-
-    FakeJob(initialised(body), 1, [change_at(0, "change", add=2)]).results()
-    seed = FakeFramework().draw_seed()
-    assert found == {(rank, 3): stream(seed, 1, rank)("fake") for rank in range(3)}
-
-
 # -- a data loader draws when its iterator is made -------------------------------------------------------
 
 
@@ -116,15 +42,6 @@ def loaded(process: Process, **attributes: Any) -> tuple[State, FakeLoader]:
     state = process.state(sampler=sampler, **attributes)
     state.sync()
     return state, FakeLoader(sampler, 2, process.generator)
-
-
-def test_an_iterator_made_anew_right_at_a_commit_does_not_move_the_stream(process: Process) -> None:
-    state, loader = loaded(process)
-    state.sampler.order.record(2)
-    state.commit()
-    at_the_commit = process.generator.state
-    next(iter(loader))
-    assert process.generator.state == at_the_commit
 
 
 def test_at_the_boundary_of_epochs_a_resumed_run_draws_what_an_undisturbed_one_does(process: Process) -> None:
@@ -150,29 +67,6 @@ def own_streams(process: Process) -> State:
     """A state that stores the user's own streams; each rank's is seeded with 100 plus its rank."""
     process.generator.state = 100 + process.world.rank()
     return process.state(URL, rng="store", model=FakeModel(w=0.0))
-
-
-def test_the_users_own_streams_continue_through_rendezvous_and_commits() -> None:
-    def body(process: Process) -> list[int]:
-        state = own_streams(process)
-        found = []
-        for verb in (state.sync, state.commit, state.save, state.sync):
-            verb()
-            found += draws(process.generator, 1)
-        return found
-
-    generators = [FakeGenerator(100), FakeGenerator(101)]
-    assert on_ranks(2, body) == [draws(generator, 4) for generator in generators]
-
-
-def test_going_back_to_a_commit_sets_the_users_own_streams(process: Process) -> None:
-    state = own_streams(process)
-    state.sync()
-    draws(process.generator)
-    state.commit()
-    first = draws(process.generator)
-    state.restore()
-    assert draws(process.generator) == first
 
 
 def resumed(size: int, *, finished: bool = False) -> list[list[int]]:
@@ -215,53 +109,3 @@ def test_a_rank_that_no_commit_knows_has_a_seeded_stream() -> None:
     assert results[:2] == [own_draws(0), own_draws(1)]
     seed = FakeFramework(100).draw_seed()
     assert results[2] == draws(FakeGenerator(stream(seed, 1, 2)("fake")))
-
-
-def test_when_a_rank_is_lost_only_its_stream_is_seeded_anew() -> None:
-    def main(world: FakeWorld) -> list[int]:
-        world.init()
-        process = Process(world)
-        state = own_streams(process)
-        if world.newcomer:
-            process.generator.state = 0
-        else:
-            state.sync()
-            draws(process.generator, 5)
-            state.model.weights["w"] += 1.0
-            state.save()
-            with pytest.raises(Exception, match="a rank was lost"):
-                world.allgather([0], "loss")
-            world.shutdown()
-            world.init()
-        state.sync()
-        return draws(process.generator)
-
-    results = FakeJob(main, 3, [fail_at(1, "loss", replacement="in_place")]).results()
-    assert (results[0], results[2]) == (own_draws(0), own_draws(2))
-    seed = FakeFramework(100).draw_seed()
-    assert results[1] == draws(FakeGenerator(stream(seed, 1, 1)("fake")))
-
-
-def test_right_at_a_commit_an_iterator_does_not_move_the_users_own_streams(process: Process) -> None:
-    sampler = FakeSampler(8)
-    state = process.state(rng="store", sampler=sampler)
-    state.sync()
-    draws(process.generator)
-    state.commit()
-    at_the_commit = process.generator.state
-    next(iter(FakeLoader(sampler, 2, process.generator)))
-    assert process.generator.state == at_the_commit
-
-
-def test_what_others_send_at_a_commit_is_read_only_when_it_is_asked_for() -> None:
-    def body(process: Process) -> tuple[bool, list[str], bool]:
-        state = process.state(rng="store", model=FakeModel(w=0.0))
-        state.sync()
-        state.commit()
-        assert state._session.memory.newest is not None
-        states = state._session.memory.newest.state["random"]["states"]
-        unread = "_states" not in vars(states)
-        state.restore()
-        return unread, list(states), "_states" in vars(states)
-
-    assert on_ranks(3, body) == [(True, ["0", "1", "2"], True)] * 3

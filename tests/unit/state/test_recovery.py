@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,9 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.guard.votes import vote
 from hvdrecover.heartbeat import Page
 from hvdrecover.state import rendezvous
-from hvdrecover.state.adapter import gather_json
-from hvdrecover.state.election import Election, Left, Published, Standing, elect, revive
+from hvdrecover.state.election import Election, Published, Standing, elect, revive
 from hvdrecover.state.hooks import Agreement, Hooks, Moment
 from hvdrecover.state.liveness import Liveness
 from tests.fakes.world import FakeJob, FakeWorld, Fault, current_world
@@ -78,20 +76,20 @@ def test_near_commits_are_elected_as_memories_are(published: list[Published], ex
 @pytest.mark.parametrize(
     ("left", "durable", "expected"),
     [
-        ([None, Left(C4, "a")], (C3, 2), 1),
-        ([Left(C4, "a"), Left(C4, "a")], (C3, 2), 0),
-        ([Left(C3, "a"), None], (C3, 2), 0),  # the same commit: near by is nearer
-        ([Left(C3, "a"), None], (C4, 2), None),
-        ([Left(C4, "a"), None], (None, 0), 0),
-        ([Left(C4, "b"), None], (C3, 2), None),  # another job has taken the root since
+        ([(None, ""), (C4, "a")], (C3, 2), 1),
+        ([(C4, "a"), (C4, "a")], (C3, 2), 0),
+        ([(C3, "a"), (None, "")], (C3, 2), 0),  # the same commit: near by is nearer
+        ([(C3, "a"), (None, "")], (C4, 2), None),
+        ([(C4, "a"), (None, "")], (None, 0), 0),
+        ([(C4, "b"), (None, "")], (C3, 2), None),  # another job has taken the root since
         # Once it trains, each start counts its generations by itself: the later start goes first.
-        ([Left(CommitId(9, 1), "a"), Left(CommitId(5, 4), "c")], (C3, 2), 1),
-        ([Left(CommitId(9, 1), "a"), None], (CommitId(5, 2), 5), None),
-        ([Left(C4, ""), None], (None, 0), None),
+        ([(CommitId(9, 1), "a"), (CommitId(5, 4), "c")], (C3, 2), 1),
+        ([(CommitId(9, 1), "a"), (None, "")], (CommitId(5, 2), 5), None),
+        ([(C4, ""), (None, "")], (None, 0), None),
     ],
 )
 def test_a_near_commit_counts_if_nothing_newer_is_durable(
-    left: list[Left | None], durable: tuple[CommitId | None, int], expected: int | None
+    left: list[tuple[CommitId | None, str]], durable: tuple[CommitId | None, int], expected: int | None
 ) -> None:
     assert revive(left, Standing({"a": 2, "c": 5}, *durable)) == expected
 
@@ -158,23 +156,3 @@ def test_a_large_snapshot_is_passed_on_in_the_same_pieces(monkeypatch: pytest.Mo
     weights = [float(number) for number in range(2000)]
     found = receive_or_keep({1: snapshot_of(*weights)}, snapshot_of(*weights))
     assert found[2][1].snapshot.arenas["model"].bytes_of("w").view(np.float64).tolist() == weights
-
-
-def test_values_of_different_lengths_are_gathered() -> None:
-    def body(world: FakeWorld) -> list[Any]:
-        return gather_json(world, {"rank": "x" * 50 * world.rank(), "ü": None}, "values")
-
-    expected = [{"rank": "x" * 50 * rank, "ü": None} for rank in range(3)]
-    assert on_ranks(3, body) == [expected] * 3
-
-
-@pytest.mark.parametrize(
-    ("commits", "ballots", "root"),
-    [([2, 2, 2], "aab", 0), ([2, 2, 2], "abb", 1), ([2, 2, 1], "bac", 0), ([1, 2, 1], "abb", 1)],
-)
-def test_memories_that_differ_are_outvoted(commits: list[int], ballots: str, root: int) -> None:
-    def prefer(holders: Sequence[int]) -> list[int]:
-        return [holders[place] for place in vote([ballots[rank] for rank in holders]).right]
-
-    election = elect([Published(CommitId(1, commit)) for commit in commits], prefer)
-    assert (election.root, election.newest) == (root, CommitId(1, 2))

@@ -2,60 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from hvdrecover import events, heartbeat
+from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.record import Record
 from hvdrecover.state import rendezvous
 from hvdrecover.state.hooks import Agreement
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
-from tests.fakes.framework import FakeModel, FakeSampler
-from tests.fakes.world import FakeJob, Fault, fail_at
-from tests.support.jobs import read_events
-from tests.unit.state.jobs import URL, Process, initialised
-
-
-def events_of(folder: Path, size: int, *faults: Fault) -> list[dict[str, Any]]:
-    """The events of a job of two steps, with a commit after each."""
-
-    record = Record(folder)
-
-    def body(process: Process) -> None:
-        state = process.state(URL, model=FakeModel(w=0.0), sampler=FakeSampler(5), step=0)
-
-        @run
-        def train(state: State) -> None:
-            while state.step < 2:
-                process.world.allgather([0], "step")
-                list(state.sampler)
-                state.step += 1
-                state.commit()
-                state.flush()
-
-        train(state)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(events, "Pipe", lambda _: record)  # as if each rank had a guardian
-        patch.setattr(heartbeat, "event_pipe", lambda: 0)
-        FakeJob(initialised(body), size, faults).run()
-    return read_events(folder)
-
-
-def of_kind(events: list[dict[str, Any]], kind: str, *facts: str) -> list[tuple[Any, ...]]:
-    found = {tuple(event[fact] for fact in facts) for event in events if event["kind"] == kind}
-    return sorted(found)
-
-
-def test_every_rank_reports_every_rendezvous(tmp_path: Path) -> None:
-    events = events_of(tmp_path, 2, fail_at(0, "step", 2))
-    facts = of_kind(events, "sync", "generation", "rank", "source", "commit", "size")
-    assert facts == [(1, 0, "initial", 0, 2), (1, 1, "initial", 0, 2), (2, 0, "memory", 1, 1)]
+from tests.fakes.world import FakeJob, fail_at
+from tests.unit.state.jobs import Process, initialised
 
 
 @pytest.mark.parametrize(

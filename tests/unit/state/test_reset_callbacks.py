@@ -11,7 +11,7 @@ from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import FakeJob, Fault, change_at, fail_at
-from tests.unit.state.jobs import URL, Process, initialised, on_ranks
+from tests.unit.state.jobs import URL, Process, initialised
 
 
 @dataclass
@@ -72,12 +72,6 @@ class Scaling:
                 state.flush()
 
 
-def test_they_are_not_called_at_the_first_rendezvous() -> None:
-    scaling = Scaling()
-    scaling.results(2)
-    assert scaling.calls == []
-
-
 def test_they_are_called_on_every_survivor_of_a_loss_after_the_state_has_been_rolled_back() -> None:
     scaling = Scaling()
     assert scaling.results(3, fail_at(0, "gradient", 4)) == [pytest.approx(0.2)] * 2
@@ -89,19 +83,6 @@ def test_what_they_change_reaches_the_ranks_that_join() -> None:
     assert scaling.results(1, change_at(0, "gradient", 2, add=2)) == [pytest.approx(0.3)] * 3
     assert scaling.calls == [(0, 3, 2, (0, 3))]
     assert sorted(scaling.entries)[1:] == [(0, 3, 2, 0.3), (1, 3, 2, 0.3), (2, 3, 2, 0.3)]
-
-
-def test_what_they_change_reaches_a_fresh_rank_0() -> None:
-    scaling = Scaling()
-    scaling.results(1, change_at(0, "gradient", 2, add=1, ahead=True))
-    assert sorted(scaling.entries)[1:] == [(0, 2, 2, 0.2), (1, 2, 2, 0.2)]
-
-
-def test_what_they_change_is_not_undone_by_a_fault_before_the_next_commit() -> None:
-    scaling = Scaling()
-    faults = [change_at(0, "gradient", 2, add=1), fail_at(1, "gradient", 1, replacement="in_place")]
-    assert scaling.results(1, *faults) == [pytest.approx(0.2)] * 2
-    assert scaling.entries[-1][3] == 0.2
 
 
 def killed(scaling: Scaling, size: int) -> None:
@@ -116,34 +97,3 @@ def test_they_are_called_when_a_durable_commit_is_resumed_with_another_number_of
     assert scaling.results(3) == [pytest.approx(0.3)] * 3
     assert sorted(scaling.calls) == [(rank, 3, 2, (rank, 3)) for rank in range(3)]
     assert sorted(scaling.entries) == [(rank, 3, 2, 0.3) for rank in range(3)]
-
-
-def test_what_they_change_at_a_durable_resume_is_what_a_fault_goes_back_to() -> None:
-    killed(Scaling(URL), 2)
-
-    def body(process: Process) -> float:
-        scaling = Scaling(URL)
-        state = scaling.made(process)
-        state.sync()
-        state.optimizer.rate = 9.0
-        state.restore()
-        return float(state.optimizer.rate)
-
-    assert on_ranks(3, body) == [pytest.approx(0.3)] * 3
-
-
-def test_they_are_not_called_when_a_durable_commit_is_resumed_with_as_many_ranks() -> None:
-    scaling = Scaling(URL)
-    killed(scaling, 2)
-    scaling.results(2)
-    assert scaling.calls == []
-
-
-def test_they_are_called_in_the_order_of_their_registration(process: Process) -> None:
-    state = process.state()
-    calls: list[str] = []
-    state.register_reset_callbacks([lambda: calls.append("a"), lambda: calls.append("b")])
-    state.register_reset_callbacks(iter([lambda: calls.append("c")]))
-    state.sync()
-    state.on_reset()
-    assert calls == ["a", "b", "c"]

@@ -51,7 +51,7 @@ def test_a_call_at_the_wrong_place_is_an_error_that_says_so(process: Process) ->
         with pytest.raises(StateError, match=re.escape("state.resume() first")):
             early()
     state.resume()
-    with pytest.raises(StateError, match="called twice"):
+    with pytest.raises(StateError, match="Call it once"):
         state.resume()
     with pytest.raises(StateError, match="remove that"):
         run(lambda state: None)(state)

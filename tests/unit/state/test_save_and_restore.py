@@ -1,101 +1,14 @@
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.errors import MismatchError, RecoveryError, UnsupportedValueError
-from hvdrecover.state.rank_local import PerRank
-from tests.fakes.framework import FakeModel, FakeOptimizer
+from hvdrecover.errors import MismatchError, UnsupportedValueError
+from tests.fakes.framework import FakeModel
 from tests.unit.state.jobs import Process, on_ranks
-
-
-def test_restore_before_any_commit_gives_the_values_of_construction(process: Process) -> None:
-    state = process.state(model=FakeModel(w=[1.0, 2.0]), history=[1], epoch=0)
-    state.model.weights["w"] += 5
-    state.history.append(2)
-    state.epoch = 9
-    state.restore()
-    assert state.model.weights["w"].tolist() == [1.0, 2.0]
-    assert (state.history, state.epoch) == ([1], 0)
-
-
-def test_a_list_that_is_mutated_after_a_commit_rolls_back(process: Process) -> None:
-    state = process.state(history=[])
-    state.sync()
-    state.history.append({"loss": [1.0]})
-    state.commit()
-    state.history[0]["loss"].append(2.0)
-    state.history.append(3)
-    state.restore()
-    assert state.history == [{"loss": [1.0]}]
-
-
-def test_a_commit_can_be_restored_more_than_once(process: Process) -> None:
-    state = process.state(history=[1], best=np.array([1.0]))
-    state.sync()
-    for _ in range(2):
-        state.history.append(2)
-        state.best += 1
-        state.restore()
-        assert state.history == [1]
-        assert state.best.tolist() == [1.0]
-
-
-def test_training_on_after_a_restore_does_not_change_the_commit(process: Process) -> None:
-    model = FakeModel(w=[1.0])
-    optimizer = FakeOptimizer(model)
-    state = process.state(model=model, optimizer=optimizer)
-    state.sync()
-    optimizer.step({"w": np.array([1.0])})
-    state.commit()
-    after = (model.weights["w"].copy(), optimizer.velocity["w"].copy())
-    for _ in range(2):
-        state.restore()
-        optimizer.step({"w": np.array([3.0])})
-    state.restore()
-    assert (model.weights["w"], optimizer.velocity["w"]) == after
-
-
-def test_commits_are_numbered_from_the_first_rendezvous_on(process: Process) -> None:
-    state = process.state(epoch=0)
-    assert state.last_commit == CommitId(0, 0)
-    state.sync()
-    numbers = [state.last_commit]
-    for verb in (state.commit, state.save, state.commit):
-        verb()
-        numbers.append(state.last_commit)
-    assert numbers == [CommitId(1, 0), CommitId(1, 1), CommitId(1, 2), CommitId(1, 3)]
-
-
-def test_a_save_that_is_torn_leaves_no_commit(process: Process) -> None:
-    state = process.state(model=FakeModel(w=[1.0], v=[2.0]))
-    state.sync()
-    state.model.weights["w"] += 1  # what has not changed is not copied
-    process.framework.tear = 1
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        state.commit()
-    assert state.last_commit == CommitId(0, 0)
-    with pytest.raises(RecoveryError, match=r"sync\(\)"):
-        state.restore()
-
-
-def test_the_commit_after_a_torn_one_is_whole_and_in_step_with_the_other_ranks(process: Process) -> None:
-    state = process.state(model=FakeModel(w=[1.0], v=[2.0]))
-    state.sync()
-    state.commit()
-    state.model.weights["w"] += 1  # what has not changed is not copied
-    process.framework.tear = 1
-    with pytest.raises(RuntimeError):
-        state.commit()
-    state.commit()
-    assert state.last_commit == CommitId(1, 3)
-    state.model.weights["w"] += 1
-    state.restore()
-    assert state.model.weights["w"].tolist() == [2.0]
 
 
 def test_a_value_that_can_not_be_committed_does_not_spoil_the_last_commit(process: Process) -> None:
@@ -129,22 +42,6 @@ def test_ranks_whose_commit_failed_stay_in_step_with_the_others(failing: set[int
         return state.last_commit.commit
 
     assert on_ranks(2, body) == [2, 2]
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_commit_after_one_that_failed_is_of_one_moment(size: int) -> None:
-    def body(process: Process) -> float:
-        state = process.state(losses=PerRank(0.0), box=None)
-        state.sync()
-        for box in (None, object(), None):
-            state.losses.value, state.box = state.losses.value + 1.0, box
-            with contextlib.suppress(UnsupportedValueError):
-                state.commit()
-        state.losses.value = 99.0
-        state.restore()
-        return state.losses.value
-
-    assert on_ranks(size, body) == [3.0] * size
 
 
 def test_restoring_into_another_model_names_what_differs_and_loads_nothing(process: Process) -> None:

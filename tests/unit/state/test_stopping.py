@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,15 +13,14 @@ import pytest
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.config import PREEMPTED
-from hvdrecover.errors import StorageError
 from hvdrecover.heartbeat import Page, Phase, Stop
-from hvdrecover.state.leaving import Preempted, decide, signals
+from hvdrecover.state.leaving import Preempted, decide
 from hvdrecover.state.rank_local import PerRank
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots
-from tests.fakes.world import FakeJob, FakeWorld, Outcome, current_world, fail_at
+from tests.fakes.world import FakeJob, FakeWorld, Outcome, current_world
 from tests.unit.launch.children import child, line
 from tests.unit.state.jobs import CONFIG, STATIC, URL, Process
 
@@ -74,7 +72,7 @@ from hvdrecover import config, heartbeat
 from hvdrecover.state.rank_local import PerRank
 from hvdrecover.state.leaving import signals
 {before}
-with signals(config.read()):
+with signals(config.read().stop_signals):
     print("trains", flush=True)
     while not heartbeat.stop_asked():
         time.sleep(0.005)  # a signal that came before a signal.pause() would not end it
@@ -111,16 +109,6 @@ def default_handlers() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def test_in_the_end_the_handlers_are_as_they_were(default_handlers: None) -> None:
-    def own(number: int, frame: object) -> None: ...
-
-    with signals(CONFIG):
-        assert all(signal.getsignal(number) not in (signal.SIG_DFL, own) for number in CONFIG.stop_signals)
-        signal.signal(signal.SIGUSR1, own)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert signal.getsignal(signal.SIGUSR1) is own
 
 
 def test_a_signal_between_two_steps_is_heeded_at_the_next_commit(
@@ -240,47 +228,6 @@ def test_a_whole_job_leaves_at_one_durable_commit_and_continues_from_it(
     assert sorted(again.resumed) == [(3, 0, 2), (3, 1, 2)]
 
 
-def test_a_static_job_leaves_as_a_whole(monkeypatch: pytest.MonkeyPatch, roots: FakeRoots) -> None:
-    monkeypatch.delenv("HOROVOD_ELASTIC")
-    job = Job(monkeypatch, ["h1", "h2"], {3: (1, HOST)})
-    job.static = True
-    assert [outcome.status for outcome in job.run()] == ["left", "left"]
-    assert roots[URL].published[-1] == CommitId(1, 3)
-
-
-def test_without_a_checkpoint_root_a_job_leaves_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    job = Job(monkeypatch, ["h1", "h1"], {3: (0, HOST)})
-    job.root = None
-    assert [outcome.status for outcome in job.run()] == ["left", "left"]
-    leaving = [message for message in caplog.messages if message.startswith("stopping")]
-    assert leaving == ["stopping at commit 3; without a checkpoint root, the state is lost"]
-
-
-def test_ranks_that_only_look_at_hosts_leave_with_what_they_have(
-    monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
-) -> None:
-    job = Job(monkeypatch, ["h1", "h2"], {3: (0, HOST)})
-    job.check_only = True
-    outcomes = job.run()
-    assert [outcome.status for outcome in outcomes] == ["returned", "left"]
-    assert outcomes[0].result[:2] == (6, 6.0)
-    assert job.left == [(0, 3)]
-    assert sorted(job.resumed) == [(0, 0, 2), (0, 1, 2), (3, 0, 1)]
-
-
-def test_a_whole_job_that_only_looks_at_hosts_leaves_with_what_it_has(
-    monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
-) -> None:
-    job = Job(monkeypatch, ["h1", "h1"], {3: (0, HOST)})
-    job.check_only = True
-    assert [outcome.status for outcome in job.run()] == ["left", "left"]
-    again = Job(monkeypatch, ["h1", "h1"], {})
-    again.run()
-    assert sorted(again.resumed) == [(3, 0, 2), (3, 1, 2)]
-
-
 def test_a_training_function_that_ends_because_the_job_is_stopped_has_not_finished(
     monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
 ) -> None:
@@ -310,47 +257,3 @@ def test_a_training_function_that_ends_because_a_host_leaves_is_called_again_on_
     assert outcomes[0].result[:2] == (6, 6.0)
     assert sorted(job.resumed) == [(0, 0, 2), (0, 1, 2), (4, 0, 1)]
     assert set(totals) == {8}  # of two ranks at commit 4; step 5 is repeated
-
-
-def test_who_was_asked_during_a_recovery_leaves_at_the_first_commit_after_it(
-    monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
-) -> None:
-    job = Job(monkeypatch, ["h1", "h2", "h3"], {3: (0, HOST)})
-    outcomes = job.run(fail_at(1, "hvdrecover.updates", 3))
-    assert [(outcome.status, outcome.world.place) for outcome in outcomes] == [
-        ("returned", 2),
-        ("left", 0),
-        ("killed", 1),
-    ]
-    assert outcomes[0].result[:2] == (6, 6.0)
-    assert job.left == [(0, 4)]
-
-
-@pytest.mark.parametrize("check_only", [False, True])
-def test_nobody_leaves_before_all_have_the_commit(
-    check_only: bool, monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
-) -> None:
-    job = Job(monkeypatch, ["h1", "h2"], {3: (0, HOST)})
-    job.check_only = check_only
-    outcomes = job.run(fail_at(1, "hvdrecover.leave", replacement="in_place"))
-    assert [(outcome.status, outcome.world.place) for outcome in outcomes] == [
-        ("returned", 1),
-        ("left", 0),
-        ("killed", 1),
-    ]
-    assert (3, 0, 2) in job.resumed  # with the memory of the rank that was about to leave
-    assert job.left == [(0, 4)]
-
-
-def test_a_job_whose_last_commit_can_not_be_made_durable_says_so(
-    process: Process, page: Page, roots: FakeRoots
-) -> None:
-    state = process.state(URL, model=FakeModel(w=0.0))
-    state.sync()
-    state.commit()
-    state.flush()
-    roots[URL].failures = math.inf
-    page.ask(Stop.JOB)
-    with pytest.raises(StorageError):
-        state.commit()
-    assert page.read().phase != Phase.LEFT

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ from horovod.common.exceptions import HorovodInternalError
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.errors import MismatchError, NoUsableCommitError, RecoveryError
-from hvdrecover.state.rendezvous import _adopt, _from_memory, agree
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.root import FakeRoots
@@ -64,173 +61,6 @@ def write_commits(number: int, size: int = 1, **options: Any) -> list[Any]:
     return on_ranks(size, body, **options)
 
 
-def test_the_initial_state_comes_from_rank_0() -> None:
-    def body(process: Process) -> tuple[str, dict[str, Any]]:
-        state = made(process, value=process.world.rank() + 1.0)
-        return agree(state._session), facts(state)
-
-    results = on_ranks(3, body)
-    assert results[0][1]["w"] == [1.0, 1.0]
-    assert results[0][1]["commit"] == CommitId(1, 0)
-    assert [source for source, _ in results] == ["initial"] * 3
-    assert results[1] == results[2] == results[0]
-
-
-def test_the_received_commit_is_what_restore_goes_back_to() -> None:
-    def body(process: Process) -> list[float]:
-        state = made(process, value=process.world.rank() + 1.0)
-        state.sync()
-        state.model.weights["w"] += 10
-        state.history.append(9)
-        state.restore()
-        return [*state.model.weights["w"].tolist(), *state.history]
-
-    assert on_ranks(2, body) == [[1.0, 1.0, 1.0]] * 2
-
-
-def test_a_new_process_lets_go_of_its_initial_state_before_it_loads_another() -> None:
-    def body(process: Process) -> list[bool]:
-        state, held = made(process), []
-        load = state.model.load_state_dict
-
-        def noted(tree: Any) -> None:
-            held.append(state._session.memory.newest is not None)
-            load(tree)
-
-        state.model.load_state_dict = noted
-        initial = weakref.ref(state._session.memory.newest.arenas["model"])
-        state.sync()
-        gc.collect()
-        state.restore()
-        return [initial() is not None, *held]
-
-    # Rank 0 begins with its own state, and keeps the memory; a roll-back lets go of nothing.
-    assert on_ranks(2, body) == [[True, True], [False, False, True]]
-
-
-def test_training_on_a_received_state_does_not_change_the_commit() -> None:
-    def body(process: Process) -> bool:
-        state = made(process)
-        state.sync()
-        step(state)
-        state.save()
-        state.sync()
-        before = facts(state)
-        step(state)
-        state.restore()
-        return facts(state) == before
-
-    assert on_ranks(2, body) == [True, True]
-
-
-def test_every_rank_takes_its_own_place_in_the_samplers() -> None:
-    def body(process: Process) -> tuple[int, int]:
-        state = made(process)
-        state.sync()
-        return state.sampler.order.rank, state.sampler.order.size
-
-    assert on_ranks(3, body) == [(0, 3), (1, 3), (2, 3)]
-
-
-@pytest.mark.parametrize("holder", [0, 1, 2])
-def test_the_newest_memory_commit_wins_whoever_holds_it(holder: int) -> None:
-    def body(process: Process) -> dict[str, Any]:
-        state = made(process)
-        state.sync()
-        if process.world.rank() == holder:
-            step(state)
-            state.save()
-        assert agree(state._session) == "memory"
-        return facts(state)
-
-    results = on_ranks(3, body)
-    assert results[0]["history"] == [0.0, 1]
-    assert results[0]["velocity"] == {"w": [1.0, 2.0]}
-    assert results[0]["commit"] == CommitId(2, 1)
-    assert results[1] == results[2] == results[0]
-
-
-def test_a_fresh_rank_0_takes_the_state_of_the_others() -> None:
-    def body(process: Process) -> dict[str, Any]:
-        state = made(process, value=process.world.newcomer * 100.0)
-        if process.world.newcomer:
-            assert agree(state._session) == "memory"
-            return {**facts(state), "rank": process.world.rank()}
-        state.sync()
-        step(state)
-        state.save()
-        with pytest.raises(HorovodInternalError):
-            process.world.allreduce(np.zeros(1))
-        process.world.shutdown()
-        process.world.init()
-        state.sync()
-        return {**facts(state), "rank": process.world.rank()}
-
-    results = on_ranks(2, body, [fail_at(0, "gradient", replacement="in_place")])
-    assert results[0]["history"] == [0.0, 1]
-    assert [result.pop("rank") for result in results] == [0, 1]
-    assert results[0] == results[1]
-
-
-def test_a_straggler_with_a_higher_number_of_an_older_generation_loses() -> None:
-    def body(process: Process) -> dict[str, Any]:
-        state = made(process)
-        state.sync()
-        straggler = process.world.rank() == 0
-        for _ in range(5 if straggler else 1):
-            step(state)
-            state.save()
-        if not straggler:
-            # What an agreement that the straggler missed did to the others.
-            session = state._session
-            _adopt(session, _from_memory(session, state.last_commit, None, state_unchanged=False))
-        state.sync()
-        return facts(state)
-
-    results = on_ranks(2, body)
-    assert results[0]["history"] == [0.0, 1]
-    assert results[0]["commit"] == CommitId(3, 1)
-    assert results[0] == results[1]
-
-
-def test_the_root_sends_what_it_has_now_under_the_number_of_its_commit() -> None:
-    def body(process: Process) -> dict[str, Any]:
-        state = made(process)
-        state.sync()
-        state.save()
-        state.history = ["uncommitted"]
-        state.model.weights["w"][...] = 4.0
-        state.sync()
-        return facts(state)
-
-    results = on_ranks(2, body)
-    assert (results[1]["history"], results[1]["w"], results[1]["commit"]) == (
-        ["uncommitted"],
-        [4.0, 4.0],
-        CommitId(2, 1),
-    )
-
-
-def test_a_torn_save_is_mended_by_the_others() -> None:
-    def body(process: Process) -> dict[str, Any]:
-        state = made(process)
-        state.sync()
-        step(state)
-        if process.world.rank() == 0:
-            process.framework.tear = 1
-            with pytest.raises(RuntimeError):
-                state.save()
-        else:
-            state.save()
-        state.sync()
-        return facts(state)
-
-    results = on_ranks(2, body)
-    assert results[0]["commit"] == CommitId(2, 1)
-    assert results[0]["history"] == [0.0, 1]
-    assert results[0] == results[1]
-
-
 def test_if_every_save_was_torn_and_nothing_is_durable_no_state_is_made_up() -> None:
     def body(process: Process) -> None:
         state = made(process)
@@ -243,22 +73,6 @@ def test_if_every_save_was_torn_and_nothing_is_durable_no_state_is_made_up() -> 
             state.sync()
 
     on_ranks(2, body)
-
-
-def test_if_every_save_was_torn_the_durable_commit_is_taken(roots: FakeRoots) -> None:
-    def body(process: Process) -> list[float]:
-        state = made(process, URL)
-        state.sync()
-        state.commit()
-        state.flush()
-        step(state)
-        process.framework.tear = 1
-        with pytest.raises(RuntimeError):
-            state.save()
-        assert agree(state._session) == "durable"
-        return list(state.history)
-
-    assert on_ranks(2, body) == [[0.0], [0.0]]
 
 
 @pytest.mark.parametrize("nth", [1, 2])
@@ -293,34 +107,6 @@ def test_a_receiver_keeps_its_commit_when_the_sender_dies_in_the_middle(nth: int
 # -- from durable commits ------------------------------------------------------------------------------------
 
 
-def test_fresh_ranks_resume_from_the_newest_durable_commit() -> None:
-    (written,) = write_commits(3)
-
-    def body(process: Process) -> tuple[str, dict[str, Any]]:
-        state = made(process, URL, value=77.0)
-        return agree(state._session), facts(state)
-
-    results = on_ranks(2, body)
-    assert results[0] == ("durable", {**written, "commit": CommitId(2, 3)})
-    assert results[1] == results[0]
-
-
-def test_a_recovery_claims_its_generation_when_it_next_writes(roots: FakeRoots) -> None:
-    def body(process: Process) -> None:
-        state = made(process, URL)
-        state.sync()
-        state.commit()
-        state.flush()
-        state.sync()
-        state.history.append(1.0)
-        state.commit()
-        state.flush()
-
-    on_ranks(2, body)
-    assert roots[URL].claims() == ["claims/g0001.json", "claims/g0002.json"]
-    assert roots[URL].commits() == [CommitId(1, 1), CommitId(2, 2)]
-
-
 def outcomes_of(body: Any, size: int = 3) -> list[BaseException | None]:
     return [outcome.error for outcome in sorted(FakeJob(initialised(body), size).run(), key=by_place)]
 
@@ -342,19 +128,6 @@ def test_a_rank_0_that_can_not_load_tells_the_others_and_nobody_hangs(roots: Fak
     assert isinstance(errors[0], NoUsableCommitError)
     assert all(isinstance(error, RecoveryError) for error in errors[1:])
     assert "NoUsableCommitError" in str(errors[1])
-
-
-def test_a_broken_commit_is_walked_back_over(roots: FakeRoots) -> None:
-    write_commits(2)
-    path = f"{CommitId(1, 2).name}/model.safetensors"
-    roots[URL].files[path] = roots[URL].files[path][:100]
-
-    def body(process: Process) -> tuple[CommitId, list[float]]:
-        state = made(process, URL)
-        state.sync()
-        return state.last_commit, list(state.history)
-
-    assert on_ranks(2, body) == [(CommitId(2, 1), [0.0, 1])] * 2
 
 
 def test_a_commit_that_does_not_fit_names_what_differs_and_is_not_loaded() -> None:
@@ -381,23 +154,6 @@ def test_a_commit_that_does_not_fit_names_what_differs_and_is_not_loaded() -> No
     assert "length 20, not 30" in errors[0].differences[-1]
     assert f"{URL}/g0001-c00000001" in str(errors[0])
     assert all(isinstance(error, RecoveryError) for error in errors[1:])
-
-
-def test_a_component_where_the_commit_has_none_is_a_difference() -> None:
-    def first(process: Process) -> None:
-        state = process.state(URL, model=None)
-        state.sync()
-        state.commit()
-        state.flush()
-
-    on_ranks(1, first)
-
-    def second(process: Process) -> None:
-        process.state(URL, model=FakeModel(w=[1.0])).sync()
-
-    (error,) = outcomes_of(second, 1)
-    assert isinstance(error, MismatchError)
-    assert error.differences == ["model: a NoneType in the commit, a FakeModel in this state"]
 
 
 def lenient(process: Process) -> State:
@@ -428,48 +184,3 @@ def test_not_strict_loads_what_fits_and_lists_the_rest(caplog: pytest.LogCapture
         "optimizer",
         "sampler",
     ]
-
-
-def test_not_strict_gives_all_ranks_the_same_whatever_was_not_in_the_commit() -> None:
-    write_commits(2)
-
-    def body(process: Process) -> tuple[list[float], float]:
-        state = lenient(process)
-        return state.model.weights["head"].tolist(), state.extra
-
-    assert on_ranks(3, body) == [([10.0], 10.0)] * 3
-
-
-def test_not_strict_can_go_back_to_what_it_has_loaded() -> None:
-    (written,) = write_commits(2)
-
-    def body(process: Process) -> tuple[list[float], list[float], float]:
-        state = lenient(process)
-        state.model.weights["w"] += 1
-        state.model.weights["head"] += 1
-        state.extra += 1
-        state.restore()
-        return state.model.weights["w"].tolist(), state.model.weights["head"].tolist(), state.extra
-
-    assert on_ranks(2, body) == [(written["w"], [10.0], 10.0)] * 2
-
-
-def test_not_strict_still_notices_another_number_of_ranks_and_keeps_their_streams() -> None:
-    def first(process: Process) -> int:
-        process.generator.state = 100 + process.world.rank()
-        state = process.state(URL, rng="store", model=FakeModel(w=[1.0]))
-        state.sync()
-        state.commit()
-        state.flush()
-        return process.generator.state
-
-    def second(process: Process) -> tuple[int, int]:
-        lenient = Checkpoint(URL, strict=False)
-        state = process.state(lenient, rng="store", model=FakeModel(w=[1.0], head=[0.0]))
-        resets: list[int] = []
-        state.register_reset_callbacks([lambda: resets.append(1)])
-        state.sync()
-        return process.generator.state, len(resets)
-
-    streams = on_ranks(3, first)
-    assert on_ranks(2, second) == [(streams[0], 1), (streams[1], 1)]

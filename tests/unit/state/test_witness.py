@@ -69,7 +69,7 @@ def test_a_commit_is_told_with_digests_values_and_what_was_done_for_it(
 ) -> None:
     sampler = FakeSampler(8, shuffle=False)
     state = drilled(process, folder, sampler=sampler)
-    process.framework.step_observer.step_begins()
+    process.framework.reports["steps"].step_begins()
     sampler.order.record(2)
     state.batch = 1
     state.commit()
@@ -105,10 +105,10 @@ def test_steps_are_counted_from_a_commit_and_batches_tell_their_samples(
     sampler = FakeSampler(8, shuffle=False)
     state = drilled(process, folder, sampler=sampler)
     for _ in range(2):
-        process.framework.step_observer.step_begins()
+        process.framework.reports["steps"].step_begins()
         sampler.order.record(3)
     state.commit()
-    process.framework.step_observer.step_begins()
+    process.framework.reports["steps"].step_begins()
     sampler.order.record(3)
     assert [line["number"] for line in told(folder, "step")] == [1, 2, 1]
     batches = [(line["epoch"], line["at"], line["samples"]) for line in told(folder, "batch")]
@@ -118,7 +118,7 @@ def test_steps_are_counted_from_a_commit_and_batches_tell_their_samples(
 def test_without_a_drill_there_is_no_witness(process: Process, tmp_path: Path) -> None:
     state = process.state(model=FakeModel(weight=[0.0]))
     state.sync()
-    assert not hasattr(process.framework, "step_observer")
+    assert "steps" not in process.framework.reports
 
 
 @pytest.mark.parametrize(

@@ -46,27 +46,6 @@ def test_what_cannot_be_had_is_refused(options: dict[str, Any], named: str) -> N
         recover.PartialDistributedGradientTape(tf.GradientTape(), **options)
 
 
-def test_all_that_horovods_tape_takes_is_taken_in_its_place() -> None:
-    variable = tf.Variable([2.0])
-    with tf.GradientTape() as tape:
-        loss = variable * 3.0
-    options = (
-        "CPU:0",
-        "CPU:0",
-        hvd.Compression.fp16,
-        True,
-        hvd.Average,
-        2.0,
-        1,
-        None,
-        hvd.global_process_set,
-    )
-    distributed = recover.PartialDistributedGradientTape(tape, *options, None, False)
-    distributed.register_local_source(variable)
-    assert distributed._reduction.groups == 1
-    assert float(distributed.gradient(loss, [variable])[0][0]) == 3.0
-
-
 def test_groups_hold_one_dtype_each_and_all_dense_gradients() -> None:
     variables = [tf.Variable(0.0), tf.Variable(0.0, dtype=tf.float64), tf.Variable(0.0), tf.Variable([0.0])]
     gradients: list[Any] = [tf.constant(0.0), tf.constant(0.0, tf.float64), tf.constant(0.0)]
@@ -78,14 +57,7 @@ def test_groups_hold_one_dtype_each_and_all_dense_gradients() -> None:
     assert groups(None) == [[0, 2], [1]]
     assert sorted(place for group in groups(2) for place in group) == [0, 1, 2]
     assert groups(99) == [[0], [1], [2]]
-    assert groups([[variables[2]]]) == [[2], [0], [1]]
-    keras_variable = keras.Variable(0.0)
-    assert Reduction(groups=[[keras_variable]])._groups_of(
-        [tf.constant(0.0)] * 2, [variables[0], keras_variable]
-    ) == [
-        [1],
-        [0],
-    ]
+    assert groups([[variables[2]]]) == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize("groups", [0, -1, [["w"]]])

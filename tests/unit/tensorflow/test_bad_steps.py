@@ -65,13 +65,6 @@ def test_a_bad_step_is_applied_by_no_optimizer(way: str, graph: bool, kind: Any)
     assert int(optimizer.iterations) == 2
 
 
-def test_a_bad_step_is_raised_with_the_variables_name() -> None:
-    model, optimizer = a_model(), keras.optimizers.SGD(0.5)
-    joined(model, optimizer)
-    with pytest.raises((NumericsError, tf.errors.OpError), match=r"gradient of model\.net/one/kernel"):
-        a_step(model, optimizer, np.nan)
-
-
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("policy", ["raise", "rollback"])
 def test_a_bad_step_that_ends_in_an_error_is_not_applied(policy: Any, graph: bool) -> None:
@@ -99,33 +92,6 @@ def test_large_gradients_are_applied(policy: Any, graph: bool) -> None:
     assert np.abs(model.get_weights()[0]).max() > 1e29
 
 
-@pytest.mark.parametrize("graph", [False, True])
-def test_each_optimizer_looks_at_what_it_applies(graph: bool) -> None:
-    model = keras.Sequential([keras.layers.Dense(2, name=name, use_bias=False) for name in ("one", "two")])
-    model.build((None, 2))
-    first, second = keras.optimizers.SGD(1.0), keras.optimizers.Adam(1.0)
-    for optimizer, variable in zip((first, second), model.trainable_variables, strict=True):
-        optimizer.build([variable])
-    guard = recover.Guard(numerics="skip")
-    recover.TensorFlowState(model=model, first=first, second=second, guard=guard).sync()
-
-    def step(factor: tf.Tensor) -> None:
-        one, two = model.trainable_variables
-        with recover.DistributedGradientTape(tf.GradientTape()) as tape:
-            loss = tf.reduce_sum(one) * factor + tf.reduce_sum(two)
-        gradients = tape.gradient(loss, [one, two])
-        first.apply(gradients[:1], [one])
-        second.apply(gradients[1:], [two])
-
-    if graph:
-        step = tf.function(step)
-    before = model.get_weights()
-    step(tf.constant(np.inf))
-    after = model.get_weights()
-    assert np.array_equal(before[0], after[0]) and not np.array_equal(before[1], after[1])
-    assert (int(first.iterations), int(second.iterations)) == (0, 1)
-
-
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 def test_xla_is_refused(policy: Any) -> None:
     model, optimizer = a_model(), keras.optimizers.SGD(0.5)
@@ -140,26 +106,6 @@ def test_gradients_that_nobody_has_averaged_are_nobodys_business() -> None:
     joined(model, optimizer)
     a_step(model, optimizer, np.nan, tape=False)
     assert np.isnan(model.get_weights()[0]).all()
-
-
-def test_overflows_of_loss_scaling_are_left_to_it() -> None:
-    model = a_model()
-    optimizer = recover.DistributedOptimizer(
-        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), 4.0)
-    )
-    joined(model, optimizer)
-    before = model.get_weights()
-    a_step(model, optimizer, np.inf, tape=False)
-    assert np.array_equal(model.get_weights(), before)
-    assert float(optimizer.dynamic_scale) == 2.0
-
-
-def test_a_watched_optimizer_is_saved_as_what_it_was() -> None:
-    optimizer = recover.DistributedOptimizer(keras.optimizers.Adam(0.25))
-    joined(a_model(), optimizer)
-    kept = keras.optimizers.serialize(optimizer)
-    assert kept["class_name"] == "Adam"
-    assert type(keras.optimizers.deserialize(kept)) is keras.optimizers.Adam
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -133,34 +130,3 @@ def test_a_file_is_replaced_only_if_asked_to_and_never_by_a_broken_commit(
     assert file.read_bytes() == b"mine"
     assert export(root, 2, *options, "--force") == 0
     assert content(keras.models.load_model(file)) == job[2][0]
-
-
-def in_a_process(program: str) -> subprocess.CompletedProcess[str]:
-    """Run a program as a user's shell would, where nothing is set that quietens TensorFlow."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
-    return subprocess.run(
-        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=120
-    )
-
-
-CLI = "import sys; from hvdrecover.cli import main; code = main(sys.argv[1:] or {!r}); "
-
-
-def test_a_keras_file_is_written_without_a_word_of_tensorflows(
-    root: Path, job: dict[int, Any], config: Path, tmp_path: Path
-) -> None:
-    arguments = ["export", str(root), "-o", str(tmp_path / "out.keras"), "--model-config", str(config)]
-    done = in_a_process(CLI.format(arguments) + "assert 'tensorflow' in sys.modules; sys.exit(code)")
-    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
-
-
-def test_what_the_documentation_shows_runs(
-    root: Path, job: dict[int, Any], config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("checkpoints").mkdir()
-    root.rename("checkpoints/run-1")
-    page = Path(__file__).parents[3] / "docs" / "commands.md"
-    (shown,) = re.findall(r"^\$ hvdrecover (.*\.keras.*)$", page.read_text(), re.MULTILINE)
-    assert main(shown.split()) == 0
-    assert content(keras.models.load_model("model.keras")) == job[3][0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow.fit import scaled
 from hvdrecover.tensorflow.keras.callbacks import LearningRateScheduleCallback
 
 SAMPLES, BATCH, EPOCHS = 40, 4, 12  # ten batches an epoch
@@ -60,33 +58,21 @@ class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
             raise InterruptionError
 
 
-class EachClass(keras.metrics.Metric):  # type: ignore[misc]
-    """The number of times that each class was predicted: an array."""
-
-    def __init__(self) -> None:
-        super().__init__(name="each_class")
-        self.counts = self.add_weight(shape=(2,), initializer="zeros")
-
-    def update_state(self, true: Any, predicted: Any, sample_weight: Any = None) -> None:
-        self.counts.assign_add(keras.ops.sum(keras.ops.one_hot(keras.ops.argmax(predicted, -1), 2), 0))
-
-    def result(self) -> Any:
-        return keras.ops.convert_to_tensor(self.counts)
-
-
 class Counting(keras.callbacks.Callback):  # type: ignore[misc]
     """A user's own, with state."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.epochs_seen = 0
         self.names: list[int] = []
-        self.made_of = object()  # nothing that a commit can hold
-        self.limit = 3
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.epochs_seen += 1
         self.names.append(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"names": self.names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.names = state["names"]
 
 
 def a_state(root: Path | None = None, **options: Any) -> recover.TensorFlowKerasState:
@@ -96,13 +82,11 @@ def a_state(root: Path | None = None, **options: Any) -> recover.TensorFlowKeras
     model.build((None, 3))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = recover.DistributedOptimizer(keras.optimizers.Adam(0.01))
-    metrics = ["accuracy", keras.metrics.SparseCategoricalCrossentropy(), EachClass()]
+    metrics = ["accuracy", keras.metrics.SparseCategoricalCrossentropy()]
     model.compile(optimizer, loss, **{"metrics": metrics, **options})
     data = recover.elastic_dataset((X, Y), BATCH)
     checkpoint = None if root is None else str(root)
-    state = recover.TensorFlowKerasState(
-        model, data=data, epoch=0, batch=0, learning_rate=0.01, checkpoint=checkpoint
-    )
+    state = recover.TensorFlowKerasState(model, data=data, epoch=0, batch=0, checkpoint=checkpoint)
     state.sync()
     return state
 
@@ -150,15 +134,10 @@ def outcome(state: Any, history: Any, folder: Path) -> dict[str, Any]:
     return {
         "epoch": state.epoch,
         "weights": weights(state),
-        "history": (history.epoch, history_of(history)),
+        "history": (history.epoch, history.history),
         "rows": list(csv.reader((folder / "log.csv").read_text().splitlines())),
         "files": stored({name: folder / name for name in files if name.endswith(".h5")}),
     }
-
-
-def history_of(found: Any) -> dict[str, Any]:
-    """Return its numbers, and arrays as lists."""
-    return {name: np.asarray(each).tolist() for name, each in found.history.items()}
 
 
 def stored(files: dict[str, Path]) -> dict[str, list[bytes]]:
@@ -227,59 +206,29 @@ def test_of_two_fits_the_second_one_continues_though_the_first_is_called_again(t
     assert training(a_state(tmp_path))[1] == undisturbed[1] == 1
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_users_own_callback_is_kept_if_it_is_named_and_else_there_is_a_warning(
-    kept: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    state, own = a_state(tmp_path), Counting()
-    interrupt = Interrupt(state, 2, 8)
+def test_a_users_own_callback_with_a_state_dict_is_kept(tmp_path: Path) -> None:
+    state = a_state(tmp_path)
     with pytest.raises(InterruptionError):
-        fit(state, own, interrupt, keep=[own] if kept else [])
+        fit(state, Counting(), Interrupt(state, 2, 8))
     state.flush()
-    assert state._session.durable._writer.wait_for_cleanup(60.0)  # else the next start does it, and says so
     state, own = a_state(tmp_path), Counting()
-    fit(state, own, keep=[own] if kept else [])
-    texts = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    if kept:
-        assert (own.epochs_seen, own.names) == (EPOCHS, list(range(EPOCHS)))
-        assert texts == []
-    else:
-        assert own.epochs_seen == EPOCHS - 2
-        assert len(texts) == 1
-        assert "Counting (epochs_seen, names)" in texts[0]
-        assert "keep=" in texts[0]
+    fit(state, own)
+    assert own.names == list(range(EPOCHS))
 
 
-def test_a_commit_sets_only_attributes_that_the_script_has_made_and_of_their_kind(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_commit_sets_only_known_attributes(tmp_path: Path) -> None:
     """Whoever can write to the root must not choose where the script's callbacks write, or what they do."""
-    state, own = a_state(), Counting()
+    state = a_state()
     saves = keras.callbacks.ModelCheckpoint(str(tmp_path / "mine.weights.h5"), save_weights_only=True)
-    own.out, own.stage, own.best = str(tmp_path / "mine.txt"), "first", None
-    at = Interrupt(state, 2, 8)
     with pytest.raises(InterruptionError):
-        fit(state, own, saves, at, keep=[own, saves])
+        fit(state, saves, Interrupt(state, 2, 8))
     state.restore()
-    held = state._callbacks.tree()["callbacks"]
-    elsewhere = str(tmp_path / "elsewhere" / "theirs")
-    held["Counting"]["state"] |= {
-        "on_epoch_begin": None,
-        "out": elsewhere,
-        "limit": "3",
-        "unheard_of": 1,
-        "stage": "second",
-        "best": 0.5,
-    }
-    held["ModelCheckpoint"]["state"] |= {"filepath": elsewhere, "_save_model": None}
-    fit(state, own, saves, keep=[own, saves])
-    assert (own.out, own.limit, own.stage, own.best) == (str(tmp_path / "mine.txt"), 3, "second", 0.5)
-    assert own.names == list(range(EPOCHS))  # on_epoch_begin is still the method
-    assert not hasattr(own, "unheard_of")
+    tree = state._fit.tree()
+    elsewhere = str(tmp_path / "theirs.weights.h5")
+    tree["callbacks"]["ModelCheckpoint"]["state"] |= {"filepath": elsewhere, "_save_model": None}
+    state._fit.load(tree)
+    fit(state, saves)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.weights.h5"]
-    (text,) = [record.getMessage() for record in caplog.records if "not taken" in record.getMessage()]
-    assert "Counting (limit, on_epoch_begin, out, unheard_of)" in text
-    assert "ModelCheckpoint (_save_model, filepath)" in text
 
 
 def test_no_commit_holds_a_fit_that_has_ended(tmp_path: Path) -> None:
@@ -303,25 +252,6 @@ def test_a_list_of_keras_own_is_put_in_order_too() -> None:
     assert state.last_commit.commit == 1
 
 
-def test_the_warm_up_does_not_set_the_rate_again_that_another_callback_has_lowered(tmp_path: Path) -> None:
-    def training(state: Any, *others: Any) -> Any:
-        plateau = keras.callbacks.ReduceLROnPlateau("score", factor=0.5, patience=2, mode="min")
-        judge = keras.callbacks.LambdaCallback(
-            on_epoch_end=lambda epoch, logs: logs.update(score=SCORES[epoch])
-        )
-        fit(state, judge, plateau, *others, warmup_epochs=1)
-        return float(state.optimizer.learning_rate.numpy())
-
-    undisturbed = training(a_state())
-    assert undisturbed < 0.01
-    state = a_state(tmp_path)
-    interrupt = Interrupt(state, 9, 5)
-    with pytest.raises(InterruptionError):
-        training(state, interrupt)
-    state.flush()
-    assert training(a_state(tmp_path)) == undisturbed
-
-
 def test_several_steps_in_one_execution_are_all_counted(tmp_path: Path) -> None:
     state = a_state(steps_per_execution=4)
     counted = []
@@ -334,15 +264,6 @@ def test_several_steps_in_one_execution_are_all_counted(tmp_path: Path) -> None:
     assert counted[:2] == [4, 8]
     assert (state.epoch, state.batch) == (1, 0)
     assert state.data.order.done == SAMPLES
-
-
-def test_one_rank_validates_warms_up_and_writes_for_tensorboard(tmp_path: Path) -> None:
-    state = a_state(metrics=["accuracy"])
-    found = recover.fit_callbacks(state, warmup_epochs=2, tensorboard=str(tmp_path))
-    state.model.fit(state.data, validation_data=(X, Y), epochs=1, callbacks=found, verbose=0)
-    assert (state.epoch, state.data.order.done) == (1, SAMPLES)  # validation does not move the cursor
-    assert float(state.optimizer.learning_rate) == pytest.approx(0.01)  # the rate of one rank is its own
-    assert list(tmp_path.rglob("events.out.tfevents.*"))
 
 
 def test_a_tracked_data_set_to_validate_on_is_gone_through_each_time() -> None:
@@ -373,18 +294,6 @@ def test_a_tracked_data_set_to_validate_on_is_gone_through_each_time() -> None:
     assert weights(state) == weights(whole)
 
 
-def test_the_part_of_an_epoch_that_was_done_is_the_same_for_any_number_of_ranks() -> None:
-    state = a_state()
-    schedule = LearningRateScheduleCallback(0.1, lambda epoch: epoch, staircase=False)
-    schedule.steps_per_epoch = 5  # of twice as many ranks
-    state.data.record_batch(8)
-    begun: list[float] = []
-    note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: begun.append(schedule._done))
-    found = keras.callbacks.CallbackList([schedule, note, *recover.fit_callbacks(state)], model=state.model)
-    found.on_epoch_begin(0)
-    assert begun == [4]
-
-
 def test_a_rate_that_changes_with_each_batch_continues_from_where_it_was() -> None:
     def trained(state: Any, *extra: Any) -> list[float]:
         schedule = LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch, staircase=False)
@@ -405,35 +314,6 @@ def test_a_rate_that_changes_with_each_batch_continues_from_where_it_was() -> No
     assert trained(state) == whole
 
 
-def test_xla_is_switched_off_and_the_user_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    told = "jit_compile is switched off"
-    state = a_state(jit_compile=True)
-    fit(state, epochs=1)
-    assert sum(told in message for message in caplog.messages) == 1
-    caplog.clear()
-    automatic = a_state()
-    fit(automatic, epochs=1)
-    assert not any(told in message for message in caplog.messages)
-    assert automatic.model.jit_compile is False
-
-
-@pytest.mark.parametrize(
-    ("size", "epochs", "warmup", "rate"),
-    [
-        (1, 7.0, 5, 0.1),
-        (8, 0.0, 5, 0.1),
-        (8, 2.5, 5, 0.45),
-        (8, 5.0, 5, 0.8),
-        (8, 50.0, 5, 0.8),
-        (8, 0.0, 0, 0.8),
-    ],
-)
-def test_the_rate_rises_in_a_straight_line_to_that_of_all_ranks(
-    size: int, epochs: float, warmup: float, rate: float
-) -> None:
-    assert scaled(0.1, size, epochs, warmup) == pytest.approx(rate)
-
-
 def test_an_epoch_that_was_interrupted_after_its_last_batch_is_ended_and_not_begun_anew(
     tmp_path: Path,
 ) -> None:
@@ -452,30 +332,6 @@ def test_an_epoch_that_was_interrupted_after_its_last_batch_is_ended_and_not_beg
     assert weights(again) == weights(undisturbed)
 
 
-def test_averages_of_weights_that_are_swapped_in_continue(tmp_path: Path) -> None:
-    def training(state: Any, *others: Any) -> list[bytes]:
-        fit(state, keras.callbacks.SwapEMAWeights(swap_on_epoch=True), *others, epochs=3)
-        return weights(state)
-
-    def prepared(root: Path | None) -> Any:
-        state = a_state()
-        optimizer = recover.DistributedOptimizer(keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5))
-        state.model.compile(optimizer, state.model.loss)
-        made = recover.TensorFlowKerasState(
-            state.model, data=state.data, epoch=0, batch=0, checkpoint=root and str(root)
-        )
-        made.sync()
-        return made
-
-    undisturbed = training(prepared(None))
-    for number, at in enumerate([(1, 3), (2, 0)]):
-        state = prepared(tmp_path / str(number))
-        with pytest.raises(InterruptionError):
-            training(state, Interrupt(state, *at))
-        state.flush()
-        assert training(prepared(tmp_path / str(number))) == undisturbed
-
-
 # -- what is refused ---------------------------------------------------------------------------------------
 
 
@@ -488,22 +344,9 @@ def with_steps_per_epoch(state: Any) -> None:
     state.model.fit(state.data, steps_per_epoch=4, callbacks=recover.fit_callbacks(state), verbose=0)
 
 
-class Backup(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
-    """A user's own kind of it."""
-
-
-def with_a_backup_in_a_list_of_lists(state: Any) -> None:
-    inner = keras.callbacks.CallbackList([Backup("never made")], model=state.model)
-    found = keras.callbacks.CallbackList([inner, *recover.fit_callbacks(state)], model=state.model)
+def with_a_backup(state: Any) -> None:
+    found = [keras.callbacks.BackupAndRestore("never made"), *recover.fit_callbacks(state)]
     state.model.fit(state.data, callbacks=found, verbose=0)
-
-
-def with_nothing_but_a_backup(state: Any) -> None:
-    state.model.fit(state.data, callbacks=[keras.callbacks.BackupAndRestore("never made")], verbose=0)
-
-
-def with_another_one_to_keep(state: Any) -> None:
-    fit(state, keep=[Counting()])
 
 
 @pytest.mark.parametrize(
@@ -511,9 +354,7 @@ def with_another_one_to_keep(state: Any) -> None:
     [
         ("initial_epoch", without_initial_epoch),
         ("steps_per_epoch", with_steps_per_epoch),
-        ("callbacks: BackupAndRestore", with_a_backup_in_a_list_of_lists),
-        ("callbacks: BackupAndRestore", with_nothing_but_a_backup),
-        ("keep", with_another_one_to_keep),
+        ("callbacks: BackupAndRestore", with_a_backup),
     ],
 )
 def test_what_would_undo_a_recovery_is_refused(name: str, use: Callable[[Any], None]) -> None:
@@ -521,20 +362,10 @@ def test_what_would_undo_a_recovery_is_refused(name: str, use: Callable[[Any], N
         use(a_state())
 
 
-@pytest.mark.parametrize(
-    ("missing", "options"),
-    [("epoch", {}), ("batch", {}), ("learning_rate", {"warmup_epochs": 1.0})],
-)
-def test_a_state_without_what_is_needed_is_refused(missing: str, options: dict[str, Any]) -> None:
-    attributes = {"epoch": 0, "batch": 0, "learning_rate": 0.1}
+@pytest.mark.parametrize("missing", ["epoch", "batch"])
+def test_a_state_without_what_is_needed_is_refused(missing: str) -> None:
+    attributes = {"epoch": 0, "batch": 0}
     del attributes[missing]
     state = recover.TensorFlowState([tf.Variable(1.0)], **attributes)
     with pytest.raises(ConfigError, match=f"state.{missing}"):
-        recover.fit_callbacks(state, **options)
-
-
-@pytest.mark.parametrize("options", [{"commit_every_batches": 0}, {"warmup_epochs": -1.0}])
-def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
-    state = recover.TensorFlowState([tf.Variable(1.0)], epoch=0, batch=0, learning_rate=0.1)
-    with pytest.raises(ConfigError):
-        recover.fit_callbacks(state, **options)
+        recover.fit_callbacks(state)

@@ -102,13 +102,6 @@ def test_a_resumed_epoch_has_the_batches_that_are_left(model: keras.Model) -> No
     assert int(model.optimizer.iterations) == 12
 
 
-def test_who_ends_the_training_ends_it_in_a_resumed_epoch_too(model: keras.Model) -> None:
-    state = elastic.KerasState(model, batch=3, epoch=0)
-    stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: setattr(model, "stop_training", True))
-    fit(model, stop, *elastic_callbacks(state), epochs=5)
-    assert (state.epoch, int(model.optimizer.iterations)) == (1, 1)
-
-
 def test_the_rate_follows_the_schedule_and_velocities_follow_the_rate(model: keras.Model) -> None:
     schedule = callbacks.LearningRateScheduleCallback(0.5, 0.1)
     velocity = model.optimizer.momentums[0]
@@ -120,13 +113,6 @@ def test_the_rate_follows_the_schedule_and_velocities_follow_the_rate(model: ker
     assert velocity.numpy().ravel().tolist() == pytest.approx([0.8, 0.8])
     history = fit(model, schedule, epochs=3).history
     assert history["lr"] == pytest.approx([0.5, 0.05, 0.005])
-
-
-def test_an_end_of_the_schedule_leaves_the_rate_alone(model: keras.Model) -> None:
-    schedule = callbacks.LearningRateScheduleCallback(1.0, lambda epoch: 1 + epoch, 1, 3, staircase=False)
-    watch = Watch(lambda: round(float(model.optimizer.learning_rate), 4))
-    fit(model, schedule, watch, epochs=4)
-    assert watch.seen == [0.5] * 4 + [2.0, 2.25, 2.5, 2.75] + [3.0, 3.25, 3.5, 3.75] + [3.75] * 4
 
 
 def test_what_has_no_rate_or_no_steps_is_refused(model: keras.Model) -> None:
@@ -161,16 +147,3 @@ def test_a_loaded_model_has_a_distributed_optimizer_with_its_slots(
         hvd_keras.DistributedOptimizer(loaded.optimizer)
     with pytest.raises(ConfigError, match=r"^legacy_opts: "):
         hvd_keras.load_model(tmp_path / "model.keras", legacy_opts=True)
-
-
-def test_what_tensorflow_1_had_is_refused_in_words() -> None:
-    import hvdrecover.tensorflow as recover
-
-    with pytest.raises(ConfigError, match=r"^BroadcastGlobalVariablesHook: "):
-        recover.BroadcastGlobalVariablesHook(0)
-    with pytest.raises(ConfigError, match=r"^session: "):
-        recover.elastic.TensorFlowState(session=object())
-    with pytest.raises(ConfigError, match=r"^use_locking: "):
-        recover.DistributedOptimizer(keras.optimizers.SGD(), use_locking=True)
-    with pytest.raises(ConfigError, match=r"^fused: "):
-        recover.SyncBatchNormalization(fused=True)

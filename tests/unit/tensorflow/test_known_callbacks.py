@@ -20,7 +20,7 @@ LOOKED_AT = [each for each in (*OF_KERAS, MonitorCallback) if each not in (REFUS
 # What Keras makes again in each `fit`, or changes back.
 LEFT = {
     "Callback": "params _model",
-    "MonitorCallback": "min_delta",
+    "MonitorCallback": "min_delta monitor_op",
     "CSVLogger": "append_header writer",
     "EarlyStopping": "",
     "History": "epoch",  # which is kept with it

@@ -60,15 +60,3 @@ def test_values_and_shapes_stay_the_same(value: Any) -> None:
         return tensor
 
     assert step().numpy().tobytes() == given.tobytes()
-
-
-def test_gradients_go_through_an_allreduce() -> None:
-    weights = tf.Variable([1.0, 2.0])
-
-    @tf.function
-    def step() -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(recover.allreduce(weights * 3.0, name="weights", op=recover.Sum))
-        return tape.gradient(loss, weights)
-
-    assert step().numpy().tolist() == [3.0, 3.0]

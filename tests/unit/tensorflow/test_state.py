@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -36,25 +35,6 @@ def test_variables_of_both_kinds_objects_and_tensors_are_rolled_back() -> None:
     assert [variable.numpy().tolist() for variable in variables] == [[1.0, 2.0], [3.0], 4]
     assert (module.weight.numpy().tolist(), float(state.single)) == ([6.0], 7.0)
     assert (state.batch, state.history, state.tensor.numpy().tolist()) == (0, [], [5.0])
-
-
-def test_another_learning_rate_at_a_restart_is_named_and_what_takes_effect_is_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def start(rate: float, momentum: float) -> Any:
-        optimizer = keras.optimizers.SGD(rate, momentum=momentum)
-        state = recover.TensorFlowKerasState(a_model(), optimizer, checkpoint=str(tmp_path))
-        state.sync()
-        return state, [each for each in caplog.messages if "the script sets" in each]
-
-    state, lines = start(0.5, 0.5)
-    assert lines == []
-    state.optimizer.learning_rate = 0.25
-    state.commit(durable=True)
-    state.flush()
-    state, (line,) = start(0.125, 0.9)
-    assert "the script sets optimizer.learning_rate to 0.125, but the run was started with 0.5." in line
-    assert float(state.optimizer.learning_rate) == 0.25
 
 
 def test_dropout_is_seeded_anew_at_each_commit_and_the_same_after_a_restore() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,6 @@ import pytest
 import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
-from hvdrecover.errors import ConfigError
-from hvdrecover.state.hooks import Hook, Hooks
-from hvdrecover.tensorflow.fit import Progress
 from tests.integration.scalars import Run, read
 
 SAMPLES, BATCH = 24, 4
@@ -130,32 +126,3 @@ def test_what_xla_compiles_leaves_no_marks(tmp_path: Path) -> None:
     assert float(gradient()[0]) == 4.0
     state.commit()
     assert "seconds/step" not in run_of(state, tmp_path).scalars
-
-
-def test_a_tensor_of_a_graph_is_refused() -> None:
-    state = a_state(None)
-
-    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-    def step() -> None:
-        state.log_metrics(loss=tf.constant(1.0))
-
-    with pytest.raises(ConfigError, match=r"^log_metrics\(loss=\): .*SymbolicTensor"):
-        step()
-
-
-def test_without_a_folder_a_mean_that_is_not_finite_is_told_once() -> None:
-    class Reported(Hook):
-        def observed(self, values: Mapping[str, Any]) -> None:
-            found[-1] += [value for value in values.values() if not math.isfinite(value)]
-
-    state = a_state(None)
-    state._session.hooks = Hooks([*state._session.hooks.every, Reported()])
-    progress = Progress(state, None, ())
-    progress.set_model(state.model)
-    found: list[list[float]] = []
-    for _ in range(2):
-        progress.on_epoch_begin(0)
-        for batch, loss in enumerate([0.5, math.nan, math.nan]):
-            found.append([])
-            progress.on_train_batch_end(batch, {"loss": loss})
-    assert [len(each) for each in found] == [0, 1, 0] * 2

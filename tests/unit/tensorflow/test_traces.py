@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import horovod.tensorflow as hvd
 import pytest
 import tensorflow as tf
 from horovod.tensorflow.mpi_ops import MPI_LIB
 from tensorflow.python.framework import op_def_registry
 
-import hvdrecover.tensorflow as recover
-from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow.averaging import Reduction
 from hvdrecover.tensorflow.collectives import counter
 
 
@@ -26,40 +21,6 @@ def test_a_counter_may_be_made_by_a_function_that_is_traced_again() -> None:
 
     assert [int(count(False)), int(count(False)), int(count(True)), int(count(True))] == [1, 2, 2, 4]
     assert {key: int(value) for key, value in counters.items()} == {False: 2, True: 4}
-
-
-def test_a_strategy_is_refused_in_an_elastic_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    variable = tf.Variable([1.0])
-
-    def gradient() -> Any:
-        return Reduction()([tf.constant([1.0])], [variable])
-
-    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
-    with pytest.raises(ConfigError, match=r"^tf\.distribute: .*OneDeviceStrategy.*horovodrun"):
-        strategy.run(tf.autograph.experimental.do_not_convert(gradient))
-    assert gradient()[0].numpy().tolist() == [1.0]
-
-
-def test_a_step_is_traced_again_with_everything_that_makes_counters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    monkeypatch.setattr("hvdrecover.tensorflow.averaging.own.wanted", True)
-    variable, traces = tf.Variable([1.0, 2.0]), []
-
-    @tf.function
-    def step(data: tf.Tensor, reduce: bool = True) -> Any:
-        traces.append(reduce)
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(variable) * tf.reduce_sum(data)
-        if reduce:
-            tape = recover.DistributedGradientTape(tape)
-        return tape.gradient(loss, variable)
-
-    step(tf.ones([2]), reduce=False)
-    assert [step(tf.ones([size])).numpy().tolist() for size in (2, 3, 2)] == [[2.0] * 2, [3.0] * 2, [2.0] * 2]
-    assert traces == [False, True, True]
 
 
 OPERATIONS = [name for name in vars(MPI_LIB) if name.startswith("Horovod")]

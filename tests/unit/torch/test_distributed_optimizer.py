@@ -35,20 +35,6 @@ def wrapped_pair(optimizer: str = "SGD", **options: Any) -> tuple[Any, Any]:
     return model, hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters(), **options)
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["named", "unnamed"])
-def test_horovod_averages_by_names_that_neither_order_nor_compilation_changes(told: bool) -> None:
-    model = network()
-    compiled = torch.compile(model, backend="eager")
-    inner = torch.optim.SGD(list(model.parameters())[::-1], lr=0.1)
-    optimizer: Any = hvd.DistributedOptimizer(inner, compiled.named_parameters() if told else None)
-    joined(model=compiled, optimizer=optimizer)
-    prefix = "" if told else "model."
-    expected = {f"{prefix}{name}": each for name, each in model.named_parameters()}
-    found = {name: each for each, name in optimizer._parameter_names.items()}
-    assert found.keys() == expected.keys()
-    assert all(found[name] is each for name, each in expected.items())
-
-
 def backward(model: torch.nn.Module) -> None:
     model(torch.linspace(-1, 1, 15).view(5, 3)).square().sum().backward()
 
@@ -91,18 +77,6 @@ def test_the_wrapper_continues_alike(optimizer: str, options: dict[str, Any]) ->
     continues_alike(lambda: wrapped_pair(optimizer, **options), train)
 
 
-def test_the_wrapper_and_the_bare_optimizer_read_each_others_commits() -> None:
-    model, wrapper = wrapped_pair("AdamW")
-    bare = torch.optim.AdamW(model.parameters())
-    state = joined(model=model, optimizer=wrapper)
-    step(model, wrapper)
-    state.commit()
-    expected = state_of(wrapper)
-    state.optimizer = bare
-    state.restore()
-    assert state_of(bare) == expected
-
-
 @pytest.mark.parametrize("options", [{}, {"groups": 1}, {"groups": 2}, {"backward_passes_per_step": 2}])
 @pytest.mark.parametrize("layer", [0, 2])
 def test_a_step_after_an_interrupted_backward_pass_is_that_of_an_undisturbed_run(
@@ -140,15 +114,3 @@ def test_sparse_gradients_of_a_transposed_parameter_are_averaged() -> None:
     model(torch.tensor([3])).sum().backward()
     wrapper.step()
     assert model.weight.tolist() == [[1, 1], [1, 1], [1, 1], [0, 0]]
-
-
-def test_restoring_forgets_unfinished_allreduces() -> None:
-    model, wrapper = wrapped_pair()
-    state = joined(model=model, optimizer=wrapper)
-    backward(model)
-    end_allreduces(wrapper)
-    assert len(wrapper._handles) == 4
-    state.restore()
-    assert wrapper._handles == {}
-    assert set(wrapper._allreduce_delay.values()) == {1}
-    wrapper.zero_grad()  # refuses while there are any

@@ -38,30 +38,10 @@ def test_one_bad_number_is_found_wherever_it_is(dtype: torch.dtype, size: int) -
             assert guard.look(tensor, bad, tensor) is False
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_pattern_of_bits_is_judged_as_torch_judges_it(dtype: torch.dtype) -> None:
-    """All of 16 bits; of wider ones all first 16 bits, and then zeros or ones."""
-    width = dtype.itemsize * 8
-    whole = {16: torch.int16, 32: torch.int32, 64: torch.int64}[width]
-    first = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int64) << (width - 16)
-    patterns = torch.cat([first, first | ((1 << (width - 16)) - 1)]).to(whole)
-    numbers = patterns.view(dtype)
-    told = [guard.look(number) for number in numbers[::7]]
-    assert told == torch.isfinite(numbers[::7]).tolist()
-
-
 def test_no_numbers_and_no_gradient_are_finite() -> None:
     assert guard.look() is True
     assert guard.look(torch.empty(0, 3), None) is True
     assert guard.are_finite([None]) is True
-
-
-def test_a_part_of_a_tensor_is_looked_at_alone() -> None:
-    tensor = torch.zeros(10, 10)
-    tensor[4, 9] = math.nan
-    assert guard.look(tensor[5:]) is True
-    assert guard.look(tensor[4:]) is False
-    assert guard.look(tensor[3]) is True
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,12 @@ import horovod.torch as hvd
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import hvdrecover.torch as recover
-from hvdrecover.errors import ConfigError, NumericsError, ShardsError
+from hvdrecover.errors import ConfigError, NumericsError
 from hvdrecover.guard.numbers import Missing
 from hvdrecover.state.hooks import Moment
 from hvdrecover.torch import guard
-from hvdrecover.torch.framework import TorchFramework
-from tests.unit.state.jobs import Process, on_ranks
 
 WIDTH = 150  # a layer's weight is large, its bias is small
 OPTIONS: list[dict[str, Any]] = [
@@ -174,14 +171,6 @@ def test_a_sparse_gradient_is_looked_at_beside_others() -> None:
         optimizer.step()
 
 
-def test_an_optimizer_that_horovod_has_not_wrapped_is_left_alone() -> None:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guarded(model, optimizer)
-    a_step(model, optimizer, math.nan)
-    assert not torch.isfinite(model[0].weight).all()
-
-
 def test_adasum_has_no_common_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network()
     optimizer = wrapped(model)
@@ -189,21 +178,6 @@ def test_adasum_has_no_common_gradients(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ConfigError, match=r"^state\.optimizer: Adasum .*Guard\(numerics=None\)"):
         recover.TorchState(model, optimizer, guard=recover.Guard())
     recover.TorchState(model, optimizer, guard=recover.Guard(numerics=None))
-
-
-def test_a_step_that_was_broken_off_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    model = network()
-    optimizer = wrapped(model)
-    state = recover.TorchState(model, optimizer, guard=recover.Guard(numerics="skip"))
-    state.sync()
-    backward(model, math.nan)
-    for handle, _ in optimizer._handles.values():  # what Horovod has begun it gives up when ranks are lost
-        hvd.synchronize(handle)
-    state.restore()
-    before = values(model)
-    a_step(model, optimizer)
-    assert not all(map(torch.equal, before, values(model)))
 
 
 # -- missing gradients ---------------------------------------------------------------------------------
@@ -257,62 +231,3 @@ def test_ranks_agree_on_missing_gradients_since_the_last_commit(
     for each in (survivor, newcomer):
         each.steps(2)
     assert survivor.digest() == newcomer.digest() != 0
-
-
-# -- rank-local state ---------------------------------------------------------------------------------
-
-
-def test_batch_norm_and_plain_tensors_are_named_and_trained_ones_are_not(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def body(process: Process) -> None:
-        process.framework = TorchFramework()  # type: ignore[assignment]
-        model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-        settings = recover.Guard(parameters_every_commits=1)
-        state = process.state(guard=settings, model=model, noise=torch.zeros(2), step=0)
-        state.sync()
-        model(torch.arange(8.0).view(4, 2) * (1 + process.world.rank()))
-        state.noise += process.world.rank()
-        state.step += 1
-        state.commit()
-
-    on_ranks(2, body)
-    (line,) = [each.getMessage() for each in caplog.records if "after a recovery" in each.getMessage()]
-    assert line.startswith("state.noise differs between the ranks; running statistics are each rank's own")
-    assert "(model.1.running_mean, model.1.running_var)" in line
-
-
-# -- shares of the data -------------------------------------------------------------------------------
-
-DATA = TensorDataset(torch.arange(10))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"batch_size": 3, "shuffle": True},
-        {"batch_size": 4, "sampler": recover.ElasticSampler(DATA)},
-        {"batch_size": 4, "drop_last": True},
-        {"batch_size": None},
-        {"batch_sampler": [list(range(5)), list(range(5, 10))]},
-    ],
-)
-def test_a_loader_whose_samples_all_come_is_let_pass(options: dict[str, Any]) -> None:
-    recover.check_shards(DataLoader(DATA, **options))
-
-
-def test_overlapping_and_missing_shares_are_found() -> None:
-    with pytest.raises(ShardsError, match=r"overlap: 3 of 10 .*: 2, 3, 4"):
-        recover.check_shards(DataLoader(DATA, batch_sampler=[list(range(5)), list(range(2, 10))]))
-    half: DistributedSampler[int] = DistributedSampler(DATA, num_replicas=2, rank=0, shuffle=False)
-    with pytest.raises(ShardsError, match=r"missing: 5 of 10 .*: 1, 3, 5, 7, 9"):
-        recover.check_shards(DataLoader(DATA, batch_size=3, sampler=half))
-
-
-def test_a_stream_has_no_known_batches() -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self):  # type: ignore[no-untyped-def]
-            return iter(range(3))
-
-    with pytest.raises(ConfigError, match=r"^loader: "):
-        recover.check_shards(DataLoader(Stream()))

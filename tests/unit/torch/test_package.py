@@ -40,19 +40,3 @@ def test_the_public_names() -> None:
 def test_a_controller_is_chosen_for_a_process_that_nobody_launched() -> None:
     found = answer(CONTROLLERS, repr([environ for environ, _ in VARIANTS])).splitlines()
     assert found == [expected for _, expected in VARIANTS]
-
-
-def test_a_process_alone_needs_no_launcher_and_may_make_its_state_before_it_initialises_horovod() -> None:
-    code = """
-import horovod.torch as hvd, torch, hvdrecover.torch as recover
-model = torch.nn.Linear(2, 2)
-sampler = recover.ElasticSampler(range(5), shuffle=False)
-state = recover.TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), sampler=sampler, epoch=0)
-state.epoch = 1
-state.restore()
-hvd.init()
-recover.run(lambda state: print(hvd.size(), state.epoch, list(sampler), state.last_commit.commit))(state)
-import sys
-print({"tensorflow", "keras", "hvdrecover.tensorflow"} & set(sys.modules))
-"""
-    assert answer(code).splitlines() == ["1 0 [0, 1, 2, 3, 4] 0", "set()"]

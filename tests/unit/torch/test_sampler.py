@@ -12,10 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import hvdrecover.torch as recover
 from hvdrecover.errors import ConfigError
-from tests.unit.torch.jobs import Loading, Samples, joined
+from tests.unit.torch.jobs import Samples, joined
 
 Place = Callable[[int, int], None]
-LOADINGS: list[Loading] = ["plain", "batch_sampler", "workers", "persistent_workers"]
 
 
 @pytest.fixture
@@ -28,15 +27,6 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
             monkeypatch.setattr(module, "size", lambda: size)
 
     return at
-
-
-def samplers(place: Place, size: int, length: int, **options: Any) -> list[recover.ElasticSampler]:
-    """A sampler of each rank."""
-    made = []
-    for rank in range(size):
-        place(rank, size)
-        made.append(recover.ElasticSampler(range(length), **options))
-    return made
 
 
 # -- beside Horovod's own ------------------------------------------------------------------------------
@@ -75,26 +65,6 @@ def test_an_epoch_is_dealt_out_as_horovods_sampler_does(
         assert max(Counter(indices).values()) <= 2
     if not shuffle:
         assert mine == theirs
-
-
-@pytest.mark.parametrize(("length", "size"), SIZES)
-def test_a_partly_done_epoch_is_dealt_out_as_horovods_sampler_does(
-    place: Place, length: int, size: int
-) -> None:
-    mine: list[int] = []
-    for rank in range(size):
-        place(rank, size)
-        ours = recover.ElasticSampler(range(length), shuffle=False)
-        horovods = horovod.torch.elastic.ElasticSampler(range(length), shuffle=False)
-        for sampler in (ours, horovods):
-            sampler.record_batch(0, 1)
-            sampler.load_state_dict({"epoch": 0, "processed_num": sampler.processed_num})
-        assert ours.remaining_indices == horovods.remaining_indices
-        assert len(ours) == len(horovods)
-        mine += list(ours)
-    left = range(length)[size:]  # what is repeated at the end, Horovod's sampler takes from these
-    assert len(mine) == len(ours) * size
-    assert [mine.count(index) for index in left] == [1] * len(left)
 
 
 # -- data sets that can't be dealt out -----------------------------------------------------------------

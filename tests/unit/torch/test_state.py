@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import hvdrecover.torch as recover
-from hvdrecover.errors import UnsupportedTensorError, UnsupportedValueError
-from tests.unit.torch.jobs import URL, bits, commit_durably, continues_alike, joined, network, train_one_step
+from tests.unit.torch.jobs import URL, commit_durably, continues_alike, joined, network, train_one_step
 
 schedulers = torch.optim.lr_scheduler
 
@@ -33,30 +32,15 @@ class Metric(torch.nn.Module):
         self.register_buffer("count", torch.zeros(()), persistent=False)
 
 
-class Counter:
-    """Gives its state, which has no tensors."""
-
-    def __init__(self) -> None:
-        self.scratch = torch.zeros(2)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"count": 1}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        pass
-
-
 def test_a_component_that_keeps_nothing_is_named_with_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     model, optimizer = pair()
-    joined(model=model, optimizer=optimizer, metric=Metric(), counter=Counter(), empty=torch.nn.ReLU())
+    joined(model=model, optimizer=optimizer, metric=Metric(), empty=torch.nn.ReLU())
     warned = [each for each in caplog.messages if "do not hold" in each]
     assert len(warned) == 1
     assert re.match(r"state\.metric: commits do not hold total, values, count, .* Metric ", warned[0])
 
 
-def test_a_commit_amid_backward_passes_is_told_once_and_all_ranks_begin_anew(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_all_ranks_count_backward_passes_from_0_after_an_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")  # or Horovod adds up nothing in a job of one
     model = network()
     optimizer = hvd.DistributedOptimizer(
@@ -64,34 +48,11 @@ def test_a_commit_amid_backward_passes_is_told_once_and_all_ranks_begin_anew(
     )
     state = joined(model=model, optimizer=optimizer)
     inputs = torch.ones(2, 3)
-
-    def lines() -> list[str]:
-        return [each for each in caplog.messages if "backward passes" in each]
-
-    def two_passes() -> None:
-        model(inputs).sum().backward()
-        model(inputs).sum().backward()
-        optimizer.step()
-
-    two_passes()
-    state.commit()
-    assert lines() == []
-    for _ in range(2):
-        model(inputs).sum().backward()
-        state.commit()
-        state.sync()  # as after hosts have come: this rank, whose state all take, must count as they do
-        two_passes()
-    (line,) = lines()
-    assert line.startswith("state.optimizer: this commit comes after 1 of 2 backward passes")
-
-
-def test_an_optimizer_of_another_library_may_count_backward_passes_in_its_own_way() -> None:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.backward_passes_per_step = 4  # type: ignore[attr-defined]
-    state = joined(model=model, optimizer=optimizer)
-    state.commit()
-    state.sync()
+    model(inputs).sum().backward()
+    state.sync()  # as after hosts have come: this rank, whose state all take, must count as they do
+    model(inputs).sum().backward()
+    model(inputs).sum().backward()
+    optimizer.step()
 
 
 def test_settings_of_the_script_that_a_commit_overrules_are_named(
@@ -117,38 +78,6 @@ def test_settings_of_the_script_that_a_commit_overrules_are_named(
     assert (
         len(start(0.2, 0.5)[2]) == 2
     )  # also at the start after that: it is still the first one's that count
-
-
-# -- attributes ----------------------------------------------------------------------------------------
-
-
-def test_tensors_among_plain_values_go_back() -> None:
-    state = joined(
-        best=torch.tensor([1.5, float("nan")], dtype=torch.bfloat16),
-        history=[torch.ones(2), {"mask": torch.tensor([True, False]), "none": torch.empty(0), "at": (1, 2)}],
-    )
-    expected = bits([state.best, state.history])
-    state.best += 1
-    state.history[1]["mask"].zero_()
-    state.history.append(3)
-    state.restore()
-    assert bits([state.best, state.history]) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "error", "fact"),
-    [
-        (object(), UnsupportedValueError, r"^state\.box: a builtins\.object "),
-        ([network()], UnsupportedValueError, r"^state\.box\[0\]: a torch.*Sequential "),
-        (torch.float32, UnsupportedValueError, r"^state\.box: a torch\.dtype "),
-        (torch.eye(2).to_sparse(), UnsupportedTensorError, "sparse_coo"),
-    ],
-)
-def test_what_can_not_be_kept_is_refused_when_the_state_is_made(
-    value: Any, error: type[Exception], fact: str
-) -> None:
-    with pytest.raises(error, match=fact):
-        recover.TorchState(box=value)
 
 
 # -- learning-rate schedulers and what else has a state ------------------------------------------------
@@ -185,20 +114,6 @@ def test_schedulers_continue_alike(roots: Any, make: Callable[[Any], Any], rate:
     continues_alike(components, step)
 
 
-def test_a_scheduler_that_watches_a_loss_continues_alike(roots: Any) -> None:
-    losses = iter([3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0])
-
-    def components() -> tuple[Any, ...]:
-        model, optimizer = pair()
-        return model, optimizer, schedulers.ReduceLROnPlateau(optimizer, patience=1)
-
-    def step(model: Any, optimizer: Any, scheduler: Any) -> None:
-        train_one_step(model, optimizer)
-        scheduler.step(next(losses))
-
-    continues_alike(components, step)
-
-
 def test_a_gradient_scaler_continues_alike(roots: Any) -> None:
     def components() -> tuple[Any, ...]:
         return (*pair(), torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3))
@@ -225,43 +140,3 @@ def test_a_gradient_scaler_unscales_a_step_that_is_repeated_after_a_fault() -> N
             state.restore()
     expected = torch.autograd.grad(model(torch.ones(2, 3)).sum(), list(model.parameters()))
     assert all(map(torch.equal, (each.grad for each in model.parameters()), expected))
-
-
-class Average:
-    """A moving average of a model's parameters, as users write it."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.shadow = [parameter.detach().clone() for parameter in model.parameters()]
-        self.updates = 0
-
-    def update(self, model: torch.nn.Module) -> None:
-        self.updates += 1
-        for average, parameter in zip(self.shadow, model.parameters(), strict=True):
-            average.lerp_(parameter.detach(), 0.1)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"shadow": self.shadow, "updates": self.updates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.shadow, self.updates = state["shadow"], state["updates"]
-
-
-def test_a_users_own_component_that_keeps_what_it_is_given_continues_alike(roots: Any) -> None:
-    def components() -> tuple[Any, ...]:
-        model, optimizer = pair()
-        return model, optimizer, Average(model)
-
-    def step(model: Any, optimizer: Any, average: Average) -> None:
-        train_one_step(model, optimizer)
-        average.update(model)
-
-    continues_alike(components, step)
-
-
-# -- commits -------------------------------------------------------------------------------------------
-
-
-def test_a_trained_tensor_outside_a_module_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedTensorError, match="trained") as caught:
-        recover.TorchState(scale=torch.nn.Parameter(torch.ones(2)))
-    assert caught.value.path == "state.scale.value"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,13 +10,12 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-import hvdrecover.torch as recover
 from hvdrecover import heartbeat
 from hvdrecover.errors import ConfigError
 from hvdrecover.torch import stepping
 from hvdrecover.torch.stepping import steps_of
 from hvdrecover.torch.virtual_gradients import Gradients
-from tests.unit.torch.jobs import network, train_one_step
+from tests.unit.torch.jobs import network
 
 KINDS = ["plain", "wrapped", "wrapped, without hooks"]
 INSIDE = ["averaging", "averaged"]
@@ -69,10 +67,6 @@ def end_allreduces(optimizer: Any) -> None:
         hvd.synchronize(handle)
 
 
-def fail() -> None:
-    raise RuntimeError("a rank was lost")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_step_is_told_of_once(kind: str, make: Any) -> None:
     model, optimizer = make(kind)
@@ -85,56 +79,9 @@ def test_each_step_is_told_of_once(kind: str, make: Any) -> None:
     assert log == expected * 3
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_gradients_that_the_script_averages(kind: str, make: Any) -> None:
-    model, optimizer = make(kind)
-    log = log_of(optimizer)
-    for _ in range(2):
-        backward(model, optimizer)
-        optimizer.synchronize()
-        with optimizer.skip_synchronize():
-            optimizer.step()
-    assert log == [*INSIDE, "begins", "applying", "ended"] * 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_backward_pass_within_the_step(kind: str, make: Any) -> None:
-    model, optimizer = make(kind)
-    log = log_of(optimizer)
-    for _ in range(2):
-        train_one_step(model, optimizer)
-        end_allreduces(optimizer)
-        optimizer._handles = {}
-    assert [each for each in log if each not in INSIDE] == ["begins", "applying", "ended"] * 2
-
-
-@pytest.mark.parametrize(
-    ("kind", "where"),
-    [
-        *itertools.product(KINDS, ["begins", "applying"]),
-        *itertools.product(KINDS[1:], INSIDE),
-    ],
-)
-def test_a_step_after_one_that_failed_is_told_of_as_any(kind: str, where: str, make: Any) -> None:
-    model, optimizer = make(kind)
-    backward(model, optimizer)
-    log, steps = log_of(optimizer), steps_of(optimizer)
-    getattr(steps, where).insert(0, fail)
-    with pytest.raises(RuntimeError, match="a rank was lost"):
-        optimizer.step()
-    getattr(steps, where).remove(fail)
-    end_allreduces(optimizer)
-    optimizer.load_state_dict(optimizer.state_dict())  # as going back does; handles are forgotten
-    log.clear()
-    for _ in range(2):
-        backward(model, optimizer)
-        optimizer.step()
-    assert log == ["begins", *(INSIDE if kind != "plain" else ()), "applying", "ended"] * 2
-
-
 def test_an_optimizer_that_was_wrapped_before_the_import_is_refused(make: Any) -> None:
     _, optimizer = make("wrapped")
-    del type(optimizer).forget_parameter  # as Horovod's own classes have none
+    del type(optimizer).reports_steps  # as Horovod's own classes have none
     with pytest.raises(ConfigError, match=r"import hvdrecover\.torch at the top"):
         steps_of(optimizer)
 
@@ -143,13 +90,44 @@ def test_virtual_ranks_average_also_what_others_were_told_of_before(make: Any) -
     model, optimizer = make("wrapped")
     log = log_of(optimizer)
     gradients = Gradients("optimizer", optimizer, 1)
-    gradients.begin([1], 0)
-    gradients.part_begins(0)
+    gradients.begin()
     model(torch.ones(2, 3)).sum().backward()
-    gradients.part_ends()
-    gradients.finish()
+    gradients.part_ends(0)
+    gradients.finish([1], 0)
     optimizer.step()
     assert log == [*INSIDE, "begins", "applying", "ended"]
+
+
+@pytest.mark.parametrize("change", ["added", "unfrozen"])
+def test_parameters_that_come_later_are_refused(change: str, make: Any) -> None:
+    model, optimizer = make("wrapped")
+    backward(model, optimizer)
+    optimizer.step()
+    later = torch.nn.Parameter(torch.zeros(7))
+    optimizer.add_param_group({"params": [later]})
+    if change == "unfrozen":
+        later.requires_grad_(False)
+        backward(model, optimizer)
+        optimizer.step()
+        later.requires_grad_()
+    backward(model, optimizer)
+    with pytest.raises(ConfigError, match=r"^DistributedOptimizer: .*\(7,\) .*freeze them afterwards"):
+        optimizer.step()
+    end_allreduces(optimizer)
+
+
+def test_a_closure_is_refused(make: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^optimizer\.step\(closure\): .*backward\(\), and then step\(\)"):
+        make("wrapped")[1].step(lambda: None)
+
+
+def test_frozen_parameters_are_not_moved(make: Any) -> None:
+    optimizer = make("wrapped")[1]
+    frozen = optimizer.param_groups[0]["params"][0].requires_grad_(False)
+    before = frozen.clone()
+    optimizer.step()
+    assert frozen.grad is None
+    assert torch.equal(frozen, before)
 
 
 # -- those that are told -----------------------------------------------------------------------------------
@@ -163,22 +141,3 @@ def test_a_guardian_counts_each_step_once(kind: str, make: Any) -> None:
         backward(model, optimizer)
         optimizer.step()
         assert heartbeat.steps() == step + 1
-
-
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_the_guard_counts_the_steps_of_all_optimizers(
-    kind: str, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts: list[Callable[[], int]] = []
-    monkeypatch.setattr(
-        "hvdrecover.guard.numbers.Judge.steps",
-        property(lambda judge: counts[-1], lambda judge, count: counts.append(count)),
-        raising=False,
-    )
-    (model, one), (other_model, other) = make(kind), make(kind)
-    recover.TorchState(model, one, guard=recover.Guard(), other=other, other_model=other_model).sync()
-    for _ in range(2):
-        for each, optimizer in ((model, one), (other_model, other)):
-            backward(each, optimizer)
-            optimizer.step()
-    assert counts[-1]() == 4

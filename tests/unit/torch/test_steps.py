@@ -63,20 +63,6 @@ def test_norms_and_times_of_each_step(tmp_path: Path, kind: str) -> None:
     assert run.steps["seconds/step"] == run.steps["seconds/allreduce_wait"] == [1, 2, 3]
 
 
-def test_gradients_are_measured_before_the_script_clips_them(tmp_path: Path) -> None:
-    model = network()
-    optimizer = wrapped(model)
-    state = joined(tmp_path, model=model, optimizer=optimizer)
-    whole = backward(model, optimizer)
-    optimizer.synchronize()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-    with optimizer.skip_synchronize():
-        optimizer.step()
-    run = run_of(state, tmp_path)
-    assert run.scalars["norm/averaged_gradient"] == {1: pytest.approx(whole)}
-    assert norm(model) == pytest.approx(0.01, rel=1e-3)
-
-
 def test_a_bad_step_that_the_guard_skips_is_seen(tmp_path: Path) -> None:
     model = network()
     optimizer = wrapped(model)
@@ -88,57 +74,11 @@ def test_a_bad_step_that_the_guard_skips_is_seen(tmp_path: Path) -> None:
     assert [math.isfinite(norms[step]) for step in (1, 2, 3)] == [True, False, True]
 
 
-def test_steps_that_loss_scaling_leaves_out_are_none(tmp_path: Path) -> None:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    state = joined(tmp_path, model=model, optimizer=optimizer)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    for factor in (1.0, float("inf"), 1.0):
-        optimizer.zero_grad()
-        scaler.scale(model(INPUTS).sum() * factor).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    assert run_of(state, tmp_path).steps["norm/averaged_gradient"] == [1, 2]
-
-
-def test_of_several_optimizers_the_first_one_counts_and_each_has_its_norm(tmp_path: Path) -> None:
-    models = {"generator": network(1), "critic": network(2)}
-    optimizers = {name: wrapped(model) for name, model in models.items()}
-    state = joined(tmp_path, **models, one=optimizers["critic"], other=optimizers["generator"])
-    expected: dict[str, Any] = {"one": {}, "other": {}}
-    for step in (1, 2):
-        for name, model in (("other", "generator"), ("one", "critic")):
-            expected[name][step] = pytest.approx(backward(models[model], optimizers[model]))
-            optimizers[model].step()
-    run = run_of(state, tmp_path)
-    for name, norms in expected.items():
-        assert run.scalars[f"norm/averaged_gradient/{name}"] == norms
-    assert run.steps["seconds/step"] == [1, 2]
-
-
-def test_sparse_gradients_of_one_place_are_added_up(tmp_path: Path) -> None:
-    model = torch.nn.EmbeddingBag(4, 1, sparse=True, mode="sum")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    state = joined(tmp_path, model=model, optimizer=optimizer)
-    model(torch.tensor([[1, 1, 1, 2]])).sum().backward()
-    optimizer.step()
-    assert run_of(state, tmp_path).scalars["norm/averaged_gradient"] == {1: pytest.approx(math.sqrt(10))}
-
-
 def test_the_loss_keeps_no_graph_and_is_not_changed_later() -> None:
     loss = torch.ones((), requires_grad=True) * 2
     kept = as_numbers(TorchFramework(), {"loss": loss})["loss"]
     loss.detach().fill_(7.0)
     assert (float(kept), kept.requires_grad) == (2.0, False)
-
-
-def test_without_a_folder_nothing_is_hooked() -> None:
-    model = network()
-    optimizer = wrapped(model)
-    recover.TorchState(model, optimizer)
-    assert not optimizer._optimizer_step_pre_hooks
-    assert not optimizer._optimizer_step_post_hooks
-    assert "synchronize" not in vars(optimizer)
 
 
 def test_tensorboard_has_to_be_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from hvdrecover.virtual.exchange import BUCKET, NOTHING, Done, Exchange, RunningSum, buckets, pieces
+from hvdrecover.virtual.exchange import BUCKET, NOTHING, RunningSum, add_up, buckets, pieces
 from tests.fakes.world import FakeJob
 
 
@@ -69,16 +69,16 @@ class Collectives:
 
     def allreduce(self, flat, name):
         rows = self._gathered(flat, name)
-        return Done(functools.reduce(operator.add, rows))
+        return functools.reduce(operator.add, rows)
 
     def alltoall(self, flat, counts, name):
         bounds = np.cumsum([0, *counts])
         rows = self._gathered((flat, bounds), name)
         rank = self._world.rank()
-        return Done(np.concatenate([flat[bounds[rank] : bounds[rank + 1]] for flat, bounds in rows]))
+        return np.concatenate([flat[bounds[rank] : bounds[rank + 1]] for flat, bounds in rows])
 
     def allgather(self, flat, name):
-        return Done(np.concatenate(self._gathered(flat, name)))
+        return np.concatenate(self._gathered(flat, name))
 
     def joined(self, flats):
         return np.concatenate(flats)
@@ -102,17 +102,16 @@ def exchanged(shares, dtype):
 
     def process(world):
         world.init()
-        collectives, rank = Collectives(world), world.rank()
-
-        def pack(bucket, number, gradients):
-            return np.full(LENGTHS[bucket], NOTHING, dtype) if gradients is None else gradients
-
-        exchange = Exchange(collectives, "sums", shares, rank, len(LENGTHS), operator.iadd, pack)
-        start = sum(shares[: world.rank()])
-        for rank in range(start, start + shares[world.rank()]):
-            for bucket in range(len(LENGTHS)):
-                exchange.add(bucket, rank, leaf(rank, bucket, dtype))
-        return [total.tobytes() for total in exchange.finish()]
+        rank = world.rank()
+        start = sum(shares[:rank])
+        totals = []
+        for kind in range(len(LENGTHS)):
+            sums = RunningSum(sum(shares))
+            for leaf_rank in range(start, start + shares[rank]):
+                sums.push(range(leaf_rank, leaf_rank + 1), leaf(leaf_rank, kind, dtype))
+            partial = sums.values or [np.full(LENGTHS[kind], NOTHING, dtype)]
+            totals.append(add_up(Collectives(world), f"sums.{kind}", shares, rank, partial).tobytes())
+        return totals
 
     return FakeJob(process, len(shares)).results()
 
@@ -129,10 +128,4 @@ def test_all_processes_have_the_bits_of_one_whatever_the_shares(size, dtype):
 def test_buckets_hold_tensors_of_one_kind_up_to_a_size():
     kinds = ["a", "a", "b", "a", "a", "b", "a"]
     nbytes = [10, BUCKET - 20, 4, 2 * BUCKET, 20, 4, 0]
-    found = buckets(kinds, nbytes)
-    assert sorted(number for bucket in found for number in bucket) == [*range(7)]
-    assert found[0] == [6, 4]  # gradients of the last tensors come first
-    for bucket in found:
-        assert len({kinds[number] for number in bucket}) == 1
-        assert sum(nbytes[number] for number in bucket) <= BUCKET or len(bucket) == 1
-    assert [2, 5] in [sorted(bucket) for bucket in found]
+    assert buckets(kinds, nbytes) == [[0, 1], [2, 5], [3], [4, 6]]

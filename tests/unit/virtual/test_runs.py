@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdrecover.errors import ConfigError, HvdrecoverError, StepError
+from hvdrecover.errors import ConfigError, StepError
 from hvdrecover.state.rank_local import PerRank
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
@@ -27,10 +27,7 @@ SAMPLES = 27  # an uneven tail
 
 
 class NoBuffers:
-    """Models without buffers; a script may pretend that it changed some."""
-
-    def __init__(self) -> None:
-        self.absorbed = 0
+    """Models without buffers."""
 
     def names(self) -> list[str]:
         return []
@@ -57,22 +54,20 @@ class Carrier:
     def __init__(self, world: FakeWorld) -> None:
         self._world = world
         self._leaves = np.zeros((SIZE, 2))
-        self._rank = 0
+        self._part = np.zeros(2)
         self.gradient = np.zeros(2)
 
-    def begin(self, counts: Counts, process: int) -> None:
+    def begin(self) -> None:
         self._leaves = np.zeros((SIZE, 2))
-
-    def part_begins(self, rank: int) -> None:
-        self._rank = rank
+        self._part = np.zeros(2)
 
     def add(self, gradient: np.ndarray[Any, Any]) -> None:
-        self._leaves[self._rank] += gradient
+        self._part += gradient
 
-    def part_ends(self) -> None:
-        pass
+    def part_ends(self, rank: int) -> None:
+        self._leaves[rank], self._part = self._part, np.zeros(2)
 
-    def finish(self) -> None:
+    def finish(self, counts: Counts, process: int) -> None:
         leaves = self._world.allreduce(self._leaves)  # others send zeros, so nothing is rounded
         total = RunningSum(SIZE, np.add)
         for rank, leaf in enumerate(leaves):
@@ -117,7 +112,7 @@ class Script:
     def _train(self, process: Process, state: State, ranks: VirtualRanks, carrier: Carrier) -> None:
         while state.epoch < 2:
             state.sampler.order.set_epoch(state.epoch)
-            for step in steps(ranks, feed(state.sampler), process.clock, Step):
+            for step in steps(ranks, feed(state.sampler), Step):
                 for batch in step:
                     noise = process.generator.uniform()
                     process.clock.advance(0.1 * (1 + 3 * process.world.rank()))
@@ -202,7 +197,7 @@ def loop(process: Process, body: Any) -> None:
     carrier = Carrier(process.world)
     ranks = virtual(carrier)
     state = process.state(virtual=ranks, model=FakeModel(w=[0.0]), sampler=FakeSampler(SAMPLES))
-    run(lambda state: body(state, steps(ranks, feed(state.sampler), process.clock, Step)))(state)
+    run(lambda state: body(state, steps(ranks, feed(state.sampler), Step)))(state)
 
 
 def in_parts(call: Callable[[State], object]) -> Callable[[State, Iterator[Step]], None]:
@@ -250,24 +245,6 @@ def test_loops_that_are_not_gone_through_as_they_must_be(body: Any, fact: str) -
         on_ranks(1, lambda process: loop(process, body))
 
 
-@pytest.mark.parametrize("committing", [True, False])
-def test_a_commit_of_buffers_that_processes_have_changed_to_others_is_refused(committing: bool) -> None:
-    def body(process: Process) -> None:
-        buffers: Any = NoBuffers()
-        state = process.state(virtual=VirtualRanks(SIZE, "equal", buffers, []), step=0)
-        state.sync()
-        buffers.absorbed = 7 + process.world.rank()
-        state.commit() if committing else state.check_host_updates()
-        buffers.absorbed = 7
-        state.commit()
-
-    if committing:
-        with pytest.raises(StepError, match=r"^buffers: .*state\.commit\(\)"):
-            on_ranks(2, body)
-    else:
-        on_ranks(2, body)
-
-
 def test_samples_of_a_step_that_ends_in_an_error_are_not_done() -> None:
     """A guard then leaves them out, from where the cursor is."""
 
@@ -282,20 +259,3 @@ def test_samples_of_a_step_that_ends_in_an_error_are_not_done() -> None:
             raise ValueError("bad")
 
     on_ranks(1, lambda process: loop(process, body))
-
-
-def test_streams_of_a_script_are_refused() -> None:
-    def body(process: Process) -> None:
-        process.state(rng="store", virtual=virtual(Carrier(process.world), None), epoch=0)
-
-    with pytest.raises(HvdrecoverError, match=r"^rng: .*rng='store'"):
-        on_ranks(1, body)
-
-
-def test_one_loader_is_not_that_of_several_virtual_ranks() -> None:
-    def body(process: Process) -> None:
-        ranks = virtual(Carrier(process.world), None)
-        process.state(virtual=ranks, loader=PerRank(FakeModel(w=[0.0])))
-
-    with pytest.raises(ConfigError, match=r"^PerRank: .*FakeModel.*PerRank\(lambda rank, size"):
-        on_ranks(1, body)

@@ -30,14 +30,6 @@ def test_no_shares_have_a_step_end_earlier(size: int, seconds: tuple[float | Non
     assert sum(by_speed(size, seconds)) == size
 
 
-def test_a_process_slowed_to_a_quarter_gets_a_fifth() -> None:
-    assert by_speed(10, [0.1, 0.4]) == (8, 2)
-
-
-def test_of_unknown_speeds_shares_are_equal() -> None:
-    assert by_speed(6, [None, None, None]) == (2, 2, 2)
-
-
 @pytest.mark.parametrize(
     ("seconds", "counts"),
     [

@@ -29,14 +29,11 @@ esac
 echo "scontrol: invalid: $*" >&2
 exit 1
 """
-HANGS = """#!/bin/sh
-sleep 600
-"""
 TASKS = {"SLURM_JOB_NODELIST": "node[1-3,5]", "SLURM_TASKS_PER_NODE": "3,2,1(x2)"}
 
 
-def line(nodes, resources, field="GRES"):
-    return f"JobId=1 JobName=train NodeList=x   Nodes={nodes} CPU_IDs=0-3 Mem=0 {field}={resources}"
+def line(nodes, resources):
+    return f"JobId=1 JobName=train NodeList=x   Nodes={nodes} CPU_IDs=0-3 Mem=0 GRES={resources}"
 
 
 @pytest.fixture
@@ -49,13 +46,11 @@ def cluster(tmp_path):
         (programs / name).write_text(script)
         (programs / name).chmod(0o755)
 
-    def discover(
-        situation="tasks", job="1", timeout=30.0, squeue=SQUEUE, scontrol=SCONTROL, printed=None, **more
-    ):
+    def discover(situation="tasks", job="1", timeout=30.0, scontrol=SCONTROL, printed=None, **more):
         shutil.copytree(RECORDED / situation, tmp_path / "recorded", dirs_exist_ok=True)
         for name, text in (printed or {}).items():
             (tmp_path / "recorded" / name).write_text(text)
-        write("squeue", squeue)
+        write("squeue", SQUEUE)
         write("scontrol", scontrol)
         environ = {
             "PATH": f"{programs}:{os.defpath}",
@@ -71,16 +66,16 @@ def test_a_job_without_gpus_has_a_slot_for_each_task(cluster):
     assert cluster(**TASKS) == [Host("node1", 3), Host("node2", 2), Host("node3", 1), Host("node5", 1)]
 
 
-def test_all_parts_of_a_heterogeneous_job_are_of_it(cluster):
-    told = {
-        "SLURM_JOB_NODELIST": "node1",
-        "SLURM_TASKS_PER_NODE": "2",
-        "SLURM_JOB_NODELIST_HET_GROUP_0": "node1",
-        "SLURM_TASKS_PER_NODE_HET_GROUP_0": "2",
-        "SLURM_JOB_NODELIST_HET_GROUP_1": "node5",
-        "SLURM_TASKS_PER_NODE_HET_GROUP_1": "1",
-    }
-    assert cluster("het", job="3", **told) == [Host("node1", 2), Host("node5", 1)]
+@pytest.mark.parametrize(
+    ("situation", "job", "nodes"),
+    [
+        ("het", "3", ["node1", "node5"]),  # all parts of a heterogeneous job
+        ("array", "7", ["node1"]),
+        ("shrunk", "1", ["node1", "node2"]),
+    ],
+)
+def test_the_present_nodes_of_this_job_are_its_hosts(cluster, situation, job, nodes):
+    assert [host.name for host in cluster(situation, job)] == nodes
 
 
 def test_unhealthy_nodes_are_left_out_whatever_the_reason_given_for_them_says(cluster):
@@ -97,35 +92,29 @@ def test_nodes_with_gpus_have_a_slot_for_each(cluster):
 
 
 @pytest.mark.parametrize(
-    ("resources", "field", "gpus"),
+    ("resources", "gpus"),
     [
-        ("gpu:a100:4(IDX:0-3)", "GRES", 4),
-        ("gpu:1(IDX:0)", "GRES", 1),
-        ("gpu:2(CNT:2)", "GRES", 2),
-        ("gpu:47gb:0(IDX:),gpu:24gb:1(IDX:5),gpu:a100:2(IDX:0-1)", "GRES", 3),
-        ("gpu:a100_1g.5gb:2(IDX:0,7)", "GRES", 2),
-        ("craynetwork:1,gpu:2", "GRES", 2),
-        ("gpu(IDX:0,2-3,5)", "GRES_IDX", 4),  # Slurm 18.08
-        ("gpu:K2(IDX:0-1)", "GRES_IDX", 2),
-        ("gpu(IDX:)", "GRES_IDX", 0),
-        ("mps:100(IDX:0),shard:3(0/8)", "GRES", 0),
-        ("gpu:0(IDX:N/A)", "GRES", 0),
-        ("", "GRES", 0),
+        ("gpu:a100:4(IDX:0-3)", 4),
+        ("gpu:2(CNT:2)", 2),
+        ("gpu:47gb:0(IDX:),gpu:24gb:1(IDX:5),gpu:a100:2(IDX:0-1)", 3),
+        ("gpu:a100_1g.5gb:2(IDX:0,7)", 2),
+        ("craynetwork:1,gpu:2", 2),
+        ("mps:100(IDX:0),shard:3(0/8)", 0),
+        ("", 0),
     ],
 )
-def test_gpus_are_counted_in_every_way_in_which_slurm_writes_them(resources, field, gpus):
-    assert slurm.gpus_per_node(line("n1", resources, field), "1").get("n1", 0) == gpus
+def test_gpus_are_counted_in_each_way_in_which_slurm_writes_them(resources, gpus):
+    assert slurm.gpus_per_node(line("n1", resources), "1").get("n1", 0) == gpus
 
 
-@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "PENDING", "NODE_FAIL", "TIMEOUT"])
-def test_a_job_that_does_not_run_has_no_hosts(cluster, state):
-    with pytest.raises(DiscoveryError, match=f"^Slurm job 1: .* {state}$"):
-        cluster(printed={"squeue": f"1|1|{state}|node[1-2]\n"})
+def test_a_job_that_does_not_run_has_no_hosts(cluster):
+    with pytest.raises(DiscoveryError, match=r"^Slurm job 1: .* COMPLETING$"):
+        cluster(printed={"squeue": "1|1|COMPLETING|node[1-2]\n"})
 
 
 def test_a_controller_that_hangs(cluster):
     with pytest.raises(DiscoveryError, match=r"^scontrol: .* 2 s$"):
-        cluster(scontrol=HANGS, timeout=2.0)
+        cluster(scontrol="#!/bin/sh\nsleep 600\n", timeout=2.0)
 
 
 def test_outside_of_a_job():

@@ -57,12 +57,12 @@ class Script:
             mine = 0.0 if self.bad.isdisjoint(batch) else np.nan
             total = process.world.allreduce(np.array([1.0 + mine]))
             if np.isfinite(total).all():
-                process.framework.judge.stepped()
+                process.framework.reports["gradients"].stepped()
                 state.optimizer.step({"w": total})
                 state.log.append(state.step)
             else:
                 here = [] if np.isfinite(mine) else ["model.w"]
-                process.framework.judge.gradients(["model.w"], here)
+                process.framework.reports["gradients"].gradients(["model.w"], here)
             state.sampler.order.record(len(batch))
             state.step += 1
             if state.step % 3 == 0:
@@ -107,9 +107,9 @@ def test_a_batch_is_left_out_of_its_epoch_though_the_last_commit_is_of_an_earlie
                     mine[12] = np.nan if state.epoch == 1 and bad & set(batch) else 0.0
                     everywhere = process.world.allreduce(mine)
                     if np.isfinite(everywhere[12]):
-                        process.framework.judge.stepped()
+                        process.framework.reports["gradients"].stepped()
                     else:
-                        process.framework.judge.gradients(["model.w"], [])
+                        process.framework.reports["gradients"].gradients(["model.w"], [])
                     sampler.order.record(len(batch))
                     state.seen[state.epoch] = (state.seen[state.epoch] + everywhere[:12]).tolist()
                 state.epoch += 1
@@ -130,7 +130,7 @@ def test_a_batch_whose_samples_nobody_tells_is_an_error_and_not_a_guess() -> Non
 
         def train(state: State) -> None:
             for _ in FakeLoader(state.sampler, 2, process.generator):
-                process.framework.judge.gradients(["model.w"], ["model.w"])
+                process.framework.reports["gradients"].gradients(["model.w"], ["model.w"])
                 state.step += 1
                 state.commit()
 
@@ -207,10 +207,6 @@ def test_parameters_that_are_not_finite_are_no_commit(odd: set[int]) -> None:
     assert poisoned("skip", odd) == [[5.0]] * 3
 
 
-def test_without_numerics_nobody_looks() -> None:
-    assert poisoned(None, {0, 1, 2}) == [[np.inf]] * 3
-
-
 # -- the budget --------------------------------------------------------------------------------------------
 
 
@@ -218,7 +214,7 @@ def test_a_budget_is_refilled_by_good_steps() -> None:
     def body(process: Process) -> Any:
         guard = Guard(numerics="skip", numerics_budget=2)
         process.state(guard=guard, model=FakeModel(w=[1.0])).sync()
-        judge, raised = process.framework.judge, []
+        judge, raised = process.framework.reports["gradients"], []
         for step in (1, 2, 3, WINDOW + 2, WINDOW + 3, WINDOW + 4):
             judge.steps = lambda step=step: step
             try:
@@ -234,7 +230,7 @@ def test_a_sum_that_overflows_is_blamed_on_nobody() -> None:
     def body(process: Process) -> list[str]:
         process.state(guard=Guard(), model=FakeModel(w=[1.0])).sync()
         with pytest.raises(NumericsError) as caught:
-            process.framework.judge.gradients([f"p{number}" for number in range(10)], [])
+            process.framework.reports["gradients"].gradients([f"p{number}" for number in range(10)], [])
         return caught.value.findings
 
     (line,) = on_ranks(2, body)[0]

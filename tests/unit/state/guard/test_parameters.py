@@ -76,23 +76,6 @@ def test_one_bit_is_found_and_named_on_all_ranks(size: int, odd: int, tied: bool
     assert "model.w" not in results[0]
 
 
-def test_optimizer_slots_are_compared_as_well() -> None:
-    def body(process: Process) -> list[str]:
-        state = build(process, guard("raise"))
-        state.sync()
-        train(state, 1)
-        if process.world.rank() == 1:
-            state.optimizer.velocity["w"][3] += 0.5
-        with pytest.raises(DivergedError) as caught:
-            state.commit()
-        return caught.value.differences
-
-    assert (
-        on_ranks(3, body)
-        == [["optimizer.velocity.w, F64[6]: 1 of 6 numbers, by 0.5 at most, on rank 1 on host"]] * 3
-    )
-
-
 def test_a_slot_that_a_rank_lacks_is_named() -> None:
     def body(process: Process) -> list[str]:
         state = build(process, guard("heal"))
@@ -104,18 +87,6 @@ def test_a_slot_that_a_rank_lacks_is_named() -> None:
         return caught.value.differences
 
     assert on_ranks(3, body) == [["number of tensors: 3 on rank 0; 4 on ranks 1-2"]] * 3
-
-
-def test_a_slot_that_a_rank_lacks_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    def body(process: Process) -> None:
-        state = build(process, guard("warn"))
-        state.sync()
-        names = ["w"] if process.world.rank() == 0 else ["w", "small"]
-        state.optimizer.step({name: np.ones_like(state.model.weights[name]) for name in names})
-        state.commit()
-
-    on_ranks(2, body)
-    assert "number of tensors: 3 on rank 0; 4 on rank 1; continuing" in caplog.text
 
 
 @pytest.mark.parametrize(("size", "odd", "right"), [(2, 1, 0), (3, 0, 1), (4, 2, 0)])
@@ -140,20 +111,6 @@ def test_the_minority_takes_the_tensors_of_the_majority(size: int, odd: int, rig
     assert [each[2] for each in results] == [[2.0 * rank] for rank in range(size)]
     assert [each[3] for each in results] == [2] * size
     assert all(each[4] == results[right][4] for each in results)
-
-
-def test_what_is_rolled_back_to_is_healed_as_well() -> None:
-    def body(process: Process) -> Any:
-        state = build(process, guard("heal"))
-        state.sync()
-        if process.world.rank() == 1:
-            flip(state.model.weights["w"])
-        state.commit()
-        state.model.weights["w"][...] = 0
-        state.restore()
-        return weights(state)
-
-    assert on_ranks(2, body) == [[list(np.arange(6.0)), [1.0, 2.0]]] * 2
 
 
 def test_a_commit_that_was_healed_has_not_the_digests_of_before() -> None:

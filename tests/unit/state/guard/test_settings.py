@@ -19,11 +19,6 @@ from hvdrecover.guard.settings import Guard
         ("numerics", "heal"),
         ("numerics_budget", -1),
         ("numerics_budget", None),
-        ("replay", -0.1),
-        ("replay", 1.5),
-        ("replay", True),
-        ("replay", None),
-        ("replay", float("nan")),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_name(name: str, value: Any) -> None:

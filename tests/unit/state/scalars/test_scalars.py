@@ -47,7 +47,7 @@ class Script:
 
         @run
         def train(state: State) -> None:
-            scalars = process.framework.scalars
+            scalars = process.framework.reports["times"]
             while state.step < self.steps:
                 clock.advance(0.25)
                 clock.advance(0.75 + (world.rank() == world.size() - 1))
@@ -120,8 +120,8 @@ def series_of(folder: Path, body: Callable[[Process, Scalars], None]) -> dict[st
     def main(process: Process) -> None:
         state = process.state(tensorboard=str(folder), step=0)
         state.sync()
-        body(process, process.framework.scalars)
-        process.framework.scalars.closing()
+        body(process, process.framework.reports["times"])
+        process.framework.reports["times"].closing()
 
     FakeJob(initialised(main), 1).results()
     found = read_run(folder / "rank-0")
@@ -167,7 +167,7 @@ def test_steps_that_nobody_has_told_of_yet_are_rolled_back_too(tmp_path: Path) -
     def body(process: Process) -> None:
         state = process.state(tensorboard=str(tmp_path), step=0)
         state.sync()
-        scalars = process.framework.scalars
+        scalars = process.framework.reports["times"]
         ended = 0
 
         def poll() -> None:

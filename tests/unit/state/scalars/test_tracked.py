@@ -90,7 +90,7 @@ class Script:
 
         @run
         def train(state: State) -> None:
-            scalars = process.framework.scalars
+            scalars = process.framework.reports["times"]
             while state.step < STEPS:
                 world.allgather([0], "step")
                 scalars.stepped({})
@@ -178,7 +178,7 @@ def test_a_tracker_that_fails_is_left_out(server: Server, caplog: pytest.LogCapt
             @run
             def train(state: State) -> int:
                 while state.step < STEPS:
-                    process.framework.scalars.stepped({})
+                    process.framework.reports["times"].stepped({})
                     state.step += 1
                     state.commit()
                 return int(state.step)
@@ -238,7 +238,7 @@ def test_who_waits_for_a_tracker_at_the_end_is_not_taken_for_hanging(server: Ser
 
         @run
         def train(state: State) -> None:
-            process.framework.scalars.stepped({})
+            process.framework.reports["times"].stepped({})
             state.commit()
 
         train(state)
@@ -264,7 +264,7 @@ def test_who_leaves_sends_what_commits_hold_and_does_not_end_the_run(server: Ser
         @run
         def train(state: State) -> None:
             for step in (1, 2, 3):
-                process.framework.scalars.stepped({})
+                process.framework.reports["times"].stepped({})
                 state.log_metrics(loss=step)
                 if step == 2:
                     state.commit()

@@ -119,7 +119,7 @@ def test_missing_and_sparse_gradients_and_several_of_one_part() -> None:
             step.add([None, None])
             step.add([slices, None])
     dense, none = step.gradients()
-    assert none is None
+    assert none.numpy() == 0
     assert dense.numpy().tolist() == [[0, 0], [3, 3], [0, 0], [0, 0]]
 
 
@@ -250,14 +250,6 @@ def test_collectives_in_a_part_are_refused(use: Callable[[tf.Tensor], Any], call
     assert re.search(rf"^hvd\.{call}\(\): .* after ", str(error))
     parts.close()
     use(tf.ones([1]))
-
-
-def test_a_layer_that_averages_over_processes_is_refused() -> None:
-    inner = keras.Sequential([recover.SyncBatchNormalization(name="norm")])
-    model = keras.Sequential([keras.Input((3,)), inner, keras.layers.Dense(2)])
-    with pytest.raises(ConfigError, match=r"^state\.model\.norm: .*keras\.layers\.BatchNormalization"):
-        recover.TensorFlowKerasState(model, keras.optimizers.Adam(), virtual_ranks=2)
-    recover.TensorFlowKerasState(model, keras.optimizers.Adam())
 
 
 def test_a_forward_pass_between_the_parts_and_the_commit_is_refused() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import hvdrecover.torch as hvd
-from hvdrecover.errors import ConfigError, StepError
+from hvdrecover.errors import StepError
 from hvdrecover.virtual.steps import Step
 from tests.unit.torch.jobs import joined, network
 
@@ -72,17 +72,3 @@ def test_every_collective_is_refused_there_and_there_only(
         use()
     parts.close()  # type: ignore[attr-defined]
     use()
-
-
-def test_what_does_not_wait_for_others_is_allowed(steps: Iterator[Step]) -> None:
-    handle = hvd.allreduce_async(ONE, name="mine")
-    next(iter(next(steps)))
-    assert (hvd.rank(), hvd.size()) == (0, 1)
-    assert hvd.synchronize(handle) == 1
-
-
-def test_a_layer_that_averages_over_processes_is_refused() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Sequential(hvd.SyncBatchNorm(4)))
-    with pytest.raises(ConfigError, match=r"^state\.model\.1\.0: SyncBatchNorm .*BatchNorm1d"):
-        hvd.TorchState(model, wrapped(model), virtual_ranks=2)
-    hvd.TorchState(model, wrapped(model))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from hvdrecover.state.random import Generators, stream
 from hvdrecover.state.rank_local import Carried, PerRank, RankLocalState
 from hvdrecover.torch.elastic.sampler import ElasticSampler
 from hvdrecover.torch.framework import TorchFramework
-from hvdrecover.torch.virtual import _Seeded, feed
+from hvdrecover.torch.virtual import feed
 
 SIZE = 4
 
@@ -88,18 +87,6 @@ def test_who_reads_them_does_not_matter(workers: int) -> None:
     assert batches(1, 3, skip=2) == [{rank: each[rank] for rank in (1, 3)} for each in expected[2:]]
 
 
-def test_loaders_of_the_virtual_ranks_own() -> None:
-    loaders = PerRank(lambda rank, size: [torch.tensor(rank + size * each) for each in range(3)])
-    loaders.become_virtual(SIZE, lambda: 0)
-    ranks: Any = Ranks(1, 2)
-    steps = [
-        [int(step.fetch(rank)) for rank in (1, 2)]
-        for step in feed(loaders, {"loaders": loaders}, TorchFramework())(ranks)
-    ]
-    assert steps == [[1, 2], [5, 6], [9, 10]]
-    assert loaders.taken == 3
-
-
 def other_sampler(sampler: ElasticSampler) -> Any:
     return DataLoader(Noisy(), sampler=sampler_of(Noisy()))
 
@@ -151,29 +138,6 @@ def test_loaders_that_know_their_place_continue_when_shares_change() -> None:
     ranks.carried = Carried((1,), SIZE)
     steps = feed(loaders, {"loaders": loaders}, TorchFramework())(ranks)
     assert found + [int(step.fetch(1)) for step in steps] == [0, 1, 2, 3]
-
-
-def test_workers_may_be_sent_the_data_set_and_leave_something_in_it() -> None:
-    dataset = _Seeded(Noisy(), TorchFramework())
-    dataset.file = "open"
-    sent = pickle.loads(pickle.dumps(dataset))
-    assert len(sent) == 27
-    assert sent._dataset.file == "open"
-
-
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("carried", [(0,), (1, 2)])
-def test_who_reads_does_not_matter_to_what_is_drawn_next(own: bool, carried: tuple[int, ...]) -> None:
-    sampler, ranks = sampler_of(Noisy()), Ranks(*carried)
-    loaders = PerRank(lambda rank, size: DataLoader(Noisy(), batch_size=2))
-    loaders.become_virtual(SIZE, lambda: 0)
-    loader: Any = loaders if own else DataLoader(Noisy(), batch_size=2, sampler=sampler)
-    torch.manual_seed(1)
-    expected = torch.rand(2).tolist()
-    torch.manual_seed(1)
-    steps = feed(loader, {"sampler": sampler, "loaders": loaders}, TorchFramework())(ranks)  # type: ignore[arg-type]
-    found = [torch.rand(()).item() for _, _ in zip(range(2), steps, strict=False)]
-    assert found == expected
 
 
 def test_a_step_is_not_counted_in_the_next_epoch() -> None:
