@@ -64,7 +64,7 @@ def test_without_a_folder_only_the_line_for_people_is_written(caplog, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-EMITTERS = ("emit", "announce", "_announce", "_report")
+EMITTERS = ("emit", "_emit", "announce", "_announce", "_report")
 
 
 def test_every_kind_that_the_package_emits_is_documented():
