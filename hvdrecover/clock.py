@@ -5,36 +5,30 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import ParamSpec, Protocol, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Clock(Protocol):
-    """The package's source of time; all values are in seconds."""
+class Clock:
+    """The machine's clock, the package's source of time; all values are in seconds."""
 
     def now(self) -> float:
-        """Wall-clock time since the Unix epoch."""
+        """Return the wall-clock time since the Unix epoch."""
+        return time.time()
 
     def monotonic(self) -> float:
-        """Time that never goes back, from an arbitrary start."""
+        """Return a time that never goes back, from an arbitrary start."""
+        return time.monotonic()
 
     def wait(self, event: threading.Event, timeout: float) -> bool:
         """Wait until ``event`` is set or ``timeout`` has passed; return whether it is set."""
-
-
-class SystemClock:
-    """The machine's clock."""
-
-    now = staticmethod(time.time)
-    monotonic = staticmethod(time.monotonic)
-
-    def wait(self, event: threading.Event, timeout: float) -> bool:
         return event.wait(timeout)
 
 
-SYSTEM_CLOCK = SystemClock()
+SYSTEM_CLOCK = Clock()
 
 
 class Bounded:
@@ -46,7 +40,7 @@ class Bounded:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._thread: threading.Thread | None = None
+        self._last: Future[Any] | None = None
         self._lock = threading.Lock()
 
     def __call__(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
@@ -55,30 +49,22 @@ class Bounded:
         Raises:
             TimeoutError: the call, or one before it, is late.
         """
-        with self._lock:
-            return self._call(lambda: function(*args, **options))
-
-    def _call(self, function: Callable[[], T]) -> T:
-        if self._thread is not None and self._thread.is_alive():
-            raise TimeoutError("an earlier call has still not returned")
-        returned: list[T] = []
-        raised: list[Exception] = []
+        result: Future[T] = Future()
 
         def call() -> None:
             try:
-                returned.append(function())
+                result.set_result(function(*args, **options))
             except Exception as error:
-                raised.append(error)
+                result.set_exception(error)
 
-        thread = threading.Thread(target=call, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:  # there are as many as this process may have
-            raise TimeoutError("no thread can be started") from error
-        self._thread = thread
-        thread.join(self._seconds)
-        if raised:
-            raise raised[0]
-        if not returned:
-            raise TimeoutError(f"no answer in {self._seconds:g} s")
-        return returned[0]
+        with self._lock:
+            if self._last is not None and not self._last.done():
+                raise TimeoutError("an earlier call has still not returned")
+            try:
+                threading.Thread(target=call, daemon=True).start()
+            except RuntimeError as error:  # there are as many as this process may have
+                raise TimeoutError("no thread can be started") from error
+            self._last = result
+            if not wait([result], self._seconds).done:
+                raise TimeoutError(f"no answer in {self._seconds:g} s")
+            return result.result()

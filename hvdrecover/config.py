@@ -421,12 +421,3 @@ def forget_python_path(folder: str) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(kept)
     else:
         os.environ.pop("PYTHONPATH", None)
-
-
-def quiet_tensorflow() -> None:
-    """Keep TensorFlow's start-up messages off the terminal, unless ``HVDRECOVER_LOG`` asks for all there is.
-
-    For our own commands; must be called before TensorFlow is imported.
-    """
-    if read().log != "debug":
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -71,6 +71,10 @@ class Reading:
         return self.changed, self.steps
 
 
+# The numbers that mean the same in a page and in a reading.
+_ALIKE = ("longest", "longest_beginning", "commits", "generation", "commit", "diverged", "changed", "agreed")
+
+
 class Page(ctypes.Structure):
     """The page: 64-bit numbers. Those that `Reading` has, too, are explained there."""
 
@@ -104,20 +108,13 @@ class Page(ctypes.Structure):
         return Reading(
             phase=Phase(self.phase),
             silent=max(0.0, time.monotonic() - self.stamp),
-            longest=self.longest,
-            longest_beginning=self.longest_beginning,
             paused=self.pauses > 0,
             waiting=self.paused > 0,
-            commits=self.commits,
-            generation=self.generation,
-            commit=self.commit,
             steps=max(self.stepped, self.recorded),
             rank=self.rank,
             stop=Stop(self.stop),
-            diverged=self.diverged,
-            changed=self.changed,
-            agreed=self.agreed,
             in_run=self.in_run > 0,
+            **{name: getattr(self, name) for name in _ALIKE},
         )
 
     def begin(self, phase: Phase) -> None:
@@ -228,12 +225,11 @@ def stand_at(generation: int, commit: int, changed: int) -> None:
 
 
 def commits() -> int:
-    """Return how many commits this process has made."""
     return _page.commits
 
 
 def steps() -> int:
-    """Return how many steps this process has done since its last commit."""
+    """Return the number of steps since the last commit."""
     return max(_page.stepped, _page.recorded)
 
 

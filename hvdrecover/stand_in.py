@@ -69,7 +69,7 @@ def install(settings: Config) -> None:
         sys.meta_path.insert(0, _Finder(settings))
 
 
-class _Finder(MetaPathFinder):
+class _Finder(MetaPathFinder, Loader):
     def __init__(self, settings: Config) -> None:
         self._settings = settings
         self._tells = settings.is_first_of_host and settings.log in ("debug", "info") and not settings.rejoins
@@ -80,31 +80,21 @@ class _Finder(MetaPathFinder):
         family = _FIRST.get(fullname)
         if family is None or f"hvdrecover.{family}" in sys.modules:
             return None  # also while step 2 imports Horovod's modules
-        ours = {name: importlib.import_module(f"hvdrecover.{name}") for name in _FAMILIES[family]}
-        for name, module in ours.items():
-            _replace(f"horovod.{name}", module)
-        replaced.append(fullname)
+        return ModuleSpec(fullname, self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        family = _FIRST[name]
+        del sys.modules[name]  # the import under way takes the module that stands there in the end
+        ours = {each: importlib.import_module(f"hvdrecover.{each}") for each in _FAMILIES[family]}
+        for each, replacement in ours.items():
+            _replace(f"horovod.{each}", replacement)
+        replaced.append(name)
         if family == "tensorflow" and not self._settings.no_fit:
             importlib.import_module("hvdrecover.tensorflow.plain_fit").install(self._settings)
         if self._tells:  # the script has not set up logging yet
-            line = f"{fullname} is hvdrecover's in this job; with --no-stand-in, it is Horovod's"
+            line = f"{name} is hvdrecover's in this job; with --no-stand-in, it is Horovod's"
             print(f"hvdrecover: {line}", file=sys.stderr, flush=True)  # noqa: T201
-        return _Replaced(sys.modules[fullname]).spec
-
-
-class _Replaced(Loader):
-    """Hands the import that is under way a module that is complete."""
-
-    def __init__(self, module: ModuleType) -> None:
-        self._module, self._horovods = module, module.__spec__
-        # Python looks at the spec of a module that a finder has imported, and loads by that one.
-        self.spec = module.__spec__ = ModuleSpec(module.__name__, self)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return self._module
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._horovods
 
 
 def _replace(name: str, ours: ModuleType) -> None:

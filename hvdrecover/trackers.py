@@ -7,12 +7,9 @@ is a tracker that has a run for each rank.
 from __future__ import annotations
 
 import atexit
-import itertools
 import logging
-import os
 import queue
 import threading
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,22 +29,15 @@ PATIENCE = 30.0  # seconds for a tracker to send everything; the other ranks may
 MOST_DUE = 10_000  # batches of rows that may wait for the tracker
 
 _AT_ONCE = 1000  # most metrics in one request to an MLflow server
-_files = itertools.count()  # TensorBoard's files of this process
 
 
 @dataclass(frozen=True)
 class Row:
-    """The scalars of one step.
+    """The scalars of one step."""
 
-    Attributes:
-        step: counted through the whole job.
-        time: when they were measured, in seconds since the Unix epoch.
-        values: the scalars by name.
-    """
-
-    step: int
-    time: float
-    values: Mapping[str, float]
+    step: int  # counted through the whole job
+    time: float  # when they were measured, in seconds since the Unix epoch
+    values: Mapping[str, float]  # by name
 
 
 class Tracker:
@@ -225,25 +215,15 @@ class TensorBoard(Tracker):
     def __init__(self, folder: str) -> None:
         _require("tensorboard", "tensorboard")
         from tensorboard.compat import tf
-        from tensorboard.summary.writer import record_writer  # noqa: F401
+        from tensorboard.summary.writer import event_file_writer  # noqa: F401
 
         tf.io.gfile  # noqa: B018  imports TensorFlow if it is installed: now, and not amid the first steps
         self._folder = folder.rstrip("/")
 
     def open(self, run: str) -> int:
-        from tensorboard.compat import tf
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.summary.writer.record_writer import RecordWriter
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        # TensorBoard reads files in the order of their names. Its own writer does not pad the last number, so
-        # the tenth file of a second would come before the ninth.
-        begun = time.time()
-        place = f"{int(begun):010}.{os.uname().nodename}.{os.getpid()}.{next(_files):06}"
-        tf.io.gfile.makedirs(f"{self._folder}/{run}")
-        self._file = RecordWriter(
-            tf.io.gfile.GFile(f"{self._folder}/{run}/events.out.tfevents.{place}", "wb")
-        )
-        self._write(Event(wall_time=begun, file_version="brain.Event:2"))
+        self._file = EventFileWriter(f"{self._folder}/{run}")
         self._is_new = True
         return 0
 
@@ -254,17 +234,14 @@ class TensorBoard(Tracker):
         if self._is_new:
             # Earlier files may have this step and later ones, now repeated. TensorBoard drops them there.
             self._is_new, start = False, SessionLog(status=SessionLog.START)
-            self._write(Event(wall_time=rows[0].time, step=rows[0].step, session_log=start))
+            self._file.add_event(Event(wall_time=rows[0].time, step=rows[0].step, session_log=start))
         for row in rows:
             values = [Summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
-            self._write(Event(wall_time=row.time, step=row.step, summary=Summary(value=values)))
+            self._file.add_event(Event(wall_time=row.time, step=row.step, summary=Summary(value=values)))
         self._file.flush()
 
     def close(self, *, finished: bool) -> None:
         self._file.close()
-
-    def _write(self, event: Any) -> None:
-        self._file.write(event.SerializeToString())
 
 
 class Feed:

@@ -8,19 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hvdrecover import config
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
 
-config.quiet_tensorflow()
-
-import horovod.tensorflow as hvd  # noqa: E402
-import keras  # noqa: E402
-import tensorflow as tf  # noqa: E402
-
-import hvdrecover.tensorflow as recover  # noqa: E402
-from benchmarks.jobs.guarded import compare  # noqa: E402
-from benchmarks.states import Setting  # noqa: E402
-from hvdrecover.examples.digits import digits  # noqa: E402
-from hvdrecover.examples.tensorflow_digits import network, optimizer_for  # noqa: E402
+import hvdrecover.tensorflow as recover
+from benchmarks.jobs.guarded import compare
+from benchmarks.states import Setting
+from hvdrecover.examples.digits import digits
+from hvdrecover.examples.tensorflow_digits import network, optimizer_for
 
 _BATCH = 16  # samples; the digits example's default
 

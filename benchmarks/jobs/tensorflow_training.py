@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 
-from hvdrecover import config
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
 
-config.quiet_tensorflow()
-
-import horovod.tensorflow as hvd  # noqa: E402
-import keras  # noqa: E402
-import tensorflow as tf  # noqa: E402
-
-import hvdrecover.tensorflow as recover  # noqa: E402
-from benchmarks.jobs.steps import Steps  # noqa: E402
-from benchmarks.jobs.training import (  # noqa: E402
+import hvdrecover.tensorflow as recover
+from benchmarks.jobs.steps import Steps
+from benchmarks.jobs.training import (
     BATCH,
     CLASSES,
     COMMIT_EVERY,

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hvdrecover import config
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
 
-config.quiet_tensorflow()
-
-import horovod.tensorflow as hvd  # noqa: E402
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
-
-import hvdrecover.tensorflow as recover  # noqa: E402
-from benchmarks.measure import Reserve, by_turns, let_clean_up, stopwatch  # noqa: E402
-from benchmarks.rows import Goal, Row  # noqa: E402
-from benchmarks.states import Setting  # noqa: E402
+import hvdrecover.tensorflow as recover
+from benchmarks.measure import Reserve, by_turns, let_clean_up, stopwatch
+from benchmarks.rows import Goal, Row
+from benchmarks.states import Setting
 
 
 def measure(setting: Setting) -> list[Row]:

@@ -360,7 +360,6 @@ def _exporter(suffix: str, **of_keras: Any) -> Callable[..., list[str]]:
             from hvdrecover.torch.export import to_torch
 
             return to_torch
-        config.quiet_tensorflow()
         from hvdrecover.tensorflow.export import to_keras
 
         return functools.partial(to_keras, **of_keras)

@@ -59,12 +59,11 @@ def _is_count(value: Any) -> bool:
 _PLACE = ("epoch", "passes", "done", "_left_out", "_start", "_iterated", "_handed_out")
 _REMEDY = "Call sampler.set_epoch(state.epoch) at the top of each epoch."
 _AGAIN = (
-    "epoch {} is repeated, in the same order: set_epoch() was not called with another epoch. A "
-    f"job that resumes at the end of a pass cannot tell whether that pass or the next one is due. {_REMEDY}"
+    f"epoch {{}} is repeated, in the same order: set_epoch() was not called with another epoch. {_REMEDY}"
 )
 _EMPTY = (
-    "this pass over epoch {} is empty: the commit was made at the end of the epoch, and set_epoch() was not "
-    f"called with another epoch since. {_REMEDY}"
+    "this pass over epoch {} is empty: the commit was made at its end, and set_epoch() was not called since. "
+    f"{_REMEDY}"
 )
 _BACK = (
     "set_epoch({}) goes back from epoch {}: {} of {} samples were done, and they come again. Perhaps a "
@@ -77,17 +76,15 @@ class SampleOrder:
 
     Args:
         length: number of samples.
-        shuffle: whether each epoch has an order of its own; otherwise samples come in their own order.
+        shuffle: whether each epoch has its own order; otherwise samples come in their own order.
         seed: seed of the shuffling; the same on all ranks.
         tail: fill a last round that is not full up (``pad``), or leave it out (``drop``).
 
     Raises:
-        ConfigError: a negative length, a seed that is not an integer, or an unknown ``tail``.
+        ConfigError: a seed that is not an integer, or an unknown ``tail``.
     """
 
     def __init__(self, length: int, *, shuffle: bool = True, seed: int = 0, tail: Tail = "pad") -> None:
-        if length < 0:
-            raise ConfigError("dataset", f"its length is {length}")
         if tail not in ("pad", "drop"):
             raise ConfigError("tail", f"'{tail}' is not a way to end an epoch; use 'pad' or 'drop'")
         if not isinstance(seed, int | np.integer):
@@ -153,12 +150,12 @@ class SampleOrder:
             self._begin()
 
     def begin(self) -> Indices:
-        """Begin an iteration: this rank's samples from the cursor on.
+        """Begin an iteration: return this rank's samples from the cursor on.
 
-        An epoch that has been gone through and is begun again without `set_epoch` starts from its first
-        sample; but the first iteration after a restore resumes from the cursor, even if nothing is left. What
-        a data loader leaves out as it would be less than a batch (``drop_last``) has been gone through.
+        An epoch that was finished starts again from its first sample, without `set_epoch`. But the first
+        iteration after a restore resumes from the cursor, even if nothing is left.
         """
+        # Samples that a data loader leaves out, as they fill no batch (``drop_last``), are done as well.
         least = self.size if self.tail == "drop" else 1
         if self._handed_out:
             least = max(least, self._largest * self.size)
@@ -200,11 +197,7 @@ class SampleOrder:
     # -- samples done ------------------------------------------------------------------------------------
 
     def record(self, count: int) -> None:
-        """Note that every rank has done ``count`` more samples.
-
-        Raises:
-            ConfigError: a negative count.
-        """
+        """Note that every rank has done ``count`` more samples."""
         if count < 0:
             raise ConfigError("batch_size", f"{count} samples can't have been done")
         if self.on_record is not None:
@@ -232,8 +225,7 @@ class SampleOrder:
     def leave_out(self, stretch: Stretch) -> None:
         """Leave samples out of their pass, as if the data set did not have them; deal the rest out again.
 
-        Args:
-            stretch: of this pass or, as the cursor may have gone back beyond its beginning, of a later one.
+        The pass may be a later one: the cursor may have gone back beyond its beginning.
         """
         joined: list[Stretch] = []
         for each in sorted([*self._left_out, stretch]):
@@ -327,15 +319,10 @@ class SampleOrder:
         return {"epoch": self.epoch, "processed_num": self.done, **self.counts_in(), **known}
 
     def load_state_dict(self, state: dict[str, Any], name: str = "sampler") -> None:
-        """Go to a cursor.
-
-        Args:
-            state: what `state_dict` gave; all but ``epoch`` and ``processed_num`` may be missing.
-            name: what the sampler is called in an error.
+        """Go to a cursor that `state_dict` gave; all but ``epoch`` and ``processed_num`` may be missing.
 
         Raises:
-            MismatchError: the data set has another length, or the order another seed, than when it was saved.
-                Nothing was changed.
+            MismatchError: the order is not the one in which the cursor counts. Nothing was changed.
         """
         if differences := self.misfits(state, name):
             raise MismatchError(name, differences)

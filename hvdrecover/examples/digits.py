@@ -14,17 +14,11 @@ TEST_SAMPLES = 360
 
 
 class Digits(NamedTuple):
-    """Scikit-learn's handwritten digits.
+    """Scikit-learn's handwritten digits."""
 
-    Attributes:
-        images: float32 of shape ``[N, 64]``, from 0 to 1.
-        labels: int64 of shape ``[N]``.
-        indices: int64 of shape ``[N]``, the numbers of the samples.
-    """
-
-    images: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.int64]
-    indices: npt.NDArray[np.int64]
+    images: npt.NDArray[np.float32]  # of shape [N, 64], from 0 to 1
+    labels: npt.NDArray[np.int64]  # of shape [N]
+    indices: npt.NDArray[np.int64]  # of shape [N], the numbers of the samples
 
 
 def digits() -> tuple[Digits, Digits]:

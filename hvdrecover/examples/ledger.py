@@ -14,15 +14,10 @@ from hvdrecover.state.state import State
 
 
 class Ledger:
-    """Writes the batches of this process to its own file, a line of JSON for each.
-
-    Args:
-        folder: takes the file; with None, nothing is written.
-        state: the state whose commits and epoch stand in each line.
-    """
+    """Writes the batches of this process to its own file, a line of JSON for each."""
 
     def __init__(self, folder: Path | None, state: State) -> None:
-        self._folder = folder
+        self._folder = folder  # with None, nothing is written
         self._state: Any = state  # its attributes are the script's
         self._file: TextIO | None = None
 

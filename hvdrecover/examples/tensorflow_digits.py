@@ -13,28 +13,20 @@ import argparse
 import time
 from typing import Any
 
-from hvdrecover import config
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
 
-config.quiet_tensorflow()
-
-import horovod.tensorflow as hvd  # noqa: E402
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
-
-import hvdrecover.tensorflow as recover  # noqa: E402
-from hvdrecover.examples.digits import Digits, digits, options  # noqa: E402
-from hvdrecover.examples.ledger import Ledger  # noqa: E402
+import hvdrecover.tensorflow as recover
+from hvdrecover.examples.digits import Digits, digits, options
+from hvdrecover.examples.ledger import Ledger
 
 
 class Network(keras.Sequential):  # type: ignore[misc]
-    """Two hidden layers with dropout; float32 ``[N, 64]`` to float32 ``[N, 10]``.
+    """Two hidden layers with dropout; float32 ``[N, 64]`` to float32 ``[N, 10]``."""
 
-    Attributes:
-        ledger: records the samples that ``fit`` trains on.
-    """
-
-    ledger: Ledger | None = None
+    ledger: Ledger | None = None  # records the samples that ``fit`` trains on
 
     def train_step(self, data: Any) -> Any:
         """Train one step of ``fit`` on images, labels and the numbers of the samples."""
@@ -49,7 +41,6 @@ class Network(keras.Sequential):  # type: ignore[misc]
 
 
 def network() -> Network:
-    """Return a new network."""
     layers = keras.layers
     model = Network(
         [

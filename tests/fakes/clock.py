@@ -6,10 +6,12 @@ import math
 import threading
 import time
 
+from hvdrecover.clock import Clock
+
 HANG_SECONDS = 30.0  # of real time; only reached when something is broken
 
 
-class FakeClock:
+class FakeClock(Clock):
     """A clock that never sleeps: waiting moves it on, and is noted.
 
     Attributes:

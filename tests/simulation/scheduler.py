@@ -36,7 +36,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from hvdrecover import heartbeat
+from hvdrecover import clock, heartbeat
 
 _PACKAGE = "hvdrecover."
 _REAL = ("hvdrecover.machine",)  # asks /proc about this very process
@@ -512,7 +512,7 @@ class Thread:
         self._scheduler.wait(lambda: not self.is_alive(), math.inf if timeout is None else timeout)
 
 
-class SimulatedClock:
+class SimulatedClock(clock.Clock):
     """The clock of a process; see `hvdrecover.clock.Clock`."""
 
     def __init__(self, scheduler: Scheduler) -> None:

@@ -64,7 +64,7 @@ def test_without_a_folder_only_the_line_for_people_is_written(caplog, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-EMITTERS = ("emit", "announce", "_announce", "_emit", "_report")
+EMITTERS = ("emit", "_emit", "announce", "_announce", "_report")
 
 
 def test_every_kind_that_the_package_emits_is_documented():
@@ -101,15 +101,6 @@ def test_lines_go_to_stderr_once(capsys):
         events.show_on_terminal(settings)
         Events(None, "h").emit("sync", "resumed")
     assert capsys.readouterr().err == "hvdrecover: resumed\n"
-
-
-def test_the_log_level_is_obeyed(capsys):
-    with bare_logging():
-        events.logger.setLevel(logging.NOTSET)
-        events.show_on_terminal(config.read({"HVDRECOVER_LOG": "warning"}))
-        Events(None, "h").emit("sync", "resumed")
-        Events(None, "h").emit("skipped", "skipping", level=logging.WARNING)
-    assert capsys.readouterr().err == "hvdrecover: skipping\n"
 
 
 def test_a_program_that_set_up_logging_keeps_its_own_way():

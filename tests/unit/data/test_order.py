@@ -30,94 +30,6 @@ def test_the_order_never_changes(length, seed, epoch, order):
     assert permutation(length, seed, epoch).tolist() == order
 
 
-# -- exactly once --------------------------------------------------------------------------------------
-
-
-class Job:
-    """Ranks that train an epoch, and keep a list of what is committed."""
-
-    def __init__(self, length, size, *, shuffle=True, tail="pad", exact=True):
-        self.make = lambda: SampleOrder(length, shuffle=shuffle, seed=5, tail=tail)
-        self.orders, self.exact = [], exact
-        self.padding = 0
-        self.committed, self.pending = [], []
-        self.state = json.dumps(self.make().state_dict())
-        self.rendezvous(size)
-
-    def rendezvous(self, size):
-        """Ranks that know nothing but the committed state take their places and begin."""
-        self.pending = []
-        self.orders = [self.make() for _ in range(size)]
-        for rank, order in enumerate(self.orders):
-            order.load_state_dict(json.loads(self.state))
-            order.place(rank, size)
-        self.begin()
-
-    def begin(self):
-        self.left = [order.begin().tolist() for order in self.orders]
-        if len(self.orders[0].remaining()):
-            self.padding = self.orders[0].padding
-
-    def step(self, batch):
-        """One batch on all ranks; the last may be smaller, which users may or may not care to record."""
-        for rank, order in enumerate(self.orders):
-            done = self.left[rank][:batch]
-            self.pending += done
-            del self.left[rank][:batch]
-            order.record(len(done) if self.exact else batch)
-
-    def commit(self):
-        states = [order.state_dict() for order in self.orders]
-        assert all(state == states[0] for state in states)
-        self.state = json.dumps(states[0])
-        self.committed += self.pending
-        self.pending = []
-
-    def resize(self, size):
-        """Hosts come or go without a loss: what is done is kept."""
-        self.commit()
-        self.rendezvous(size)
-
-    @property
-    def over(self):
-        return not self.left[0]
-
-
-events = st.lists(
-    st.one_of(
-        st.tuples(st.just("step"), st.integers(1, 5)),
-        st.tuples(st.just("commit"), st.just(0)),
-        st.tuples(st.just("kill"), st.integers(1, 6)),
-        st.tuples(st.just("resize"), st.integers(1, 6)),
-    ),
-    max_size=40,
-)
-
-
-@settings(max_examples=100)
-@given(st.integers(0, 60), st.integers(1, 6), *[st.booleans()] * 2, st.sampled_from(["pad", "drop"]), events)
-def test_every_sample_is_in_exactly_one_committed_batch(length, size, shuffle, exact, tail, events):
-    job = Job(length, size, shuffle=shuffle, tail=tail, exact=exact)
-    for event, number in events:
-        if event == "step" and not job.over:
-            job.step(number)
-        elif event == "commit":
-            job.commit()
-        elif event == "kill":
-            job.rendezvous(number)
-        elif event == "resize":
-            job.resize(number)
-    while not job.over:
-        job.step(3)
-    job.commit()
-
-    counted = collections.Counter(job.committed)
-    padding, dropped = sum(counted.values()) - len(counted), length - len(counted)
-    assert job.padding == padding - dropped
-    assert (padding if tail == "drop" else dropped) == 0
-    assert max(padding, dropped) < 6
-
-
 # -- the cursor ----------------------------------------------------------------------------------------
 
 
@@ -226,7 +138,6 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(changes, facts
 @pytest.mark.parametrize(
     ("name", "make"),
     [
-        ("dataset", lambda: SampleOrder(-1)),
         ("tail", lambda: SampleOrder(1, tail="wrap")),
         ("seed", lambda: SampleOrder(1, seed=1.5)),
         ("seed", lambda: SampleOrder(1, seed=None)),

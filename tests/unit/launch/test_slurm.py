@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdrecover.clock import Clock
 from hvdrecover.launch import slurm
 from hvdrecover.launch.slurm import SlurmJob
 
@@ -24,7 +25,7 @@ exit 1
 """
 
 
-class Clock:
+class StoppedClock(Clock):
     """It is always the same time, and what is waited for is there at once."""
 
     def now(self) -> float:
@@ -63,7 +64,7 @@ class Asked:
             "SLURM_TASK_PID": str(os.getpid()),
             **variables,
         }
-        found = slurm.of_environment(environ, Clock())
+        found = slurm.of_environment(environ, StoppedClock())
         assert found is not None
         self.job: SlurmJob = found
 

@@ -4,16 +4,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from hvdrecover import config
-
-config.quiet_tensorflow()
-
-import horovod.tensorflow as hvd  # noqa: E402
-import pytest  # noqa: E402
+import horovod.tensorflow as hvd
+import pytest
 
 # This also chooses a controller for a process that no launcher started.
-import hvdrecover.tensorflow  # noqa: E402, F401
-from tests.support import alone  # noqa: E402
+import hvdrecover.tensorflow  # noqa: F401
+from tests.support import alone
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -14,7 +14,7 @@ from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeBoard, FakeFramework, FakeModel, read_run
 from tests.fakes.root import FakeRoots
-from tests.fakes.world import FakeJob, Fault, change_at, fail_at
+from tests.fakes.world import FakeJob, Fault, fail_at
 from tests.unit.state.jobs import URL, Process, initialised
 
 Series = list[tuple[int, float]]
@@ -104,12 +104,6 @@ def test_who_takes_the_rank_of_one_that_is_lost_continues_in_its_run(script: Scr
     assert script.series(1, "norm/averaged_gradient") == [(1, 11.0), (2, 12.0)]
     # The lost one took with it what it had not written yet.
     assert script.series(0, "norm/averaged_gradient") == [(3, 3.0), (4, 4.0), (5, 5.0), (6, 6.0)]
-
-
-def test_a_newcomer_joins_the_axis_of_the_others(script: Script) -> None:
-    script.run(1, change_at(0, "step", 3, add=1))
-    assert script.series(0, "loss") == [(step, 1 / step) for step in range(1, 7)]
-    assert [step for step, _ in script.series(1, "loss")] == [5, 6]
 
 
 def test_a_later_start_continues_with_the_axis(script: Script) -> None:
