@@ -13,6 +13,7 @@ from hvdrecover.launch import ends, waits
 from hvdrecover.launch.ends import BY_NAME, FIRST_ERROR, End
 
 FIRST_MINUTE = 60.0  # seconds after the imports in which an error of a script counts as its bug
+REFUSED = 2  # exit code of our horovodrun if Horovod was built without what the job needs
 CALM = 3600.0  # seconds without a fault after which the count of restarts begins again
 
 # Signals that a process causes itself; others come from outside.
@@ -187,6 +188,8 @@ def _over(attempts: Sequence[Attempt], ranks: int, *, stopping: bool) -> Outcome
         return Outcome("end", 0, "the training is finished")
     if stopping or "preempted" in last.ends:
         return Outcome("end", PREEMPTED, "stopped after a preemption; start it again to continue")
+    if last.code == REFUSED and not last.guardians:
+        return Outcome("end", REFUSED, "horovodrun refuses the job")
     committed = any(attempt.committed for attempt in attempts)
     if last.code != 0 or (committed and any(attempt.in_run for attempt in attempts)):
         return None

@@ -24,9 +24,10 @@ from typing import Any
 from hvdrecover import config
 from hvdrecover.errors import DiscoveryError
 from hvdrecover.events import Events, recorded, show_on_terminal
-from hvdrecover.launch import horovodrun, output, processes, ssh, waits
+from hvdrecover.launch import horovodrun, output, processes, restarts, ssh, waits
 
 _WORKERS_FAILED = "one or more processes exited with non-zero status"  # their guardians have reported why
+_NOT_BUILT = "has not been built"  # Gloo or MPI
 _STOPS = re.compile(r"(failure|blacklisted slots) count == \d+ -> stop running")
 _WORKER_FAILED = re.compile(r"Process \d+ exit with status code (?!255\b)")  # 255: ssh, not a guardian
 
@@ -53,6 +54,10 @@ def main() -> None:
             launch.run_commandline()
         except Exception as error:
             summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            if _NOT_BUILT in summary:
+                remedy = "`hvdrecover install-horovod` builds it; a Horovod without Gloo needs --mpi"
+                sys.stderr.write(f"horovodrun: {summary}\n{remedy}\n")
+                sys.exit(restarts.REFUSED)
             sys.exit(1 if _WORKERS_FAILED in summary else f"horovodrun: {summary}")
 
 

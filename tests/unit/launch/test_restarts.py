@@ -50,6 +50,7 @@ def after(*attempts: Attempt, without: int = 0, stopping: bool = False, most: in
         (attempt(PREEMPTED, "left"), True, PREEMPTED),
         (attempt(PREEMPTED, "finished", "left"), True, PREEMPTED),
         (attempt(PREEMPTED), True, PREEMPTED),
+        (attempt(restarts.REFUSED, faults=[]), False, restarts.REFUSED),  # Horovod lacks what it needs
         (attempt(1, "finished", faults=[]), False, None),
         (attempt(1, "finished", "left"), False, None),
         (attempt(1, "left", "stopped"), False, None),
