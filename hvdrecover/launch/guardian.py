@@ -1,18 +1,18 @@
 """The guardian of one slot: starts its training process, watches it, and restarts it in place.
 
 1. Start the training process. Its page (`hvdrecover.heartbeat`) says in which phase it is, and how far.
-2. Look at it five times a second (`State.WATCHING`). Kill it if it makes no progress for longer than
+2. Look at it five times a second (`SlotState.WATCHING`). Kill it if it makes no progress for longer than
    `hangs.limit` allows. In calm training, start a standby beside it.
 3. When it ends, find out how (`ends.end`). It may have finished or left: then the guardian ends, too.
-4. Else repair it: after a pause (`State.PAUSING`, none at the first death), wake the standby, or start a new
-   process. Horovod's driver never learns of the death, so it blacklists nothing.
+4. Else repair it: after a pause (`SlotState.PAUSING`, none at the first death), wake the standby, or start
+   a new process. Horovod's driver never learns of the death, so it blacklists nothing.
 5. After too many deaths without progress, or an error that a restart cannot mend, give the slot up. If the
-   supervisor has to end the job, wait for that (`State.DISMISSED`): Horovod ends all ranks as soon as one
+   supervisor has to end the job, wait for that (`SlotState.DISMISSED`): Horovod ends all ranks as soon as one
    guardian exits, and the other ranks must report their errors first.
 
-A process outside a function decorated by `run` does not survive the loss of other ranks, so steps 3 to 5 are
-others there: the guardian reports its end, and waits (`State.DISMISSED`). The supervisor has all guardians of
-the job start their processes again together, or end (`restarts.together`).
+A process outside a function decorated by `run` does not survive the loss of other ranks, so steps 3 to 5
+are others there: the guardian reports its end, and waits (`SlotState.DISMISSED`). The supervisor has all
+guardians of the job start their processes again together, or end (`restarts.together`).
 
 At any time: a stop signal or the supervisor's order asks the process to leave at its next commit; when the
 grace is over, it is killed. If the supervisor is gone, the guardian kills it, too, and ends.
@@ -48,7 +48,7 @@ _LONGEST_WORDS = 200  # characters of an error in a line; it is printed in full 
 _LONGEST_DETAIL = 10_000  # characters of an error in an event; the traceback has all of it
 
 
-class State(Enum):
+class SlotState(Enum):
     WATCHING = auto()  # the training process runs, or has just ended
     PAUSING = auto()  # it has ended, and is started again when the pause is over
     DISMISSED = auto()  # the process has ended; the supervisor decides about the job, or ends it
@@ -68,7 +68,7 @@ class Guardian:
         self._wrapped = program is None  # the exit code may be a shell's
         self._readiness = Readiness(None if config.no_standby or not config.elastic else program, environ)
         self._training: Training
-        self._state, self._until = State.WATCHING, 0.0  # until when a state other than WATCHING lasts
+        self._state, self._until = SlotState.WATCHING, 0.0  # until when a state other than WATCHING lasts
         self._how, self._code = "", 0  # how the slot ends when the supervisor dismisses it
         self._hung: float | None = None  # seconds without progress for which the process was killed
         self._stop_by: float | None = None  # when a process that was asked to leave is killed
@@ -120,11 +120,11 @@ class Guardian:
                 slurm.leave_heir(self._environ, self._config.host)
             return processes.exit_code(-signal.SIGHUP)
         match self._state:
-            case State.WATCHING:
+            case SlotState.WATCHING:
                 return self._watch()
-            case State.PAUSING:
+            case SlotState.PAUSING:
                 return self._pause()
-            case State.DISMISSED if self._clock.monotonic() > self._until:
+            case SlotState.DISMISSED if self._clock.monotonic() > self._until:
                 return self._end(self._how, self._code) if self._how else self._code
         return None
 
@@ -180,7 +180,7 @@ class Guardian:
         woken = self._readiness.wake(self._record.handed_down)
         self._training = woken or self._start(rejoins=True)
         self._training.page.has_seen(before.longest, before.longest_beginning)
-        self._ticked, self._state = self._clock.monotonic(), State.WATCHING
+        self._ticked, self._state = self._clock.monotonic(), SlotState.WATCHING
         attempt = self._record.deaths + self._record.rounds
         self._reports.events.emit("restart", scope="slot", warm=woken is not None, attempt=attempt)
         return None
@@ -271,11 +271,11 @@ class Guardian:
         self._report_death(death, end, f"; {follows}", final=bool(reason))
         now = self._clock.monotonic()
         if not reason:
-            self._state, self._until = State.PAUSING, now + pause
+            self._state, self._until = SlotState.PAUSING, now + pause
             return self._pause()
         self._reports.events.emit("gave_up", scope="slot", reason=reason)
         self._code = end.code or processes.exit_code(death.returncode) or 1
-        self._state, self._until = State.DISMISSED, now + waits.DISMISSAL
+        self._state, self._until = SlotState.DISMISSED, now + waits.DISMISSAL
         return None if end.repair == "end" else self._code  # the supervisor is to end the job
 
     def _await_all(self, death: Death, end: End, how: str, code: int) -> None:
@@ -285,7 +285,7 @@ class Guardian:
         kind = "done" if ended else "fault"
         self._report_death(death, end, "", kind=kind, round=self._record.rounds, stops=stops)
         self._how, self._code = how, code
-        self._state, self._until = State.DISMISSED, math.inf
+        self._state, self._until = SlotState.DISMISSED, math.inf
 
     def _start_again(self, pause: float) -> None:
         if self._stop_by is not None:
@@ -293,7 +293,7 @@ class Guardian:
         self._kill()
         self._record.rounds += 1
         self._how, self._hung = "", None
-        self._state, self._until = State.PAUSING, self._clock.monotonic() + pause
+        self._state, self._until = SlotState.PAUSING, self._clock.monotonic() + pause
 
     def _report_death(
         self, death: Death, end: End, follows: str, *, kind: str = "fault", **more: Any
@@ -350,7 +350,7 @@ class Guardian:
                 self._config.host,
                 reading.silent,
             )
-            self._state, self._until = State.PAUSING, self._clock.monotonic()
+            self._state, self._until = SlotState.PAUSING, self._clock.monotonic()
             return
         self._hung = reading.silent
         stopped = processes.is_stopped(self._training.pid)
@@ -385,7 +385,7 @@ class Guardian:
         """Tell the supervisor how this slot ended: finished, untrained, preempted, left or stopped."""
         reading, notes = self._training.read(), self._training.notes()
         commit = (reading.generation, reading.commit)
-        traceback = notes["traceback"] if notes.get("unprinted") and self._state is State.WATCHING else ""
+        traceback = notes["traceback"] if notes.get("unprinted") and self._state is SlotState.WATCHING else ""
         self._reports.send(kind="end", how=how, commit=commit, root=self._root(), traceback=traceback)
         return code
 

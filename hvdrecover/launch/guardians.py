@@ -24,7 +24,7 @@ _REST = 0.2  # seconds to wait when no connection can be accepted
 
 
 @dataclass
-class Guardian:
+class ConnectedGuardian:
     host: str  # its host's name
     slot: int | None  # its slot on that host
     ended: bool = False  # whether it has reported its end
@@ -48,8 +48,8 @@ class Guardians:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        hear: Callable[[Guardian, Message], None],
-        lost: Callable[[Guardian], None],
+        hear: Callable[[ConnectedGuardian, Message], None],
+        lost: Callable[[ConnectedGuardian], None],
         greeting: Callable[[], list[Message]],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -59,7 +59,7 @@ class Guardians:
         self._greeting = greeting
         self._token = secrets.token_hex(16)
         self._clock = clock
-        self._known: dict[Link, Guardian] = {}
+        self._known: dict[Link, ConnectedGuardian] = {}
         self._strangers: dict[Link, float] = {}  # each with its deadline for the token; oldest first
         self._listener = socket.create_server(("", 0), backlog=2048)
         self._listener.setblocking(False)
@@ -68,7 +68,7 @@ class Guardians:
     def __len__(self) -> int:
         return len(self._known)
 
-    def __iter__(self) -> Iterator[Guardian]:
+    def __iter__(self) -> Iterator[ConnectedGuardian]:
         return iter(list(self._known.values()))
 
     def address(self, host: str) -> str:
@@ -136,7 +136,7 @@ class Guardians:
 
     def _welcome(self, source: Link, greeting: Message) -> None:
         del self._strangers[source]
-        self._known[source] = Guardian(greeting["name"], greeting["slot"])
+        self._known[source] = ConnectedGuardian(greeting["name"], greeting["slot"])
         for order in self._greeting():
             source.send(**order)
 

@@ -9,8 +9,9 @@
 4. Decide (`restarts.outcome`): the job is over, or starts again after a pause, from its newest durable
    commit.
 
-A stop signal, or Slurm's plan to end the job, makes the job leave (`State.LEAVING`): all ranks make one more
-commit and exit, within the grace. Any other signal, or a second one, stops it at once (`State.STOPPED`).
+A stop signal, or Slurm's plan to end the job, makes the job leave (`JobState.LEAVING`): all ranks make one
+more commit and exit, within the grace. Any other signal, or a second one, stops it at once
+(`JobState.STOPPED`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from hvdrecover.errors import LaunchError
 from hvdrecover.events import Events
 from hvdrecover.launch import ends, horovodrun, presence, processes, restarts, ssh, waits
 from hvdrecover.launch.ends import FIRST_ERROR
-from hvdrecover.launch.guardians import Guardian, Guardians
+from hvdrecover.launch.guardians import ConnectedGuardian, Guardians
 from hvdrecover.launch.link import Message
 from hvdrecover.launch.presence import Supervised
 from hvdrecover.launch.restarts import Attempt, Outcome
@@ -54,7 +55,7 @@ _REQUEUE = 10.0  # seconds beyond these for a controller to take a requeue befor
 _REPORTS = "failing-hosts"  # file of hosts with given-up or diverged slots, which discovery excludes
 
 
-class State(Enum):
+class JobState(Enum):
     """The states of a supervisor; each may only be followed by a later one."""
 
     TRAINING = auto()
@@ -93,7 +94,7 @@ class Supervisor:
         self._mark = f"{ssh.MARK}={secrets.token_hex(16)}"
         self._job = secrets.token_hex(16)
         self._began_at = clock.now()
-        self._state, self._code = State.TRAINING, 0  # the exit code of a job that is stopped
+        self._state, self._code = JobState.TRAINING, 0  # the exit code of a job that is stopped
         self._signalled = False
         self._attempts: list[Attempt] = []
         self._streak = restarts.Streak()
@@ -152,15 +153,15 @@ class Supervisor:
         outcome = Outcome("restart", 1, "")
         while outcome.action == "restart":
             self._pause(outcome.pause)
-            if self._state is not State.STOPPED:
+            if self._state is not JobState.STOPPED:
                 self._attempt(arguments, path)
-            if self._state is State.STOPPED:
+            if self._state is JobState.STOPPED:
                 return Outcome("end", self._code, "stopped")
             outcome = restarts.outcome(
                 self._attempts,
                 self._streak.restarts,
                 ranks=self._ranks,
-                stopping=self._state is State.LEAVING,
+                stopping=self._state is JobState.LEAVING,
                 max_restarts=self._config.max_restarts,
             )
             self._streak = replace(self._streak, restarts=outcome.without_progress)
@@ -176,10 +177,10 @@ class Supervisor:
 
     def _pause(self, seconds: float) -> None:
         until = self._clock.monotonic() + seconds
-        while self._state is State.TRAINING and (left := until - self._clock.monotonic()) > 0:
+        while self._state is JobState.TRAINING and (left := until - self._clock.monotonic()) > 0:
             self._serve(min(left, waits.SUPERVISION))
-        if self._state is State.LEAVING:  # no process runs that could commit and leave
-            self._state, self._code = State.STOPPED, PREEMPTED
+        if self._state is JobState.LEAVING:  # no process runs that could commit and leave
+            self._state, self._code = JobState.STOPPED, PREEMPTED
 
     def _say_end(self, outcome: Outcome) -> None:
         level = logging.INFO if outcome.code == 0 and not outcome.message else logging.WARNING
@@ -213,7 +214,7 @@ class Supervisor:
         finally:
             driver.kill()
             left = processes.kill_marked(
-                self._mark, pause=self._serve, hurries=lambda: self._state is not State.TRAINING
+                self._mark, pause=self._serve, hurries=lambda: self._state is not JobState.TRAINING
             )
             driver.kill_group()  # last: the resource tracker must remove shared memory before
             driver.ends()
@@ -280,7 +281,7 @@ class Supervisor:
             now=now,
             max_restarts=self._config.max_restarts,
         )
-        if decision is None or self._state is State.LEAVING:
+        if decision is None or self._state is JobState.LEAVING:
             if len(guardians) >= self._least and all(each.done for each in guardians):
                 self._guardians.order(order="exit")
             return False
@@ -332,7 +333,7 @@ class Supervisor:
         for number in self._waking.wait(seconds):
             self._handle_signal(number)
         self._record.flush()
-        if self._slurm is not None and self._state is State.TRAINING:
+        if self._slurm is not None and self._state is JobState.TRAINING:
             needed = self._config.grace + _MARGIN + _REQUEUE
             if detail := self._slurm.ends_within(needed):
                 self._leave(detail)
@@ -344,19 +345,19 @@ class Supervisor:
         elif number in self._config.stop_signals and not self._signalled:
             self._signalled = True  # the job may be leaving already, by the batch system's plan
             name = signal.Signals(number).name
-            if self._state is State.TRAINING:
+            if self._state is JobState.TRAINING:
                 self._leave(name)
             else:
                 logger.info("%s: the job leaves already", name)
         elif number != signal.SIGCHLD:
-            if self._state is not State.STOPPED:
-                self._code = PREEMPTED if self._state is State.LEAVING else processes.exit_code(-number)
-            self._state = State.STOPPED
+            if self._state is not JobState.STOPPED:
+                self._code = PREEMPTED if self._state is JobState.LEAVING else processes.exit_code(-number)
+            self._state = JobState.STOPPED
             self._guardians.order(order="stop")
             self._kill_at = self._clock.monotonic()  # kill everything at once
 
     def _leave(self, detail: str) -> None:
-        self._state = State.LEAVING
+        self._state = JobState.LEAVING
         with contextlib.suppress(OSError):
             self._disk(presence.announce, self._folder, replace(self._supervised(), leaving=True))
         grace = self._config.grace
@@ -373,9 +374,9 @@ class Supervisor:
     def _greeting(self) -> list[Message]:
         know: Message = {"order": "know", **restarts.known(self._attempts)}
         leave: Message = {"order": "leave", "grace": self._config.grace}
-        return [know, leave] if self._state is State.LEAVING else [know]
+        return [know, leave] if self._state is JobState.LEAVING else [know]
 
-    def _hear(self, guardian: Guardian, message: Message) -> None:
+    def _hear(self, guardian: ConnectedGuardian, message: Message) -> None:
         match message["kind"]:
             case "event":
                 # Hosts' clocks differ, so an event gets its time here. A message may be read late, but the
@@ -398,7 +399,7 @@ class Supervisor:
                 self._hear_progress(guardian, message)
                 self._hear_death(guardian, message)
 
-    def _hear_progress(self, guardian: Guardian, message: Message) -> None:
+    def _hear_progress(self, guardian: ConnectedGuardian, message: Message) -> None:
         attempt = self._attempts[-1]
         guardian.commit = message["commit"]
         guardian.begun |= bool(message.get("begun"))
@@ -410,7 +411,7 @@ class Supervisor:
             attempt.in_run = True
             self._guardians.order(order="know", **restarts.known(self._attempts))
 
-    def _hear_death(self, guardian: Guardian, message: Message) -> None:
+    def _hear_death(self, guardian: ConnectedGuardian, message: Message) -> None:
         attempt = self._attempts[-1]
         # A guardian that was ordered to start again since then is not done.
         guardian.done = message.get("round") == attempt.rounds
@@ -437,7 +438,7 @@ class Supervisor:
         except OSError as error:
             logger.warning("that %s fails could not be noted: %s", host, error)
 
-    def _lost(self, guardian: Guardian) -> None:
+    def _lost(self, guardian: ConnectedGuardian) -> None:
         """Report a guardian whose connection has ended without a message: it or its host is lost."""
         if self._driver.poll() is None:
             detail = f"{guardian.host} slot {guardian.slot}: its guardian is gone, perhaps with its host"

@@ -44,7 +44,7 @@ RENDEZVOUS = 10
 Result = TypeVar("Result")
 
 
-class State(Protocol):
+class RunnableState(Protocol):
     """The part of a `hvdrecover.state.state.State` that is used here; that module imports this one."""
 
     _session: Session
@@ -83,7 +83,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
     """
 
     @functools.wraps(func)
-    def wrapper(state: State, *args: Any, **kwargs: Any) -> Result | None:
+    def wrapper(state: RunnableState, *args: Any, **kwargs: Any) -> Result | None:
         _refuse_others(state)
         session = state._session
         if session.life is Life.RESUMED:
@@ -100,7 +100,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
     return wrapper
 
 
-def resume(state: State) -> None:
+def resume(state: RunnableState) -> None:
     session, context = state._session, state._session.context
     if context.place.joined:
         remedy = "Call it once, in a script without @run, which does its work"
@@ -140,7 +140,7 @@ def _settle(session: Session) -> None:
         session.durable.settle()
 
 
-def _loop(train: Callable[[], Result], state: State, session: Session) -> Result | None:
+def _loop(train: Callable[[], Result], state: RunnableState, session: Session) -> Result | None:
     context, memory = session.context, session.memory
     rollbacks = Rollbacks(context.world, context.events, context.clock)
     result: Result | None = None
@@ -229,7 +229,7 @@ def _refuse_others(state: Any) -> None:
         )
 
 
-def _begin(state: State, session: Session, life: Life) -> None:
+def _begin(state: RunnableState, session: Session, life: Life) -> None:
     """Note that training begins.
 
     Raises:

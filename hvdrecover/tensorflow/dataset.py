@@ -217,7 +217,7 @@ class PerRank(rank_local.PerRank):
         """Return the object with the state of a value."""
         if isinstance(value, tf.data.Dataset):
             raise ConfigError("PerRank", "a data set has no place of its own; pass iter(dataset)")
-        return _State(value) if isinstance(value, tf.data.Iterator) else super().stateful(value)
+        return _IteratorState(value) if isinstance(value, tf.data.Iterator) else super().stateful(value)
 
     def ended(self, rank: int) -> None:
         """The iterator of a virtual rank has ended: make it a new one."""
@@ -227,7 +227,7 @@ class PerRank(rank_local.PerRank):
             self._of(rank).place = one.place
 
 
-class _State:
+class _IteratorState:
     """The state of an iterator, as the files of a TensorFlow checkpoint in memory: bytes by suffix."""
 
     def __init__(self, iterator: tf.data.Iterator) -> None:

@@ -54,7 +54,8 @@ def distribute(
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
             "optimizer",
-            f"a {type(optimizer).__name__} is not an optimizer of keras.optimizers, and can't recover",
+            f"expected one of keras.optimizers, got {type(optimizer).__name__}. With TensorFlow 1's "
+            "optimizers and sessions, start the job with --no-stand-in: after a fault, all ranks start again",
         )
     if is_distributed(optimizer):
         raise ConfigError("optimizer", "it averages gradients already; make it distributed once")

@@ -135,7 +135,7 @@ _LARGE = 1 << 14  # elements; a second look at fewer costs next to nothing
 _gradient_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("grad")
 
 
-class Gradients:
+class GradientWatch:
     """Looks at the gradients of one optimizer: at this rank's when they are sent, and at the averages.
 
     The average overwrites this rank's gradient. Large gradients on the CPU are checked only when they are
@@ -244,7 +244,7 @@ def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
                 f"state.{name}", "Adasum brings updates together, not gradients; pass Guard(numerics=None)"
             )
         if isinstance(optimizer, torch.optim.Optimizer) and averages(optimizer):
-            watched.append(Gradients(optimizer, names, judge))
+            watched.append(GradientWatch(optimizer, names, judge))
     judge.steps = lambda: sum(each.steps for each in watched)
 
 

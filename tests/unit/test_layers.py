@@ -229,3 +229,18 @@ def test_every_name_in_all_exists(module):
     parts = ("hvdrecover", *Path(module).with_suffix("").parts)
     imported = importlib.import_module(".".join(parts).removesuffix(".__init__"))
     assert [name for name in names_in_all(module) if not hasattr(imported, name)] == []
+
+
+# Names that users know from Horovod stand for the class with our defaults, beside the drop-in one.
+HOROVODS = {"State", "TorchState", "TensorFlowState", "TensorFlowKerasState", "BestModelCheckpoint"}
+
+
+def test_no_two_classes_of_a_layer_have_the_same_name() -> None:
+    homes: dict[tuple[str, str], list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = path.relative_to(PACKAGE)
+        layer = {"keras": "tensorflow"}.get(module.parts[0], module.parts[0])
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.name not in HOROVODS:
+                homes.setdefault((layer, node.name), []).append(str(module))
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}

@@ -9,7 +9,7 @@ from typing import Any
 
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.launch import link
-from hvdrecover.launch.guardians import Guardian, Guardians
+from hvdrecover.launch.guardians import ConnectedGuardian, Guardians
 from hvdrecover.launch.link import Link, Message
 from tests.unit.launch.children import until
 
@@ -38,11 +38,11 @@ class Supervisor:
         self.selector = selectors.DefaultSelector()
         self.guardians = Guardians(self.selector, self._hear, self._lost, lambda: self.greeting, self.clock)
 
-    def _hear(self, guardian: Guardian, message: Message) -> None:
+    def _hear(self, guardian: ConnectedGuardian, message: Message) -> None:
         self.heard.append((guardian.host, guardian.slot, message))
         guardian.ended = message.get("kind") == "end"
 
-    def _lost(self, guardian: Guardian) -> None:
+    def _lost(self, guardian: ConnectedGuardian) -> None:
         self.lost.append(guardian.host)
 
     def serve(self, until_then: Callable[[], object], what: str) -> None:

@@ -18,10 +18,10 @@ import pytest
 
 from hvdrecover import config
 from hvdrecover.launch import processes
-from hvdrecover.launch.guardians import Guardian, Guardians
+from hvdrecover.launch.guardians import ConnectedGuardian, Guardians
 from hvdrecover.launch.horovodrun import Options
 from hvdrecover.launch.restarts import Attempt, Outcome
-from hvdrecover.launch.supervisor import State, Supervisor
+from hvdrecover.launch.supervisor import JobState, Supervisor
 from hvdrecover.record import read
 from tests.fakes.clock import FakeClock
 from tests.unit.launch.children import environment, until
@@ -66,18 +66,18 @@ def serve(supervisor: Supervisor) -> None:
 
 def test_a_signal_after_the_job_leaves_by_a_plan_is_the_first_one(supervisor: Supervisor) -> None:
     """As Slurm sends one when the time is over, long after the job has begun to leave by itself."""
-    supervisor._state = State.LEAVING
+    supervisor._state = JobState.LEAVING
     supervisor._handle_signal(signal.SIGTERM)
-    assert supervisor._state is State.LEAVING
+    assert supervisor._state is JobState.LEAVING
     supervisor._handle_signal(signal.SIGTERM)
-    assert (supervisor._state, supervisor._code) == (State.STOPPED, config.PREEMPTED)
+    assert (supervisor._state, supervisor._code) == (JobState.STOPPED, config.PREEMPTED)
 
 
 def test_events_of_a_guardian_keep_their_order_though_one_was_read_late(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
     supervisor._clock = FakeClock()
-    guardian, event = Guardian("h1", 0), {"kind": "fault", "host": "h1", "rank": 0, "pid": 7}
+    guardian, event = ConnectedGuardian("h1", 0), {"kind": "fault", "host": "h1", "rank": 0, "pid": 7}
     for name, age in (("crash", 0.1), ("early_exit", 0.2)):  # the second reads as the older one
         supervisor._hear(guardian, {"kind": "event", "event": {**event, "fault": name}, "age": age})
     supervisor._record.flush()
