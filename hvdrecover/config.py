@@ -183,14 +183,20 @@ class Config:
     """Settings of one process."""
 
     # The users' settings. Each is an environment variable, HVDRECOVER_NAME.
-    checkpoint: str | None = _option(absolute, None, "checkpoint root of states without `checkpoint=`")
+    checkpoint: str | None = _option(
+        absolute, None, "checkpoint root of states without `checkpoint=`, and of `model.fit` in plain scripts"
+    )
     events: Path | None = _variable(
         _events, None, "folder of the run, for its record `run.jsonl`; created when missing"
     )
     log: str = _variable(_level, "info", "log level: `debug`, `info` (default), `warning` or `error`")
-    near: str = _variable(_near, "auto", "the near tier where the script leaves it open (default: `auto`)")
+    near: str = _variable(
+        _near, "auto", "the near tier, if the script does not set it: `auto` (default), `off` or a folder"
+    )
     max_durable_age: float | None = _variable(
-        duration, None, "stop the job when commits cannot be made durable for longer (default: continue)"
+        duration,
+        None,
+        "end the job when a due commit has waited this long for the storage, such as `5m` (default: never)",
     )
     reopen: bool = _switch(
         "continue a run that was finished, for more epochs say (default: it returns at once)"
@@ -203,7 +209,7 @@ class Config:
     startup_timeout: float = _option(
         duration,
         3600.0,
-        "how long processes may take from their start, or from a fault, to the first step (default: 1h)",
+        "how long a process may show no progress before the first commit, or in a recovery (default: 1h)",
     )
     grace: float = _option(
         duration, 30.0, "how long processes may take to leave after a preemption (default: 30s)"
@@ -216,7 +222,7 @@ class Config:
     max_restarts: int = _option(
         number,
         10,
-        "restarts of the whole job in a row that bring no progress, until it is given up (default: 10)",
+        "restarts of all processes in a row that bring no progress, until the job is given up (default: 10)",
     )
     stop_signals: tuple[signal.Signals, ...] = _variable(
         _signals,

@@ -27,9 +27,10 @@ _OF_A_GUARDIAN = ("hang_timeout", "startup_timeout", "grace", "no_standby")
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """A job is elastic unless --mpi is given. Processes that die or hang are restarted in place, and when
-    Horovod gives up, the whole job is started again from its newest durable commit. Options that are not
-    listed here are handed on to horovodrun. `hvdrecover config` lists the settings that can be given by
-    variables as well, or in the part `hvdrecover:` of horovodrun's --config-file.
+    Horovod gives up, the whole job is started again from its newest commit, in its hosts' memory or at
+    the checkpoint root. Options that are not listed here are handed on to horovodrun.
+    `hvdrecover config` lists the settings that can be given by variables as well, or in the part
+    `hvdrecover:` of horovodrun's --config-file.
     """
     parser.usage = "hvdrecover run -np N [horovodrun's options] [options] python train.py ..."
     parser.epilog = options.DURATIONS
@@ -51,7 +52,11 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     options.add_hosts(job).add_argument(
         "--host-discovery-script", metavar="COMMAND", dest="discovery", help=program
     )
-    add("--mpi", action="store_true", help="start by mpirun; any lost process then ends the start")
+    add(
+        "--mpi",
+        action="store_true",
+        help="start by mpirun; then the loss of any process restarts the whole job",
+    )
     if (theirs := _horovodrun()) is not None:
         take_options(parser, theirs)
 

@@ -38,7 +38,7 @@ ENDS = (
     _end("finished", "the training function has returned", "none", 0),
     _end(
         "untrained",
-        "exit code 0 before the job's first commit, without a call of a training function",
+        "exit code 0, though no training function was called and nothing was committed",
         "none",
         0,
     ),
@@ -69,7 +69,13 @@ ENDS = (
         "EarlyCollectiveError",
     ),
     _end("fenced", "another job has claimed the checkpoint root", "end", FENCED, "FencedError"),
-    _end("too_old", "`HVDRECOVER_MAX_DURABLE_AGE` is over", "end", None, "DurableAgeError"),
+    _end(
+        "too_old",
+        "a due commit has waited longer than `HVDRECOVER_MAX_DURABLE_AGE`",
+        "end",
+        None,
+        "DurableAgeError",
+    ),
     _end(
         "no_progress",
         "the ranks rolled back 3 times in a row without a lost process, and without progress",

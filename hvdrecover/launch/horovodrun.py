@@ -20,8 +20,8 @@ from hvdrecover.machine import source_towards
 COLLECTIVE_SECONDS = 10  # seconds after which ranks give up a rank that does not answer
 FOREIGN = (
     "this Horovod was not built by `hvdrecover install-horovod`: ranks that wait for one that hangs may have "
-    "to be killed with it, and ranks may abort when one of them is lost in a rendezvous. Then the job has to "
-    "resume from its durable commit"
+    "to be killed with it, and ranks may abort when one of them is lost in a rendezvous. Then the job "
+    "starts again from the newest commit in its hosts' memory or at its checkpoint root"
 )
 _COOLDOWN = ("10", "600")  # least and most seconds before a failed host is used again
 _TIMEOUT = 300.0  # for Horovod's stall check, without a fixed hang timeout

@@ -6,8 +6,8 @@
    place can mend ends the attempt at once (`restarts.ending`).
 3. Then hear last messages, stop the guardians that are left, and kill every process of the job on this host.
    They are known by a mark in their environment.
-4. Decide (`restarts.outcome`): the job is over, or starts again after a pause, from its newest durable
-   commit.
+4. Decide (`restarts.outcome`): the job is over, or starts again after a pause, from its newest commit, in
+   its hosts' memory or at the checkpoint root.
 
 A stop signal, or Slurm's plan to end the job, makes the job leave (`JobState.LEAVING`): all ranks make one
 more commit and exit, within the grace. Any other signal, or a second one, stops it at once

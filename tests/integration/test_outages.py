@@ -95,5 +95,5 @@ def test_a_job_that_can_make_nothing_durable_for_too_long_ends_on_all_ranks(
     assert re.search(r"DurableAgeError: .* \d+ s.*HVDRECOVER_MAX_DURABLE_AGE", log)
     assert "resuming from commit" not in log and "restarted" not in log and "resumed" not in log
     if kind == "supervised":
-        assert re.search(r"`HVDRECOVER_MAX_DURABLE_AGE` is over:$", log, re.MULTILINE)
+        assert re.search(r"`HVDRECOVER_MAX_DURABLE_AGE`:$", log, re.MULTILINE)
     wait_until(lambda: job.processes() == [])  # the launcher's exit is not awaited by its workers
