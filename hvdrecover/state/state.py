@@ -238,7 +238,7 @@ class State:
             HostsUpdatedInterrupt: hosts have come or gone; `run` handles it.
             Preempted: this process leaves; its exit code is 75.
             FencedError: another job has taken the checkpoint root.
-            DurableAgeError: commits cannot be made durable for longer than ``HVDRECOVER_MAX_DURABLE_AGE``.
+            DurableAgeError: a due commit has waited longer than ``HVDRECOVER_MAX_DURABLE_AGE`` allows.
             StoppedError: rank 0 had one of these errors; raised on the other ranks.
         """
         commits.check(self._session)
