@@ -39,7 +39,7 @@ from hvdrecover.state.horovod import fault_of
 from hvdrecover.state.liveness import paused
 from hvdrecover.state.random import Randomness
 from hvdrecover.state.run import run
-from hvdrecover.tensorflow.callback_state import history_text, set_history
+from hvdrecover.tensorflow.callback_state import forgetful, history_text, set_history
 from hvdrecover.tensorflow.dataset import PerRank
 from hvdrecover.tensorflow.fit import Commit, Logs, Progress
 from hvdrecover.tensorflow.fit_data import Resumable, resumable
@@ -150,6 +150,11 @@ def _resume(model: keras.Model, options: dict[str, Any]) -> keras.callbacks.Hist
     _say(f"model.fit resumes after faults; with --no-fit, it is Keras's{lack}", logging.INFO)
     if state.data.costs:
         _say(f"model.fit: {state.data.costs}")
+    if forgotten := forgetful(_callbacks(options)):
+        _say(
+            f"model.fit: a fault does not restore the attributes of these callbacks: {', '.join(forgotten)}. "
+            "Give them state_dict() and load_state_dict()"
+        )
     TensorFlowWorld.past.functions = number - 1
     _is_within = True
     try:
