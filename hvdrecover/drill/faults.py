@@ -29,7 +29,6 @@ _LOOK = 0.01
 _SPOILT = 16  # bytes
 
 IN_PLACE = "a standby takes over, and all ranks resume from a commit in memory"
-RESTART = "the job is started again, and resumes from the newest durable commit"
 CONTINUES = "training continues with commits in memory; durable commits follow when it is over"
 
 
@@ -206,12 +205,21 @@ def _names(count: int) -> list[str]:
 _ALL = (
     Fault("kill", IN_PLACE, _kill, of_rank=True),
     Fault("kill-all", "standbys take over, and resume from the newest near or durable commit", _kill_all),
-    Fault("kill-supervisor", f"{RESTART}; no process outlives the supervisor", _kill_supervisor),
+    Fault(
+        "kill-supervisor",
+        "no process outlives the supervisor; the job is started again, and resumes from the newest near or "
+        "durable commit",
+        _kill_supervisor,
+    ),
     Fault("stop", f"the guardian kills the process; {IN_PLACE}", _stop, of_rank=True),
     _failing("loop"),
     _failing("out-of-memory"),
     _failing("script-error"),
-    Fault("preempt", f"the run makes a durable commit and leaves with exit code 75; {RESTART}", _preempt),
+    Fault(
+        "preempt",
+        "the run leaves at a durable commit with exit code 75, is started again, and resumes from there",
+        _preempt,
+    ),
     _failing_storage("storage-away", "away"),
     _failing_storage("disk-full", "full"),
     Fault("corrupt-commit", "the run quarantines it and resumes from the one before", _corrupt_commit),

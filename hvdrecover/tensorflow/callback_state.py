@@ -17,7 +17,7 @@ import inspect
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +231,12 @@ def _kept(callback: Callback) -> set[str]:
 
 def _is_stateful(callback: Callback) -> bool:
     return hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict")
+
+
+def forgetful(callbacks: Iterable[Callback]) -> list[str]:
+    """Return the classes of the script's own callbacks with attributes that commits do not hold."""
+    found = [each for each in callbacks if not _is_known(type(each)) and not _is_stateful(each)]
+    return sorted({type(each).__name__ for each in found if vars(each).keys() - vars(Callback()).keys()})
 
 
 def _copy(value: Any) -> Any:

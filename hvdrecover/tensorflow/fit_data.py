@@ -3,9 +3,8 @@
 The place is an epoch and a number of batches that are done. Each rank has its own data, so each goes to the
 place in its own order:
 
-- Arrays are shuffled by a seed and the epoch: any process can go anywhere.
+- Arrays, and the batches of a `PyDataset`, are shuffled by a seed and the epoch: any process can go anywhere.
 - A ``tf.data`` pipeline is read from its beginning, and what comes before the place is thrown away.
-- A `PyDataset` can only begin an epoch.
 """
 
 from __future__ import annotations
@@ -26,32 +25,35 @@ from hvdrecover.data.order import Indices, permutation
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.dataset import untuned
 
+Seeded = Callable[[int, Callable[[], None]], None]
+"""Calls a function while the global random generators are seeded by a number."""
 
-def resumable(x: Any, options: dict[str, Any], epochs: int, seed: Callable[[], int]) -> Resumable:
+
+def resumable(
+    x: Any, options: dict[str, Any], epochs: int, seed: Callable[[], int], seeded: Seeded
+) -> Resumable:
     """Return the data of a ``fit`` of so many epochs in a form that can begin at any place.
 
-    ``options`` are arguments of ``fit``; ``seed`` returns the seed of this rank's shuffling.
+    ``options`` are arguments of ``fit``; ``seed`` returns the seed of this rank's shuffling. ``seeded`` calls
+    what a `PyDataset` does between two epochs, such as a shuffle of its samples.
     """
     names = ("y", "sample_weight", "batch_size", "steps_per_epoch", "class_weight")
     given, steps = {name: options[name] for name in names}, options["steps_per_epoch"]
-    is_arrays = can_convert_arrays((x, options["y"], options["sample_weight"]))
     if isinstance(x, tf.data.Dataset):
         return _Pipeline(get_data_adapter(x, **given), steps, epochs)
-    if not is_arrays and (not isinstance(x, PyDataset) or x.num_batches is None):
+    if can_convert_arrays((x, options["y"], options["sample_weight"])):
+        return _Arrays(get_data_adapter(x, **given), steps, options["shuffle"], seed)
+    if not isinstance(x, PyDataset) or x.num_batches is None:
         raise ConfigError(
             "model.fit",
             f"a {type(x).__name__} as data has no place to which a restarted process could go; pass arrays, "
             "a keras.utils.PyDataset of known length or a tf.data.Dataset",
         )
-    if is_arrays:
-        data: Resumable = _Arrays(get_data_adapter(x, **given), options["shuffle"], seed)
-    else:
-        data = _Batches(x, options)
-    if steps not in (None, data.steps):
+    if steps not in (None, x.num_batches):
         raise ConfigError(
-            "steps_per_epoch", f"it is {steps}, and the data have {data.steps} batches; leave it out"
+            "steps_per_epoch", f"it is {steps}, and the data have {x.num_batches} batches; leave it out"
         )
-    return data
+    return _Batches(x, options, seed, seeded)
 
 
 class Resumable(DataAdapter):  # type: ignore[misc]
@@ -78,21 +80,29 @@ class Resumable(DataAdapter):  # type: ignore[misc]
 
 
 class _Arrays(Resumable):
-    def __init__(self, arrays: ArrayDataAdapter, shuffle: Any, seed: Callable[[], int]) -> None:
+    """Arrays. With ``steps_per_epoch``, epochs follow each other in the passes over the samples."""
+
+    def __init__(
+        self, arrays: ArrayDataAdapter, steps: int | None, shuffle: Any, seed: Callable[[], int]
+    ) -> None:
         self._arrays, self._shuffle, self._seed = arrays, shuffle, seed
-        self._epoch = self._first = 0
-        self.steps = self.num_batches = arrays.num_batches
+        self._pass = self._first = 0
+        self.num_batches = None if steps else arrays.num_batches
+        self.steps: int = steps or arrays.num_batches
 
     def go_to(self, epoch: int, batch: int) -> None:
-        self._epoch, self._first = epoch, batch
+        self._pass, self._first = divmod(epoch * self.steps + batch, self._arrays.num_batches)
 
     def _indices(self) -> Iterator[Indices]:
         size, samples = self._arrays.batch_size, self._arrays._num_samples
-        order = np.arange(samples, dtype=np.int64)
-        if self._shuffle:
-            order = permutation(samples, self._seed(), self._epoch)
-        for start in range(self._first * size, samples, size):
-            yield order[start : start + size]
+        number, first = self._pass, self._first
+        while True:
+            order = _order(samples, self._seed(), number, self._shuffle)
+            for start in range(first * size, samples, size):
+                yield order[start : start + size]
+            if self.num_batches is not None:
+                return
+            number, first = number + 1, 0
 
     def get_tf_dataset(self) -> tf.data.Dataset:
         length = None if self._arrays.has_partial_batch else self._arrays.batch_size
@@ -103,6 +113,10 @@ class _Arrays(Resumable):
         inputs = tf.data.Dataset.from_tensors(tree.lists_to_tuples(arrays)).repeat()
         batches = tf.data.Dataset.zip((indices, inputs)).map(_taken, tf.data.AUTOTUNE)
         return untuned(batches.prefetch(tf.data.AUTOTUNE))
+
+
+def _order(length: int, seed: int, number: int, shuffle: Any) -> Indices:
+    return permutation(length, seed, number) if shuffle else np.arange(length, dtype=np.int64)
 
 
 def _taken(indices: tf.Tensor, arrays: Any) -> Any:
@@ -164,25 +178,57 @@ class _Skipping(tf.data.Dataset):  # type: ignore[misc]
 
 
 class _Batches(Resumable):
-    """The batches of a ``PyDataset``, which may shuffle them at the end of each epoch as it likes."""
+    """The batches of a ``PyDataset``."""
 
-    is_counted = False
-    costs = "after a fault, its epoch begins again, as a PyDataset makes its batches by itself"
-
-    def __init__(self, dataset: PyDataset, options: dict[str, Any]) -> None:
-        self._given = dataset, options["class_weight"], options["shuffle"]
-        self._adapter = PyDatasetAdapter(*self._given)
+    def __init__(
+        self, dataset: PyDataset, options: dict[str, Any], seed: Callable[[], int], seeded: Seeded
+    ) -> None:
+        self._dataset, self._seed, self._seeded = dataset, seed, seeded
+        self._shuffle, self._class_weight = options["shuffle"], options["class_weight"]
+        self._begun = 0  # how many epochs the data set has begun
+        self._adapter = PyDatasetAdapter(dataset, self._class_weight)
+        self._spec = self._adapter.get_tf_dataset().element_spec
         self.steps = self.num_batches = dataset.num_batches
 
+    def go_to(self, epoch: int, batch: int) -> None:
+        """Have the data set begin all epochs up to this one, as it may shuffle its samples in each."""
+        self.on_epoch_end()
+        while self._begun <= epoch:
+            self._seeded(self._begun, self._begin)
+            self._begun += 1
+        order = _order(self._dataset.num_batches, self._seed(), epoch, self._shuffle)
+        # A new adapter: the last one may have fetched batches for an iteration that a fault has ended.
+        self._adapter = PyDatasetAdapter(_Rest(self._dataset, order[batch:]), self._class_weight)
+
+    def _begin(self) -> None:
+        self._dataset.on_epoch_end()  # Keras calls it also before the first epoch
+        self._dataset.on_epoch_begin()
+
     def get_tf_dataset(self) -> tf.data.Dataset:
-        """Drop the batches that a ``fit`` has fetched before a fault: Keras would hand them out first."""
-        if self._adapter._within_epoch:
-            self._adapter.on_epoch_end()
-        self._adapter = PyDatasetAdapter(*self._given)
-        return untuned(self._adapter.get_tf_dataset())
+        data = tf.data.Dataset.from_generator(
+            lambda: self._adapter._get_iterator(), output_signature=self._spec
+        )
+        has_workers = self._adapter.enqueuer is not None  # they fetch ahead
+        return untuned(data if has_workers else data.prefetch(tf.data.AUTOTUNE))
 
     def on_epoch_begin(self) -> None:
         self._adapter.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        self._adapter.on_epoch_end()
+        """Keras does not call this for an epoch that ends early."""
+        if self._adapter._within_epoch:
+            self._adapter.on_epoch_end()
+
+
+class _Rest(PyDataset):  # type: ignore[misc]
+    """The batches of a data set in an order."""
+
+    def __init__(self, dataset: PyDataset, order: Indices) -> None:
+        super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
+        self._dataset, self._order = dataset, order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[int(self._order[index])]

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -38,7 +39,7 @@ from hvdrecover.state.horovod import fault_of
 from hvdrecover.state.liveness import paused
 from hvdrecover.state.random import Randomness
 from hvdrecover.state.run import run
-from hvdrecover.tensorflow.callback_state import history_text, set_history
+from hvdrecover.tensorflow.callback_state import forgetful, history_text, set_history
 from hvdrecover.tensorflow.dataset import PerRank
 from hvdrecover.tensorflow.fit import Commit, Logs, Progress
 from hvdrecover.tensorflow.fit_data import Resumable, resumable
@@ -149,6 +150,11 @@ def _resume(model: keras.Model, options: dict[str, Any]) -> keras.callbacks.Hist
     _say(f"model.fit resumes after faults; with --no-fit, it is Keras's{lack}", logging.INFO)
     if state.data.costs:
         _say(f"model.fit: {state.data.costs}")
+    if forgotten := forgetful(_callbacks(options)):
+        _say(
+            f"model.fit: a fault does not restore the attributes of these callbacks: {', '.join(forgotten)}. "
+            "Give them state_dict() and load_state_dict()"
+        )
     TensorFlowWorld.past.functions = number - 1
     _is_within = True
     try:
@@ -172,6 +178,8 @@ def _train(state: _State, options: dict[str, Any]) -> None:
     progress = _Progress(state)
     callbacks = [*_callbacks(options), progress, Commit(progress, [progress])]
     given = {**options, "x": state.data, "initial_epoch": state.epoch, "callbacks": callbacks}
+    if state.data.num_batches is not None:  # with steps, Keras would begin an epoch before `go_to`
+        given["steps_per_epoch"] = None
     history = _keras_fit(state.model, **given)
     state.history, state.epochs = history_text(history), options["epochs"]
     state.commit()
@@ -224,7 +232,7 @@ class _State(TensorFlowKerasState):
         _refuse(options)
         self.number = number
         epochs = options["epochs"] - options["initial_epoch"]
-        self.data: Resumable = resumable(options["x"], options, epochs, self._seed_of_rank)
+        self.data: Resumable = resumable(options["x"], options, epochs, self._seed_of_rank, self._seeded)
         _build(model, self.data)
         others = _other_optimizers(model)
         for optimizer in others.values():
@@ -272,6 +280,9 @@ class _State(TensorFlowKerasState):
             self.restore()
 
     def end(self) -> keras.callbacks.History:
+        """Return the history, and leave the data as they are after all epochs, for the next ``fit``."""
+        if self.epoch > self.begun:
+            self.data.go_to(self.epoch - 1 - self.begun, 0)
         history = keras.callbacks.History()
         history.set_model(self.model)
         set_history(history, self.history)
@@ -280,6 +291,13 @@ class _State(TensorFlowKerasState):
 
     def _seed_of_rank(self) -> int:
         return random.stream(self._session.own.random.seed, "data", hvd.rank())("order")
+
+    def _seeded(self, number: int, function: Callable[[], None]) -> None:
+        before = self._framework.generators()
+        # Alike on all ranks: each may shuffle the samples of all, and take its part.
+        self._framework.seed(random.stream(self._session.own.random.seed, f"epoch {number}", 0))
+        function()
+        self._framework.set_generators(before)
 
 
 def _meet(world: World, number: int, objection: str) -> list[list[Any]]:
@@ -310,8 +328,10 @@ def _build(model: keras.Model, data: Resumable) -> None:
 
 def _other_optimizers(model: keras.Model) -> dict[str, Any]:
     """Return the optimizers of a model's own training step, such as a GAN's, without ``model.optimizer``."""
-    values = list(vars(model).values())
-    values += [part for value in values if isinstance(value, list) for part in value]
+    models = [each for each in model._flatten_layers() if isinstance(each, keras.Model)]
+    values = [value for each in models for value in vars(each).values()]
+    values += [part for value in values if isinstance(value, dict) for part in value.values()]
+    values += [part for value in values if isinstance(value, list | tuple) for part in value]
     main = getattr(model, "optimizer", None)
     found = [each for each in values if isinstance(each, keras.optimizers.Optimizer) and each is not main]
     return {f"optimizer_{number}": each for number, each in enumerate(dict.fromkeys(found), 2)}

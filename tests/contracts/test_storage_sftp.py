@@ -54,7 +54,9 @@ def test_a_lost_connection_is_made_anew_by_the_attempt_after(
 def test_a_server_that_does_not_answer_is_waited_for_as_long_as_fsspec_is_told(
     sftp: Backend, sftp_server: SftpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(fsspec.config.conf, "sftp", {**sftp_options(sftp_server), "timeout": 2.0})
+    monkeypatch.setitem(
+        fsspec.config.conf, "sftp", {**sftp_options(sftp_server), "timeout": 5.0}
+    )  # a busy machine takes seconds to connect
     storage = sftp.open()
     storage.publish("f", b"content")
     for name in ("names", "write"):

@@ -67,7 +67,9 @@ def test_after_a_kill_or_a_hang_in_mid_epoch_it_ends_as_undisturbed(
     options = ["--checkpoint", str(tmp_path / "root")] if has_root else []
     job = run(tmp_path, "--hang-timeout", "20", *options, FAULT=fault)
     assert (tmp_path / "struck").exists()
-    assert "model.fit resumes after faults" in job.log.read_text()
+    log = job.log.read_text()
+    assert "model.fit resumes after faults" in log
+    assert "a fault does not restore the attributes of these callbacks: Seen" in log
     assert_equal(outcome(job), undisturbed)
 
 

@@ -1,4 +1,6 @@
-"""A plain Keras script with two calls of ``fit``, which does not know hvdrecover; the argument is a folder.
+"""A plain Keras script, which does not know hvdrecover; the argument is a folder.
+
+It calls ``fit`` twice: with arrays, and with a `PyDataset`.
 
 ``FAULT`` is a fit, how many of its batches are done, a signal, and which rank gets it there: one, or ``all``.
 It strikes once.
@@ -69,6 +71,24 @@ class Model(keras.Model):
         return super().train_step(data)
 
 
+class Batches(keras.utils.PyDataset):
+    """Shuffles its samples by the global generator."""
+
+    def __init__(self):
+        super().__init__(workers=2)
+        self.order = np.arange(SAMPLES)
+
+    def __len__(self):
+        return SAMPLES // BATCH
+
+    def __getitem__(self, index):
+        part = self.order[index * BATCH : (index + 1) * BATCH]
+        return inputs[part], targets[part]
+
+    def on_epoch_end(self):
+        np.random.shuffle(self.order)
+
+
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.experimental.enable_op_determinism()
 keras.utils.set_random_seed(1)
@@ -78,7 +98,8 @@ inputs = np.stack([mine, mine % 5, mine % 3], axis=1).astype(np.float32)
 targets = mine % 2
 model = Model()
 outcome = {}
-for fit, epochs in ((1, 2), (2, 3)):
+arrays = {"x": inputs, "y": targets, "batch_size": BATCH}
+for fit, epochs, data in ((1, 2, arrays), (2, 3, {"x": Batches()})):
     model.compile(
         hvd.DistributedOptimizer(keras.optimizers.Adam(0.01 * hvd.size())),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -95,9 +116,7 @@ for fit, epochs in ((1, 2), (2, 3)):
         name = f"fit-{fit}-{{epoch}}.weights.h5"
         callbacks.append(keras.callbacks.ModelCheckpoint(str(FOLDER / name), save_weights_only=True))
     history = model.fit(
-        inputs,
-        targets,
-        batch_size=BATCH,
+        **data,
         class_weight={0: 1.0, 1: 2.0},
         validation_data=(inputs[:8], targets[:8]),
         epochs=epochs,

@@ -74,8 +74,8 @@ UNBOUNDED = {
     "ssh.kept_alive: write_text": _START,
     "ssh.kept_alive: replace": _START,
     "ssh.main: write": "a file in memory",
-    "processes.start: Child": "waits until the program runs: on a disk that hangs, there is nothing to train "
-    "with. The supervisor's SIGKILL ends a guardian that waits here",
+    "processes.start: Child": "until the program runs; from a disk that hangs, nothing could be trained. "
+    "The supervisor's SIGKILL ends a guardian that waits here",
     "slurm.leave_heir: Popen": "the last act of a guardian",
     "job.Job.__init__: Popen": _START,
     "job.Job.__init__: open": "the log of a drill's job; " + _START,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,24 @@ Y = np.arange(SAMPLES) % 2
 
 
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+    """Shuffles its samples at the end and at the beginning of each epoch."""
+
+    def __init__(self, workers: int = 1) -> None:
+        super().__init__(workers)
+        self.order = np.arange(SAMPLES)
+
     def __len__(self) -> int:
         return SAMPLES // BATCH
 
     def __getitem__(self, index: int) -> Any:
-        part = slice(index * BATCH, (index + 1) * BATCH)
+        part = self.order[index * BATCH : (index + 1) * BATCH]
         return X[part], Y[part]
+
+    def on_epoch_begin(self) -> None:
+        np.random.shuffle(self.order)
+
+    def on_epoch_end(self) -> None:
+        random.shuffle(self.order)
 
 
 def pipeline(**shuffle: Any) -> tf.data.Dataset:
@@ -36,10 +49,16 @@ def pipeline(**shuffle: Any) -> tf.data.Dataset:
     return (data.shuffle(SAMPLES, **shuffle) if shuffle else data).batch(BATCH)
 
 
+def seeded(number: int, function: Callable[[], None]) -> None:
+    random.seed(number)
+    np.random.seed(number)
+    function()
+
+
 def data_of(x: Any, y: Any = None, *, steps: int | None = None, shuffle: bool = True) -> Resumable:
     options = {"y": y, "sample_weight": None, "batch_size": BATCH if y is not None else None}
     options |= {"steps_per_epoch": steps, "class_weight": None, "shuffle": shuffle}
-    return resumable(x, options, EPOCHS, lambda: 7)
+    return resumable(x, options, EPOCHS, lambda: 7, seeded)
 
 
 def taken(data: Resumable, count: int | None = None) -> list[float]:
@@ -53,6 +72,8 @@ def taken(data: Resumable, count: int | None = None) -> list[float]:
 FORMS = {
     "arrays": lambda: data_of(X, Y),
     "arrays in their order": lambda: data_of(X, Y, shuffle=False),
+    "PyDataset": lambda: data_of(Batches()),
+    "PyDataset with workers": lambda: data_of(Batches(workers=2)),
 }
 
 
@@ -68,6 +89,24 @@ def test_data_of_a_new_process_continue_at_any_place(form: str) -> None:
     assert taken(new) == epochs[2][3 * BATCH :]
 
 
+def test_epochs_with_steps_follow_each_other_through_the_samples() -> None:
+    data = data_of(X, Y, steps=3)
+    data.go_to(0, 0)
+    whole = taken(data, 9)
+    assert sorted(whole[:SAMPLES]) == sorted(X[:, 0].tolist())
+    data.go_to(2, 1)
+    assert taken(data, 2) == whole[7 * BATCH :]
+
+
+def test_batches_of_a_py_dataset_that_were_fetched_before_a_fault_are_dropped() -> None:
+    data = data_of(Batches(workers=2))
+    data.go_to(0, 0)
+    data.on_epoch_begin()
+    next(iter(data.get_tf_dataset()))  # and a fault
+    data.go_to(0, 0)
+    assert sorted(taken(data)) == sorted(X[:, 0].tolist())
+
+
 def test_a_pipeline_skips_to_the_place() -> None:
     data = data_of(pipeline())
     data.go_to(1, 3)
@@ -77,24 +116,19 @@ def test_a_pipeline_skips_to_the_place() -> None:
     assert "thrown away" in data.costs
 
 
-def test_an_epoch_of_unknown_length_and_one_of_a_py_dataset_have_no_places_inside() -> None:
+def test_an_epoch_of_unknown_length_has_no_places_inside() -> None:
     data = data_of(pipeline().filter(lambda x, y: True))
     assert (data.is_counted, data.steps) == (False, None)
-    data = data_of(Batches(workers=2))
-    assert (data.is_counted, data.steps) == (False, SAMPLES // BATCH)
-    data.on_epoch_begin()
-    next(iter(data.get_tf_dataset()))  # and a fault
-    assert sorted(taken(data)) == sorted(X[:, 0].tolist())
 
 
 @pytest.mark.parametrize(
-    ("data", "steps"),
-    [([(each for each in [1])], None), ([pipeline()], 4), ([Batches()], 3), ([X, Y], 3)],
-    ids=["generator", "pipeline with steps", "PyDataset with steps", "arrays with steps"],
+    ("x", "steps"),
+    [((each for each in [1]), None), (pipeline(), 4), (Batches(), 3)],
+    ids=["generator", "pipeline with steps", "PyDataset with steps"],
 )
-def test_data_without_a_place_are_refused(data: list[Any], steps: int | None) -> None:
+def test_data_without_a_place_are_refused(x: Any, steps: int | None) -> None:
     with pytest.raises(ConfigError):
-        data_of(*data, steps=steps)
+        data_of(x, steps=steps)
 
 
 # -- a whole fit ---------------------------------------------------------------------------------------------
@@ -133,14 +167,34 @@ def a_model() -> keras.Model:
     return model
 
 
-def fit(model: keras.Model, at: int | None, *data: Any, epochs: int = EPOCHS) -> keras.callbacks.History:
+class TwoOptimizers(keras.Model):  # type: ignore[misc]
+    """Trains its last layer also by an optimizer of a model inside, as a GAN trains its discriminator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        keras.utils.set_random_seed(1)
+        self.first, self.last = keras.layers.Dense(8, "tanh"), keras.Sequential([keras.layers.Dense(2)])
+        self.last.optimizers = {"last": [recover.DistributedOptimizer(keras.optimizers.Adam(0.01))]}
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.compile(recover.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss)
+
+    def call(self, inputs: Any) -> Any:
+        return self.last(self.first(inputs))
+
+    def train_step(self, data: Any) -> Any:
+        metrics = super().train_step(data)
+        self.last.optimizers["last"][0].apply([tf.reduce_mean(data[0], axis=0)], [self.last.layers[0].bias])
+        return metrics
+
+
+def fit(model: keras.Model, at: int | None, *data: Any, steps: int | None = None) -> keras.callbacks.History:
     """Do the first ``fit`` of a new process."""
     plain_fit._fits.clear()
     plain_fit.TensorFlowWorld.past.functions = 0
     plain_fit.TensorFlowWorld.past.finished.clear()
     size = BATCH if len(data) > 1 else None
-    settings = {"batch_size": size, "epochs": epochs, "verbose": 0, "callbacks": [interrupt(at)]}
-    given = plain_fit._signature.bind(model, *data, **settings)
+    settings = {"batch_size": size, "epochs": EPOCHS, "verbose": 0, "callbacks": [interrupt(at)]}
+    given = plain_fit._signature.bind(model, *data, steps_per_epoch=steps, **settings)
     given.apply_defaults()
     options = {name: value for name, value in given.arguments.items() if name != "self"}
     history = plain_fit._resume(model, options)
@@ -152,16 +206,50 @@ def weights(model: keras.Model) -> list[bytes]:
     return [each.numpy().tobytes() for each in (*model.weights, *model.optimizer.variables)]
 
 
+# With steps equal to its length, Keras would begin the iteration of the next epoch earlier.
+DATA = {
+    "arrays": lambda: (X, Y),
+    "arrays with steps": lambda: (X, Y),
+    "PyDataset with steps": lambda: (Batches(),),
+}
+
+
+@pytest.mark.parametrize("form", DATA)
 def test_an_interrupted_fit_is_continued_and_a_finished_one_returns_its_history(
-    root: Path, monkeypatch: pytest.MonkeyPatch, started: None
+    form: str, root: Path, monkeypatch: pytest.MonkeyPatch, started: None
 ) -> None:
+    steps = {"arrays with steps": 4, "PyDataset with steps": SAMPLES // BATCH}.get(form)
     undisturbed = a_model()
-    expected = fit(undisturbed, None, X, Y)
+    expected = fit(undisturbed, None, *DATA[form](), steps=steps)
     monkeypatch.setenv("HVDRECOVER_CHECKPOINT", str(root))
     with pytest.raises(InterruptionError):
-        fit(a_model(), 8, X, Y)
+        fit(a_model(), 8, *DATA[form](), steps=steps)
     for _ in range(2):
         model = a_model()
-        found = fit(model, None, X, Y)
+        found = fit(model, None, *DATA[form](), steps=steps)
         assert (found.epoch, found.history) == (expected.epoch, expected.history)
         assert weights(model) == weights(undisturbed)
+
+
+def test_a_finished_fit_leaves_a_py_dataset_as_it_was_after_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, started: None
+) -> None:
+    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", str(root))
+    undisturbed, new = Batches(), Batches()
+    fit(a_model(), None, undisturbed)
+    fit(a_model(), None, new)  # loads its last commit
+    assert new.order.tolist() == undisturbed.order.tolist() != list(range(SAMPLES))
+
+
+def test_all_optimizers_of_a_model_are_continued(
+    root: Path, monkeypatch: pytest.MonkeyPatch, started: None
+) -> None:
+    undisturbed, model = TwoOptimizers(), TwoOptimizers()
+    fit(undisturbed, None, X, Y)
+    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", str(root))
+    with pytest.raises(InterruptionError):
+        fit(TwoOptimizers(), 8, X, Y)
+    fit(model, None, X, Y)
+    assert weights(model) == weights(undisturbed)
+    mine, theirs = (each.last.optimizers["last"][0].variables for each in (model, undisturbed))
+    assert [each.numpy().tobytes() for each in mine] == [each.numpy().tobytes() for each in theirs]
