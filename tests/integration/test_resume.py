@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.gates import GatedRun
-from tests.support.jobs import PATIENCE, PREEMPTED, Job, durable, kill, near_folder, near_root, wait_until
+from tests.support.jobs import PATIENCE, PREEMPTED, durable, kill, near_folder, near_root, wait_until
 
 SCRIPTS = Path(__file__).with_name("scripts")
 EACH_SAMPLE_ONCE = sorted(3 * list(range(96)))
@@ -36,20 +36,22 @@ def expected(script: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def gated(script: Path, tmp_path: Path) -> Iterator[GatedRun]:
-    run = GatedRun(script, tmp_path / "disturbed", "--hang-timeout", "20")
+    run = GatedRun(script, tmp_path / "disturbed", "--hang-timeout", "60")
     yield run
     run.kill()
 
 
-def await_seal(job: Job, root: Path, gate: int) -> None:
-    """Wait until the host's memory has sealed the commit that was made before a gate."""
+def await_seal(gated: GatedRun, gate: int) -> int:
+    """Wait until the host's memory has the commit that was made at a gate, or the one before; return it."""
+    job, root = gated.jobs[-1], gated.folder / "root"
     number = int(re.findall(rf"gate {gate} \d+ 0 (\d+)", job.log.read_text())[-1])
 
     def is_sealed() -> bool:
         near = near_root(root, near_folder())
-        return near is not None and durable(near) >= number
+        return near is not None and durable(near) >= number - 1
 
     wait_until(job, is_sealed, "sealed commit")
+    return number
 
 
 def test_it_ends_with_the_same_weights_after_a_kill_a_hang_and_a_kill_of_all(
@@ -57,22 +59,27 @@ def test_it_ends_with_the_same_weights_after_a_kill_a_hang_and_a_kill_of_all(
 ) -> None:
     job = gated.begin()
     hanging = gated.at(0)
-    await_seal(job, gated.folder / "root", 0)
-    os.kill(hanging[1], signal.SIGSTOP)  # right after a commit, so the next start passes this gate
+    reached = [await_seal(gated, 0)]
+    os.kill(hanging[1], signal.SIGSTOP)
     gated.open(0)
     first = gated.at(1)
-    await_seal(job, gated.folder / "root", 1)
+    reached.append(await_seal(gated, 1))
     kill(first[0])
+    gated.open(1)
     second = gated.at(2)
-    await_seal(job, gated.folder / "root", 2)
+    reached.append(await_seal(gated, 2))
     for process in second.values():
         kill(process)
+    gated.open(2)
 
     assert gated.printed("weights") == expected
     assert json.loads(gated.printed("seen")) == EACH_SAMPLE_ONCE
     log = job.log.read_text()
-    # No step is repeated: the hosts' memory has the newest commits of the lost processes.
-    assert re.findall(r"begins 0 (\d+) ", log) == ["0", *re.findall(r"gate \d \d+ 0 (\d+)", log)]
+    begun = [int(number) for number in re.findall(r"begins 0 (\d+) ", log)]
+    # At most a step is repeated: the hosts' memory has the newest commit of the lost processes, or the one
+    # before, though only each fourth is durable.
+    assert begun[0] == 0 and len(begun) == 4
+    assert all(gate - 1 <= number <= gate for gate, number in zip(reached, begun[1:], strict=True))
     assert log.count("all ranks start again together") == 3
     assert "Traceback" not in log
 

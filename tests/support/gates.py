@@ -28,15 +28,15 @@ class GatedRun:
         place: Callable[[list[str]], list[str]] = lambda command: command,
     ) -> None:
         self._script, self.folder, self._options, self._place = script, folder, options, place
-        self._jobs: list[Job] = []
+        self.jobs: list[Job] = []
         folder.mkdir(exist_ok=True)
 
     def begin(self, *gates: int, **environ: str) -> Job:
         """Start a job, with these gates open."""
         self.open(*gates)
         words = [*supervised(*self._options), sys.executable, str(self._script), str(self.folder)]
-        self._jobs.append(Job(self._place(words), self.folder / f"log-{len(self._jobs)}", environ))
-        return self._jobs[-1]
+        self.jobs.append(Job(self._place(words), self.folder / f"log-{len(self.jobs)}", environ))
+        return self.jobs[-1]
 
     def open(self, *gates: int) -> None:
         """Let ranks pass these gates."""
@@ -45,7 +45,7 @@ class GatedRun:
 
     def at(self, gate: int, other_than: dict[int, int] | None = None) -> dict[int, int]:
         """Wait until both ranks are at a gate, in other processes than these; return theirs, by rank."""
-        job, others = self._jobs[-1], set((other_than or {}).values())
+        job, others = self.jobs[-1], set((other_than or {}).values())
 
         def look() -> dict[int, int]:
             lines = re.findall(rf"gate {gate} (\d+) (\d)", job.log.read_text())
@@ -56,12 +56,12 @@ class GatedRun:
 
     def printed(self, name: str) -> str:
         """Wait until the job has ended well; return the rest of its line that begins with a name."""
-        job = self._jobs[-1]
+        job = self.jobs[-1]
         assert job.wait(PATIENCE) == 0, job.tail()
         lines: list[str] = re.findall(rf"{name} (.*)", job.log.read_text())
         return lines[-1]
 
     def kill(self) -> None:
         """SIGKILL all processes that are left."""
-        for job in self._jobs:
+        for job in self.jobs:
             job.kill()

@@ -55,6 +55,7 @@ for state.epoch in range(state.epoch, 3):
         data.record_batch()
         state.seen.value = [*state.seen.value, *batch.numpy().tolist()]
         state.commit()
+        time.sleep(0.05)  # for the near tier's thread, also on a busy machine
         if len(state.seen.value) == 48 * state.epoch + 24:
             print("gate", state.epoch, os.getpid(), hvd.rank(), state.last_commit.commit, flush=True)
             while not (folder / str(state.epoch)).exists():

@@ -69,6 +69,7 @@ for state.epoch in range(state.epoch, 3):
             state.seen.value = [*state.seen.value, *each.tolist()]
         half = []
         state.commit()
+        time.sleep(0.05)  # for the near tier's thread, also on a busy machine
         if sampler.processed_num == 48:
             print("gate", state.epoch, os.getpid(), hvd.rank(), state.last_commit.commit, flush=True)
             while not (folder / str(state.epoch)).exists():
