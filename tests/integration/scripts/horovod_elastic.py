@@ -62,5 +62,6 @@ result = train(state)
 if hvd.rank() == 0:
     rate = optimizer.param_groups[0]["lr"] / 1e-6
     report = {"result": result, "seen": sum(state.seen), "resets": resets, "rate": rate, "epoch": state.epoch}
+    report["weights"] = [model.weight.item().hex(), model.bias.item().hex()]
     print("report", json.dumps(report), flush=True)
 sys.exit(0)
