@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,6 @@ from benchmarks.scale.simulated import Simulated
 from benchmarks.states import Setting
 from hvdrecover.checkpoint import manifest
 from hvdrecover.guard.settings import Guard
-from hvdrecover.state import rank_local
 from hvdrecover.state.random import Randomness
 from hvdrecover.state.rank_local import RANDOM, PerRank
 from hvdrecover.state.state import State
@@ -92,12 +92,15 @@ def _commit(state: State) -> None:
 
 def _other(mine: bytes, rank: int) -> bytes:
     """Return what another rank says of its own: what this one says, in its name."""
-    head, files = rank_local._unpacked(mine)
-    if head is None:
+    try:
+        message = json.loads(mine)
+    except ValueError:
         return mine
-    streams = {str(rank): state for state in head[RANDOM].values()}
-    own = {
-        name: [{"$dict": [[rank, item] for _, item in structure["$dict"]]}, has_file]
-        for name, (structure, has_file) in head["values"].items()
+    if not isinstance(message, dict) or RANDOM not in message:
+        return mine
+    values = {
+        name: [{"$dict": [[rank, item] for _, item in structure["$dict"]]}, file]
+        for name, (structure, file) in message["values"].items()
     }
-    return rank_local._pack({**head, "ranks": [rank], "values": own, RANDOM: streams}, files)
+    streams = {str(rank): state for state in message[RANDOM].values()}
+    return json.dumps({"values": values, RANDOM: streams}).encode()
