@@ -195,12 +195,12 @@ def differences(a: Json, b: Json) -> dict[str, tuple[str, str]]:
         if all(map(_is_tensor, sides)) or (len(sides) == 2 and repr(sides[0]) == repr(sides[1])):
             continue
         texts = [shortened(side[path]) if path in side else "(none)" for side in (before, after)]
-        found[path.lstrip(".")] = (texts[0], texts[1])
+        found["".join(path).lstrip(".")] = (texts[0], texts[1])
     return found
 
 
-def _leaves(value: Json, path: str = "", depth: int = 0) -> dict[str, Json]:
-    """Return the values without items inside containers, by path."""
+def _leaves(value: Json, path: tuple[str, ...] = (), depth: int = 0) -> dict[tuple[str, ...], Json]:
+    """Return the values without items inside containers, by the steps of their paths."""
     items: Iterable[tuple[str, Json]] = ()
     pairs = value.get("$dict") if isinstance(value, dict) else None
     if isinstance(value, list):
@@ -209,9 +209,9 @@ def _leaves(value: Json, path: str = "", depth: int = 0) -> dict[str, Json]:
         items = ((f"[{shortened(key)}]", item) for key, item in pairs)
     elif isinstance(value, dict) and not next(iter(value), "").startswith("$"):
         items = ((f".{printable(key)}", item) for key, item in value.items())
-    found: dict[str, Json] = {}
+    found: dict[tuple[str, ...], Json] = {}
     for step, item in items if depth < _DEPTH else ():
-        found |= _leaves(item, path + step, depth + 1)
+        found |= _leaves(item, (*path, step), depth + 1)
     return found or {path: value}
 
 

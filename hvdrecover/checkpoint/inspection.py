@@ -231,7 +231,8 @@ def look_into(storage: Storage, commit: CommitId) -> Contents:
     files = []
     for file in manifest.files:
         specs = root.read_layout(storage, commit, file).specs
-        files.append({**vars(file), "tensors": [{**vars(spec), "bytes": spec.nbytes} for spec in specs]})
+        tensors = [{"name": s.name, "dtype": s.dtype, "shape": s.shape, "bytes": s.nbytes} for s in specs]
+        files.append({**vars(file), "tensors": tensors})
     return Contents(
         **vars(facts),
         root=storage.url,

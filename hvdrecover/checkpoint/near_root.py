@@ -160,11 +160,11 @@ def _seen(path: Path) -> NearRoot:
         url = str(json.loads((path / _OWNER).read_text())["url"])
     except (OSError, ValueError, KeyError, TypeError):
         url = ""
+    # A write through a mapping changes no file's time, but sealing a commit changes the time of the folders.
+    used = max(each.st_mtime for each in _statuses(path))
     keeper = Keeper.take(path)  # a job that needs it just now retries at its next commit
     if keeper is not None:
         keeper.release()
-    # A write through a mapping changes no file's time, but sealing a commit changes the time of the folders.
-    used = max(each.st_mtime for each in _statuses(path))
     return NearRoot(path, url, usage(path), used, in_use=keeper is None)
 
 

@@ -187,7 +187,8 @@ class NearTier:
 
     def newest(self) -> Snapshot | None:
         """Return the newest commit that is sealed, if this process has made it."""
-        return None if self._newest is None else self._newest.snapshot
+        newest = self._newest  # the tier's thread may change it meanwhile
+        return None if newest is None else newest.snapshot
 
     def wait(self, timeout: float) -> bool:
         """Wait until all commits are sealed and buffers made; return False after ``timeout`` seconds."""

@@ -239,7 +239,8 @@ def mount_of(folder: Path) -> tuple[str, str]:
     folder = folder.resolve()
     with suppress(OSError):
         lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-        found = [fields for fields in lines if folder.is_relative_to(fields[1])]
+        # A path has ``\040`` for a space there.
+        found = [fields for fields in lines if folder.is_relative_to(fields[1].replace("\\040", " "))]
         source, _, kind, *_ = max(reversed(found), key=lambda fields: len(fields[1]))
         return source, kind
     return "", ""

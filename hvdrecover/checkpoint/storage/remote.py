@@ -48,11 +48,12 @@ class RemoteStorage(Storage):
             self._make_folder(self._root)
             try:
                 self._fs.pipe_file(self._path(probe), b"1", mode="create")
-                self._fs.pipe_file(self._path(probe), b"2", mode="create")
-            except OSError as error:
-                if isinstance(error, FileExistsError) or error.errno in _EXISTS:
-                    return
-                raise
+                try:
+                    self._fs.pipe_file(self._path(probe), b"2", mode="create")
+                except OSError as error:
+                    if isinstance(error, FileExistsError) or error.errno in _EXISTS:
+                        return
+                    raise
             finally:
                 self.remove(probe)
         raise ConfigError(
