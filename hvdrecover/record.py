@@ -7,7 +7,7 @@ the file:
 2. The guardian sends them to the supervisor over its connection, with their age.
 3. The supervisor appends them, with their time by its own clock, so hosts with wrong clocks do no harm.
 
-Without a supervisor, guardians append the events of their slots themselves; without a guardian, rank 0 does.
+Without a guardian, rank 0 appends its own events.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ import math
 import selectors
 import signal
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -165,7 +165,7 @@ class Guardian:
             self._began = now if told[0] and not self._told[0] else self._began
             self._reported, self._told = now, told
             commit, farthest = (reading.generation, reading.commit), self._record.farthest
-            facts = {"commit": commit, "point": farthest, "root": self._root()}
+            facts = {"commit": commit, "point": farthest, "root": self._root(self._training.notes())}
             self._reports.send(kind="commit", begun=told[0], in_run=told[1], **facts)
 
     def _pause(self) -> int | None:
@@ -236,7 +236,7 @@ class Guardian:
             lost="" if self._record.in_run or reading.in_run else str(notes.get("lost", "")),
         )
         self._note(reading)  # before the fault, in the order in which things happened
-        self._root()
+        self._root(notes)
         end, stops = ends.end(death, first=not self._record.committed), self._stop_by is not None
         if self._config.elastic and not self._record.in_run and reading.phase != Phase.FINISHED:
             if stops and end.name != "left":
@@ -376,9 +376,9 @@ class Guardian:
         if self._training.returncode is None and not self._training.kill():
             self._reports.events.emit("unkillable", processes=[self._training.pid])
 
-    def _root(self) -> str:
+    def _root(self, notes: Mapping[str, Any]) -> str:
         """Return the checkpoint root on which the training process has agreed with the others, or ''."""
-        self._record.root = str(self._training.notes().get("root", self._record.root))
+        self._record.root = str(notes.get("root", self._record.root))
         return self._record.root
 
     def _end(self, how: str, code: int) -> int:
@@ -386,7 +386,7 @@ class Guardian:
         reading, notes = self._training.read(), self._training.notes()
         commit = (reading.generation, reading.commit)
         traceback = notes["traceback"] if notes.get("unprinted") and self._state is SlotState.WATCHING else ""
-        self._reports.send(kind="end", how=how, commit=commit, root=self._root(), traceback=traceback)
+        self._reports.send(kind="end", how=how, commit=commit, root=self._root(notes), traceback=traceback)
         return code
 
 

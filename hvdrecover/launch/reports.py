@@ -80,12 +80,13 @@ class Reports:
         """Report the place of the training process, if it is one of these ranks."""
         reading = training.read()
         if (ranks is None or reading.rank in ranks) and not self.take_stacks(training, reading):
-            reason = "it is stopped, or has not imported hvdrecover yet"
+            reason = "it has ended, is stopped, or has not imported hvdrecover yet"
             logger.warning("%s does not say where it is: %s", self.name(reading), reason)
 
     def take_stacks(self, training: Training, reading: Reading) -> str:
         """Save the stacks of the training process; return its place in words, or '' if it does not answer."""
-        text = "" if reading.phase == Phase.UNKNOWN else stacks.take(training.pid, training.stacks)
+        silent = reading.phase == Phase.UNKNOWN or training.returncode is not None
+        text = "" if silent else stacks.take(training.pid, training.stacks)
         where = stacks.summary(text)
         if text:
             message, file = f"{self.name(reading)} is at {where}", self._save(text, training.pid)

@@ -427,7 +427,8 @@ class Supervisor:
         attempt.faults.append(death)
         if message.get("round") is None and message["end"] != FIRST_ERROR.name:
             logger.warning(message["message"])
-            if restarts.ending(self._attempts) is None:
+            # An error that ends the job is shown with the outcome.
+            if restarts.ending(self._attempts) is None or ends.BY_NAME[message["end"]].repair == "job":
                 _show_error(death)
         if guardian.ended and message["fault"] in ends.OF_HOSTS and message["end"] != "apart":
             self._report_host(guardian.host)

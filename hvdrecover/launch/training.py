@@ -86,7 +86,7 @@ class Training:
         for line in lines:
             with contextlib.suppress(ValueError):  # children of the process may write there, too
                 found.append(json.loads(line))
-        return found
+        return [each for each in found if isinstance(each, dict)]
 
     def stalled(self) -> dict[int, list[str]]:
         """Return which tensors wait for which ranks, if Horovod has reported that since the last call."""
