@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
@@ -112,7 +113,11 @@ def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
 
 def not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     """Names of the tensors that hold NaN or infinity."""
-    if are_finite(tensors.values()):
+    # A sum takes any dtype, and no memory. It is not finite if one of its terms is not, or if they are large.
+    totals: dict[Any, list[torch.Tensor]] = defaultdict(list)
+    for each in map(_total, tensors.values()):
+        totals[each.device, each.dtype].append(each)
+    if all(math.isfinite(torch.stack(each).sum().item()) for each in totals.values()):
         return []
     return [name for name, tensor in tensors.items() if not bool(torch.isfinite(_values(tensor)).all())]
 

@@ -176,7 +176,6 @@ def _synchronize(self: Any) -> None:
     if hasattr(self, "virtual_gradients"):
         # The gradients are averages already. A script that clips them calls this, to no effect.
         self.virtual_gradients.require_finished()
-        self._synchronized = True
         return
     steps = steps_of(self)
     tell(steps.averaging)

@@ -75,7 +75,7 @@ class Buffers(buffers.Buffers):
         self._tensor(name).copy_(tensor)
 
     def same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        return one.shape == other.shape and all_equal([(one, other)])
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and all_equal([(one, other)])
 
     def _tensor(self, name: str) -> torch.Tensor:
         module, key = self._slots[name]
@@ -149,6 +149,12 @@ class _Seeded:
 
     def __reduce__(self) -> Any:
         return _Seeded, (self._dataset, self._framework)  # workers may be sent it
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
 
     def __getitems__(self, part: _Seeds) -> list[Any]:
         self._framework.seed(part.seeds)

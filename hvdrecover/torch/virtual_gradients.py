@@ -169,8 +169,8 @@ class Gradients:
         if len(shares) == 1:
             yield from enumerate(sums[0])
             return
+        nothing: _Taken = [None] * len(self._parameters)
         for number, bucket in enumerate(self._buckets):
-            nothing: _Taken = [None] * len(self._parameters)
             flats = [bucket.packed(partial, each) for partial, each in enumerate(sums or [nothing])]
             name = f"{OURS}.virtual.{self._name}.{number}"
             yield from bucket.parts(add_up(self._collectives, name, shares, process, flats))

@@ -15,6 +15,7 @@ Exact sums (int64, or two float32) would need no tree, but took 2 to 6 times as 
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import accumulate, pairwise
@@ -59,7 +60,8 @@ class RunningSum(Generic[Value]):
         return left.start % width == 0 and right.stop == min(left.start + width, self._size)
 
 
-def pieces(shares: Sequence[int]) -> list[list[Node]]:
+@functools.lru_cache(maxsize=4)  # each bucket of each step asks
+def pieces(shares: tuple[int, ...]) -> list[list[Node]]:
     """Return the maximal complete subtrees of each process, by the number of its leaves."""
     found = []
     for start, stop in pairwise(accumulate(shares, initial=0)):
@@ -117,11 +119,11 @@ def add_up(
     ``shares`` is the number of virtual ranks of each process. ``partial`` has the values of this process's
     `RunningSum`, or one tensor full of `NOTHING` if it has no virtual rank.
     """
-    parts = pieces(shares)
-    nodes, count = [node for each in parts for node in each], len(parts[process])
     flat = partial[0]
     if len(shares) == 1:
         return flat
+    parts = pieces(tuple(shares))
+    nodes, count = [node for each in parts for node in each], len(parts[process])
     if len(nodes) <= 2 and flat.dtype in collectives.exact:
         return collectives.allreduce(flat, name)
     length = -(-len(flat) // len(shares))

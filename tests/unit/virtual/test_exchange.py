@@ -26,7 +26,7 @@ def running(size, add=lambda left, right: (left, right)):
 def carried_out(shares):
     """Each process sums its own leaves; then the pieces are summed, as they come from all of them."""
     size, start, whole = sum(shares), 0, running(sum(shares))
-    for share, mine in zip(shares, pieces(shares), strict=True):
+    for share, mine in zip(shares, pieces(tuple(shares)), strict=True):
         own = running(size)
         for leaf in range(start, start + share):
             own.push(range(leaf, leaf + 1), leaf)
