@@ -149,7 +149,7 @@ class HiddenAttribute(Protocol):
         """Return the state for a commit; None leaves it out."""
 
     def load(self, tree: Tree | None) -> None:
-        """Load the state from a commit, or None if it has none; copy the tensors that are used."""
+        """Load the state from a commit, or None if it has none. It may keep the tensors."""
 
 
 @dataclass

@@ -169,7 +169,9 @@ class Contents:
             plain = {name for name in self.values if not give} - self.components().keys()
             structures, ranks = dict(state["attributes"]), set(state.get("own", ()))
             trees = {
-                name: rebuild(self._framework, structure, arenas.get(name), own=name in plain)
+                name: rebuild(
+                    self._framework, structure, arenas.get(name), own=name in plain or name in self._hidden
+                )
                 for name, structure in structures.items()
                 if name not in ranks
             }

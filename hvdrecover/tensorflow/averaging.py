@@ -349,8 +349,8 @@ class _Own:
         else:
             self._eager = noted
 
-    def found(self, found: tf.Tensor, variables: Sequence[Variable]) -> None:
-        """Remember the `sums_of` of variables' gradients, outside of graphs."""
+    def found(self, found: Any, variables: Sequence[Variable]) -> None:
+        """Remember the `sums_of` of variables' gradients, a float32 array, outside of graphs."""
         self._eager = dict(zip((id(raw(each)) for each in variables), found, strict=True))
 
     def of(self, variables: Sequence[Variable]) -> tf.Tensor | None:

@@ -28,7 +28,7 @@ from keras.callbacks import BackupAndRestore, Callback, CallbackList, CSVLogger
 
 from hvdrecover.checkpoint import values
 from hvdrecover.errors import ConfigError
-from hvdrecover.state.adapter import Framework, World, gather_json
+from hvdrecover.state.adapter import World, gather_json
 
 Record = dict[str, Any]
 NAME = "_callbacks"  # in a commit, beside the state's attributes
@@ -64,10 +64,10 @@ class FitState:
         stop: whether a callback has stopped the training.
     """
 
-    def __init__(self, framework: Framework, world: World) -> None:
+    def __init__(self, world: World) -> None:
         self.resumed: Record | None = None
         self.stop = False
-        self._framework, self._world = framework, world
+        self._world = world
         self._held: Record | None = None  # None if no fit has begun, or the last one has ended normally
         self._is_followed = False  # whether the present callbacks have the state
         self._epochs: int | None = None
@@ -75,6 +75,7 @@ class FitState:
         self._named: dict[str, Callback] = {}
         self._partial: set[str] = set()  # this rank's callbacks that other ranks lack
         self._elsewhere: Record = {}  # the states of other ranks' callbacks
+        self._appends: list[CSVLogger] = []  # those that append to their file in this fit only
 
     def tree(self) -> Record | None:
         """Return the state of the ``fit`` under way. If a fault has ended it, return its last state."""
@@ -93,9 +94,6 @@ class FitState:
         if tree is not None and (not isinstance(tree, dict) or not tree.keys() >= _PARTS):
             raise ValueError("the state of Keras's callbacks lacks some of its parts")
         self._held, self._is_followed = tree, self._is_followed and tree is not None
-        for entry in tree["callbacks"].values() if tree is not None else ():
-            if weights := entry["state"].get("best_weights"):
-                entry["state"]["best_weights"] = [self._framework.clone(each) for each in weights]
         if tree is not None and self._is_followed:
             self.take(tree)
 
@@ -112,15 +110,19 @@ class FitState:
         self._is_followed, self.resumed = False, None if is_other else held
         self.stop, self._epochs, self._metrics = False, epochs, None
         self._named = _named(callbacks, self._world.rank(), each_its_own=is_per_rank)
-        self._partial, self._elsewhere = set(), {}
+        self._partial, self._elsewhere, self._appends = set(), {}, []
         for key, callback in self._named.items():
             if isinstance(callback, CSVLogger):
                 callback.append_header = True
-                if self.resumed is not None and key in self.resumed["callbacks"]:
+                is_resumed = self.resumed is not None and key in self.resumed["callbacks"]
+                if is_resumed and not callback.append:
                     callback.append = True  # to its file; it must not open a new one
+                    self._appends.append(callback)
 
     def begin(self) -> None:
         """All callbacks have begun: set their attributes, and learn which callbacks the other ranks have."""
+        for each in self._appends:  # the files are open
+            each.append = False
         if self.resumed is not None:
             self.take(self.resumed)
         self._is_followed = self.resumed is not None or self._held is None

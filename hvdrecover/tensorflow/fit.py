@@ -90,7 +90,7 @@ class Progress(ResumedEpoch):
         self._first_batch = 0  # of a run of batches; there are several with ``steps_per_execution``
         self._is_first = False
         self._begun: dict[int, int] = {}
-        self._trained: list[ElasticDataset] = []
+        self._trained: list[ElasticDataset] | None = None
 
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
@@ -124,7 +124,8 @@ class Progress(ResumedEpoch):
         self.learning_rates = [(each, each.numpy()) for each in _learning_rates(self.model.optimizer)]
         for data in state._datasets:
             data.set_epoch(epoch)
-        self._begun, self._trained = {id(data): data.order.begun for data in state._datasets}, []
+        self._begun = {id(data): data.order.begun for data in state._datasets}
+        self._trained = None
         if self.params:  # all callbacks have the same dict; LearningRateScheduleCallback reads this
             part, steps = part_done(state._datasets), self.params.get("steps") or 0
             self.params["done"] = round(part * steps, 6) if state._datasets else state.batch
@@ -149,7 +150,7 @@ class Progress(ResumedEpoch):
 
     def _trained_on(self) -> list[ElasticDataset]:
         """Return the data sets that this epoch trains on. Iterations for a validation begin later."""
-        if not self._trained:
+        if self._trained is None:
             found = self.state._datasets
             self._trained = [each for each in found if each.order.begun != self._begun.get(id(each))] or found
         return self._trained

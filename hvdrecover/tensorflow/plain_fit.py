@@ -84,12 +84,10 @@ def _fit(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
 
 def _concerns(model: keras.Model, options: dict[str, Any]) -> bool:
     """Return whether a ``fit`` is one of Horovod's that nothing else resumes; all ranks find the same."""
-    if not hvd.is_initialized() or _is_within:
+    if not hvd.is_initialized() or _is_within or hvd.size() == 1:
         return False
     if TensorFlowWorld.past.functions != len(_fits):
         return False  # the script has its own state and training function
-    if hvd.size() == 1:
-        return False
     broadcasts = any(isinstance(each, BroadcastGlobalVariablesCallback) for each in _callbacks(options))
     if not broadcasts and not is_distributed(getattr(model, "optimizer", None)):
         _say(

@@ -78,7 +78,7 @@ class TensorFlowState(State):
         for name, value in attributes.items():
             refuse_unbuilt(f"state.{name}", value)
         self._framework, self._world = TensorFlowFramework(), TensorFlowWorld()
-        self._fit = FitState(self._framework, self._world)
+        self._fit = FitState(self._world)
         ranks = None if virtual_ranks is None else virtual.virtual_ranks(attributes, virtual_ranks, shares)
         super().__init__(
             self._framework,
