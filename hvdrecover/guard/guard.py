@@ -171,8 +171,8 @@ class GuardHook(Hook):
     def _tensors(self, snapshot: Snapshot) -> list[Tensor]:
         """The tensors of a commit that all ranks must hold alike."""
         shared = {
-            name: snapshot.arenas[name].layout.by_name.keys() - self._context.framework.rank_local(component)
-            for name, component in self._contents.components().items()
+            name: snapshot.arenas[name].layout.by_name.keys() - local
+            for name, local in self._contents.rank_local().items()
             if name in snapshot.arenas
         }
         return parameters.tensors_of(snapshot, shared)

@@ -173,7 +173,7 @@ class Hook:
 
 
 class Blank(Hook):
-    """Sends zeros in place of a hook that only other ranks have, such as a tracker on rank 0."""
+    """Sends zeros in place of hooks that only other ranks have: those of a guard."""
 
     def __init__(self, width: int) -> None:
         self._zeros = [0] * width

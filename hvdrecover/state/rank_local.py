@@ -365,15 +365,17 @@ class RankLocalState:
         if world.size() > 1:
             rows = world.gather(self._packed(self._present(carried)), "hvdrecover.own")
             self._known = {name: Shares(carried.size, {}) for name in self._values}
+            streams: dict[str, Any] = {}
             for message in (json.loads(bytes(row)) for row in rows if self._values):
+                streams.update(message[RANDOM])
                 for name, shares in self._known.items():
                     shares.states.update(self._rebuilt(*message["values"][name]))
             if self.random.stored:
-                self._known[RANDOM] = Shares(carried.size, _Sent(rows))
+                self._known[RANDOM] = Shares(carried.size, streams if self._values else _Sent(rows))
+            for name, each in self._values.items():
+                each.gathered(self._known[name].states)
         else:
             self._known = self.capture(carried)
-        for name, each in self._values.items():
-            each.gathered(self._known[name].states)
 
     def rendezvous(
         self, world: World, carried: Carried, held: Snapshot | None, newest: CommitId | None
@@ -476,7 +478,7 @@ class RankLocalState:
         """The states in a commit of the values that this rank has as well."""
         ranks = snapshot.state.get("own", {})
         found = {}
-        for name in self._values.keys() & ranks.keys():
+        for name in [name for name in self._values if name in ranks]:  # in the same order on all ranks
             structure = snapshot.state["attributes"][name]
             states = rebuild(self._framework, structure, snapshot.arenas.get(name), own=True)
             found[name] = Shares(ranks[name], states)

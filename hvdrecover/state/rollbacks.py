@@ -98,9 +98,8 @@ class Rollbacks:
         self._events = events
         self._clock = clock
         self._account = Account()
-        self._first: tuple[float, Phase, int] | None = (
-            None  # the first fault's time, phase and limit of waits
-        )
+        # The first fault's time, phase and limit of waits.
+        self._first: tuple[float, Phase, int] | None = None
         self._faults = self._commit = 0
         self._reason = self._place = ""
         self._warned: set[str] = set()
