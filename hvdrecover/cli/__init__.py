@@ -77,10 +77,8 @@ def build(
         for name, (module, help) in names.items():
             command = commands.add_parser(name, allow_abbrev=False)
             if wanted is None or name in wanted:
-                imported, function = (
-                    importlib.import_module(f"hvdrecover.cli.{module}"),
-                    name.replace("-", "_"),
-                )
+                imported = importlib.import_module(f"hvdrecover.cli.{module}")
+                function = name.replace("-", "_")
                 add = getattr(imported, f"add_{function}")
                 command.set_defaults(refuse=command.error, run=getattr(imported, f"run_{function}"))
                 command.description = f"{help[:1].upper()}{help[1:]}{'. ' if help else ''}{add.__doc__}"

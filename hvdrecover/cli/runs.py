@@ -167,7 +167,7 @@ def run_report(arguments: argparse.Namespace) -> int:
 
 
 def _report_text(folder: Path, report: Report) -> Iterator[RenderableType]:
-    yield printer.pairs({"run": str(folder), **text.facts(report, SYSTEM_CLOCK.now())})
+    yield frame(folder, report, SYSTEM_CLOCK.now())
     if not report.faults:
         return
     kinds = [text.tally_row(kind, tally) for kind, tally in report.kinds.items()]

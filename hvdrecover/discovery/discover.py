@@ -189,7 +189,9 @@ class _Asking:
         timeout, hosts = self.settings.timeout, list[Host]()
         try:
             hosts = Bounded(timeout + _MARGIN)(self.source, self.environ, timeout)
-            failure = next(filter(None, (check(host.name, host.slots) for host in hosts)), "")
+            names = [host.name for host in hosts]
+            twice = (f"'{name}' is named twice" for name in names if names.count(name) > 1)
+            failure = next(filter(None, (check(host.name, host.slots) for host in hosts)), next(twice, ""))
         except TimeoutError:
             failure = f"it has not answered in {timeout:g} s"
         except DiscoveryError as error:
@@ -221,11 +223,13 @@ class _Asking:
     def _write(self, known: History) -> History:
         """Replace the history file. Return the history, with the problem if it cannot be written."""
         known = replace(known, unwritable="")
+        new = self.file.with_suffix(f".{os.getpid()}")
         try:
-            new = self.file.with_suffix(f".{os.getpid()}")
             new.write_bytes(_dumps(known))
             new.replace(self.file)
         except OSError as error:
+            with suppress(OSError):
+                new.unlink()
             where = f"{error.filename}: " if error.filename else ""
             problem = f"the cache of host discovery cannot be written: {where}{error.strerror}"
             return replace(known, unwritable=problem)

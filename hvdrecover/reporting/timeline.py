@@ -103,10 +103,8 @@ def trace(run: Run, report: Report) -> Lanes:
             add("training", stepped, ended if stint.finished is None else stint.finished, rendezvous, stint)
         since, activity, under_way = ended, "recovery", bool(broken)
     if run.rendezvouses and under_way and not run.rendezvouses[-1].ends:
-        last, end = (
-            run.rendezvouses[-1],
-            min((it.time for it in run.ends if it.time >= since), default=run.end),
-        )
+        last = run.rendezvouses[-1]
+        end = min((it.time for it in run.ends if it.time >= since), default=run.end)
         for stint in last.stints:
             add(activity, since, end, last, stint)
     return dict(sorted(lanes.items()))
