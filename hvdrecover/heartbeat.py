@@ -144,7 +144,6 @@ class Page(ctypes.Structure):
 _page = Page.from_buffer(bytearray(SIZE))
 _notes: int | None = None
 _events: int | None = None
-_seen = 0  # bytes of the notes that `stalled` has read
 _beginning = 0.0  # longest time without progress in the present beginning
 _at_progress: list[Callable[[], None]] = []
 _at_commit: list[Callable[[], None]] = []
@@ -371,12 +370,3 @@ def stalled_since(descriptor: int, start: int) -> dict[int, list[str]]:
     Horovod notes them on rank 0 only, and whenever it ends a stall.
     """
     return {int(rank): names for rank, names in notes_since(descriptor, start).get("stalled", {}).items()}
-
-
-def stalled() -> dict[int, list[str]]:
-    """Return the tensors that wait for each rank, if Horovod has noted it here since the last call."""
-    global _seen
-    if _notes is None:
-        return {}
-    start, _seen = _seen, os.fstat(_notes).st_size
-    return stalled_since(_notes, start)

@@ -257,13 +257,6 @@ class SampleOrder:
                 positions = np.where(positions >= begin, positions + (end - begin), positions)
         return positions
 
-    def _dealt(self, rank: int, size: int) -> Indices:
-        """Return the positions that a rank of ``size`` ranks gets from the cursor on, in order."""
-        left, whole = self.left, self._count(0)
-        dealt = np.arange(rank, rounds(left, self.size, self.tail) * self.size, size)
-        repeated = (dealt - left) % max(1, whole)
-        return np.where(dealt < left, self._past(self.done + dealt, self.done), self._past(repeated, 0))
-
     @property
     def left(self) -> int:
         """How many samples of this epoch all ranks together have not done."""
@@ -275,13 +268,11 @@ class SampleOrder:
 
     def share_of(self, rank: int) -> Indices:
         """Return a rank's samples from the cursor on: int64, equally many for all ranks."""
-        return self._order()[self._dealt(rank, self.size)]
-
-    def runs(self) -> list[tuple[int, int]]:
-        """Return the positions that all ranks get from the cursor on, as runs: (first position, count)."""
-        positions = self._dealt(0, 1)
-        ends = np.flatnonzero(np.diff(positions) != 1) + 1
-        return [(int(run[0]), len(run)) for run in np.split(positions, ends) if len(run)]
+        left, whole = self.left, self._count(0)
+        dealt = np.arange(rank, rounds(left, self.size, self.tail) * self.size, self.size)
+        repeated = (dealt - left) % max(1, whole)
+        past = np.where(dealt < left, self._past(self.done + dealt, self.done), self._past(repeated, 0))
+        return self._order()[past]
 
     def present(self) -> list[int]:
         """The samples of this process that are being done; one of each rank if the batch size is unknown."""
