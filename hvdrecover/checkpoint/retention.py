@@ -178,26 +178,16 @@ def incomplete(
     commits = root.commits(storage)
     there = {each for each in commits if each in complete or root.may_be_complete(storage, each)}
     newest = max((commit.generation for commit in there), default=0)
+    claimed = claims.among(storage.names(root.CLAIMS))
     begun: list[CommitId] = []
     lost: list[CommitId] = []
     for commit in commits:
         number = commit.generation
-        if commit in there or number >= before or _is_marked(storage, commit):
+        if commit in there or number >= before or root.is_quarantined(storage, commit):
             continue
-        is_lost = (
-            number > newest
-            and number in claims.among(storage.names(root.CLAIMS))
-            and claims.read(storage, number).acknowledged
-        )
+        is_lost = number > newest and number in claimed and claims.read(storage, number).acknowledged
         (lost if is_lost else begun).append(commit)
     return begun, lost
-
-
-def _is_marked(storage: Storage, commit: CommitId) -> bool:
-    try:
-        return root.is_quarantined(storage, commit)
-    except StorageError:  # other commits must still be found
-        return True
 
 
 def is_of_before(folder: str, generation: int) -> bool:
