@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-When = Literal["before", "middle", "after"]
+When = Literal["before", "middle"]
 _PAGE = 4096
 _TEMPORARY = re.compile(r"\.hvdrecover-[\w-]+")
 _LEASE = re.compile(r"-[0-9]+-[0-9a-f]{32}\.json")
@@ -49,7 +49,7 @@ class Traced:
         root: the folder.
         note: takes each step before it is done.
         die_at: number of the step, from 0, at which the process is killed; None for never.
-        when: whether it is killed before that step, after it, or with half of a write done.
+        when: whether it is killed before that step, or with half of a write done.
     """
 
     def __init__(
@@ -84,14 +84,11 @@ class Traced:
         with self._lock:
             number, self._count = self._count, self._count + 1
             self._note(step)
-            if number == self._die_at and self._when != "after":
+            if number == self._die_at:
                 if half is not None and self._when == "middle":
                     half()
                 os.kill(os.getpid(), signal.SIGKILL)
-            result = call()
-            if number == self._die_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
+            return call()
 
     def _named(self, path: Any, folder: int | None = None) -> str | None:
         """A path relative to the root, or None if it lies elsewhere."""
