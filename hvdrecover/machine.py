@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import socket
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution
 from pathlib import Path
@@ -22,13 +20,10 @@ _FILES = ("inactive_file", "active_file")  # both can be dropped, and both are p
 _ENDED = {"Z", "X"}  # see proc_pid_stat(5)
 
 
-def version_of(distribution: str, search: Sequence[str] | None = None) -> str | None:
-    """Return the installed version of a distribution, or None; ``search`` replaces ``sys.path``."""
-    where = list(sys.path if search is None else search)
-    for found in Distribution.discover(name=distribution, path=where):
-        if "Version" in found.metadata:
-            return found.version
-    return None
+def version_of(distribution: str) -> str | None:
+    """Return the installed version of a distribution, or None."""
+    found = Distribution.discover(name=distribution)
+    return next((each.version for each in found if "Version" in each.metadata), None)
 
 
 def versions() -> dict[str, str | None]:
