@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from hvdrecover.discovery import programs
+from hvdrecover.discovery.hosts import output_of
 from hvdrecover.errors import DiscoveryError
 from hvdrecover.machine import address_of, source_towards
 
@@ -99,7 +99,7 @@ def problem_of(name: str, checks: Checks, environ: Mapping[str, str], deadline: 
         return ""
     try:
         command = command_on(name, checks, here=here)
-        programs.output(command, environ, max(0.01, deadline - time.monotonic()))
+        output_of(command, environ, max(0.01, deadline - time.monotonic()))
     except DiscoveryError as error:
         return f"'{checks.command}' {error.problem}"
     return ""

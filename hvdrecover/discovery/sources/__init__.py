@@ -26,7 +26,7 @@ OURS = {
     "lsf": "hvdrecover.discovery.sources.batch:lsf",
     "pbs": "hvdrecover.discovery.sources.batch:pbs",
     "sge": "hvdrecover.discovery.sources.batch:sge",
-    "mpi": "hvdrecover.discovery.sources.mpi:mpi",
+    "mpi": "hvdrecover.discovery.sources.batch:mpi",
     "tf-config": "hvdrecover.discovery.sources.lists:tf_config",
 }
 

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from hvdrecover.discovery import programs
-from hvdrecover.discovery.hosts import Host, add_slots, parse
+from hvdrecover.discovery.hosts import Host, add_slots, output_of, parse
 from hvdrecover.discovery.sources import source
 from hvdrecover.errors import DiscoveryError, HostListError
 
@@ -32,7 +31,7 @@ def file(environ: Mapping[str, str], timeout: float, path: str) -> list[Host]:
 @source(every=1.0, command="the program and its arguments")
 def command(environ: Mapping[str, str], timeout: float, command: tuple[str, ...]) -> list[Host]:
     """A program that prints a line host:slots for each host, as for horovodrun."""
-    return parse(programs.output(command, environ, timeout), command[0])
+    return parse(output_of(command, environ, timeout), command[0])
 
 
 def read(path: str, source: str) -> bytes:
