@@ -19,10 +19,6 @@ from hvdrecover.errors import InstallError
 _ERROR = re.compile(
     r"\berror\b[: ]|CMake Error|undefined reference|Killed signal|No space left", re.IGNORECASE
 )
-_NOISE = re.compile(
-    r"\[ *\d+%\] |cd /|/\S*/(c\+\+|g\+\+|clang\+\+|gcc|cc|cmake|ar|ranlib)(-\d+)? |\s*$"
-    r"|(g?make)(\[\d+\])?: (Entering|Leaving) |copying |creating |adding '"
-)
 _WIDTH, _QUOTED = 200, 20  # characters of a quoted line, and lines
 
 # Patterns in the output of a failed command, each with its remedy; the first that matches counts.
@@ -50,10 +46,9 @@ _REMEDIES = {
 def relevant_tail(lines: Sequence[str]) -> list[str]:
     """Return the lines of a failed command's output that explain the failure.
 
-    They begin at the first error; without one, they are the last lines. Compile commands and progress are
-    left out, and long lines are cut.
+    They begin at the first error; without one, they are the last lines. Long lines are cut.
     """
-    kept = [line.rstrip()[:_WIDTH] for line in lines if not _NOISE.match(line)]
+    kept = [line.rstrip()[:_WIDTH] for line in lines if line.strip()]
     first = next((index for index, line in enumerate(kept) if _ERROR.search(line)), None)
     return kept[-_QUOTED:] if first is None else kept[first : first + _QUOTED]
 

@@ -1,4 +1,4 @@
-"""The build: facts of the environment, and what the compiler and the wheel get."""
+"""The build: facts of the environment, and the files of the compiler and the wheel."""
 
 from __future__ import annotations
 
