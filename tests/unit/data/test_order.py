@@ -155,30 +155,6 @@ def test_what_cannot_be_is_a_config_error_that_names_it(name, make):
 # -- batches that are left out -------------------------------------------------------------------------
 
 
-@given(st.integers(1, 60), st.integers(1, 5), st.sampled_from(["pad", "drop"]), st.data())
-def test_what_is_left_out_is_dealt_to_nobody_and_all_else_once(length, size, tail, data):
-    orders = [SampleOrder(length, shuffle=False, tail=tail) for _ in range(size)]
-    for rank, order in enumerate(orders):
-        order.place(rank, size)
-    out = set()
-    for _ in range(data.draw(st.integers(0, 3))):
-        count, skipped = data.draw(st.integers(0, 4)), data.draw(st.integers(0, 4))
-        for order in orders:
-            order.record(count)
-        before = set(orders[0].remaining().tolist())
-        for order in orders:
-            order.leave_out(order.stretch(order.done, skipped))
-        out |= before - set(orders[0].remaining().tolist())
-    for order in orders:
-        order.load_state_dict({**json.loads(json.dumps(order.state_dict())), "processed_num": 0})
-    expected = [sample for sample in range(length) if sample not in out]
-    assert orders[0].remaining().tolist() == expected
-    shares = [order.begin().tolist() for order in orders]
-    dealt = [sample for round_ in zip(*shares, strict=True) for sample in round_]
-    assert dealt[: len(expected)] == (expected if tail == "pad" else expected[: len(expected) // size * size])
-    assert out.isdisjoint(dealt)
-
-
 @pytest.mark.parametrize("batches", [1, 2, 3])
 def test_a_bad_step_had_the_batches_since_the_step_before_it(batches):
     order = SampleOrder(60, shuffle=False)

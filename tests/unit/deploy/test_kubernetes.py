@@ -11,66 +11,92 @@ import socket
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import kubernetes_validate
 import pytest
+import yaml
 
 from hvdrecover import cli, config
 from hvdrecover.cli import discovering, launching, options
 from hvdrecover.config import FENCED, PREEMPTED
 from hvdrecover.discovery.sources import Source
-from tests.fakes.kubernetes_api import TOKEN, KubernetesApi
-from tests.unit.deploy.manifests import FOLDER, JOBS, Document, Parts, document, documents, parts
+from tests.fakes.kubernetes_api import TOKEN, KubernetesApi, pod
 
+FOLDER = Path(__file__).parents[3] / "deploy" / "kubernetes"
 VERSIONS = ("1.31", "1.37")  # of Kubernetes: in the first, podFailurePolicy became stable
 GPU = "nvidia.com/gpu"
-each_job = pytest.mark.parametrize("job", [pytest.param(parts(name), id=name) for name in JOBS])
+Document = dict[str, Any]
 
-# As in the MPI operator's API; it has no podFailurePolicy. Kubernetes' own schemas are for pod templates.
-_REPLICAS = {
-    "type": "object",
-    "required": ["replicas", "template"],
-    "properties": {
-        "replicas": {"type": "integer", "minimum": 1},
-        "restartPolicy": {"enum": ["Never", "OnFailure"]},
-        "template": {"type": "object"},
-    },
-    "additionalProperties": False,
-}
-MPIJOB = {
-    "type": "object",
-    "required": ["mpiReplicaSpecs"],
-    "properties": {
-        "slotsPerWorker": {"type": "integer", "minimum": 1},
-        "runLauncherAsWorker": {"type": "boolean"},
-        "sshAuthMountPath": {"type": "string"},
-        "launcherCreationPolicy": {"enum": ["AtStartup", "WaitForWorkersReady"]},
-        "mpiImplementation": {"enum": ["OpenMPI", "Intel", "MPICH"]},
-        "runPolicy": {
-            "type": "object",
-            "properties": {
-                "cleanPodPolicy": {"enum": ["None", "Running", "All"]},
-                "ttlSecondsAfterFinished": {"type": "integer"},
-                "activeDeadlineSeconds": {"type": "integer"},
-                "backoffLimit": {"type": "integer"},
-                "schedulingPolicy": {"type": "object"},
-                "suspend": {"type": "boolean"},
-                "managedBy": {"type": "string"},
-            },
-            "additionalProperties": False,
-        },
-        "mpiReplicaSpecs": {
-            "type": "object",
-            "required": ["Launcher"],
-            "properties": {"Launcher": _REPLICAS, "Worker": _REPLICAS},
-            "additionalProperties": False,
-        },
-    },
-    "additionalProperties": False,
-}
+
+def documents() -> Iterator[Document]:
+    for path in sorted(FOLDER.glob("*.yaml")):
+        yield from yaml.safe_load_all(path.read_text())
+
+
+def document(kind: str) -> Document:
+    """The one document of a kind."""
+    (found,) = (each for each in documents() if each["kind"] == kind)
+    return found
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a file's job."""
+
+    launcher: Document  # pod template
+    worker: Document  # pod template
+    pods: list[Document]  # of both, as the API has them when they are ready
+    names: list[str]  # of the workers in the cluster's DNS, in the namespace ``default``
+
+
+def plain_job() -> Parts:
+    """As StatefulSets and Jobs make pods; a headless Service gives names to those that it selects."""
+    service, workers, job = (document(kind) for kind in ("Service", "StatefulSet", "Job"))
+    worker, launcher = workers["spec"]["template"], job["spec"]["template"]
+    assert workers["spec"]["selector"]["matchLabels"].items() <= worker["metadata"]["labels"].items()
+    assert service["spec"]["selector"].items() <= worker["metadata"]["labels"].items()
+    assert service["spec"]["clusterIP"] == "None"
+    domain, name, count = (
+        service["metadata"]["name"],
+        workers["metadata"]["name"],
+        workers["spec"]["replicas"],
+    )
+    assert workers["spec"]["serviceName"] == domain
+    pods = [_pod(worker, f"{name}-{number}", domain, {}) for number in range(count)]
+    pods.append(_pod(launcher, f"{job['metadata']['name']}-x7k2p", "", {}))
+    return Parts(launcher, worker, pods, [f"{name}-{number}.{domain}.default.svc" for number in range(count)])
+
+
+def mpi_job() -> Parts:
+    """As the MPI operator makes pods: with its own labels, and a headless Service of the job's name."""
+    job = document("MPIJob")
+    domain, replicas = job["metadata"]["name"], job["spec"]["mpiReplicaSpecs"]
+    worker, launcher = (replicas[role]["template"] for role in ("Worker", "Launcher"))
+    name, count = f"{domain}-worker", replicas["Worker"]["replicas"]
+    prefix = "training.kubeflow.org"
+    labels = {f"{prefix}/operator-name": "mpi-operator", f"{prefix}/job-name": domain}
+    of_workers, of_launcher = ({**labels, f"{prefix}/job-role": role} for role in ("worker", "launcher"))
+    pods = [_pod(worker, f"{name}-{number}", domain, of_workers) for number in range(count)]
+    pods.append(_pod(launcher, f"{domain}-launcher-x7k2p", domain, of_launcher))
+    return Parts(launcher, worker, pods, [f"{name}-{number}.{domain}.default.svc" for number in range(count)])
+
+
+def _pod(template: Document, name: str, domain: str, labels: dict[str, str]) -> Document:
+    return pod(
+        name,
+        labels={**template.get("metadata", {}).get("labels", {}), **labels},
+        containers=[each.get("resources", {}) for each in template["spec"]["containers"]],
+        **({"hostname": name, "subdomain": domain} if domain else {}),
+    )
+
+
+each_job = pytest.mark.parametrize(
+    "job", [pytest.param(plain_job(), id="job.yaml"), pytest.param(mpi_job(), id="mpijob.yaml")]
+)
 
 
 def container(template: Document) -> Document:
@@ -104,8 +130,6 @@ def test_documents_fit_the_schemas_of_kubernetes(version: str) -> None:
         if each["kind"] != "MPIJob":
             kubernetes_validate.validate(each, version, strict=True)
             continue
-        assert each["apiVersion"] == "kubeflow.org/v2beta1"
-        jsonschema.validate(each["spec"], MPIJOB)
         for replicas in each["spec"]["mpiReplicaSpecs"].values():
             template = {"apiVersion": "v1", "kind": "PodTemplate", "template": replicas["template"]}
             kubernetes_validate.validate(template, version, strict=True)
@@ -202,7 +226,7 @@ def test_leave_host_ends_guardians_and_waits_for_them(tmp_path: Path) -> None:
 
 
 def test_metrics_are_those_of_the_job() -> None:
-    job = parts("job.yaml").launcher
+    job = plain_job().launcher
     (metrics,) = job["spec"]["initContainers"]
     assert metrics["image"] == container(job)["image"]
     program, *words = metrics["args"]
