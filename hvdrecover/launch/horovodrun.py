@@ -9,12 +9,11 @@ from importlib import metadata
 from pathlib import Path
 
 from hvdrecover import config
-from hvdrecover.discovery.checks import is_local
 from hvdrecover.discovery.hosts import Host, output_of, parse
 from hvdrecover.discovery.sources import lists
 from hvdrecover.errors import ConfigError, DiscoveryError, HostListError, LaunchError
 from hvdrecover.launch import hangs, waits
-from hvdrecover.machine import source_towards
+from hvdrecover.machine import is_local, source_towards
 
 COLLECTIVE_SECONDS = 10  # seconds after which ranks give up a rank that does not answer
 FOREIGN = (

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover import machine
-from hvdrecover.discovery.checks import is_local
-from hvdrecover.machine import Available, available_memory, has_ended, identity, source_towards
+from hvdrecover.machine import Available, available_memory, has_ended, identity, is_local, source_towards
 
 
 def test_a_name_server_that_hangs_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
