@@ -89,20 +89,6 @@ with heartbeat.paused():
     assert 0.0 <= found.silent < 60.0  # by a clock that both share
 
 
-def test_a_guardian_asks_and_the_process_reads(shared: int) -> None:
-    page = Page.from_buffer(mmap.mmap(shared, heartbeat.SIZE))
-    page.begin(Phase.TRAINING)
-    page.ask(Stop.HOST)
-    page.allow_stalls(7, 30)
-    code = f"""
-from hvdrecover import heartbeat
-heartbeat.attach({shared}, {shared})
-print(heartbeat.stop_asked().name, heartbeat.stall_seconds())
-"""
-    seen = subprocess.check_output([sys.executable, "-c", code], pass_fds=[shared], text=True, timeout=60)
-    assert seen == "HOST 7\n"
-
-
 @pytest.mark.parametrize("phase", list(Phase))
 def test_who_attaches_starts_unless_it_is_further(
     phase: Phase, page: Page, shared: int, monkeypatch: pytest.MonkeyPatch

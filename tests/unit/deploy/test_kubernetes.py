@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -23,8 +22,6 @@ import yaml
 from hvdrecover import cli, config
 from hvdrecover.cli import discovering, launching, options
 from hvdrecover.config import FENCED, PREEMPTED
-from hvdrecover.discovery.sources import Source
-from tests.fakes.kubernetes_api import TOKEN, KubernetesApi, pod
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "kubernetes"
 VERSIONS = ("1.31", "1.37")  # of Kubernetes: in the first, podFailurePolicy became stable
@@ -49,49 +46,29 @@ class Parts:
 
     launcher: Document  # pod template
     worker: Document  # pod template
-    pods: list[Document]  # of both, as the API has them when they are ready
-    names: list[str]  # of the workers in the cluster's DNS, in the namespace ``default``
+    labels: dict[str, str]  # of the workers' pods
+    workers: int
 
 
 def plain_job() -> Parts:
-    """As StatefulSets and Jobs make pods; a headless Service gives names to those that it selects."""
+    """Return a Job and a StatefulSet, whose pods get names by a headless Service that selects them."""
     service, workers, job = (document(kind) for kind in ("Service", "StatefulSet", "Job"))
-    worker, launcher = workers["spec"]["template"], job["spec"]["template"]
-    assert workers["spec"]["selector"]["matchLabels"].items() <= worker["metadata"]["labels"].items()
-    assert service["spec"]["selector"].items() <= worker["metadata"]["labels"].items()
+    worker = workers["spec"]["template"]
+    labels = worker["metadata"]["labels"]
+    assert workers["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert service["spec"]["selector"].items() <= labels.items()
     assert service["spec"]["clusterIP"] == "None"
-    domain, name, count = (
-        service["metadata"]["name"],
-        workers["metadata"]["name"],
-        workers["spec"]["replicas"],
-    )
-    assert workers["spec"]["serviceName"] == domain
-    pods = [_pod(worker, f"{name}-{number}", domain, {}) for number in range(count)]
-    pods.append(_pod(launcher, f"{job['metadata']['name']}-x7k2p", "", {}))
-    return Parts(launcher, worker, pods, [f"{name}-{number}.{domain}.default.svc" for number in range(count)])
+    assert workers["spec"]["serviceName"] == service["metadata"]["name"]
+    return Parts(job["spec"]["template"], worker, labels, workers["spec"]["replicas"])
 
 
 def mpi_job() -> Parts:
-    """As the MPI operator makes pods: with its own labels, and a headless Service of the job's name."""
+    """Return an MPIJob, whose pods get their labels from the MPI operator."""
     job = document("MPIJob")
-    domain, replicas = job["metadata"]["name"], job["spec"]["mpiReplicaSpecs"]
-    worker, launcher = (replicas[role]["template"] for role in ("Worker", "Launcher"))
-    name, count = f"{domain}-worker", replicas["Worker"]["replicas"]
+    launcher, worker = (job["spec"]["mpiReplicaSpecs"][role] for role in ("Launcher", "Worker"))
     prefix = "training.kubeflow.org"
-    labels = {f"{prefix}/operator-name": "mpi-operator", f"{prefix}/job-name": domain}
-    of_workers, of_launcher = ({**labels, f"{prefix}/job-role": role} for role in ("worker", "launcher"))
-    pods = [_pod(worker, f"{name}-{number}", domain, of_workers) for number in range(count)]
-    pods.append(_pod(launcher, f"{domain}-launcher-x7k2p", domain, of_launcher))
-    return Parts(launcher, worker, pods, [f"{name}-{number}.{domain}.default.svc" for number in range(count)])
-
-
-def _pod(template: Document, name: str, domain: str, labels: dict[str, str]) -> Document:
-    return pod(
-        name,
-        labels={**template.get("metadata", {}).get("labels", {}), **labels},
-        containers=[each.get("resources", {}) for each in template["spec"]["containers"]],
-        **({"hostname": name, "subdomain": domain} if domain else {}),
-    )
+    labels = {f"{prefix}/job-name": job["metadata"]["name"], f"{prefix}/job-role": "worker"}
+    return Parts(launcher["template"], worker["template"], labels, worker["replicas"])
 
 
 each_job = pytest.mark.parametrize(
@@ -111,12 +88,6 @@ def command_line(job: Parts) -> argparse.Namespace:
     arguments = cli.parsed(words)
     launching.check_values(arguments.others)
     return arguments
-
-
-def source(job: Parts) -> Source:
-    """Return the source that the launcher asks for hosts."""
-    found, _ = discovering.parse(discovering.request(command_line(job).discover, []))
-    return found
 
 
 # Kubernetes.
@@ -140,41 +111,24 @@ def test_documents_fit_the_schemas_of_kubernetes(version: str) -> None:
 
 
 @each_job
-def test_discovery_finds_the_workers_and_the_role_allows_just_that(job: Parts, tmp_path: Path) -> None:
-    config = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
-        "users": [{"name": "u", "user": {"token": TOKEN}}],
-    }
-    with KubernetesApi().running() as api:
-        api.add(*job.pods)
-        config["clusters"] = [{"name": "c", "cluster": {"server": api.url}}]
-        (tmp_path / "config").write_text(json.dumps(config))
-        hosts = source(job)({"KUBECONFIG": str(tmp_path / "config")}, 60.0)
-    assert [host.name for host in hosts] == job.names
+def test_discovery_selects_the_workers_and_the_role_allows_it(job: Parts) -> None:
+    arguments = command_line(job)
+    source, _ = discovering.parse(discovering.request(arguments.discover, []))
+    selected = dict(label.split("=") for label in source.options["selector"].split(",")).items()
+    assert selected <= job.labels.items()
+    assert not selected <= job.launcher.get("metadata", {}).get("labels", {}).items()
 
-    asked = {re.fullmatch(r"/api/v1/namespaces/[^/]+/([^/?]+)\?.*", each) for each in api.requests}
-    verbs = {("", match[1], "list") for match in asked if match}
-    assert None not in asked
     (rule,) = document("Role")["rules"]
-    assert {
-        (group, resource, verb)
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    } == verbs
+    assert rule == {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
     account, binding = document("ServiceAccount")["metadata"]["name"], document("RoleBinding")
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account}]
-    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (
-        "Role",
-        document("Role")["metadata"]["name"],
-    )
+    role = document("Role")["metadata"]["name"]
+    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == ("Role", role)
     assert job.launcher["spec"]["serviceAccountName"] == account
 
+    assert source.options["resource"] == GPU
     slots = int(container(job.worker)["resources"]["limits"][GPU])
-    assert [host.slots for host in hosts] == [slots] * len(hosts)
-    arguments = command_line(job)
-    assert arguments.processes == slots * len(hosts)
+    assert arguments.processes == slots * job.workers
     assert arguments.least == slots  # any one host will do
     assert GPU not in container(job.launcher)["resources"]["limits"]
 

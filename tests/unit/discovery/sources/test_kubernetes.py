@@ -158,6 +158,11 @@ def test_the_oldest_comes_first():
     assert [host.name for host in hosts_of(pods)] == ["10.0.0.4", "10.0.0.2", "10.0.0.3"]
 
 
+def test_workers_of_an_mpijob_have_the_names_of_its_discover_hosts_script():
+    worker = pod("job-worker-0", hostname="job-worker-0", subdomain="job-worker")
+    assert hosts_of([worker]) == [Host("job-worker-0.job-worker.default.svc")]
+
+
 GPU = "nvidia.com/gpu"
 
 
