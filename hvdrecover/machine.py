@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import socket
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution
 from pathlib import Path
@@ -17,18 +15,16 @@ from pathlib import Path
 from hvdrecover.clock import Bounded
 from hvdrecover.version import __version__
 
+_LOOPBACK = ("127.0.0.1", "127.0.1.1")  # addresses of this host's name; Debian uses the second
 _RESOLVING = 5.0  # seconds for the name of a host to be resolved
 _FILES = ("inactive_file", "active_file")  # both can be dropped, and both are part of ``MemAvailable``
 _ENDED = {"Z", "X"}  # see proc_pid_stat(5)
 
 
-def version_of(distribution: str, search: Sequence[str] | None = None) -> str | None:
-    """Return the installed version of a distribution, or None; ``search`` replaces ``sys.path``."""
-    where = list(sys.path if search is None else search)
-    for found in Distribution.discover(name=distribution, path=where):
-        if "Version" in found.metadata:
-            return found.version
-    return None
+def version_of(distribution: str) -> str | None:
+    """Return the installed version of a distribution, or None."""
+    found = Distribution.discover(name=distribution)
+    return next((each.version for each in found if "Version" in each.metadata), None)
 
 
 def versions() -> dict[str, str | None]:
@@ -59,6 +55,16 @@ def source_towards(host: str) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return ""
+
+
+def is_local(host: str) -> bool:
+    """Return whether a name or an address is this host's."""
+    if host in ("localhost", socket.gethostname()):
+        return True
+    address = address_of(host)
+    if not address:
+        return False
+    return address in _LOOPBACK if address.startswith("127.") else address == source_towards(address)
 
 
 def describe() -> str:

@@ -85,9 +85,8 @@ def parse(request: Sequence[str]) -> tuple[Source, argparse.Namespace]:
 
 
 def _answer(name: str, source: Source, given: argparse.Namespace) -> Answer:
-    from hvdrecover.discovery.checks import Checks
     from hvdrecover.discovery.discover import discover
-    from hvdrecover.discovery.selection import Settings
+    from hvdrecover.discovery.selection import Checks, Settings
 
     settings = Settings(
         cache=given.cache or config.cache(config.environment()) / "hosts",

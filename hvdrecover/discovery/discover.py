@@ -24,24 +24,30 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hvdrecover.clock import Bounded
-from hvdrecover.discovery import checks, selection
-from hvdrecover.discovery.checks import Checks, Health
-from hvdrecover.discovery.hosts import Host, check
-from hvdrecover.discovery.selection import Answer, History, Settings
+from hvdrecover.discovery import selection
+from hvdrecover.discovery.hosts import Host, check, output_of
+from hvdrecover.discovery.selection import Answer, Checks, Health, History, Settings
 from hvdrecover.discovery.sources import Source
 from hvdrecover.errors import DiscoveryError
+from hvdrecover.machine import is_local
 
+CONNECT = 2.0  # seconds for a host to answer
 PATIENCE = 0.5  # seconds for which a call waits for a newer answer if it has a usable one
 _FOR_CHECKS = 0.6  # of the timeout, so that checks end in time if the source is quick
 _MARGIN = 0.5  # seconds for a source to report its own timeout
 _BACKSTOP = 2.0  # seconds after which the kernel kills an asking process that does not end
 _KEPT = 2 * 86400.0  # seconds after which the history of another job is deleted
+_KILLING = 0.25  # seconds to kill a check that hangs
+_AT_ONCE = 256  # hosts; each check may take a socket or a process
+# horovodrun's own options for ssh, which must not wait for a person either.
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no")
 _PREFIX = "hvdrecover-hosts-"  # of history files: the folder may be the user's, with other files in it
 # Variables that differ between starts of one job, and have no influence on its hosts.
 _OF_A_START = re.compile(
@@ -212,12 +218,14 @@ class _Asking:
     def _check(self, known: History) -> History:
         """Return the history after the checks that are due."""
         now = time.time()
-        due = [name for name in known.hosts if checks.is_due(known.health.get(name), now)]
+        due = [name for name in known.hosts if selection.check_is_due(known.health.get(name), now)]
         # Hosts that were never checked first, then those with the oldest check.
         due.sort(key=lambda name: before.checked if (before := known.health.get(name)) else 0.0)
-        problems = checks.run(due, self.settings.checks, self.environ, self.settings.timeout * _FOR_CHECKS)
+        problems = _check_hosts(due, self.settings.checks, self.environ, self.settings.timeout * _FOR_CHECKS)
         now = time.time()
-        checked = {name: checks.update(known.health.get(name), each, now) for name, each in problems.items()}
+        checked = {
+            name: selection.health_after(known.health.get(name), each, now) for name, each in problems.items()
+        }
         return replace(known, health={**known.health, **checked})
 
     def _write(self, known: History) -> History:
@@ -245,3 +253,57 @@ class _Asking:
 def _send(writer: int, known: History) -> None:
     with suppress(BrokenPipeError), os.fdopen(writer, "wb") as pipe:  # the caller may have returned already
         pipe.write(_dumps(known))
+
+
+# -- checks of hosts -----------------------------------------------------------------------------------
+
+
+def _check_hosts(
+    names: Sequence[str], checks: Checks, environ: Mapping[str, str], timeout: float
+) -> dict[str, str]:
+    """Check hosts, all at once, the first ones first; all checks together may take `timeout` seconds.
+
+    Return the problem of each host, '' if it passed. Hosts whose check has not begun in time are missing.
+    Threads that still wait for a host may remain, so the calling process should end soon, by `os._exit`.
+    """
+    margin = min(_KILLING, timeout / 4)
+    deadline = time.monotonic() + timeout - margin
+    pool = ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, len(names))))
+    futures = {name: pool.submit(_problem_of, name, checks, environ, deadline) for name in names}
+    wait(futures.values(), timeout - margin)
+    pool.shutdown(wait=False, cancel_futures=True)
+    wait([each for each in futures.values() if each.running()], margin)
+    begun = {name: future for name, future in futures.items() if not future.cancelled()}
+    late = f"no answer in {timeout:.2g} s"
+    return {name: future.result() if future.done() else late for name, future in begun.items()}
+
+
+def _problem_of(name: str, checks: Checks, environ: Mapping[str, str], deadline: float) -> str:
+    """Return the problem that the checks find on a host, or an empty string."""
+    here = is_local(name)
+    if checks.ssh_port is not None and not here:
+        timeout = max(0.01, min(CONNECT, deadline - time.monotonic()))
+        try:
+            socket.create_connection((name, checks.ssh_port), timeout).close()
+        except OSError as error:
+            return f"port {checks.ssh_port} (ssh): {error.strerror or error}"
+    if checks.command is None:
+        return ""
+    try:
+        command = command_on(name, checks, here=here)
+        output_of(command, environ, max(0.01, deadline - time.monotonic()))
+    except DiscoveryError as error:
+        return f"'{checks.command}' {error.problem}"
+    return ""
+
+
+def command_on(name: str, checks: Checks, *, here: bool, seconds: float = CONNECT) -> list[str]:
+    """Return the command that runs the check: by the shell, or by ssh with ``seconds`` to connect."""
+    if here:
+        return ["sh", "-c", str(checks.command)]
+    words = [*_SSH, "-o", f"ConnectTimeout={seconds:.0f}"]
+    if checks.ssh_port is not None:
+        words += ["-p", str(checks.ssh_port)]
+    if checks.identity is not None:
+        words += ["-i", checks.identity]
+    return [*words, name, str(checks.command)]

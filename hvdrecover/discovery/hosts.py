@@ -1,4 +1,4 @@
-"""Hosts and their slots, and the lists that people and programs write of them.
+"""Hosts and their slots, and the lists that people write and programs print of them.
 
 A list names one host a line, in any of these forms::
 
@@ -10,13 +10,18 @@ A list names one host a line, in any of these forms::
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Iterable
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hvdrecover.errors import DiscoveryError, HostListError
 
 MOST_SLOTS = 4096  # maximum for one host; a larger number is a typing error
+_KILLED = 5.0  # seconds for a killed program to end; one that waits for a disk may never do so
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
 
 
@@ -108,3 +113,37 @@ def add_slots(pairs: Iterable[tuple[str, str]], source: str) -> list[Host]:
             raise DiscoveryError(source, problem)
         slots[name] = slots.get(name, 0) + int(count)
     return [Host(name, count) for name, count in slots.items()]
+
+
+def output_of(command: Sequence[str], environ: Mapping[str, str], timeout: float) -> bytes:
+    """Return the output of a program. After `timeout` seconds it is killed with all its processes.
+
+    Raises `DiscoveryError` if it cannot be started, fails, or does not end in time.
+    """
+    name = command[0]
+    try:
+        process = subprocess.Popen(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise DiscoveryError(name, f"cannot be started: {error.strerror}") from error
+    try:
+        printed, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise DiscoveryError(name, f"has not ended in {timeout:.2g} s") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_KILLED)
+    if process.returncode:
+        # The last line with a letter: many programs end their errors with a rule or a frame.
+        lines = [line.strip() for line in errors.decode(errors="replace").splitlines()]
+        last = [line for line in lines if any(map(str.isalpha, line))][-1:]
+        raise DiscoveryError(name, ": ".join([f"has ended with exit code {process.returncode}", *last]))
+    return printed

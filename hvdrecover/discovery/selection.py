@@ -13,14 +13,61 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from hvdrecover.discovery.checks import Checks, Health
 from hvdrecover.errors import DiscoveryError
 
 FIRST, LONGEST = 60.0, 3600.0  # seconds of cooldown; it doubles with each report
 _REMEMBERED = 6 * 3600.0  # seconds for which a report counts
 _REPEATED = 2  # reports that begin a cooldown
 
+# One failed check may be chance, and each change of the hosts costs the job a resize.
+FAILURES = 2  # failed checks in a row after which a healthy host is left out
+RECOVERED = 3  # passed checks in a row after which an unhealthy host comes back
+EVERY = 5.0  # seconds between two checks of a healthy host; an unhealthy one is checked at each call
+
 State = Literal["used", "spare", "cooldown", "unhealthy", "excluded"]
+
+
+@dataclass(frozen=True)
+class Checks:
+    """The checks to make."""
+
+    ssh_port: int | None = 22  # must accept connections on other hosts; None skips this check
+    identity: str | None = None  # ssh's private key, for the command
+    command: str | None = None  # shell command that must succeed on each host; None skips this check
+
+    @property
+    def any(self) -> bool:
+        return self.ssh_port is not None or self.command is not None
+
+
+@dataclass(frozen=True)
+class Health:
+    """The health of one host, from its checks; times are in seconds since the epoch."""
+
+    healthy: bool  # whether the host may be used
+    since: float  # time of the last change
+    checked: float  # time of the last check
+    passed: float = 0.0  # time of the last check that found no problem; 0 before the first one
+    streak: int = 0  # number of last checks in a row that contradict `healthy`
+    why: str = ""  # the problem that the last failed check found
+
+
+def health_after(before: Health | None, problem: str, now: float) -> Health:
+    """Return a host's health after a check, which found no problem if ``problem`` is empty."""
+    ok = not problem
+    if before is None:
+        return Health(ok, now, now, now if ok else 0.0, why=problem)
+    streak = 0 if ok == before.healthy else before.streak + 1
+    passed, why = (now if ok else before.passed), problem or before.why
+    if streak == (RECOVERED if ok else FAILURES):
+        return Health(ok, now, now, passed, why=why)
+    return Health(before.healthy, before.since, now, passed, streak, why)
+
+
+def check_is_due(health: Health | None, now: float) -> bool:
+    if health is None or not health.healthy or health.streak:
+        return True
+    return not 0 <= now - health.checked < EVERY
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from hvdrecover import config
-from hvdrecover.discovery.checks import Checks, command_on, is_local
+from hvdrecover.discovery.discover import command_on
+from hvdrecover.discovery.selection import Checks
 from hvdrecover.doctor import checks
 from hvdrecover.doctor.checks import Finding
 from hvdrecover.doctor.host import MARK, Facts
 from hvdrecover.errors import ConfigError, LaunchError
-from hvdrecover.install.process import ended_by_exception
+from hvdrecover.install.build import ended_by_exception
 from hvdrecover.launch import processes, ssh
+from hvdrecover.machine import is_local
 
 _CONNECT = 15.0  # seconds for a busy host's ssh server to answer
 _NEEDED = ("PYTHONPATH", "LD_LIBRARY_PATH")  # to start Python; the other variables come with the question

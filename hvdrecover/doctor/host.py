@@ -33,7 +33,7 @@ from hvdrecover.checkpoint.arena import allocate
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.checkpoint.storage.interface import TEMPORARY
 from hvdrecover.checkpoint.store import check_is_ours
-from hvdrecover.discovery import programs
+from hvdrecover.discovery.hosts import output_of
 from hvdrecover.errors import DiscoveryError, StorageError, UnknownCommitError
 from hvdrecover.install.edits import EDITS
 from hvdrecover.install.environment import PROBE
@@ -128,7 +128,7 @@ def _load(framework: str) -> tuple[dict[str, bool], str]:
     environ = {**config.environment(), "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-c", PROBE, f"horovod.{framework}"]
     try:
-        features = json.loads(programs.output(command, environ, _LOADING).splitlines()[-1])
+        features = json.loads(output_of(command, environ, _LOADING).splitlines()[-1])
     except DiscoveryError as error:
         return {}, error.problem
     del features["version"]

@@ -19,8 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
-from hvdrecover.examples.digits import Digits, digits, options
-from hvdrecover.examples.ledger import Ledger
+from hvdrecover.examples.digits import Digits, Ledger, digits, options
 
 
 class Network(keras.Sequential):  # type: ignore[misc]

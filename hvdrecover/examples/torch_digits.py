@@ -17,8 +17,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import hvdrecover.torch as recover
-from hvdrecover.examples.digits import Digits, digits, options
-from hvdrecover.examples.ledger import Ledger
+from hvdrecover.examples.digits import Digits, Ledger, digits, options
 
 
 def network() -> torch.nn.Module:

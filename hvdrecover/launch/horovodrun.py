@@ -9,13 +9,11 @@ from importlib import metadata
 from pathlib import Path
 
 from hvdrecover import config
-from hvdrecover.discovery import programs
-from hvdrecover.discovery.checks import is_local
-from hvdrecover.discovery.hosts import Host, parse
+from hvdrecover.discovery.hosts import Host, output_of, parse
 from hvdrecover.discovery.sources import lists
 from hvdrecover.errors import ConfigError, DiscoveryError, HostListError, LaunchError
 from hvdrecover.launch import hangs, waits
-from hvdrecover.machine import source_towards
+from hvdrecover.machine import is_local, source_towards
 
 COLLECTIVE_SECONDS = 10  # seconds after which ranks give up a rank that does not answer
 FOREIGN = (
@@ -123,7 +121,7 @@ def ask(command: str) -> list[Host]:
 
     Horovod puts host names into shell commands, so lines that are no host names raise `HostListError`.
     """
-    printed = programs.output(("/bin/sh", "-c", command), config.environment(), waits.DISCOVERY)
+    printed = output_of(("/bin/sh", "-c", command), config.environment(), waits.DISCOVERY)
     lines = dict.fromkeys(printed.decode(errors="replace").splitlines())  # some scripts print a host twice
     return parse("\n".join(lines), "--host-discovery-script")
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from hvdrecover import config
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.discovery import programs
+from hvdrecover.discovery.hosts import output_of
 from hvdrecover.discovery.sources.slurm import expanded
 from hvdrecover.errors import DiscoveryError
 from hvdrecover.launch import waits
@@ -149,7 +149,7 @@ class SlurmJob:
         return planned(shown.decode(errors="replace"), self._job)
 
     def _scontrol(self, *words: str) -> bytes:
-        return programs.output(("scontrol", *words), self._environ, waits.CONTROLLER)
+        return output_of(("scontrol", *words), self._environ, waits.CONTROLLER)
 
 
 def of_environment(environ: Mapping[str, str], clock: Clock) -> SlurmJob | None:

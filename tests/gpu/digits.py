@@ -14,8 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import hvdrecover.torch as recover
-from hvdrecover.examples.digits import digits, options
-from hvdrecover.examples.ledger import Ledger
+from hvdrecover.examples.digits import Ledger, digits, options
 from hvdrecover.examples.torch_digits import network, optimizer_for
 
 

@@ -21,13 +21,30 @@ import yaml
 
 from tests.support.jobs import PATIENCE
 from tests.support.waiting import wait_until
-from tests.unit.deploy.queries import RULES, of_alerts, of_dashboard
 from tests.unit.reporting.runs import REPLACED, TWO, Run
 
+_DEPLOY = Path(__file__).parents[2] / "deploy"
+RULES = _DEPLOY / "prometheus" / "rules.yml"
+DASHBOARD = _DEPLOY / "grafana" / "dashboard.json"
 PROMETHEUS = shutil.which("prometheus")
 pytestmark = pytest.mark.skipif(
     PROMETHEUS is None, reason="there is no Prometheus; apt-get install --no-install-recommends prometheus"
 )
+
+
+def of_alerts() -> dict[str, str]:
+    """Name of an alert to its query."""
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+
+
+def of_dashboard(instances: str = ".*") -> dict[str, list[str]]:
+    """Title of a panel to its queries, about some instances."""
+    dashboard: dict[str, Any] = json.loads(DASHBOARD.read_text())
+    return {
+        panel["title"]: [target["expr"].replace("$instance", instances) for target in panel["targets"]]
+        for panel in dashboard["panels"]
+    }
 
 
 class Prometheus:
@@ -141,3 +158,11 @@ def test_prometheus_scrapes_a_run_to_its_end(tmp_path: Path) -> None:
             assert watch.wait(PATIENCE) == 1
             ended = 'ALERTS{alertname="HvdrecoverEndedUnfinished", alertstate="firing"}'
             wait_until(lambda: prometheus.values(ended) == [1.0], PATIENCE)
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="there is no promtool; apt-get install prometheus")
+def test_alerts_fire_when_they_should() -> None:
+    tests = Path(__file__).with_name("alerts.yml")
+    for command in (["check", "rules", RULES], ["test", "rules", tests]):
+        subprocess.run(["promtool", *command], check=True, timeout=120)
+    assert all(name in tests.read_text() for name in of_alerts())

@@ -20,8 +20,8 @@ from tests.support.faulty_run import assert_no_step_is_lost
 from tests.support.jobs import PATIENCE
 from tests.support.lab import Host, JobInLab, Lab, program
 from tests.support.waiting import wait_until
-from tests.unit.deploy.manifests import FOLDER
 
+LEAVE_HOST = Path(__file__).parents[2] / "deploy" / "kubernetes" / "leave-host"
 _NETWORK = 0x40000000  # CLONE_NEWNET
 
 pytestmark = pytest.mark.acceptance
@@ -64,7 +64,7 @@ class Pod:
         self.list(deleted="2026-01-02T00:00:00Z")
         (first,) = self._first()
         inside = ["nsenter", "--target", str(first), "--pid", "--mount"]
-        subprocess.run([*inside, FOLDER / "leave-host"], check=True, timeout=PATIENCE)  # preStop
+        subprocess.run([*inside, LEAVE_HOST], check=True, timeout=PATIENCE)  # preStop
         os.kill(first, signal.SIGTERM)
         self._container.wait(PATIENCE)
         del self._api.pods["default"][self.name]

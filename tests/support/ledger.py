@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's part of one training step: a line of `hvdrecover.examples.ledger.Ledger`.
+    """One rank's part of one training step: a line of `hvdrecover.examples.digits.Ledger`.
 
     Attributes:
         time: when it was done, in seconds since the Unix epoch.

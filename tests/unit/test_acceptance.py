@@ -13,13 +13,12 @@ import pytest
 from tests.unit import api
 
 TESTS = Path(__file__).parents[1]
-SCRIPTS = TESTS / "integration" / "scripts"
 # The examples are the jobs that the tests start; tests/support is the one place that may use the harness.
 PUBLIC = re.compile(r"hvdrecover\.examples\b")
 HARNESS = re.compile(r"hvdrecover\.(examples|launch\.(job|processes)|drill|record)\b")
-IMPORT = re.compile(
-    r"^\s*(?:from\s+(hvdrecover[\w.]*|tests[\w.]*)\s+)?import\s+(\([^)]*\)|.*)$", re.MULTILINE
-)
+IMPORT = re.compile(r"^\s*(?:from\s+(hvdrecover[\w.]*)\s+)?import\s+(\([^)]*\)|.*)$", re.MULTILINE)
+# Helpers of tests that are not marked: these tests look inside.
+INSIDE = {"alone.py", "crash_checks.py", "crash_writer.py", "repair_faults.py", "tensorflow_gradients.py"}
 
 
 @cache
@@ -52,15 +51,18 @@ def capabilities() -> dict[str, list[str]]:
     return {capability: re.findall(r"`([\w/]+\.py(?:::\w+)?)`", files) for capability, files in rows}
 
 
-def files(file: str) -> set[Path]:
-    """Return a marked file, the test files that it imports, and the scripts that it starts."""
-    found, todo = set(), [TESTS / file]
-    while todo:
-        path = todo.pop()
-        if path not in found:
-            found.add(path)
-            todo += [*_imported_tests(path), *_scripts(path)]
-    return found
+def files() -> list[str]:
+    """Return the files of marked tests, and the modules and scripts that such tests use."""
+    folders = ("integration", "lab", "support")
+    helpers = (path for folder in folders for path in (TESTS / folder).rglob("*.py"))
+    return [
+        *marked(),
+        *(
+            path.relative_to(TESTS).as_posix()
+            for path in sorted(helpers)
+            if not path.name.startswith("test_") and path.name not in INSIDE
+        ),
+    ]
 
 
 def _imports(path: Path) -> Iterator[tuple[str, str]]:
@@ -74,24 +76,6 @@ def _imports(path: Path) -> Iterator[tuple[str, str]]:
                 yield name, ""
 
 
-def _imported_tests(path: Path) -> Iterator[Path]:
-    for module, name in _imports(path):
-        if module.startswith("tests"):
-            for each in (f"{module}.{name}", module):
-                if (found := TESTS.parent / f"{each.replace('.', '/')}.py").exists():
-                    yield found
-                    break
-
-
-def _scripts(path: Path) -> Iterator[Path]:
-    """Each script whose name stands in a file; of an f-string, the constant end of the name."""
-    if path.is_relative_to(SCRIPTS):
-        beside = (SCRIPTS / f"{name}.py" for name in re.findall(r"^import (\w+)$", path.read_text(), re.M))
-        yield from (each for each in beside if each.exists())
-    for name in re.findall(r"(?:^|[\"'/}])([\w-]+\.py)[\"']", path.read_text()):
-        yield from SCRIPTS.rglob(f"*{name}" if name.startswith("_") else name)
-
-
 def is_public(module: str, name: str) -> bool:
     """Return whether acceptance tests may import a name, or a module if the name is empty."""
     if PUBLIC.match(module):
@@ -101,25 +85,21 @@ def is_public(module: str, name: str) -> bool:
     return not name or name in api.names(module) or not api.is_module(f"{module}.{name}")
 
 
-@pytest.mark.parametrize("file", marked())
-def test_it_imports_what_is_public(file: str) -> None:
+@pytest.mark.parametrize("file", files())
+def test_acceptance_tests_and_their_helpers_import_public_names_only(file: str) -> None:
     private = [
-        f"{path.relative_to(TESTS)}: {module} {name}"
-        for path in sorted(files(file))
-        if path.exists()
-        for module, name in _imports(path)
+        f"{module} {name}"
+        for module, name in _imports(TESTS / file)
         if module.startswith("hvdrecover") and not is_public(module, name)
-        if not (path.parent == TESTS / "support" and HARNESS.match(module))
+        if not (file.startswith("support/") and HARNESS.match(module))
     ]
     assert private == []
 
 
-def test_what_is_private_is_found() -> None:
-    assert is_public("hvdrecover.torch", "TorchState") and is_public("hvdrecover.examples.ledger", "Ledger")
+def test_private_names_are_known_as_such() -> None:
+    assert is_public("hvdrecover.torch", "TorchState") and is_public("hvdrecover.examples.digits", "Ledger")
     assert not is_public("hvdrecover.torch", "framework")
     assert not is_public("hvdrecover.launch.job", "Job")
-    of_repairs = {path.name for path in files("integration/test_second_faults.py")}
-    assert {"repair_faults.py", "faulty_digits.py", "faulty_run.py", "jobs.py"} <= of_repairs
 
 
 def test_each_capability_has_a_marked_test() -> None:

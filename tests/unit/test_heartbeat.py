@@ -13,9 +13,6 @@ import pytest
 from hvdrecover import heartbeat
 from hvdrecover.heartbeat import Page, Phase, Reading, Stop
 from tests.fakes.page import new_page
-from tests.support.processes import answer
-
-STEPS = [heartbeat.stepped, heartbeat.recorded]
 
 
 class Time:
@@ -92,20 +89,6 @@ with heartbeat.paused():
     assert 0.0 <= found.silent < 60.0  # by a clock that both share
 
 
-def test_a_guardian_asks_and_the_process_reads(shared: int) -> None:
-    page = Page.from_buffer(mmap.mmap(shared, heartbeat.SIZE))
-    page.begin(Phase.TRAINING)
-    page.ask(Stop.HOST)
-    page.allow_stalls(7, 30)
-    code = f"""
-from hvdrecover import heartbeat
-heartbeat.attach({shared}, {shared})
-print(heartbeat.stop_asked().name, heartbeat.stall_seconds())
-"""
-    seen = subprocess.check_output([sys.executable, "-c", code], pass_fds=[shared], text=True, timeout=60)
-    assert seen == "HOST 7\n"
-
-
 @pytest.mark.parametrize("phase", list(Phase))
 def test_who_attaches_starts_unless_it_is_further(
     phase: Phase, page: Page, shared: int, monkeypatch: pytest.MonkeyPatch
@@ -117,17 +100,6 @@ def test_who_attaches_starts_unless_it_is_further(
     assert guardians.read().phase == (Phase.STARTING if phase in (Phase.UNKNOWN, Phase.READY) else phase)
     monkeypatch.undo()
     assert not heartbeat.watched()
-
-
-def test_a_script_without_a_guardian_may_call_it_all() -> None:
-    code = """
-from hvdrecover import heartbeat
-heartbeat.heartbeat(); heartbeat.stepped(); heartbeat.recorded(); heartbeat.committed(1, 2, 2)
-heartbeat.notify(a=1)
-with heartbeat.paused():
-    print(heartbeat.watched(), heartbeat.steps(), heartbeat.commits(), heartbeat.stall_seconds())
-"""
-    assert answer(code) == "False 0 1 0"
 
 
 # -- progress ----------------------------------------------------------------------------------------------
@@ -189,9 +161,6 @@ def test_the_longest_silence_of_a_beginning_counts_when_it_has_come_to_its_commi
     assert heartbeat.longest() == (0.0, 30.0)
 
 
-# -- steps and commits -------------------------------------------------------------------------------------
-
-
 # -- what is asked -----------------------------------------------------------------------------------------
 
 
@@ -222,7 +191,7 @@ def test_ranks_wait_without_limit_unless_they_train_and_are_not_paused(page: Pag
 # -- callbacks and words -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("progress", [*STEPS, heartbeat.heartbeat])
+@pytest.mark.parametrize("progress", [heartbeat.stepped, heartbeat.recorded, heartbeat.heartbeat])
 def test_a_callback_is_called_once_at_the_next_step_or_heartbeat(progress, page: Page) -> None:
     calls: list[str] = []
     heartbeat.at_progress(lambda: calls.append("a"))
@@ -236,37 +205,19 @@ def test_a_callback_is_called_once_at_the_next_step_or_heartbeat(progress, page:
     assert calls == ["a", "b"]
 
 
-# -- what the guardian has heard of ------------------------------------------------------------------------
-
-
-def guardian_looks_at(
-    page: Page, monkeypatch: pytest.MonkeyPatch, times: Time, *, looks: bool
-) -> list[float]:
-    """Let time pass in naps, in which a guardian may look at the page; the naps."""
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_process_waits_until_its_guardian_has_looked_twice_but_not_for_ever(
+    looks: bool, page: Page, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
     naps: list[float] = []
 
     def sleep(seconds: float) -> None:
         naps.append(seconds)
-        times.now += seconds
+        time.now += seconds
         if looks:
             page.allow_stalls(7, 30)
 
-    monkeypatch.setattr(times, "sleep", sleep, raising=False)
+    monkeypatch.setattr(time, "sleep", sleep, raising=False)
     monkeypatch.setattr(heartbeat, "_notes", 2)
-    return naps
-
-
-def test_a_guardian_has_looked_at_the_page_after_the_wait_for_it(
-    page: Page, time: Time, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    naps = guardian_looks_at(page, monkeypatch, time, looks=True)
     heartbeat.await_guardian()
-    assert len(naps) == 2
-
-
-def test_a_guardian_that_never_looks_is_not_waited_for_for_ever(
-    page: Page, time: Time, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    naps = guardian_looks_at(page, monkeypatch, time, looks=False)
-    heartbeat.await_guardian()
-    assert 1.0 < sum(naps) < 10.0
+    assert len(naps) == 2 if looks else sum(naps) < 10.0

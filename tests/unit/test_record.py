@@ -109,17 +109,6 @@ def test_lines_that_are_no_events_are_passed_over(tmp_path):
     assert len(read(tmp_path)) == 1
 
 
-def refused(folder):
-    with pytest.raises(ConfigError) as caught:
-        read(folder)
-    return str(caught.value)
-
-
-def test_an_unknown_schema_is_named(tmp_path):
-    (tmp_path / FILE).write_text('{"schema": 2}\n')
-    assert "schema 2" in refused(tmp_path)
-
-
 def test_the_newest_run_is_found(tmp_path):
     for number, name in enumerate(["first", "second"]):
         Record(tmp_path / name).add(event())
@@ -127,6 +116,12 @@ def test_the_newest_run_is_found(tmp_path):
     assert locate(None, None, tmp_path) == tmp_path / "second"
     assert locate(tmp_path / "first", tmp_path / "second", tmp_path) == tmp_path / "first"
     assert locate(None, tmp_path / "first", tmp_path) == tmp_path / "first"
+
+
+def test_an_unknown_schema_is_named(tmp_path):
+    (tmp_path / FILE).write_text('{"schema": 2}\n')
+    with pytest.raises(ConfigError, match="schema 2"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("asked, configured", [(Path("none"), None), (None, Path("none")), (None, None)])

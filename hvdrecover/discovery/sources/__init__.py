@@ -23,10 +23,10 @@ OURS = {
     "command": "hvdrecover.discovery.sources.lists:command",
     "slurm": "hvdrecover.discovery.sources.slurm:slurm",
     "kubernetes": "hvdrecover.discovery.sources.kubernetes:kubernetes",
-    "lsf": "hvdrecover.discovery.sources.batch:lsf",
-    "pbs": "hvdrecover.discovery.sources.batch:pbs",
-    "sge": "hvdrecover.discovery.sources.batch:sge",
-    "mpi": "hvdrecover.discovery.sources.mpi:mpi",
+    "lsf": "hvdrecover.discovery.sources.lists:lsf",
+    "pbs": "hvdrecover.discovery.sources.lists:pbs",
+    "sge": "hvdrecover.discovery.sources.lists:sge",
+    "mpi": "hvdrecover.discovery.sources.lists:mpi",
     "tf-config": "hvdrecover.discovery.sources.lists:tf_config",
 }
 

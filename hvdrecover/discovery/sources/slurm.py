@@ -6,8 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 
-from hvdrecover.discovery import programs
-from hvdrecover.discovery.hosts import Host
+from hvdrecover.discovery.hosts import Host, output_of
 from hvdrecover.discovery.sources import source
 from hvdrecover.errors import DiscoveryError
 
@@ -41,7 +40,7 @@ def slurm(environ: Mapping[str, str], timeout: float) -> list[Host]:
 
     def output(*command: str) -> str:
         left = max(end - time.monotonic(), 0.0)
-        return programs.output(command, environ, left).decode(errors="replace")
+        return output_of(command, environ, left).decode(errors="replace")
 
     listed = output("squeue", "--noheader", "--jobs", job, "--format", "%A|%i|%T|%N")
     nodes = job_nodes(listed, job)

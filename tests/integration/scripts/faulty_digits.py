@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from hvdrecover.examples.ledger import Ledger
+from hvdrecover.examples.digits import Ledger
 
 FAULTS = [line.split() for line in os.environ["FAULTS"].splitlines()]
 STRUCK = Path(os.environ["FAULTS_STRUCK"])

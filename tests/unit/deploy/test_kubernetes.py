@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -11,66 +10,70 @@ import socket
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import kubernetes_validate
 import pytest
+import yaml
 
 from hvdrecover import cli, config
 from hvdrecover.cli import discovering, launching, options
 from hvdrecover.config import FENCED, PREEMPTED
-from hvdrecover.discovery.sources import Source
-from tests.fakes.kubernetes_api import TOKEN, KubernetesApi
-from tests.unit.deploy.manifests import FOLDER, JOBS, Document, Parts, document, documents, parts
 
+FOLDER = Path(__file__).parents[3] / "deploy" / "kubernetes"
 VERSIONS = ("1.31", "1.37")  # of Kubernetes: in the first, podFailurePolicy became stable
 GPU = "nvidia.com/gpu"
-each_job = pytest.mark.parametrize("job", [pytest.param(parts(name), id=name) for name in JOBS])
+Document = dict[str, Any]
 
-# As in the MPI operator's API; it has no podFailurePolicy. Kubernetes' own schemas are for pod templates.
-_REPLICAS = {
-    "type": "object",
-    "required": ["replicas", "template"],
-    "properties": {
-        "replicas": {"type": "integer", "minimum": 1},
-        "restartPolicy": {"enum": ["Never", "OnFailure"]},
-        "template": {"type": "object"},
-    },
-    "additionalProperties": False,
-}
-MPIJOB = {
-    "type": "object",
-    "required": ["mpiReplicaSpecs"],
-    "properties": {
-        "slotsPerWorker": {"type": "integer", "minimum": 1},
-        "runLauncherAsWorker": {"type": "boolean"},
-        "sshAuthMountPath": {"type": "string"},
-        "launcherCreationPolicy": {"enum": ["AtStartup", "WaitForWorkersReady"]},
-        "mpiImplementation": {"enum": ["OpenMPI", "Intel", "MPICH"]},
-        "runPolicy": {
-            "type": "object",
-            "properties": {
-                "cleanPodPolicy": {"enum": ["None", "Running", "All"]},
-                "ttlSecondsAfterFinished": {"type": "integer"},
-                "activeDeadlineSeconds": {"type": "integer"},
-                "backoffLimit": {"type": "integer"},
-                "schedulingPolicy": {"type": "object"},
-                "suspend": {"type": "boolean"},
-                "managedBy": {"type": "string"},
-            },
-            "additionalProperties": False,
-        },
-        "mpiReplicaSpecs": {
-            "type": "object",
-            "required": ["Launcher"],
-            "properties": {"Launcher": _REPLICAS, "Worker": _REPLICAS},
-            "additionalProperties": False,
-        },
-    },
-    "additionalProperties": False,
-}
+
+def documents() -> Iterator[Document]:
+    for path in sorted(FOLDER.glob("*.yaml")):
+        yield from yaml.safe_load_all(path.read_text())
+
+
+def document(kind: str) -> Document:
+    """The one document of a kind."""
+    (found,) = (each for each in documents() if each["kind"] == kind)
+    return found
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a file's job."""
+
+    launcher: Document  # pod template
+    worker: Document  # pod template
+    labels: dict[str, str]  # of the workers' pods
+    workers: int
+
+
+def plain_job() -> Parts:
+    """Return a Job and a StatefulSet, whose pods get names by a headless Service that selects them."""
+    service, workers, job = (document(kind) for kind in ("Service", "StatefulSet", "Job"))
+    worker = workers["spec"]["template"]
+    labels = worker["metadata"]["labels"]
+    assert workers["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert service["spec"]["clusterIP"] == "None"
+    assert workers["spec"]["serviceName"] == service["metadata"]["name"]
+    return Parts(job["spec"]["template"], worker, labels, workers["spec"]["replicas"])
+
+
+def mpi_job() -> Parts:
+    """Return an MPIJob, whose pods get their labels from the MPI operator."""
+    job = document("MPIJob")
+    launcher, worker = (job["spec"]["mpiReplicaSpecs"][role] for role in ("Launcher", "Worker"))
+    prefix = "training.kubeflow.org"
+    labels = {f"{prefix}/job-name": job["metadata"]["name"], f"{prefix}/job-role": "worker"}
+    return Parts(launcher["template"], worker["template"], labels, worker["replicas"])
+
+
+each_job = pytest.mark.parametrize(
+    "job", [pytest.param(plain_job(), id="job.yaml"), pytest.param(mpi_job(), id="mpijob.yaml")]
+)
 
 
 def container(template: Document) -> Document:
@@ -87,12 +90,6 @@ def command_line(job: Parts) -> argparse.Namespace:
     return arguments
 
 
-def source(job: Parts) -> Source:
-    """Return the source that the launcher asks for hosts."""
-    found, _ = discovering.parse(discovering.request(command_line(job).discover, []))
-    return found
-
-
 # Kubernetes.
 
 
@@ -104,8 +101,6 @@ def test_documents_fit_the_schemas_of_kubernetes(version: str) -> None:
         if each["kind"] != "MPIJob":
             kubernetes_validate.validate(each, version, strict=True)
             continue
-        assert each["apiVersion"] == "kubeflow.org/v2beta1"
-        jsonschema.validate(each["spec"], MPIJOB)
         for replicas in each["spec"]["mpiReplicaSpecs"].values():
             template = {"apiVersion": "v1", "kind": "PodTemplate", "template": replicas["template"]}
             kubernetes_validate.validate(template, version, strict=True)
@@ -116,41 +111,24 @@ def test_documents_fit_the_schemas_of_kubernetes(version: str) -> None:
 
 
 @each_job
-def test_discovery_finds_the_workers_and_the_role_allows_just_that(job: Parts, tmp_path: Path) -> None:
-    config = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
-        "users": [{"name": "u", "user": {"token": TOKEN}}],
-    }
-    with KubernetesApi().running() as api:
-        api.add(*job.pods)
-        config["clusters"] = [{"name": "c", "cluster": {"server": api.url}}]
-        (tmp_path / "config").write_text(json.dumps(config))
-        hosts = source(job)({"KUBECONFIG": str(tmp_path / "config")}, 60.0)
-    assert [host.name for host in hosts] == job.names
+def test_discovery_selects_the_workers_and_the_role_allows_it(job: Parts) -> None:
+    arguments = command_line(job)
+    source, _ = discovering.parse(discovering.request(arguments.discover, []))
+    selected = dict(label.split("=") for label in source.options["selector"].split(",")).items()
+    assert selected <= job.labels.items()
+    assert not selected <= job.launcher.get("metadata", {}).get("labels", {}).items()
 
-    asked = {re.fullmatch(r"/api/v1/namespaces/[^/]+/([^/?]+)\?.*", each) for each in api.requests}
-    verbs = {("", match[1], "list") for match in asked if match}
-    assert None not in asked
     (rule,) = document("Role")["rules"]
-    assert {
-        (group, resource, verb)
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    } == verbs
+    assert rule == {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
     account, binding = document("ServiceAccount")["metadata"]["name"], document("RoleBinding")
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account}]
-    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (
-        "Role",
-        document("Role")["metadata"]["name"],
-    )
+    role = document("Role")["metadata"]["name"]
+    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == ("Role", role)
     assert job.launcher["spec"]["serviceAccountName"] == account
 
+    assert source.options["resource"] == GPU
     slots = int(container(job.worker)["resources"]["limits"][GPU])
-    assert [host.slots for host in hosts] == [slots] * len(hosts)
-    arguments = command_line(job)
-    assert arguments.processes == slots * len(hosts)
+    assert arguments.processes == slots * job.workers
     assert arguments.least == slots  # any one host will do
     assert GPU not in container(job.launcher)["resources"]["limits"]
 
@@ -202,7 +180,7 @@ def test_leave_host_ends_guardians_and_waits_for_them(tmp_path: Path) -> None:
 
 
 def test_metrics_are_those_of_the_job() -> None:
-    job = parts("job.yaml").launcher
+    job = plain_job().launcher
     (metrics,) = job["spec"]["initContainers"]
     assert metrics["image"] == container(job)["image"]
     program, *words = metrics["args"]

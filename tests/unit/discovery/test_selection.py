@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.discovery import checks
-from hvdrecover.discovery.checks import Checks, Health
 from hvdrecover.discovery.selection import (
     FIRST,
     LONGEST,
     Answer,
+    Checks,
+    Health,
     History,
     Settings,
     answer,
     cooldown_ends_at,
+    health_after,
     read_reports,
     report_failure,
 )
@@ -117,10 +118,10 @@ def test_no_host_is_an_answer_only_if_that_is_allowed_and_there_was_none_before(
 def test_two_failed_checks_in_a_row_exclude_a_host_and_three_good_ones_bring_it_back() -> None:
     health, states = None, ""
     for now, passed in enumerate("+-+--++-+++"):
-        health = checks.update(health, "" if passed == "+" else "refused", float(now))
+        health = health_after(health, "" if passed == "+" else "refused", float(now))
         states += "+" if health.healthy else "-"
     assert states == "++++------+"
-    assert not checks.update(None, "refused", 0.0).healthy
+    assert not health_after(None, "refused", 0.0).healthy
 
 
 # -- cooldown -------------------------------------------------------------------------------------------

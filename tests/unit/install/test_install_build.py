@@ -1,10 +1,8 @@
-"""The build: facts of the environment, the source, NCCL, the cache of wheels."""
+"""The build: facts of the environment, and the files of the compiler and the wheel."""
 
 from __future__ import annotations
 
-import os
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -12,12 +10,6 @@ import pytest
 from hvdrecover.errors import InstallError
 from hvdrecover.install import EDITS, build, environment
 from hvdrecover.install.environment import Frameworks, Mpi
-from hvdrecover.install.wheel_cache import find, locked, prune
-
-
-def test_without_a_framework_the_message_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(InstallError, match=r"PyTorch .*TensorFlow.*pip install 'hvdrecover\[torch\]'"):
-        environment.find_frameworks({}, [str(tmp_path)])
 
 
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
@@ -30,16 +22,17 @@ def test_a_site_mpi_is_known_by_its_place_and_what_it_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
+    monkeypatch.setattr(sys, "path", [])
     variables = {"PATH": str(tmp_path / "opt")}
     program = tmp_path / "opt" / "mpicxx"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\necho -lmpi\n")
     program.chmod(0o755)
-    first = environment.choose_mpi(variables, [])
+    first = environment.choose_mpi(variables)
     assert first.identity.startswith(str(program)) and first.installed
-    assert first == environment.choose_mpi(variables, [])
+    assert first == environment.choose_mpi(variables)
     program.write_text("#!/bin/sh\necho -lother\n")
-    assert environment.choose_mpi(variables, []).identity != first.identity
+    assert environment.choose_mpi(variables).identity != first.identity
 
 
 @pytest.mark.parametrize(
@@ -53,14 +46,14 @@ def test_a_site_mpi_is_known_by_its_place_and_what_it_links(
     ],
 )
 def test_pytorchs_nccl_is_offered_to_a_build_with_nccl(
-    tmp_path: Path, variables: dict[str, str], offered: bool
+    tmp_path: Path, variables: dict[str, str], offered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    search = [str(tmp_path / "empty"), str(tmp_path)]
-    assert environment.find_nccl(variables, search) is None
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "empty"), str(tmp_path)])
+    assert environment.find_nccl(variables) is None
     nccl = tmp_path / "nvidia" / "nccl"
     (nccl / "include").mkdir(parents=True)
     (nccl / "include" / "nccl.h").touch()
-    assert environment.find_nccl(variables, search) == (nccl if offered else None)
+    assert environment.find_nccl(variables) == (nccl if offered else None)
 
 
 def test_the_users_variables_win() -> None:
@@ -78,9 +71,6 @@ def test_the_users_variables_win() -> None:
     assert told["HOROVOD_WITHOUT_MPI"] == "1"
     assert "OPAL_PREFIX" not in told
     assert told["HOROVOD_LOCAL_VERSION"] == "hvdrecover.abc"  # the cache depends on it
-
-
-# -- the source --------------------------------------------------------------------------------------
 
 
 def test_nccl_is_where_the_build_looks_and_can_be_offered_again(tmp_path: Path) -> None:
@@ -101,35 +91,3 @@ def test_the_notice_that_goes_into_the_wheel_names_what_is_edited() -> None:
     edited = {edit.file.split("/")[1] for edit in EDITS if edit.file.startswith("third_party/")}
     named = {line.split(" (")[0].lower() for line in build.notice().splitlines() if "(https://" in line}
     assert named == {"horovod", *edited}
-
-
-# -- the cache of wheels -----------------------------------------------------------------------------
-
-
-def make_wheel(folder: Path, name: str = "horovod-0.28.1-cp311-cp311-linux_x86_64.whl") -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(folder / name, "w") as archive:
-        archive.writestr("horovod/__init__.py", "x = 1\n" * 1000)
-    return folder / name
-
-
-def test_the_lock_keeps_others_out_and_is_given_back(tmp_path: Path) -> None:
-    def refuse() -> None:
-        raise BlockingIOError
-
-    for _ in range(2):
-        with locked(tmp_path / "label", refuse):
-            with pytest.raises(BlockingIOError), locked(tmp_path / "label", refuse):
-                raise ValueError("two holders")
-
-
-def test_pruning_keeps_the_current_build_and_the_newest(tmp_path: Path) -> None:
-    folders = [tmp_path / f"hvdrecover.{number:010}" for number in range(5)]
-    for number, folder in enumerate(folders):  # the first was used the longest time ago
-        make_wheel(folder)
-        os.utime(folder, (1000 + number, 1000 + number))
-    (tmp_path / "not-a-build").mkdir()
-    prune(folders[0], keep=3)
-    assert [folder.is_dir() for folder in folders] == [True, False, False, True, True]
-    assert find(folders[0]) and find(folders[4])
-    assert (tmp_path / "not-a-build").is_dir()

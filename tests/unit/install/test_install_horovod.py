@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 
 from hvdrecover import cli
 from hvdrecover.errors import InstallError
-from hvdrecover.install import build, horovod, wheel_cache
+from hvdrecover.install import build, horovod
 from hvdrecover.install.environment import HOROVOD_VERSION, Frameworks, Mpi, describe
 from hvdrecover.install.horovod import MPI_REQUIREMENTS
 
@@ -31,7 +31,7 @@ SWITCHES = {"HOROVOD_WITHOUT_TENSORFLOW": "1", "HOROVOD_WITHOUT_MPI": "1"}
 
 def label(variables: dict[str, str]) -> str:
     """Return the label of the build for an environment with torch alone."""
-    return wheel_cache.label(describe(variables, Frameworks("9.9", None), Mpi("none")))
+    return horovod.label_of(describe(variables, Frameworks("9.9", None), Mpi("none")))
 
 
 def add_distribution(site: Path, name: str, version: str) -> None:
@@ -153,7 +153,7 @@ def test_an_environment_of_uvs_without_pip(has_uv: bool, tmp_path: Path) -> None
     variables |= {"UV_FIND_LINKS": str(bundled), "UV_OFFLINE": "1", "UV_CACHE_DIR": str(tmp_path / "uv")}
     variables |= {"PATH": f"{Path(uv).parent}:/usr/bin:/bin" if has_uv else str(tmp_path)}
     name = label(variables)
-    write_wheel(wheel_cache.wheels_root(variables) / name, f"{HOROVOD_VERSION}+{name}")
+    write_wheel(tmp_path / "cache" / "hvdrecover" / "wheels" / name, f"{HOROVOD_VERSION}+{name}")
     command = [env / "bin" / "python", "-m", "hvdrecover", "install-horovod"]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
     if has_uv:

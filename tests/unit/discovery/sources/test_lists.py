@@ -5,9 +5,7 @@ import json
 import pytest
 
 from hvdrecover.discovery.hosts import Host
-from hvdrecover.discovery.sources.batch import lsf, pbs, sge
-from hvdrecover.discovery.sources.lists import tf_config
-from hvdrecover.discovery.sources.mpi import mpi
+from hvdrecover.discovery.sources.lists import lsf, mpi, pbs, sge, tf_config
 from hvdrecover.errors import DiscoveryError
 
 SOURCES = {

@@ -24,7 +24,7 @@ def train(arguments: list[str], fail_after: int | None) -> tuple[int, int, int]:
     import horovod.torch as hvd
 
     from hvdrecover.examples import torch_digits
-    from hvdrecover.examples.ledger import Ledger
+    from hvdrecover.examples.digits import Ledger
 
     write = Ledger.batch
 
