@@ -46,6 +46,8 @@ class Scalars(Hook):
         self._steps = 0
         self._commit_began = 0.0
         self._begin()
+        if self._feeds:
+            context.framework.report("times", self)
 
     def _begin(self) -> None:
         self._ended = self._clock.monotonic()  # the end of the last step
@@ -81,10 +83,6 @@ class Scalars(Hook):
             feed.keep_up()
 
     # -- an observer -----------------------------------------------------------------------------------
-
-    def attach(self) -> None:
-        if self._feeds:
-            self._context.framework.report("times", self)
 
     def observed(self, values: Mapping[str, Number]) -> None:
         self.poll()  # the values belong to the step that has just ended

@@ -18,7 +18,7 @@ from hvdrecover.guard.numbers import Judge, Missing
 from hvdrecover.guard.settings import Guard
 from hvdrecover.scalars import Scalars
 from hvdrecover.state.durable import DurableSide
-from hvdrecover.state.hooks import Blank, Context, Hook, Hooks
+from hvdrecover.state.hooks import Context, Hook, Hooks
 from hvdrecover.state.leaving import Leaving
 from hvdrecover.state.liveness import Liveness, Timings
 from hvdrecover.state.memory import Memory
@@ -81,7 +81,7 @@ class Session:
                 *([self.durable.pacing] if self.durable.pacing is not None else []),
                 self.durable,
                 GuardHook(guard, context),
-                *([Missing(context), Judge(guard, context)] if guard is not None else [Blank(2)]),
+                *([Missing(context), Judge(guard, context)] if guard is not None else []),
                 Unresumed(context),
                 self.leaving,
                 *virtual,

@@ -131,7 +131,6 @@ class State:
             call=self._around,
         )
         self._session.memory.capture(CommitId(0, 0))
-        self._session.hooks.ask(Hook.attach)
         if type(self).reset is not State.reset:
             self._session.reset_callbacks.append(self.reset)
 
