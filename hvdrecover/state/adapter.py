@@ -218,12 +218,8 @@ def fit_tensors(
     def kind(value: Any, key: str) -> str:
         return str(framework.spec(value, key)) if framework.is_tensor(value) else f"a {type(value).__name__}"
 
-    differences = [
-        f"{name}.{key}: in the commit, but not in the {what}" for key in stored.keys() - mine.keys()
-    ]
-    differences += [
-        f"{name}.{key}: in the {what}, but not in the commit" for key in mine.keys() - stored.keys()
-    ]
+    absent = {True: f"in the {what}, but not in the commit", False: f"in the commit, but not in the {what}"}
+    differences = [f"{name}.{key}: {absent[key in mine]}" for key in stored.keys() ^ mine.keys()]
     fitting = {}
     for key in stored.keys() & mine.keys():
         theirs, ours = kind(stored[key], key), kind(mine[key], key)

@@ -344,7 +344,7 @@ class State:
         self._due[verb] = ours
         try:
             getattr(self, verb)()
-            self._due.pop(verb, _nothing)()
+            self._due.pop(verb, lambda: None)()
         finally:
             self._due.pop(verb, None)
 
@@ -365,7 +365,3 @@ def _divide(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _is_ours(method: Any) -> bool:
     return str(method.__module__).startswith("hvdrecover.")
-
-
-def _nothing() -> None:
-    pass

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdrecover.checkpoint import layout, values
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import Layout, TensorSpec
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.state.adapter import Framework, Tensor, Tree
 
 TENSOR = "$tensor"
@@ -63,13 +62,10 @@ class Copier:
         return parts
 
     def _planned(self, name: str, names: Sequence[str], tensors: Sequence[Tensor]) -> Plan:
-        specs = []
-        for key, tensor in zip(names, tensors, strict=True):
-            try:
-                specs.append(self._framework.spec(tensor, key))
-            except UnsupportedTensorError as error:
-                reason = str(error).removeprefix(f"{key}: ")
-                raise UnsupportedTensorError(f"state.{name}.{key}", reason) from None
+        specs = [
+            replace(self._framework.spec(tensor, f"state.{name}.{key}"), name=key)
+            for key, tensor in zip(names, tensors, strict=True)
+        ]
         smallest_first = sorted(range(len(specs)), key=lambda place: specs[place].nbytes)
         return Plan(names, specs, layout.plan(specs) if specs else None, smallest_first)
 
@@ -89,15 +85,8 @@ class Copier:
         self._framework.copy_out(tensors, views)  # all at once, as many at a time copy faster
         return arenas
 
-    def is_copy(
-        self, parts: Mapping[str, Part], structure: Mapping[str, Json], arenas: Mapping[str, Arena]
-    ) -> bool:
-        if structure != {name: part.structure for name, part in parts.items()}:
-            return False
-        for name, part in parts.items():
-            arena = arenas.get(name)
-            if part.plan.layout != (None if arena is None else arena.layout):
-                return False
+    def are_copies(self, parts: Mapping[str, Part], arenas: Mapping[str, Arena]) -> bool:
+        """Return whether arenas of the parts' layouts hold the bits of their tensors."""
         # Small tensors of a part first: counters of steps, say, tell sooner than weights.
         return self._framework.equal(
             (part.tensors[place], views[place])
