@@ -159,15 +159,9 @@ def iteration_begins(session: Session) -> None:
     A data loader draws from the global generator when its iterator is made. An undisturbed run made it before
     the commit, a resumed one makes it after.
     """
-    context, memory = session.context, session.memory
-    if not context.place.joined:
-        return
-    if memory.newest is not None and memory.is_at_commit():
+    memory = session.memory
+    if session.context.place.joined and memory.newest is not None and memory.is_at_commit():
         session.own.resume_streams(memory.newest)
-    for name, order in context.contents.orders.items():
-        if padding := order.padding:
-            tail = {"epoch": order.epoch, "padding": max(0, padding), "dropped": max(0, -padding)}
-            context.events.emit("tail", None, sampler=name, **tail)
 
 
 # -- the last commit -------------------------------------------------------------------------------------
