@@ -164,5 +164,5 @@ def as_numbers(framework: Framework, values: Mapping[str, Any]) -> dict[str, Num
             kind = f"a {type(value).__name__}" + (f" of shape {shape}" if shape else "")
             raise ConfigError(f"log_metrics({name}=)", f"must be a number, got {kind}")
         number = value[(0,) * len(shape)] if shape else value
-        found[name] = framework.clone(number) if framework.is_tensor(number) else number
+        found[name] = framework.clone(number) if isinstance(number, framework.tensors) else number
     return found

@@ -53,11 +53,6 @@ class Context:
         """Emit an event on every rank, with a line on the terminal from rank 0 only."""
         self.events.emit(kind, message if self.world.rank() == 0 else None, level=level, **facts)
 
-    @property
-    def attributes(self) -> Mapping[str, Any]:
-        """The tracked attributes by name; for adapters, which set none."""
-        return self.contents.values
-
 
 @dataclass(frozen=True)
 class Agreement:

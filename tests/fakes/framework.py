@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -184,6 +185,7 @@ class FakeFramework:
     """
 
     name = "fake"
+    tensors: type | UnionType = np.ndarray
 
     def __init__(self, seed: int = 1) -> None:
         self.attributes: Mapping[str, Any] = {}
@@ -194,9 +196,6 @@ class FakeFramework:
 
     def versions(self) -> dict[str, str]:
         return {"fake": "1.0"}
-
-    def is_tensor(self, value: Any) -> bool:
-        return isinstance(value, np.ndarray)
 
     def is_component(self, value: Any) -> bool:
         return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")

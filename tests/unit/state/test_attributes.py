@@ -20,14 +20,10 @@ from tests.fakes.framework import FakeModel, FakeSampler
 from tests.unit.state.jobs import Process, on_ranks
 
 
-@pytest.mark.parametrize("name", ["commit", "sync", "on_hosts_updated"])
-def test_a_name_of_horovods_states_is_refused(process: Process, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"state\.{name}: "):
-        process.state(**{name: 1})
-
-
-@pytest.mark.parametrize("name", ["_private", "größe", "a-b", "1st", ""])
-def test_a_name_that_can_not_be_a_file_is_refused(process: Process, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["commit", "sync", "on_hosts_updated", "_private", "größe", "a-b", "1st", ""]
+)
+def test_a_name_of_horovods_states_or_that_can_not_be_a_file_is_refused(process: Process, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"^state\.{name}: "):
         process.state(**{name: 1})
 
