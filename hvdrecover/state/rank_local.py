@@ -62,7 +62,10 @@ class Value(Protocol):
         """Learn the states of all ranks that the next commit will hold."""
 
     def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
-        """Restore the states of a commit that ``size`` ranks made; `keep` follows. ``name`` is for errors."""
+        """Restore the states of a commit that ``size`` ranks made; call `keep` next.
+
+        ``name`` is for errors.
+        """
 
     def keep(self, carried: Carried) -> None:
         """Note that the values are of these ranks."""
@@ -248,12 +251,12 @@ class PerRank:
                     )
                 one.load(states[rank])
             elif self.on_resize is None or len(states) < size:
-                before = f"its value was of {one.place}" if size == carried.size else ""
+                other = size != carried.size
+                before = f"{size} ranks made the commit" if other else f"its value was of {one.place}"
                 raise PerRankError(
                     name,
-                    f"{before or f'{size} ranks made the commit'}, and this one is rank {rank} of "
-                    f"{carried.size}. Start {size} ranks, or say what they resume from by "
-                    "PerRank(value, on_resize=lambda states, rank, size: ...)",
+                    f"{before}, and this one is rank {rank} of {carried.size}. Start {size} ranks, or say "
+                    "what they resume from by PerRank(value, on_resize=lambda states, rank, size: ...)",
                 )
             else:
                 state = self.on_resize([states[each] for each in range(size)], rank, carried.size)

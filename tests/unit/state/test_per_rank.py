@@ -105,7 +105,7 @@ class Script:
 
 
 def undisturbed(rng: Randomness, checkpoint: str | None = None) -> tuple[list[Any], int]:
-    """Return the results of an undisturbed run, and how many collectives each rank comes to."""
+    """Return the results of an undisturbed run, and how many collectives each rank takes part in."""
     outcomes = FakeJob(Script(checkpoint, rng), 2).run()
     return [outcome.result for outcome in outcomes], outcomes[0].world.visits
 
@@ -140,11 +140,11 @@ def test_the_whole_job_killed_at_any_collective(rng: Randomness) -> None:
 
 @pytest.mark.parametrize("verb", ["commit", "check_host_updates"])
 @pytest.mark.parametrize(("ahead", "remove", "size"), [(False, (), 3), (True, (), 3), (False, (1,), 2)])
-@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("replaced", [False, True])
 def test_with_other_ranks_the_script_says_what_each_resumes_from(
-    verb: str, ahead: bool, remove: tuple[int, ...], size: int, anew: bool
+    verb: str, ahead: bool, remove: tuple[int, ...], size: int, replaced: bool
 ) -> None:
-    """Also into a loader that a reset callback makes ``anew``."""
+    """``replaced``: a reset callback makes another loader, which gets the state of the commit."""
     seen: Values = {}
 
     def on_resize(states: list[Any], rank: int, size: int) -> Any:
@@ -163,7 +163,7 @@ def test_with_other_ranks_the_script_says_what_each_resumes_from(
                 getattr(state, verb)()
             return state.data.value.steps
 
-        if anew:
+        if replaced:
             state.register_reset_callbacks([lambda: setattr(state.data, "value", FakeSchedule())])
         return training(state)
 
