@@ -173,7 +173,7 @@ class Hooks:
     """The hooks of one rank, in order. If several return a verdict, the first one counts."""
 
     def __init__(self, hooks: Iterable[Hook]) -> None:
-        self.every = every = tuple(hooks)
+        every = tuple(hooks)
         # A commit calls only the hooks that define a method. Most hooks define a few methods.
         self._of: dict[str, list[Hook]] = {
             name: [hook for hook in every if getattr(type(hook), name) is not method]

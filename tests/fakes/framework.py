@@ -112,6 +112,12 @@ class FakeSampler:
             self.order.on_iterate()
         yield from indices.tolist()
 
+    def state_dict(self) -> dict[str, Any]:
+        return self.order.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.order.load_state_dict(state)
+
 
 class FakeBoard(Tracker):
     """Stands for TensorBoard: appends a line of JSON for each step, and one for the first step of a file."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.errors import (
     ConfigError,
     MismatchError,
@@ -17,7 +18,7 @@ from hvdrecover.errors import (
 )
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeSampler
-from tests.unit.state.jobs import Process, on_ranks
+from tests.unit.state.jobs import URL, Process, on_ranks
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,17 @@ def test_a_replaced_sampler_is_placed_and_watched_like_the_first(process: Proces
     process.generator.draw()
     next(iter(state.sampler))
     assert process.generator.state == streams
+
+
+def test_with_strict_false_a_sampler_of_another_length_stays(process: Process) -> None:
+    state = process.state(Checkpoint(URL, strict=False), sampler=FakeSampler(8), step=0)
+    state.sync()
+    state.sampler.order.record(2)
+    state.step = 1
+    state.commit()
+    state.sampler, state.step = FakeSampler(4), 2
+    state.restore()
+    assert (state.step, state.sampler.order.length, state.sampler.order.done) == (1, 4, 0)
 
 
 def test_a_cursor_that_could_not_be_loaded_again_is_no_commit(process: Process) -> None:
