@@ -46,6 +46,8 @@ class Scalars(Hook):
         self._steps = 0
         self._commit_began = 0.0
         self._begin()
+        if self._feeds:
+            context.framework.report("times", self)
 
     def _begin(self) -> None:
         self._ended = self._clock.monotonic()  # the end of the last step
@@ -81,10 +83,6 @@ class Scalars(Hook):
             feed.keep_up()
 
     # -- an observer -----------------------------------------------------------------------------------
-
-    def attach(self) -> None:
-        if self._feeds:
-            self._context.framework.report("times", self)
 
     def observed(self, values: Mapping[str, Number]) -> None:
         self.poll()  # the values belong to the step that has just ended
@@ -166,5 +164,5 @@ def as_numbers(framework: Framework, values: Mapping[str, Any]) -> dict[str, Num
             kind = f"a {type(value).__name__}" + (f" of shape {shape}" if shape else "")
             raise ConfigError(f"log_metrics({name}=)", f"must be a number, got {kind}")
         number = value[(0,) * len(shape)] if shape else value
-        found[name] = framework.clone(number) if framework.is_tensor(number) else number
+        found[name] = framework.clone(number) if isinstance(number, framework.tensors) else number
     return found

@@ -43,9 +43,6 @@ class Witness(Hook):
         self._descriptor: int | None = None
         self._at = (0, 0)
         self._steps = self._batches = 0
-
-    def attach(self) -> None:
-        """Have samplers and the framework report batches and steps."""
         self._contents.on_record.append(self.recorded)
         self._context.framework.report("steps", self)
 

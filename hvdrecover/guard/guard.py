@@ -31,6 +31,8 @@ _ABSENT = [0, 0, -1]  # the ballot of a rank that has made no commit
 class GuardHook(Hook):
     """This rank's part in the comparisons. Without a guard, it only learns whether others have one."""
 
+    votes_at = ("rendezvous",)
+
     def __init__(self, guard: Guard | None, context: Context) -> None:
         self._guard = guard
         self._context = context
@@ -44,8 +46,6 @@ class GuardHook(Hook):
     # -- rendezvous ------------------------------------------------------------------------------------
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        if moment.kind != "rendezvous":
-            return ()
         held, ballot = moment.held, _ABSENT
         compares = self._guard is not None and self._guard.parameters_every_commits is not None
         if compares and held is not None and held.id.generation:

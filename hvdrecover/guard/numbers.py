@@ -62,6 +62,8 @@ class Judge(Hook):
     An adapter sets ``steps``, which returns how many steps this rank has done.
     """
 
+    votes_at = ("commit", "check")
+
     def __init__(self, guard: Guard, context: Context) -> None:
         self.policy: Numerics | None = guard.numerics  # None checks nothing
         self.steps: Callable[[], int] = lambda: 0
@@ -72,8 +74,6 @@ class Judge(Hook):
         self._bad_steps: list[int] = []
         self._bad_parameters: list[str] = []
         self._waits = False  # a bad step is rolled back as soon as `record` tells the size of its batch
-
-    def attach(self) -> None:
         if self.policy == "rollback":
             if not self._contents.orders:
                 raise ConfigError(
@@ -147,7 +147,7 @@ class Judge(Hook):
 
     def numbers(self, moment: Moment) -> Sequence[int]:
         """Send whether there was an objection to the commit."""
-        return () if moment.kind == "rendezvous" else [bool(self._bad_parameters and moment.kind == "commit")]
+        return [bool(self._bad_parameters and moment.kind == "commit")]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
         if self._waits and moment.kind == "commit":
@@ -223,8 +223,6 @@ class Missing(Hook):
         self.steps: Counter[str] = Counter()  # by parameter, in how many steps; an adapter counts
         self._context = context
         self._reported: set[str] = set()
-
-    def attach(self) -> None:
         self._context.framework.report("missing", self)
 
     def numbers(self, moment: Moment) -> Sequence[int]:

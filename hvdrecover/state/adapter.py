@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import UnionType
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -57,19 +58,18 @@ class Framework(Protocol):
 
     Attributes:
         name: ``torch`` or ``tensorflow``.
+        tensors: the types of its tensors.
         attributes: those of the state, by name; `Contents` sets it.
     """
 
     name: str
+    tensors: type | UnionType
     attributes: Mapping[str, Any]
 
     def versions(self) -> dict[str, str]:
         """Versions of the framework and of Horovod."""
 
     # Tensors.
-
-    def is_tensor(self, value: Any) -> bool:
-        pass
 
     def spec(self, tensor: Tensor, name: str) -> TensorSpec:
         """Dtype and shape of a tensor; an UnsupportedTensorError if safetensors cannot hold it."""
@@ -216,14 +216,11 @@ def fit_tensors(
     """
 
     def kind(value: Any, key: str) -> str:
-        return str(framework.spec(value, key)) if framework.is_tensor(value) else f"a {type(value).__name__}"
+        is_tensor = isinstance(value, framework.tensors)
+        return str(framework.spec(value, key)) if is_tensor else f"a {type(value).__name__}"
 
-    differences = [
-        f"{name}.{key}: in the commit, but not in the {what}" for key in stored.keys() - mine.keys()
-    ]
-    differences += [
-        f"{name}.{key}: in the {what}, but not in the commit" for key in mine.keys() - stored.keys()
-    ]
+    absent = {True: f"in the {what}, but not in the commit", False: f"in the commit, but not in the {what}"}
+    differences = [f"{name}.{key}: {absent[key in mine]}" for key in stored.keys() ^ mine.keys()]
     fitting = {}
     for key in stored.keys() & mine.keys():
         theirs, ours = kind(stored[key], key), kind(mine[key], key)

@@ -35,13 +35,13 @@ def commit(session: Session, *, durable: bool) -> None:
     hooks, memory = session.hooks, session.memory
     hooks.notify(Hook.begins)
     objection = hooks.objection(committing=True)
-    session.own.gather(session.context.world, session.context.place.carried)
+    session.own.gather()
     # A durable commit may wait for a write under way, and the outcome of that belongs into the vote.
     hear = None if durable else send_vote(session, Moment("commit"))
     attempt = memory.attempt
     try:
         if objection is None:
-            session.call("save", lambda: save(session, None))
+            session.call("save", lambda: save(session))
         else:
             memory.pass_over()
         if any(hooks.ask(Hook.inspect, memory)):
@@ -66,7 +66,7 @@ def check(session: Session) -> None:
     _apply(session, send_vote(session, Moment("check"))(), between=True)
 
 
-def save(session: Session, objection: HvdrecoverError | None) -> None:
+def save(session: Session, objection: HvdrecoverError | None = None) -> None:
     """Copy the state into memory; an objection keeps the commit from becoming durable."""
     clock = session.context.clock
     started = clock.monotonic()
@@ -93,7 +93,7 @@ def send_vote(session: Session, moment: Moment) -> Callable[[], BaseException | 
     def hear() -> BaseException | None:
         verdict = session.hooks.verdict(moment, sent()[1:])
         if moment.kind == "check" and verdict is not None and _loses_nothing(session, verdict):
-            session.own.gather(context.world, context.place.carried)  # all are there; a commit follows
+            session.own.gather()  # all are there; a commit follows
         return verdict
 
     return hear
@@ -159,15 +159,9 @@ def iteration_begins(session: Session) -> None:
     A data loader draws from the global generator when its iterator is made. An undisturbed run made it before
     the commit, a resumed one makes it after.
     """
-    context, memory = session.context, session.memory
-    if not context.place.joined:
-        return
-    if memory.newest is not None and memory.is_at_commit():
-        memory.resume_streams(memory.newest)
-    for name, order in context.contents.orders.items():
-        if padding := order.padding:
-            tail = {"epoch": order.epoch, "padding": max(0, padding), "dropped": max(0, -padding)}
-            context.events.emit("tail", None, sampler=name, **tail)
+    memory = session.memory
+    if session.context.place.joined and memory.newest is not None and memory.is_at_commit():
+        session.own.resume_streams(memory.newest)
 
 
 # -- the last commit -------------------------------------------------------------------------------------
@@ -210,7 +204,7 @@ def leave_if_told(session: Session) -> None:
     if isinstance(verdict, Departure):
         session.call("restore", lambda: roll_back(session))
         # The votes brought the other ranks' states from before that. The steps in these will be repeated.
-        session.own.gather(session.context.world, session.context.place.carried)
+        session.own.gather()
         leave(session, verdict)
 
 
@@ -219,7 +213,7 @@ def finish(session: Session) -> None:
     if not session.durable.wanted:
         return
     if not session.memory.finished:
-        session.own.gather(session.context.world, session.context.place.carried)
+        session.own.gather()
         session.call("save", lambda: keep(session))
     session.memory.mark(finished=True)
     session.durable.make_durable(FINISH_ATTEMPTS)

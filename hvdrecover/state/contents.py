@@ -14,7 +14,7 @@ from hvdrecover.checkpoint.values import Json
 from hvdrecover.data.order import SampleOrder, is_sampler
 from hvdrecover.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
 from hvdrecover.state.adapter import Framework, HiddenAttribute
-from hvdrecover.state.rank_local import PerRank, Ranks, Shares, Value
+from hvdrecover.state.rank_local import RANDOM, PerRank, Ranks, Shares, Value
 from hvdrecover.state.trees import Copier, Part, rebuild
 
 Strict = bool | Literal["components"]
@@ -28,22 +28,16 @@ class Present:
 
     Attributes:
         parts: by attribute name, all but the samplers; with the hidden and the rank-local ones.
-        cursors: the samplers' cursors by attribute name, as JSON.
+        layouts: where the tensors lie in a commit's files, by attribute name.
+        state: a commit's ``attributes``, ``samplers``, and ``own``: the number of ranks of each rank-local
+            value.
+        streams: the states of the random streams by rank, if commits hold them.
     """
 
     parts: Mapping[str, Part]
-    cursors: dict[str, Json]
-    own: Mapping[str, Shares]
-
-    def layouts(self) -> dict[str, Layout]:
-        """Return where the tensors lie in a commit's files, by attribute name."""
-        return {name: part.plan.layout for name, part in self.parts.items() if part.plan.layout is not None}
-
-    def state(self) -> dict[str, Json]:
-        """A commit's ``attributes``, ``samplers``, and the number of ranks of each rank-local value."""
-        attributes = {name: part.structure for name, part in self.parts.items()}
-        own = {"own": {name: shares.ranks for name, shares in self.own.items()}} if self.own else {}
-        return {"attributes": attributes, "samplers": self.cursors, **own}
+    layouts: dict[str, Layout]
+    state: dict[str, Json]
+    streams: Mapping[str, Json]
 
 
 class Contents:
@@ -134,14 +128,15 @@ class Contents:
         }
         trees |= {name: dict(own[name].states) for name in self.per_rank if name in own}
         trees |= {name: tree for name, part in self._hidden.items() if (tree := part.tree()) is not None}
-        cursors = {name: self._cursor(name, order) for name, order in self.orders.items()}
-        return Present(self.copier.take_apart(trees), cursors, own)
-
-    def is_copy(self, present: Present, state: Mapping[str, Json], arenas: Mapping[str, Arena]) -> bool:
-        """Return whether a commit's state and arenas equal the present state, bit for bit."""
-        return present.cursors == state["samplers"] and self.copier.is_copy(
-            present.parts, state["attributes"], arenas
-        )
+        parts = self.copier.take_apart(trees)
+        state: dict[str, Json] = {
+            "attributes": {name: part.structure for name, part in parts.items()},
+            "samplers": {name: self._cursor(name, order) for name, order in self.orders.items()},
+        }
+        if own:
+            state["own"] = {name: shares.ranks for name, shares in own.items()}
+        layouts = {name: part.plan.layout for name, part in parts.items() if part.plan.layout is not None}
+        return Present(parts, layouts, state, own[RANDOM].states if RANDOM in own else {})
 
     def load(
         self,
@@ -167,7 +162,8 @@ class Contents:
         try:
             # The script gets plain values as they are, so these need memory of their own.
             plain = {name for name in self.values if not give} - self.components().keys()
-            structures, ranks = dict(state["attributes"]), set(state.get("own", ()))
+            structures, cursors = dict(state["attributes"]), dict(state["samplers"])
+            ranks = set(state.get("own", ()))
             trees = {
                 name: rebuild(
                     self._framework, structure, arenas.get(name), own=name in plain or name in self._hidden
@@ -175,24 +171,23 @@ class Contents:
                 for name, structure in structures.items()
                 if name not in ranks
             }
-            cursors = dict(state["samplers"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptCheckpointError(
                 where, f"the structure of the commit can't be read: {error}"
             ) from error
         hidden = {name: trees.pop(name, None) for name in self._hidden}
         names = {name for name in (*structures, *cursors) if not name.startswith("_")}
-        absent = [
-            f"{name}: in the commit, but not an attribute of this state"
-            for name in names - self.values.keys()
-        ]
-        absent += [
-            f"{name}: an attribute of this state, but not in the commit"
-            for name in self.values.keys() - names
-        ]
-        fitting, misfits = self._fit_trees({**trees, **dict.fromkeys(ranks)}, ranks)
-        places, misplaced = self._fit_cursors(cursors)
-        differences = sorted([*absent, *misfits, *misplaced])
+        absent = {True: "in the commit, but not an attribute of this state"}
+        absent[False] = "an attribute of this state, but not in the commit"
+        differences = [f"{name}: {absent[name in names]}" for name in names ^ self.values.keys()]
+        fitting: dict[str, Any] = {}
+        misfits = False
+        for name in [name for name in self.values if name in names]:
+            found = self._fit(name, trees, cursors, ranks, fitting)
+            differences += found
+            if found and name not in self.orders and self._framework.is_component(self.values[name]):
+                misfits = True
+        differences.sort()
         if differences if strict is True else strict and misfits:
             raise MismatchError(where, differences)
         if nothing := [
@@ -202,7 +197,14 @@ class Contents:
         ]:
             raise MismatchError(where, [*differences, *(f"{name}: nothing of it fits" for name in nothing)])
         try:
-            self._apply(fitting, places, give)
+            for name, part in fitting.items():
+                value = self.values[name]
+                if name in self.orders:
+                    value.order.load_state_dict(part, name)
+                elif self._framework.is_component(value):
+                    self._framework.load(value, part, keep=give)
+                else:
+                    self.values[name] = self._framework.move(part, value)
             for name, tree in hidden.items():
                 self._hidden[name].load(tree)
         except Exception as error:
@@ -225,52 +227,44 @@ class Contents:
         for listener in self.on_record:
             listener(order, count)
 
-    def _fit_trees(self, trees: Mapping[str, Any], ranks: set[str]) -> tuple[dict[str, Any], list[str]]:
-        """Return the trees that fit, and a line for each difference; ``ranks`` names the rank-local ones."""
-        kinds = {True: "one for each rank", False: "one for all ranks"}
-        fitting: dict[str, Any] = {}
-        differences: list[str] = []
-        for name in [name for name in self.values if name in trees]:
-            value, tree = self.values[name], trees[name]
-            own = (name in ranks, name in self.per_rank)
-            if own[0] != own[1]:
-                differences.append(f"{name}: {kinds[own[0]]} in the commit, {kinds[own[1]]} in this state")
-            elif is_sampler(value) or (tree is None and self._framework.is_component(value)):
-                differences.append(
-                    f"{name}: a {type(tree).__name__} in the commit, a {type(value).__name__} in this state"
-                )
-            elif self._framework.is_component(value):
-                fitting[name], found = self._framework.fit(name, value, tree)
-                differences += found
-            elif not own[0]:
-                fitting[name] = tree
-        return fitting, differences
+    def _fit(
+        self,
+        name: str,
+        trees: Mapping[str, Any],
+        cursors: Mapping[str, Any],
+        ranks: Container[str],
+        fitting: dict[str, Any],
+    ) -> list[str]:
+        """Add the fitting part of an attribute in a commit to ``fitting``; return a line for each difference.
 
-    def _fit_cursors(self, cursors: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        fitting: dict[str, Any] = {}
-        differences: list[str] = []
-        for name in [name for name in self.values if name in cursors]:
-            value = self.values[name]
-            if not is_sampler(value):
-                differences.append(f"{name}: a sampler in the commit, a {type(value).__name__} in this state")
-                continue
+        ``ranks`` names the commit's rank-local values, which `RankLocalState` restores.
+        """
+        value = self.values[name]
+        theirs, mine = _kind(name, ranks, cursors), _kind(name, self.per_rank, self.orders)
+        if theirs != mine:
+            return [f"{name}: {theirs} in the commit, {mine} in this state"]
+        if name in self.per_rank:
+            return []
+        if name in self.orders:
             try:
                 copy.copy(value.order).load_state_dict(cursors[name], name)
             except MismatchError as error:
-                differences += error.differences
-            else:
-                fitting[name] = cursors[name]
-        return fitting, differences
+                return error.differences
+            fitting[name] = cursors[name]
+            return []
+        if not self._framework.is_component(value):
+            fitting[name] = trees[name]
+            return []
+        if trees[name] is None:
+            return [f"{name}: nothing in the commit, a {type(value).__name__} in this state"]
+        fitting[name], differences = self._framework.fit(name, value, trees[name])
+        return differences
 
-    def _apply(self, fitting: Mapping[str, Any], cursors: Mapping[str, Any], give: bool) -> None:
-        for name, tree in fitting.items():
-            if self._framework.is_component(self.values[name]):
-                self._framework.load(self.values[name], tree, keep=give)
-            else:
-                self.values[name] = self._framework.move(tree, self.values[name])
-        for name, order in self.orders.items():
-            if name in cursors:
-                order.load_state_dict(cursors[name], name)
+
+def _kind(name: str, per_rank: Container[str], samplers: Container[str]) -> str:
+    if name in per_rank:
+        return "one for each rank"
+    return "a sampler" if name in samplers else "one for all ranks"
 
 
 def _holds_something(tree: Any) -> bool:

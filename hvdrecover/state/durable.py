@@ -55,6 +55,8 @@ class DurableSide(Hook):
     become durable for too long. Only rank 0 can find that out.
     """
 
+    votes_at = ("commit", "check")
+
     def __init__(self, settings: Checkpoint | None, context: Context, memory: Memory) -> None:
         self._settings = settings
         self.wanted = settings is not None
@@ -259,8 +261,6 @@ class DurableSide(Hook):
     # -- as a voter ------------------------------------------------------------------------------------
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        if moment.kind == "rendezvous":
-            return ()
         self._failure = self._verdict()
         return [0 if self._failure is None else error_kinds.number(self._failure)]
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -53,11 +53,6 @@ class Context:
         """Emit an event on every rank, with a line on the terminal from rank 0 only."""
         self.events.emit(kind, message if self.world.rank() == 0 else None, level=level, **facts)
 
-    @property
-    def attributes(self) -> Mapping[str, Any]:
-        """The tracked attributes by name; for adapters, which set none."""
-        return self.contents.values
-
 
 @dataclass(frozen=True)
 class Agreement:
@@ -72,9 +67,12 @@ class Agreement:
     loaded: str = ""
 
 
+Occasion = Literal["commit", "check", "rendezvous"]
+
+
 @dataclass(frozen=True)
 class Moment:
-    """The occasion of a vote.
+    """A vote and its circumstances.
 
     Attributes:
         kind: a ``commit``, a ``check`` for changes between commits, or a ``rendezvous``.
@@ -83,7 +81,7 @@ class Moment:
         returned: whether the training function has returned, so that no step is under way.
     """
 
-    kind: Literal["commit", "check", "rendezvous"]
+    kind: Occasion
     held: Snapshot | None = None
     elected: Election | None = None
     returned: bool = False
@@ -94,9 +92,11 @@ class Hook:
 
     Attributes:
         key: the name of its JSON in a commit; empty for a hook that keeps none.
+        votes_at: the occasions at which `numbers` and `verdict` are called.
     """
 
     key: str = ""
+    votes_at: Sequence[Occasion] = get_args(Occasion)
 
     # Observe. A hook that raises an exception here is reported once and no longer notified; training
     # continues.
@@ -140,9 +140,6 @@ class Hook:
 
     # Vote. Errors are raised.
 
-    def attach(self) -> None:
-        """Ask the framework for reports of steps; called once, when the state is made."""
-
     def objection(self, *, committing: bool) -> HvdrecoverError | None:
         """Return the reason why the present state cannot be a commit, or must not become durable.
 
@@ -157,7 +154,7 @@ class Hook:
         return False
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        """Return the numbers that this rank sends; the same count on all ranks, at checks and commits."""
+        """Return the numbers that this rank sends: at checks and commits, the same count on all ranks."""
         return ()
 
     def prefer(self, holders: Sequence[int], table: Table) -> Sequence[int]:
@@ -172,28 +169,22 @@ class Hook:
         """Called on the source rank before it loads a durable commit. May raise an error."""
 
 
-class Blank(Hook):
-    """Sends zeros in place of hooks that only other ranks have: those of a guard."""
-
-    def __init__(self, width: int) -> None:
-        self._zeros = [0] * width
-
-    def numbers(self, moment: Moment) -> Sequence[int]:
-        return () if moment.kind == "rendezvous" else self._zeros
-
-
 class Hooks:
     """The hooks of one rank, in order. If several return a verdict, the first one counts."""
 
     def __init__(self, hooks: Iterable[Hook]) -> None:
-        self.every = every = tuple(hooks)
+        every = tuple(hooks)
         # A commit calls only the hooks that define a method. Most hooks define a few methods.
         self._of: dict[str, list[Hook]] = {
             name: [hook for hook in every if getattr(type(hook), name) is not method]
             for name, method in vars(Hook).items()
             if callable(method)
         }
-        self.voters = [hook for hook in every if hook in self._of["numbers"] or hook in self._of["verdict"]]
+        voters = [hook for hook in every if hook in self._of["numbers"] or hook in self._of["verdict"]]
+        self._voters = {
+            occasion: [hook for hook in voters if occasion in hook.votes_at]
+            for occasion in get_args(Occasion)
+        }
         self.kept = [hook for hook in every if hook.key]
         self._failed: set[Hook] = set()
 
@@ -222,7 +213,7 @@ class Hooks:
             A function that waits for all ranks' numbers. It returns a table of the numbers in ``own``, then
             each voter's.
         """
-        rows = [list(own), *(list(hook.numbers(moment)) for hook in self.voters)]
+        rows = [list(own), *(list(hook.numbers(moment)) for hook in self._voters[moment.kind])]
         name = "election" if moment.kind == "rendezvous" else "updates"
         sent = world.send([number for row in rows for number in row], f"hvdrecover.{name}")
 
@@ -234,11 +225,12 @@ class Hooks:
 
     def prefer(self, holders: Sequence[int], tables: Sequence[Table]) -> Sequence[int]:
         """Return the ranks with the newest commit that all hooks prefer."""
-        for hook, table in zip(self.voters, tables, strict=True):
+        for hook, table in zip(self._voters["rendezvous"], tables, strict=True):
             holders = hook.prefer(holders, table)
         return holders
 
     def verdict(self, moment: Moment, tables: Sequence[Table]) -> BaseException | None:
         """Ask all voters for a verdict, as some exchange more data for it; return the first verdict."""
-        found = [hook.verdict(moment, table) for hook, table in zip(self.voters, tables, strict=True)]
+        voters = zip(self._voters[moment.kind], tables, strict=True)
+        found = [hook.verdict(moment, table) for hook, table in voters]
         return next(filter(None, found), None)

@@ -40,19 +40,17 @@ class Leaving(Hook):
     If any rank knows of a change of hosts since the last rendezvous, all ranks meet in another one.
     """
 
+    votes_at = ("commit", "check")
+
     def __init__(self, config: Config) -> None:
         self._elastic = config.elastic
         self._host = zlib.crc32(config.host.encode())
         self.hosts_changed = threading.Event()
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        if moment.kind == "rendezvous":
-            return ()
         return [heartbeat.stop_asked(), self._host, self.hosts_changed.is_set()]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        if moment.kind == "rendezvous":
-            return None
         asked, hosts, changes = table.T.tolist()
         if any(asked) and (departure := decide(asked, hosts, elastic=self._elastic)) is not None:
             return departure

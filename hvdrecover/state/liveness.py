@@ -54,6 +54,8 @@ class Liveness(Hook):
     All ranks learn the longest silence of any, so that all judge hangs alike.
     """
 
+    votes_at = ("rendezvous",)
+
     def __init__(self, world: World) -> None:
         self._world = world
 
@@ -70,13 +72,10 @@ class Liveness(Hook):
         follow(self._world)
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        if moment.kind != "rendezvous":
-            return ()
         return [math.ceil(seconds * 1000) for seconds in heartbeat.longest()]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        if moment.kind == "rendezvous":
-            heartbeat.has_seen(*(table.max(axis=0) / 1000).tolist())
+        heartbeat.has_seen(*(table.max(axis=0) / 1000).tolist())
         return None
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections import UserDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,6 @@ from hvdrecover.checkpoint.reader import read_commit, read_newest
 from hvdrecover.checkpoint.retrying import retrying
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import Storage, open_storage
-from hvdrecover.checkpoint.values import Json
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.data.order import is_sampler
 from hvdrecover.errors import CheckpointError, ConfigError, UnknownCommitError
@@ -24,20 +24,11 @@ from hvdrecover.state.contents import Contents
 logger = logging.getLogger(__name__)
 
 
-class Objects(Mapping[str, Any]):
+class Objects(UserDict[str, Any]):
     """The plain objects of a commit by name; a ValueError if one is of a class that this program lacks."""
 
-    def __init__(self, structures: Mapping[str, Json]) -> None:
-        self._structures = structures
-
     def __getitem__(self, name: str) -> Any:
-        return values.decode(self._structures[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._structures)
-
-    def __len__(self) -> int:
-        return len(self._structures)
+        return values.decode(self.data[name])
 
 
 @dataclass(frozen=True)

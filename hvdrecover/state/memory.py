@@ -17,7 +17,7 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import HvdrecoverError, StateError
 from hvdrecover.machine import Available
 from hvdrecover.state.contents import Contents, Present, Strict
-from hvdrecover.state.rank_local import RANDOM, Place, RankLocalState, Shares
+from hvdrecover.state.rank_local import Place, RankLocalState
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,6 @@ class Memory:
     ) -> None:
         self._contents = contents
         self._own = own
-        self._random = own.random
         self._place = place
         self._versions = versions
         self._dataset = dataset
@@ -74,13 +73,13 @@ class Memory:
         """Make the next commit of the present state, and start the random streams that belong to it."""
         # Count from the last attempt: the other ranks count a commit even if it was interrupted here.
         commit = CommitId(self.attempt.generation, self.attempt.commit + 1)
-        present = self._contents.take_apart(self._own.capture(self._place.carried))
+        present = self._contents.take_apart(self._own.capture())
         unchanged = self._is_unchanged(present)
         if not unchanged:
-            self._random.number += 1
+            self._own.stream += 1
         snapshot = self.capture(commit, present, unchanged=unchanged)
-        if self._place.joined and not self._random.stored:
-            self.resume_streams(snapshot)
+        if self._place.joined and not self._own.stores_streams:
+            self._own.resume_streams(snapshot)
         return snapshot
 
     def pass_over(self) -> None:
@@ -99,18 +98,18 @@ class Memory:
 
         ``unchanged``: the newest commit has the same tensors, so none has to be copied.
         """
-        present = present or self._contents.take_apart(self._own.capture(self._place.carried))
-        random = self._random.capture(present.own.get(RANDOM, Shares(0, {})).states)
+        present = present or self._contents.take_apart(self._own.capture())
         self.attempt, self.objection = commit, None
-        layouts, arenas, digests = present.layouts(), {}, None
-        if unchanged and self.newest is not None and self.newest.layouts == layouts:
+        arenas, digests = {}, None
+        if unchanged and self.newest is not None and self.newest.layouts == present.layouts:
             arenas, digests = dict(self.newest.arenas), self.newest.digests
         else:
-            reuse = self._acquire(layouts)
+            reuse = self._acquire(present.layouts)
             self.newest = None  # if the copy is interrupted, memory holds no commit
             arenas = self._contents.copier.copy(present.parts, reuse)
             self.arenas.hold(arenas)
-        state = {**present.state(), "random": random}
+        random = {"seed": self._own.seed, "stream": self._own.stream, "states": present.streams}
+        state = {**present.state, "random": random}
         state.update({each.key: value for each in self.kept if (value := each.capture()) is not None})
         self.newest = Snapshot(
             commit, arenas, state, self._place.size, self._versions, finished, self._dataset, digests
@@ -164,13 +163,10 @@ class Memory:
 
     def resume(self, snapshot: Snapshot, *, load: bool = True) -> None:
         """Restore the random streams of a commit, and with ``load`` the rank-local values."""
-        self._own.resume(snapshot, self._place.carried, load=load)
+        self._own.resume(snapshot, load=load)
         if self._place.joined:
-            self.resume_streams(snapshot)
+            self._own.resume_streams(snapshot)
         self._positions = self._contents.positions()
-
-    def resume_streams(self, snapshot: Snapshot) -> None:
-        self._random.resume(snapshot.state["random"], snapshot.id.commit, self._place.stream)
 
     def is_at_commit(self) -> bool:
         """Return whether no sampler has moved since the newest commit."""
@@ -197,10 +193,13 @@ class Memory:
 
     def _is_unchanged(self, present: Present) -> bool:
         """Return whether the present state equals the newest commit, bit for bit."""
+        newest = self.newest
         return (
-            self.newest is not None
+            newest is not None
             and self._contents.positions() == self._positions
-            and self._contents.is_copy(present, self.newest.state, self.newest.arenas)
+            and all(newest.state.get(key) == value for key, value in present.state.items())
+            and newest.layouts == present.layouts
+            and self._contents.copier.are_copies(present.parts, newest.arenas)
         )
 
 

@@ -14,15 +14,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
-
-from hvdrecover.checkpoint import values
-from hvdrecover.checkpoint.values import Json
-from hvdrecover.errors import ConfigError, CorruptCheckpointError
-from hvdrecover.state.adapter import Framework
 
 Randomness = Literal["reseed", "store"]
 
@@ -35,51 +30,6 @@ def stream(run_seed: int, number: int | str, rank: int) -> Callable[[str], int]:
 def _derive(stream: str, generator: str) -> int:
     digest = hashlib.blake2b(f"{stream}/{generator}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-class Generators:
-    """The global generators of one rank: the run's seed, and the number of the present stream.
-
-    ``stored``: whether each rank's states are part of a commit.
-    """
-
-    def __init__(self, framework: Framework, mode: Randomness) -> None:
-        if mode not in ("reseed", "store"):
-            raise ConfigError(
-                "rng", f"'{mode}' is not a way to treat random generators; use 'reseed' or 'store'"
-            )
-        self._framework = framework
-        self.stored = mode == "store"
-        self.seed = 0
-        self.number = 0
-
-    def draw_seed(self) -> None:
-        self.seed = self._framework.draw_seed()
-
-    def states(self) -> Json:
-        return values.encode(self._framework.generators(), "rng")
-
-    def put(self, states: Json) -> None:
-        """Set what `states` gave."""
-        self._framework.set_generators(values.decode(states))
-
-    def capture(self, states: Mapping[str, Json]) -> dict[str, Json]:
-        """Return the part of a commit: the run's seed, the stream's number, and the states by rank."""
-        return {"seed": self.seed, "stream": self.number, "states": states}
-
-    def resume(self, kept: Mapping[str, Json], commit: int, rank: int) -> None:
-        """Go to the stream that began at a commit."""
-        try:
-            self.seed, self.number = int(kept["seed"]), int(kept.get("stream", commit))
-            state = kept["states"].get(str(rank)) if self.stored else None
-            if state is None:
-                self._framework.seed(stream(self.seed, self.number, rank))
-            else:
-                self.put(state)
-        except Exception as error:  # each framework has its own
-            raise CorruptCheckpointError(
-                f"commit {commit}", f"its random streams can't be set: {error!r}"
-            ) from error
 
 
 def python_state() -> Any:

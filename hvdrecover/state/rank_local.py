@@ -12,13 +12,14 @@ import base64
 import copy
 import functools
 import json
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from hvdrecover.checkpoint import layout
+from hvdrecover.checkpoint import layout, values
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
@@ -31,7 +32,7 @@ from hvdrecover.errors import (
     UnsupportedValueError,
 )
 from hvdrecover.state.adapter import Buffer, Framework, Tree, World
-from hvdrecover.state.random import Generators, Randomness
+from hvdrecover.state.random import Randomness, stream
 from hvdrecover.state.trees import Copier, rebuild
 
 RANDOM = "_random"  # the key of random streams; no attribute has this name
@@ -48,9 +49,6 @@ class Carried:
     ranks: tuple[int, ...]
     size: int
 
-    def __str__(self) -> str:
-        return f"rank {', '.join(map(str, self.ranks)) or '-'} of {self.size}"
-
 
 class Value(Protocol):
     """A rank-local value; ``taken``: how many items have been taken from it."""
@@ -64,7 +62,10 @@ class Value(Protocol):
         """Learn the states of all ranks that the next commit will hold."""
 
     def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
-        """Restore the states of a commit that ``size`` ranks made. ``name`` is for errors."""
+        """Restore the states of a commit that ``size`` ranks made; call `keep` next.
+
+        ``name`` is for errors.
+        """
 
     def keep(self, carried: Carried) -> None:
         """Note that the values are of these ranks."""
@@ -100,10 +101,6 @@ class Ranks:
         """Return the ranks that a process carries out, given its rank and the number of processes."""
         return Carried((rank,), size)
 
-    def stream_of(self, rank: int) -> int:
-        """Return the rank whose random streams this process has outside of a virtual rank's part."""
-        return rank
-
 
 class Place:
     """This rank's place in the job. Before its first agreement with the other ranks, it counts as alone.
@@ -119,19 +116,17 @@ class Place:
     def __init__(self, world: World, ranks: Ranks) -> None:
         self._world = world
         self._ranks = ranks
-        self._arrived = (0, 1)
         self.rank, self.size, self.job, self.joined = 0, 1, "", False
 
     def arrived(self) -> None:
         """Take the rank and size of the last rendezvous."""
-        self._arrived = self._world.rank(), self._world.size()
         if self.joined:
-            self.rank, self.size = self._arrived
+            self.rank, self.size = self._world.rank(), self._world.size()
 
     def join(self, job: str) -> None:
         """Note that this rank has agreed on a state with the other ranks of a job."""
         self.job, self.joined = job, True
-        self.rank, self.size = self._arrived
+        self.arrived()
 
     @property
     def carried(self) -> Carried:
@@ -140,8 +135,11 @@ class Place:
 
     @property
     def stream(self) -> int:
-        """The rank whose random streams this process has outside of a virtual rank's part."""
-        return self._ranks.stream_of(self.rank)
+        """The number of this process's random stream outside of a virtual rank's part.
+
+        All processes share that stream, so it has a number that no virtual rank has.
+        """
+        return self.rank if self._ranks.virtual is None else self._ranks.virtual
 
 
 class PerRank:
@@ -187,18 +185,19 @@ class PerRank:
         self.on_resize = on_resize
         self.taken = 0
         self.on_iterate: Callable[[], None] | None = None
-        self._current: Callable[[], int] | None = None  # the virtual rank that is being carried out
         self._given = value
-        self._each = {0: self._made(value)}  # by virtual rank; without these, of rank 0
+        self._each = {0: self._made(value)}  # by virtual rank; without these, the only one
+        self._size: int | None = None  # the number of virtual ranks, if there are any
+        self._current: Callable[[], int] = lambda: 0  # the virtual rank that is being carried out
 
     @property
     def value(self) -> Any:
         """The value itself."""
-        return self.of(self._current() if self._current is not None else 0)
+        return self.of(self._current())
 
     @value.setter
     def value(self, value: Any) -> None:
-        self._each[self._current() if self._current is not None else 0] = self._made(value)
+        self._each[self._current()] = self._made(value)
 
     def __iter__(self) -> Iterator[Any]:
         iterator = iter(self.value)
@@ -242,44 +241,40 @@ class PerRank:
     def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
         """Restore the states of a commit that ``size`` ranks made."""
         for rank in carried.ranks:
-            self._resume(name, states, size, rank, carried.size)
-            self._of(rank).place = (rank, carried.size)
+            one, place = self._of(rank), (rank, carried.size)
+            if size == carried.size and (one.place in (None, place) or one.stateful is None):
+                if rank not in states:
+                    raise PerRankError(
+                        name,
+                        f"the commit has no state of rank {rank}; state.save() knows this rank's only, so "
+                        "make commits by state.commit()",
+                    )
+                one.load(states[rank])
+            elif self.on_resize is None or len(states) < size:
+                other = size != carried.size
+                before = f"{size} ranks made the commit" if other else f"its value was of {one.place}"
+                raise PerRankError(
+                    name,
+                    f"{before}, and this one is rank {rank} of {carried.size}. Start {size} ranks, or say "
+                    "what they resume from by PerRank(value, on_resize=lambda states, rank, size: ...)",
+                )
+            else:
+                state = self.on_resize([states[each] for each in range(size)], rank, carried.size)
+                if state is not None or one.stateful is None:
+                    one.load(state)
 
     def keep(self, carried: Carried) -> None:
         """Note that the values are of these ranks."""
         for rank in carried.ranks:
             self._of(rank).place = (rank, carried.size)
-        if self._current is not None:
+        if self._size is not None:
             self._each = {rank: one for rank, one in self._each.items() if rank in carried.ranks}
-
-    def _resume(self, name: str, states: Mapping[int, Tree], ranks: int, rank: int, size: int) -> None:
-        one = self._of(rank)
-        if ranks == size and (one.place in (None, (rank, size)) or one.stateful is None):
-            if rank not in states:
-                raise PerRankError(
-                    name,
-                    f"the commit has no state of rank {rank}; state.save() knows this rank's only, so make "
-                    "commits by state.commit()",
-                )
-            one.load(states[rank])
-        elif self.on_resize is None or len(states) < ranks:
-            now = f"this one is rank {rank} of {size}"
-            before = f"{ranks} ranks made the commit" if ranks != size else f"its value was of {one.place}"
-            raise PerRankError(
-                name,
-                f"{before}, and {now}. Start {ranks} ranks, or say what they resume from by "
-                "PerRank(value, on_resize=lambda states, rank, size: ...)",
-            )
-        else:
-            state = self.on_resize([states[each] for each in range(ranks)], rank, size)
-            if state is not None or one.stateful is None:
-                one.load(state)
 
     def _made(self, value: Any) -> _One:
         return _One(value, self.stateful(value))
 
     def _of(self, rank: int) -> _One:
-        if self._current is None:
+        if self._size is None:
             return self._each[0]
         if rank not in self._each:
             given = self._given
@@ -316,7 +311,7 @@ class Shares(NamedTuple):
     states: Any
 
 
-class _Sent(Mapping[str, Any]):
+class _Sent(UserDict[str, Any]):
     """The random states that the processes have sent, by rank, parsed on the first access.
 
     Few commits are written, and few are resumed from: if each rank parsed all messages at each commit, a
@@ -327,65 +322,77 @@ class _Sent(Mapping[str, Any]):
         self._rows = rows
 
     @functools.cached_property
-    def _states(self) -> dict[str, Any]:
+    def data(self) -> dict[str, Any]:  # type: ignore[override]
         rows = (json.loads(bytes(row)) for row in self._rows)
         return {rank: state for row in rows for rank, state in row[RANDOM].items()}
 
-    def __getitem__(self, rank: str) -> Any:
-        return self._states[rank]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._states)
-
-    def __len__(self) -> int:
-        return len(self._states)
-
 
 class RankLocalState:
-    """The rank-local states of the ranks that one process carries out."""
+    """The rank-local states of the ranks that one process carries out.
 
-    def __init__(self, framework: Framework, values: Mapping[str, Value], random: Generators) -> None:
+    Attributes:
+        seed: the run's; the random streams are derived from it (`hvdrecover.state.random`).
+        stream: the number of the present stream.
+        stores_streams: whether the states of each rank's generators are part of a commit.
+    """
+
+    def __init__(
+        self,
+        framework: Framework,
+        world: World,
+        place: Place,
+        values: Mapping[str, Value],
+        rng: Randomness,
+    ) -> None:
+        if rng not in get_args(Randomness):
+            raise ConfigError(
+                "rng", f"'{rng}' is not a way to treat random generators; use 'reseed' or 'store'"
+            )
         self._framework = framework
+        self._world = world
+        self._place = place
         self._copier = Copier(framework)
         self._values = values
-        self.random = random
+        self.stores_streams = rng == "store"
+        self.seed = self.stream = 0
         self._known: dict[str, Shares] = {}
-
-    @property
-    def exists(self) -> bool:
-        return self.random.stored or bool(self._values)
 
     # -- exchange --------------------------------------------------------------------------------------
 
-    def gather(self, world: World, carried: Carried) -> None:
-        """Before a commit of all ranks: learn the states of all ranks."""
+    def gather(self, carried: Carried | None = None) -> None:
+        """Learn the states of all ranks before a commit of all; these ranks are carried out here."""
         self.forget()  # the values of a commit that failed later
-        if not self.exists:
-            return
-        if world.size() > 1:
-            rows = world.gather(self._packed(self._present(carried)), "hvdrecover.own")
-            self._known = {name: Shares(carried.size, {}) for name in self._values}
-            streams: dict[str, Any] = {}
-            for message in (json.loads(bytes(row)) for row in rows if self._values):
-                streams.update(message[RANDOM])
-                for name, shares in self._known.items():
-                    shares.states.update(self._rebuilt(*message["values"][name]))
-            if self.random.stored:
-                self._known[RANDOM] = Shares(carried.size, streams if self._values else _Sent(rows))
-            for name, each in self._values.items():
-                each.gathered(self._known[name].states)
-        else:
-            self._known = self.capture(carried)
+        if self.stores_streams or self._values:
+            carried = carried or self._place.carried
+            present = self._present(carried)
+            states = self._exchanged(present) if self._world.size() > 1 else present
+            self._known = self._shared(states, carried.size)
 
-    def rendezvous(
-        self, world: World, carried: Carried, held: Snapshot | None, newest: CommitId | None
-    ) -> None:
+    def _exchanged(self, present: Mapping[str, Any]) -> dict[str, Any]:
+        """Send the states of this process; return the states of all ranks."""
+        rows = self._world.gather(self._packed(present), "hvdrecover.own")
+        if not self._values:
+            return {RANDOM: _Sent(rows)}
+        found: dict[str, Any] = {name: {} for name in present}
+        for message in (json.loads(bytes(row)) for row in rows):
+            for name, (structure, file) in message["values"].items():
+                found[name].update(self._rebuilt(structure, file))
+            if self.stores_streams:
+                found[RANDOM].update(message[RANDOM])
+        return found
+
+    def _shared(self, states: Mapping[str, Any], size: int) -> dict[str, Shares]:
+        for name, each in self._values.items():
+            each.gathered(states[name])
+        return {name: Shares(size, each) for name, each in states.items()}
+
+    def rendezvous(self, carried: Carried, held: Snapshot | None, newest: CommitId | None) -> None:
         """Learn the states from the elected commit, if this rank holds it.
 
         If no memory holds a commit, each rank begins with its present states, for the ranks in ``carried``.
         """
         if newest is None:
-            self.gather(world, carried)
+            self.gather(carried)
             return
         self._known = self._stored(held) if held is not None and held.id == newest else {}
         for name, shares in self._known.items():
@@ -401,11 +408,11 @@ class RankLocalState:
         parts = self._copier.take_apart({name: present[name] for name in self._values})
         arenas = self._copier.copy(parts, {})
         files = {name: base64.b64encode(arena.buffer.data).decode() for name, arena in arenas.items()}
-        values = {name: [part.structure, files.get(name)] for name, part in parts.items()}
-        message = {"values": values, RANDOM: present.get(RANDOM, {})}
+        packed = {name: [part.structure, files.get(name)] for name, part in parts.items()}
+        message = {"values": packed, RANDOM: present.get(RANDOM, {})}
         row = json.dumps(message).encode()
         if len(row) > _LARGEST:
-            largest = max(values, key=lambda name: len(json.dumps(values[name])))
+            largest = max(packed, key=lambda name: len(json.dumps(packed[name])))
             raise UnsupportedValueError(
                 f"state.{largest}",
                 f"the ranks exchange their own states at each commit, and this rank's take {len(row)} "
@@ -422,25 +429,24 @@ class RankLocalState:
 
     # -- commits ---------------------------------------------------------------------------------------
 
-    def capture(self, carried: Carried) -> dict[str, Shares]:
+    def capture(self) -> dict[str, Shares]:
         """Return the states for a commit: all ranks' states if they are known, else this process's."""
-        if self._known:
+        if self._known or not (self.stores_streams or self._values):
             return self._known
-        present = self._present(carried)
-        for name, each in self._values.items():
-            each.gathered(present[name])
-        return {name: Shares(carried.size, states) for name, states in present.items()}
+        carried = self._place.carried
+        return self._shared(self._present(carried), carried.size)
 
     def keep(self, snapshot: Snapshot) -> None:
         """The next commit holds the states of this one."""
         self._known |= self._stored(snapshot)
 
-    def resume(self, snapshot: Snapshot, carried: Carried, *, load: bool) -> None:
+    def resume(self, snapshot: Snapshot, *, load: bool) -> None:
         """Go to the states of a commit, all but the random streams.
 
         Without ``load``, the values are at the commit already, and only belong to these ranks from now on.
         """
         self.forget()
+        carried = self._place.carried
         try:
             stored = self._stored(snapshot)
             for name, each in self._values.items():
@@ -454,6 +460,22 @@ class RankLocalState:
             reason = f"the ranks' own states can't be read: {error!r}"
             raise CorruptCheckpointError(f"commit {snapshot.id}", reason) from error
 
+    def resume_streams(self, snapshot: Snapshot) -> None:
+        """Go to the random stream that began at a commit."""
+        rank, commit = self._place.stream, snapshot.id.commit
+        try:
+            kept = snapshot.state["random"]
+            self.seed, self.stream = int(kept["seed"]), int(kept.get("stream", commit))
+            states = kept["states"].get(str(rank)) if self.stores_streams else None
+            if states is None:
+                self._framework.seed(stream(self.seed, self.stream, rank))
+            else:
+                self._framework.set_generators(values.decode(states))
+        except Exception as error:  # each framework has its own
+            raise CorruptCheckpointError(
+                f"commit {commit}", f"its random streams can't be set: {error!r}"
+            ) from error
+
     def move(self, carried: Carried) -> None:
         """Right after a commit of all: carry out other virtual ranks, from the states that were exchanged."""
         for name, each in self._values.items():
@@ -463,16 +485,15 @@ class RankLocalState:
             each.keep(carried)
 
     def _present(self, carried: Carried) -> dict[str, dict[int, Any]]:
-        if not self.exists:
-            return {}
-        streams = self.random.states()
+        streams = values.encode(self._framework.generators(), "rng")
         present: dict[str, dict[int, Any]] = {
             name: each.states(carried) for name, each in self._values.items()
         }
-        if present and self.random.states() != streams:
-            self.random.put(streams)  # a loader that has just been loaded draws when it is asked
+        if present and values.encode(self._framework.generators(), "rng") != streams:
+            # A loader that has just been loaded draws when it is asked.
+            self._framework.set_generators(values.decode(streams))
         random: dict[Any, Any] = {str(rank): streams for rank in carried.ranks}
-        return present | {RANDOM: random} if self.random.stored else present
+        return present | {RANDOM: random} if self.stores_streams else present
 
     def _stored(self, snapshot: Snapshot) -> dict[str, Shares]:
         """The states in a commit of the values that this rank has as well."""
@@ -482,6 +503,6 @@ class RankLocalState:
             structure = snapshot.state["attributes"][name]
             states = rebuild(self._framework, structure, snapshot.arenas.get(name), own=True)
             found[name] = Shares(ranks[name], states)
-        if self.random.stored and RANDOM in ranks:
+        if self.stores_streams and RANDOM in ranks:
             found[RANDOM] = Shares(ranks[RANDOM], snapshot.state["random"]["states"])
         return found

@@ -99,7 +99,7 @@ def agree(session: Session, reached: tuple[int, int] = (0, 0), *, state_unchange
     recalled = _recall(session)
     election = _elect(session, recalled)
     carried = context.ranks.carried_by(context.world.rank(), context.world.size())
-    session.own.rendezvous(context.world, carried, memory.newest, election.newest)
+    session.own.rendezvous(carried, memory.newest, election.newest)
     claimed = _revive(session, recalled) if election.revives else None
     session.root = election.root if claimed is None or claimed.root is None else claimed.root
     try:
@@ -286,7 +286,7 @@ def _from_root(session: Session, generation: int) -> Agreement:
             raise RecoveryError(
                 "no commit is left: the last one was interrupted on all ranks, and none is durable"
             )
-        session.own.random.draw_seed()
+        session.own.seed = context.framework.draw_seed()
         return Agreement(memory.capture(CommitId(generation, 0)), "initial", context.place.job)
     heartbeat.notify(loaded=stored.id.name)
     if stored.finished and context.config.reopen:

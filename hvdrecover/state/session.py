@@ -18,11 +18,11 @@ from hvdrecover.guard.numbers import Judge, Missing
 from hvdrecover.guard.settings import Guard
 from hvdrecover.scalars import Scalars
 from hvdrecover.state.durable import DurableSide
-from hvdrecover.state.hooks import Blank, Context, Hook, Hooks
+from hvdrecover.state.hooks import Context, Hook, Hooks
 from hvdrecover.state.leaving import Leaving
 from hvdrecover.state.liveness import Liveness, Timings
 from hvdrecover.state.memory import Memory
-from hvdrecover.state.random import Generators, Randomness
+from hvdrecover.state.random import Randomness
 from hvdrecover.state.rank_local import RankLocalState
 from hvdrecover.state.unresumed import Unresumed
 from hvdrecover.trackers import Tracker
@@ -62,7 +62,7 @@ class Session:
         self.context = context
         self.call = call
         self.own = RankLocalState(
-            context.framework, context.contents.per_rank, Generators(context.framework, rng)
+            context.framework, context.world, context.place, context.contents.per_rank, rng
         )
         virtual = context.ranks.join(context, self.own, guard)
         dataset = guard.data.as_json() if guard is not None and guard.data is not None else None
@@ -81,7 +81,7 @@ class Session:
                 *([self.durable.pacing] if self.durable.pacing is not None else []),
                 self.durable,
                 GuardHook(guard, context),
-                *([Missing(context), Judge(guard, context)] if guard is not None else [Blank(2)]),
+                *([Missing(context), Judge(guard, context)] if guard is not None else []),
                 Unresumed(context),
                 self.leaving,
                 *virtual,

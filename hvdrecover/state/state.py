@@ -131,7 +131,6 @@ class State:
             call=self._around,
         )
         self._session.memory.capture(CommitId(0, 0))
-        self._session.hooks.ask(Hook.attach)
         if type(self).reset is not State.reset:
             self._session.reset_callbacks.append(self.reset)
 
@@ -345,7 +344,7 @@ class State:
         self._due[verb] = ours
         try:
             getattr(self, verb)()
-            self._due.pop(verb, _nothing)()
+            self._due.pop(verb, lambda: None)()
         finally:
             self._due.pop(verb, None)
 
@@ -366,7 +365,3 @@ def _divide(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _is_ours(method: Any) -> bool:
     return str(method.__module__).startswith("hvdrecover.")
-
-
-def _nothing() -> None:
-    pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import UnionType
 from typing import Any
 
 import keras
@@ -60,6 +61,7 @@ class TensorFlowFramework:
     """
 
     name = "tensorflow"
+    tensors: type | UnionType = tf.Tensor | tf.Variable | View
 
     def __init__(self) -> None:
         self.attributes: Mapping[str, Any] = {}
@@ -74,9 +76,6 @@ class TensorFlowFramework:
             "keras": str(keras.__version__),
             "horovod": horovod.version(),
         }
-
-    def is_tensor(self, value: Any) -> bool:
-        return isinstance(value, tf.Tensor | tf.Variable | View)
 
     def is_component(self, value: Any) -> bool:
         return variables_of(value) is not None

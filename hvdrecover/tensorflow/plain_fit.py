@@ -288,12 +288,12 @@ class _State(TensorFlowKerasState):
         return history
 
     def _seed_of_rank(self) -> int:
-        return random.stream(self._session.own.random.seed, "data", hvd.rank())("order")
+        return random.stream(self._session.own.seed, "data", hvd.rank())("order")
 
     def _seeded(self, number: int, function: Callable[[], None]) -> None:
         before = self._framework.generators()
         # Alike on all ranks: each may shuffle the samples of all, and take its part.
-        self._framework.seed(random.stream(self._session.own.random.seed, f"epoch {number}", 0))
+        self._framework.seed(random.stream(self._session.own.seed, f"epoch {number}", 0))
         function()
         self._framework.set_generators(before)
 

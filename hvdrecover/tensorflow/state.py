@@ -130,18 +130,18 @@ class TensorFlowState(State):
         context = self._session.context
         ranks = virtual_of(context.ranks)
         if variables is None:
-            model = context.attributes.get("model")
+            model = context.contents.values.get("model")
             if not isinstance(model, keras.layers.Layer):
                 problem = "there is no state.model; pass what you train as variables="
                 raise ConfigError("state.steps()", problem)
             variables = model.trainable_variables
-        feed = virtual.feed(data, context.attributes, context.framework)
+        feed = virtual.feed(data, context.contents.values, context.framework)
         virtual.gradients_of(ranks).of(variables, op, compression)
         return steps(ranks, feed, Step)
 
     @property
     def _datasets(self) -> list[ElasticDataset]:
-        attributes = self._session.context.attributes.values()
+        attributes = self._session.context.contents.values.values()
         return [each for each in attributes if isinstance(each, ElasticDataset)]
 
 

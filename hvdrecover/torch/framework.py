@@ -7,6 +7,7 @@ import inspect
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ class TorchFramework:
     """The torch side of the core; see `hvdrecover.state.adapter.Framework`."""
 
     name = "torch"
+    tensors: type | UnionType = torch.Tensor
 
     def __init__(self) -> None:
         self.attributes: Mapping[str, Any] = {}
@@ -62,9 +64,6 @@ class TorchFramework:
 
     def versions(self) -> dict[str, str]:
         return {"torch": str(torch.__version__), "horovod": horovod.version()}
-
-    def is_tensor(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor)
 
     def is_component(self, value: Any) -> bool:
         return not isinstance(value, type) and all(

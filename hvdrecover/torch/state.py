@@ -113,7 +113,7 @@ class TorchState(State):
         """
         context = self._session.context
         ranks = virtual_of(context.ranks)
-        feed = virtual.feed(loader, context.attributes, context.framework)
+        feed = virtual.feed(loader, context.contents.values, context.framework)
         return steps(ranks, feed, Step)
 
 

@@ -114,10 +114,6 @@ class VirtualRanks(Ranks, Hook):
             return Carried(tuple(range(self.size)), self.size)
         return Carried(tuple(shares.run_of(self.counts, rank)), self.size)
 
-    def stream_of(self, rank: int) -> int:
-        """Return a number that no virtual rank has: outside of parts, all processes share a random stream."""
-        return self.size
-
     @property
     def carried(self) -> Carried:
         world = self.context.world
@@ -139,11 +135,11 @@ class VirtualRanks(Ranks, Hook):
 
     def seed(self, rank: int) -> None:
         """Seed the random streams for a part's computation."""
-        self.context.framework.seed(stream(self._own.random.seed, f"step {self.steps}", rank))
+        self.context.framework.seed(stream(self._own.seed, f"step {self.steps}", rank))
 
     def sample_seeds(self, step: int, rank: int) -> Callable[[str], int]:
         """Return the seeds for a part's samples. They differ, so dropout and augmentation are independent."""
-        return stream(self._own.random.seed, f"samples {step}", rank)
+        return stream(self._own.seed, f"samples {step}", rank)
 
     def any_has_more(self, mine: bool) -> bool:
         """Return whether there is data for another step; a process without virtual ranks asks the others."""

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,12 @@ class FakeSampler:
             self.order.on_iterate()
         yield from indices.tolist()
 
+    def state_dict(self) -> dict[str, Any]:
+        return self.order.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.order.load_state_dict(state)
+
 
 class FakeBoard(Tracker):
     """Stands for TensorBoard: appends a line of JSON for each step, and one for the first step of a file."""
@@ -184,6 +191,7 @@ class FakeFramework:
     """
 
     name = "fake"
+    tensors: type | UnionType = np.ndarray
 
     def __init__(self, seed: int = 1) -> None:
         self.attributes: Mapping[str, Any] = {}
@@ -194,9 +202,6 @@ class FakeFramework:
 
     def versions(self) -> dict[str, str]:
         return {"fake": "1.0"}
-
-    def is_tensor(self, value: Any) -> bool:
-        return isinstance(value, np.ndarray)
 
     def is_component(self, value: Any) -> bool:
         return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")

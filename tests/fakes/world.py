@@ -18,15 +18,14 @@ import numpy as np
 import numpy.typing as npt
 from horovod.common.exceptions import HorovodInternalError
 
-from hvdrecover.errors import RemovedError, RendezvousError
+from hvdrecover.errors import RemovedError
 from hvdrecover.state.adapter import Past
 from hvdrecover.state.leaving import Preempted
 
 HANG_SECONDS = 20.0  # far more than any rank ever needs
-AT_RENDEZVOUS = "rendezvous"  # any but a process's first; for faults
 
 Action = Literal["kill", "kill_after", "kill_all", "cut", "change"]
-Replacement = Literal["none", "in_place", "appended"]
+Replacement = Literal["none", "in_place"]
 Status = Literal["runs", "returned", "failed", "killed", "left"]
 
 _current = threading.local()
@@ -42,13 +41,12 @@ class Fault:
 
     Attributes:
         rank: the rank that it happens to.
-        collective: how the collective's name begins; or `AT_RENDEZVOUS`, where a rank that is killed leaves
-            the others with a rendezvous that has failed.
+        collective: how the collective's name begins.
         nth: at which of that rank's visits it happens, counted from 1.
         action: ``kill`` ends the rank before the collective and ``kill_after`` after it has come through;
             ``kill_all`` ends all ranks; ``cut`` lets the collective come through on the others only;
             ``change`` adds and removes hosts, and nothing is lost.
-        replacement: the place of the process that is started for a killed one.
+        replacement: whether a process is started in the place of a killed one.
         add: how many ranks a change adds.
         remove: the ranks that a change removes.
         ahead: whether the added ranks come before all others.
@@ -72,8 +70,6 @@ class Fault:
     def visit(self, rank: int, name: str) -> bool:
         """Count a visit; return whether the fault happens now."""
         if self.fired or rank != self.rank or not name.startswith(self.collective):
-            return False
-        if (name == AT_RENDEZVOUS) != (self.collective == AT_RENDEZVOUS):
             return False
         self.visits += 1
         self.fired = self.visits == self.nth
@@ -167,7 +163,6 @@ class FakeWorld:
         self._position = 0
         self._doomed = False
         self._leaving = False
-        self._refused = False
         self._where = "nowhere yet"
 
     # -- World ---------------------------------------------------------------------------------------------
@@ -184,18 +179,11 @@ class FakeWorld:
             if self._ring is not None:
                 raise RuntimeError("init() without a shutdown() before it")
             self._where = "init()"
-            if self.rendezvouses:
-                self._let_faults_happen(AT_RENDEZVOUS)
-            if not self._refused:
-                self.job.rendezvous()
-            self._wait(lambda: self._ring is not None or self._leaving or self._refused)
+            self.job.rendezvous()
+            self._wait(lambda: self._ring is not None or self._leaving)
             if self._leaving:
                 self._end("left")
                 raise RemovedError("the host has been removed from elastic job")
-            if self._ring is None:
-                self._refused = False
-                self._where = "its own code"
-                raise RendezvousError("a rank was lost at the rendezvous")
 
     def allow_stalls(self, seconds: int) -> None:
         self._present()
@@ -238,18 +226,6 @@ class FakeWorld:
         for entry in entries[1:]:
             total += entry
         return total
-
-    def here(self, name: str) -> None:
-        """A point that is not a collective, for faults to happen at."""
-        with self.job.condition:
-            self._present()
-            self._let_faults_happen(name)
-
-    def await_loss(self) -> None:
-        """Wait until another rank is lost."""
-        with self.job.condition:
-            ring = self._present()
-            self._wait(lambda: ring.broken)
 
     @property
     def dead(self) -> bool:
@@ -426,7 +402,7 @@ class FakeJob:
         there = [member for member in self._members if member.status == "runs" and not member._leaving]
         if self.failure is not None or any(member._ring is not None for member in there):
             return
-        if not there or any(member._where != "init()" or member._refused for member in there):
+        if not there or any(member._where != "init()" for member in there):
             return
         ring = _Ring(sorted(there, key=lambda member: member.place))
         for rank, member in enumerate(ring.members):
@@ -442,12 +418,8 @@ class FakeJob:
             Killed: always.
         """
         member._doomed = True
-        if replacement != "none":
-            place = member.place if replacement == "in_place" else self._next_place()
-            self._join(place)
-        if member._where == "init()":
-            for other in self._members:
-                other._refused = other is not member and other.status == "runs" and other.rendezvouses > 0
+        if replacement == "in_place":
+            self._join(member.place)
         member._end("killed")
         raise Killed
 

@@ -14,7 +14,7 @@ FORGETFUL = Path(__file__).with_name("scripts") / "forgetful_digits.py"
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(PATIENCE + 60)]
 
 
-# Other bugs are found in a fake job, see tests/unit/state/test_buggy_scripts.py.
+# Other bugs are found in made-up records, see tests/unit/drill/test_check.py.
 def test_a_bug_is_found_and_its_place_and_remedy_are_named(tmp_path: Path) -> None:
     drilled = drill(tmp_path / "drill", *KILL_ALL, sys.executable, str(FORGETFUL))
     assert (drilled.code, drilled.found["recovers"]) == (1, False)

@@ -137,7 +137,7 @@ def join(folder):
                     content=digest([*model.variables, *optimizer.variables]),
                     batch=state.batch,
                     cursor=state.data.order.state_dict(),
-                    run_seed=state._session.own.random.seed,
+                    run_seed=state._session.own.seed,
                     seeds_differ=digest([each for each in model.variables if "seed" in each.path]),
                 )
             step(x)

@@ -26,9 +26,6 @@ class Diary(Hook):
     def __init__(self) -> None:
         self.lines: list[Any] = []
 
-    def attach(self) -> None:
-        self.lines.append("attached")
-
     def observed(self, values: Any) -> None:
         self.lines.append(values)
 
@@ -87,7 +84,6 @@ def test_one_that_looks_on_sees_all_that_happens(process: Process, root: FakeRoo
     state.restore()
     state.finish()
     assert diary.lines == [
-        "attached",
         "initial",
         {"loss": 0.5, "rate": 1},
         "begins",
@@ -111,7 +107,7 @@ def test_one_that_fails_is_left_out_with_a_word(process: Process, caplog: pytest
     for _ in range(3):
         state.commit()
     assert sound.lines.count("committed") == 3
-    assert broken.lines == ["attached", "initial"]
+    assert broken.lines == ["initial"]
     assert [record.message for record in caplog.records if "Broken" in record.message] == [
         "Broken fails and is left out from now on: OSError('no ink')"
     ]

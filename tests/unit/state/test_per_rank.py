@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeFramework, FakeGenerator, FakeModel, FakeSchedule
 from tests.fakes.root import FakeRoots
-from tests.fakes.world import Action, FakeJob, FakeWorld, Fault, Replacement, change_at, fail_at
+from tests.fakes.world import Action, FakeJob, FakeWorld, Replacement, change_at, fail_at
 from tests.unit.state.jobs import URL, Process, initialised, on_ranks
 
 Values = dict[int, Any]
@@ -104,19 +104,10 @@ class Script:
                     break  # an epoch ends
 
 
-def undisturbed(rng: Randomness, checkpoint: str | None = None) -> list[Any]:
-    return FakeJob(Script(checkpoint, rng), 2).results()
-
-
-def visits(rng: Randomness, checkpoint: str | None = None) -> int:
-    worlds: list[FakeWorld] = []
-
-    def main(world: FakeWorld) -> Any:
-        worlds.append(world)
-        return Script(checkpoint, rng)(world)
-
-    FakeJob(main, 2).results()
-    return worlds[0].visits
+def undisturbed(rng: Randomness, checkpoint: str | None = None) -> tuple[list[Any], int]:
+    """Return the results of an undisturbed run, and how many collectives each rank takes part in."""
+    outcomes = FakeJob(Script(checkpoint, rng), 2).run()
+    return [outcome.result for outcome in outcomes], outcomes[0].world.visits
 
 
 # -- faults -----------------------------------------------------------------------------------------------
@@ -128,17 +119,17 @@ def visits(rng: Randomness, checkpoint: str | None = None) -> int:
 def test_a_rank_lost_at_any_collective_gets_its_very_own_back(
     rng: Randomness, rank: int, action: Action
 ) -> None:
-    expected = undisturbed(rng)
+    expected, visits = undisturbed(rng)
     replacement: Replacement = "none" if action == "cut" else "in_place"
-    for nth in range(1, visits(rng) + (action == "kill")):  # an error at the last visit shows nowhere
+    for nth in range(1, visits + (action == "kill")):  # an error at the last visit shows nowhere
         fault = fail_at(rank, "", nth, action=action, replacement=replacement)
         assert FakeJob(Script(rng=rng), 2, [fault]).results() == expected, nth
 
 
 @pytest.mark.parametrize("rng", ["reseed", "store"])
 def test_the_whole_job_killed_at_any_collective(rng: Randomness) -> None:
-    expected = undisturbed(rng, "fake://undisturbed")
-    for nth in range(1, visits(rng, "fake://counted") + 1):
+    expected, visits = undisturbed(rng, "fake://undisturbed")
+    for nth in range(1, visits + 1):
         url = f"fake://killed-{rng}-{nth}"
         FakeJob(Script(url, rng), 2, [fail_at(nth % 2, "", nth, action="kill_all")]).run()
         assert FakeJob(Script(url, rng), 2).results() == expected, nth
@@ -147,48 +138,42 @@ def test_the_whole_job_killed_at_any_collective(rng: Randomness) -> None:
 # -- other ranks ------------------------------------------------------------------------------------------
 
 
-def resized(rank_of: Callable[[FakeWorld], Any], *faults: Fault, verb: str = "commit") -> list[Any]:
-    """The values of all ranks after hosts have come or gone; ranks 0 and 1 had 10 and 11."""
+@pytest.mark.parametrize("verb", ["commit", "check_host_updates"])
+@pytest.mark.parametrize(("ahead", "remove", "size"), [(False, (), 3), (True, (), 3), (False, (1,), 2)])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_with_other_ranks_the_script_says_what_each_resumes_from(
+    verb: str, ahead: bool, remove: tuple[int, ...], size: int, replaced: bool
+) -> None:
+    """``replaced``: a reset callback makes another loader, which gets the state of the commit."""
+    seen: Values = {}
+
+    def on_resize(states: list[Any], rank: int, size: int) -> Any:
+        seen[rank] = (states, size)
+        return {"steps": -1}
 
     def main(world: FakeWorld) -> Any:
         world.init()
-        state = Process(world).state(step=0, losses=rank_of(world))
+        state = Process(world).state(step=0, data=PerRank(FakeSchedule(), on_resize))
 
         @run
         def training(state: State) -> Any:
             if state.step == 0:
-                state.losses.value = 10 + world.rank()
-                state.step = 1
+                state.step, state.data.value.steps = 1, 10 + world.rank()
                 world.allgather([0], "change")
                 getattr(state, verb)()
-            return sorted([world.rank(), state.losses.value])
+            return state.data.value.steps
 
+        if replaced:
+            state.register_reset_callbacks([lambda: setattr(state.data, "value", FakeSchedule())])
         return training(state)
 
-    return FakeJob(main, 2, faults).results()
-
-
-@pytest.mark.parametrize("verb", ["commit", "check_host_updates"])
-@pytest.mark.parametrize(("ahead", "remove", "size"), [(False, (), 3), (True, (), 3), (False, (1,), 2)])
-def test_with_other_ranks_the_script_says_what_each_resumes_from(
-    verb: str, ahead: bool, remove: tuple[int, ...], size: int
-) -> None:
-    seen: Values = {}
-
-    def on_resize(states: list[int], rank: int, size: int) -> int:
-        seen[rank] = (states, size)
-        return -1
-
-    def value(world: FakeWorld) -> PerRank:
-        return PerRank(0, on_resize)
-
     fault = change_at(0, "change", add=1, remove=remove, ahead=ahead)
-    results = resized(value, fault, verb=verb)
+    results = FakeJob(main, 2, [fault]).results()
     if size == 2:  # as many as before: the new one takes over from the one that left
-        assert (results, seen) == ([[0, 10], [1, 11]], {})
+        assert (results, seen) == ([10, 11], {})
     else:
-        assert results == [[-1, rank] for rank in range(3)]
-        assert seen == {rank: ([10, 11], 3) for rank in range(3)}
+        assert results == [-1] * 3
+        assert seen == {rank: ([{"steps": 10}, {"steps": 11}], 3) for rank in range(3)}
 
 
 def test_without_a_word_of_the_script_it_is_an_error_on_all_ranks() -> None:
@@ -203,39 +188,6 @@ def test_a_finished_run_is_finished_for_any_number_of_ranks() -> None:
     assert len(FakeJob(Script(URL), 3).results()) == 3
 
 
-@pytest.mark.parametrize(("remove", "size"), [((), 3), ((1,), 2)])
-def test_a_loader_that_a_reset_callback_makes_anew_gets_its_state_of_the_commit(
-    remove: tuple[int, ...], size: int
-) -> None:
-    seen: Values = {}
-
-    def on_resize(states: list[Any], rank: int, size: int) -> Any:
-        seen[rank] = states
-        return {"steps": -1}
-
-    def main(world: FakeWorld) -> Any:
-        world.init()
-        state = Process(world).state(step=0, data=PerRank(FakeSchedule(), on_resize))
-
-        @run
-        def training(state: State) -> Any:
-            if state.step == 0:
-                state.step, state.data.value.steps = 1, 10 + world.rank()
-                world.allgather([0], "change")
-                state.commit()
-            return state.data.value.steps
-
-        state.register_reset_callbacks([lambda: setattr(state.data, "value", FakeSchedule())])
-        return training(state)
-
-    results = FakeJob(main, 2, [change_at(0, "change", add=1, remove=remove)]).results()
-    if size == 2:
-        assert (results, seen) == ([10, 11], {})
-    else:
-        assert results == [-1] * 3
-        assert seen == {rank: [{"steps": 10}, {"steps": 11}] for rank in range(3)}
-
-
 # -- what a commit holds ----------------------------------------------------------------------------------
 
 
@@ -246,7 +198,7 @@ def test_a_durable_commit_shows_all_ranks_states_by_rank(
     FakeJob(Script(URL), 2).results()
     loaded = loading.load(FakeFramework(), URL, {"model": FakeModel(w=[0.0])}, None, strict=True)
     losses = loaded.objects["losses"]
-    assert [losses[rank] for rank in range(2)] == [each["losses"] for each in undisturbed("reseed")]
+    assert [losses[rank] for rank in range(2)] == [each["losses"] for each in undisturbed("reseed")[0]]
     with pytest.raises(MismatchError, match=r"  data: .*each rank.*all ranks"):
         loading.load(FakeFramework(), URL, {"data": FakeSchedule()}, None, strict=True)
 

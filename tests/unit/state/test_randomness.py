@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
+from hvdrecover.state import random as streams
 from hvdrecover.state.random import stream
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeFramework, FakeGenerator, FakeLoader, FakeModel, FakeSampler
@@ -109,3 +116,41 @@ def test_a_rank_that_no_commit_knows_has_a_seeded_stream() -> None:
     assert results[:2] == [own_draws(0), own_draws(1)]
     seed = FakeFramework(100).draw_seed()
     assert results[2] == draws(FakeGenerator(stream(seed, 1, 2)("fake")))
+
+
+# -- states of generators ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def as_before() -> Iterator[None]:
+    python, mine = random.getstate(), np.random.get_state()
+    yield
+    random.setstate(python)
+    np.random.set_state(mine)
+
+
+@pytest.mark.parametrize("take", [streams.python_state, random.getstate])  # older commits have the latter
+def test_a_generator_continues_where_it_was(as_before: None, take: Callable[[], Any]) -> None:
+    random.gauss(0, 1)
+    python, mine = take(), np.random.get_state(legacy=False)
+    drawn = random.random(), np.random.normal()
+    streams.set_python(python)
+    streams.set_numpy(mine)
+    assert (random.random(), np.random.normal()) == drawn
+
+
+@pytest.mark.parametrize("place", [10**8, 625, -1, 2**70])
+def test_a_place_beyond_the_buffer_is_refused_and_the_process_lives(place: int) -> None:
+    script = f"""
+import numpy as np
+from hvdrecover.state import random as streams
+state = np.random.get_state(legacy=False)
+state["state"]["pos"] = {place}
+try:
+    streams.set_numpy(state)
+except ValueError as error:
+    print(error)
+np.random.random(2000)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and re.fullmatch(f"numpy.* {place}\n", done.stdout)

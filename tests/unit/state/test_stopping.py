@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,14 +14,13 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.config import PREEMPTED
 from hvdrecover.heartbeat import Page, Phase, Stop
 from hvdrecover.state.leaving import Preempted, decide
-from hvdrecover.state.rank_local import PerRank
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots
-from tests.fakes.world import FakeJob, FakeWorld, Outcome, current_world
+from tests.fakes.world import FakeJob, FakeWorld, current_world
 from tests.unit.launch.children import child, line
-from tests.unit.state.jobs import CONFIG, STATIC, URL, Process
+from tests.unit.state.jobs import CONFIG, URL, Process
 
 NO, HOST, JOB = Stop.NO, Stop.HOST, Stop.JOB
 
@@ -69,7 +67,6 @@ def test_who_leaves(
 TRAIN = """
 import signal, time
 from hvdrecover import config, heartbeat
-from hvdrecover.state.rank_local import PerRank
 from hvdrecover.state.leaving import signals
 {before}
 with signals(config.read().stop_signals):
@@ -135,125 +132,59 @@ def test_a_signal_between_two_steps_is_heeded_at_the_next_commit(
 # -- all ranks together ------------------------------------------------------------------------------------
 
 
-class Job:
-    """Ranks that train, of whom some are asked to leave at a step.
+@pytest.mark.parametrize(
+    ("hosts", "stop", "statuses", "resumed"),
+    [
+        (["h1", "h2", "h1", "h2"], HOST, ["returned", "returned", "left", "left"], [(3, 0, 2), (3, 1, 2)]),
+        (["h1", "h1"], HOST, ["left", "left"], []),
+        (["h1", "h2"], JOB, ["left", "left"], []),
+    ],
+)
+def test_hosts_leave_at_a_commit_and_no_step_is_lost(
+    hosts: list[str],
+    stop: Stop,
+    statuses: list[str],
+    resumed: list[tuple[int, int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    roots: FakeRoots,
+) -> None:
+    asked: dict[float, Stop] = {}
+    calls: list[tuple[int, int, int]] = []  # the step, rank and size when a training function is called
 
-    Attributes:
-        hosts: each place's host.
-        asked: at which step which place is asked for what.
-        resumed: the step, rank and size whenever a rank's training function was called.
-        left: the places that have left, and at which step.
-        root: the checkpoint root, if any.
-        counts: the ``on_resize`` of a `PerRank` that counts each rank's steps; None if there is none.
-    """
-
-    counts: Callable[[Sequence[int], int, int], int] | None = None
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, hosts: list[str], asked: dict[int, tuple[int, Stop]]
-    ) -> None:
-        self.hosts, self.asked = hosts, asked
-        self.root: str | None = URL
-        self.static = False
-        self.check_only = self.has_handler = False
-        self.resumed: list[tuple[int, int, int]] = []
-        self.left: list[tuple[int, int]] = []
-        self._stops: dict[float, Stop] = {}
-        monkeypatch.setattr(heartbeat, "stop_asked", self._stop_asked)
-
-    def _stop_asked(self) -> Stop:
-        """Return what this rank's page says: the ranks are threads here, and share a page."""
+    def stop_asked() -> Stop:  # the ranks are threads here, and share a page
         world = current_world()
-        return Stop.NO if world is None else self._stops.get(world.place, Stop.NO)
+        return Stop.NO if world is None else asked.get(world.place, Stop.NO)
 
-    def run(self, *faults: Any) -> list[Outcome]:
-        return FakeJob(self._script, len(self.hosts), faults).run()
-
-    def _script(self, world: FakeWorld) -> tuple[int, float, CommitId]:
+    def script(world: FakeWorld) -> tuple[int, float]:
         world.init()
-        process = Process(world)
-        config = dataclasses.replace(STATIC if self.static else CONFIG, host=self.hosts[int(world.place)])
-        counted = {} if self.counts is None else {"counted": PerRank(0, self.counts)}
-        state = process.state(self.root, config=config, model=FakeModel(w=0.0), step=0, **counted)
-        try:
-            run(lambda state: self._train(world, state))(state)
-        except Preempted:
-            self.left.append((int(world.place), state.step))
-            raise
-        return state.step, float(state.model.weights["w"]), state.last_commit
+        config = dataclasses.replace(CONFIG, host=hosts[int(world.place)])
+        state = Process(world).state(URL, config=config, model=FakeModel(w=0.0), step=0)
 
-    def _train(self, world: FakeWorld, state: State) -> None:
-        self.resumed.append((state.step, world.rank(), world.size()))
-        while state.step < 6:
-            state.model.weights["w"] += (world.allreduce(np.ones(1)) / world.size())[0]
-            state.step += 1
-            if self.counts is not None:
-                state.counted.value += 1
-            place, stop = self.asked.get(state.step, (-1, Stop.NO))
-            if place == world.place:
-                self._stops[place] = stop
-            if self.has_handler and stop and len(self.resumed) == len(self.hosts):
-                return  # as soon as all ranks have heard of it
-            if self.check_only:
-                state.check_host_updates()
-            else:
+        @run
+        def train(state: State) -> None:
+            calls.append((state.step, world.rank(), world.size()))
+            while state.step < 6:
+                state.model.weights["w"] += (world.allreduce(np.ones(1)) / world.size())[0]
+                state.step += 1
+                if state.step == 3 and world.place == len(hosts) - 2 and not resumed_before:
+                    asked[world.place] = stop
                 state.commit()
 
+        train(state)
+        return state.step, float(state.model.weights["w"])
 
-def test_one_host_leaves_and_the_others_continue_without_losing_a_step(
-    monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
-) -> None:
-    job = Job(monkeypatch, ["h1", "h2", "h1", "h2"], {3: (2, HOST)})
-    outcomes = job.run()
-    assert [(outcome.status, outcome.world.place) for outcome in outcomes] == [
-        ("returned", 1),
-        ("returned", 3),
-        ("left", 0),
-        ("left", 2),
-    ]
-    assert [outcome.result[:2] for outcome in outcomes[:2]] == [(6, 6.0)] * 2
-    assert sorted(job.left) == [(0, 3), (2, 3)]
-    assert sorted(job.resumed)[4:] == [(3, 0, 2), (3, 1, 2)]
-
-
-@pytest.mark.parametrize(("hosts", "stop"), [(["h1", "h1"], HOST), (["h1", "h2"], JOB)])
-def test_a_whole_job_leaves_at_one_durable_commit_and_continues_from_it(
-    hosts: list[str], stop: Stop, monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
-) -> None:
-    outcomes = Job(monkeypatch, hosts, {3: (1, stop)}).run()
-    assert [outcome.status for outcome in outcomes] == ["left", "left"]
-    assert roots[URL].published[-1] == CommitId(1, 3)
-    again = Job(monkeypatch, hosts, {})
-    assert [outcome.result[:2] for outcome in again.run()] == [(6, 6.0)] * 2
-    assert sorted(again.resumed) == [(3, 0, 2), (3, 1, 2)]
-
-
-def test_a_training_function_that_ends_because_the_job_is_stopped_has_not_finished(
-    monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
-) -> None:
-    job = Job(monkeypatch, ["h1", "h1"], {5: (0, HOST)})
-    job.has_handler = True
-    assert [outcome.status for outcome in job.run()] == ["left", "left"]
-    assert roots[URL].published[-1] == CommitId(1, 4)  # step 5 was not committed
-    again = Job(monkeypatch, ["h1", "h1"], {})
-    assert [outcome.result[:2] for outcome in again.run()] == [(6, 6.0)] * 2
-    assert sorted(again.resumed) == [(4, 0, 2), (4, 1, 2)]
-
-
-def test_a_training_function_that_ends_because_a_host_leaves_is_called_again_on_the_others(
-    monkeypatch: pytest.MonkeyPatch, roots: FakeRoots
-) -> None:
-    totals: list[int] = []
-
-    def total(states: Sequence[int], rank: int, size: int) -> int:
-        totals.append(sum(states))
-        return totals[-1]
-
-    job = Job(monkeypatch, ["h1", "h2"], {5: (0, HOST)})
-    job.has_handler = True
-    job.counts = total
-    outcomes = job.run()
-    assert [(outcome.status, outcome.world.place) for outcome in outcomes] == [("returned", 1), ("left", 0)]
-    assert outcomes[0].result[:2] == (6, 6.0)
-    assert sorted(job.resumed) == [(0, 0, 2), (0, 1, 2), (4, 0, 1)]
-    assert set(totals) == {8}  # of two ranks at commit 4; step 5 is repeated
+    monkeypatch.setattr(heartbeat, "stop_asked", stop_asked)
+    resumed_before = False
+    outcomes = FakeJob(script, len(hosts)).run()
+    assert [outcome.status for outcome in outcomes] == statuses
+    assert [outcome.result for outcome in outcomes if outcome.status == "returned"] == [(6, 6.0)] * len(
+        resumed
+    )
+    assert sorted(calls)[len(hosts) :] == resumed
+    if not resumed:  # the whole job has left; another start continues
+        assert roots[URL].published[-1] == CommitId(1, 3)
+        asked.clear()
+        calls.clear()
+        resumed_before = True
+        assert FakeJob(script, len(hosts)).results() == [(6, 6.0)] * len(hosts)
+        assert sorted(calls) == [(3, 0, 2), (3, 1, 2)]

@@ -189,8 +189,9 @@ class Rank:
     def __init__(self, **options: Any) -> None:
         self._layers = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
         self._optimizer = wrapped(self._layers, **options)
-        self.missing = Missing(cast(Any, SimpleNamespace(world=None)))
-        guard.report_missing({"model": self._layers, "optimizer": self._optimizer}, self.missing)
+        components = {"model": self._layers, "optimizer": self._optimizer}
+        framework = SimpleNamespace(report=lambda what, hook: guard.report_missing(components, hook))
+        self.missing = Missing(cast(Any, SimpleNamespace(world=None, framework=framework)))
 
     def steps(self, number: int) -> None:
         for _ in range(number):

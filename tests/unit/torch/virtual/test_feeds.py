@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from hvdrecover.errors import ConfigError, StepError
-from hvdrecover.state.random import Generators, stream
+from hvdrecover.state.random import stream
 from hvdrecover.state.rank_local import Carried, PerRank, RankLocalState
 from hvdrecover.torch.elastic.sampler import ElasticSampler
 from hvdrecover.torch.framework import TorchFramework
@@ -126,14 +126,14 @@ def test_a_sampler_of_virtual_ranks_is_not_gone_through_without_steps() -> None:
 def test_loaders_that_know_their_place_continue_when_shares_change() -> None:
     loaders = PerRank(lambda rank, size: StatefulDataLoader(range(4), batch_size=None))
     loaders.become_virtual(SIZE, lambda: 0)
-    own = RankLocalState(TorchFramework(), {"loaders": loaders}, Generators(TorchFramework(), "reseed"))
-    world: Any = SimpleNamespace(size=lambda: 1)
-    ranks: Any = Ranks(1, 2)
+    framework, ranks = TorchFramework(), cast(Any, Ranks(1, 2))
+    world = cast(Any, SimpleNamespace(size=lambda: 1))
+    own = RankLocalState(framework, world, ranks, {"loaders": loaders}, "reseed")
     found = []
     for step in feed(loaders, {"loaders": loaders}, TorchFramework())(ranks):
         found.append(int(step.fetch(1)))
         break
-    own.gather(world, ranks.carried)
+    own.gather()
     own.move(Carried((1,), SIZE))
     ranks.carried = Carried((1,), SIZE)
     steps = feed(loaders, {"loaders": loaders}, TorchFramework())(ranks)
