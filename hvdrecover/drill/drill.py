@@ -9,14 +9,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import random
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -71,9 +70,6 @@ class Schedule:
     seed: int
     processes: int
     runs: tuple[tuple[Strike, ...], ...]
-
-    def store(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
 
 def schedule(names: Sequence[str], *, seed: int, processes: int, commits: int, repeat: int = 1) -> Schedule:
@@ -198,19 +194,15 @@ class Drill:
         self._rehearse()
         processes, commits = self._command.processes, self._clean.newest
         plan = schedule(chosen, seed=seed, processes=processes, commits=commits, repeat=repeat)
-        plan.store(self._folder / "schedule.json")
-        for number, strikes in enumerate(plan.runs, 1):
-            _announce(number, strikes)
-        results: list[Result] = []
-        most = _MOST_RUNS * len(plan.runs)
-        while len(results) < len(plan.runs):
-            results.append(result := self._run(len(results) + 1, plan.runs[len(results)]))
-            if result.missed and not result.findings and len(plan.runs) < most:
-                again = _spread(result.missed, commits, None)
-                plan = replace(plan, runs=(*plan.runs, again))
-                _announce(len(plan.runs), again)
-        plan.store(self._folder / "schedule.json")
-        return Outcome(self._folder, plan, skipped, results)
+        runs, results = list(plan.runs), list[Result]()
+        most = _MOST_RUNS * len(runs)
+        while len(results) < len(runs):
+            number, strikes = len(results) + 1, runs[len(results)]
+            logger.info("drill: faults-%d is to have %s", number, ", ".join(map(str, strikes)))
+            results.append(result := self._run(number, strikes))
+            if result.missed and not result.findings and len(runs) < most:
+                runs.append(_spread(result.missed, commits, None))
+        return Outcome(self._folder, replace(plan, runs=tuple(runs)), skipped, results)
 
     def _rehearse(self) -> None:
         run = ScriptRun(self._folder / "clean", self._command, self._lab)
@@ -308,11 +300,7 @@ class Drill:
 def _wait_for_commits(run: ScriptRun) -> bool:
     """Wait for a few commits; False if the run ended before."""
     before = run.newest
-    return run.wait_until(lambda records: run.newest >= before + _FEW and records.train_since(0.0))
-
-
-def _announce(number: int, strikes: Sequence[Strike]) -> None:
-    logger.info("drill: faults-%d is to have %s", number, ", ".join(map(str, strikes)))
+    return run.wait_until(lambda records: records.reached >= before + _FEW and records.train_since(0.0))
 
 
 def _longest_silence(records: Records) -> float:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,12 +243,8 @@ RESIZING = ("resize", "kill", "resize", "kill-all", "resize")
 """The faults of a drill with ``--resize``."""
 
 
-def find(names: Iterable[str]) -> list[Fault]:
-    found = []
-    for name in names:
-        if name not in FAULTS:
-            alike = difflib.get_close_matches(name, FAULTS, n=1, cutoff=0.0)[0]
-            problem = f"unknown fault '{name}'; did you mean '{alike}'? The faults are {', '.join(FAULTS)}"
-            raise ConfigError("--faults", problem)
-        found.append(FAULTS[name])
-    return found
+def find(names: Sequence[str]) -> list[Fault]:
+    if unknown := [name for name in names if name not in FAULTS]:
+        problem = f"unknown fault '{unknown[0]}'; the faults are {', '.join(FAULTS)}"
+        raise ConfigError("--faults", problem)
+    return [FAULTS[name] for name in names]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,8 +22,9 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.drill.lab import INTERFACE, Host, Lab
 from hvdrecover.drill.records import Reader, Records
 from hvdrecover.errors import DrillError, HvdrecoverError
-from hvdrecover.launch import processes
-from hvdrecover.launch.job import Job
+from hvdrecover.launch import processes, waits
+
+logger = logging.getLogger(__name__)
 
 PATIENCE = 300.0  # seconds without any progress until a run counts as stuck
 ROOT_MAY_USE_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -31,6 +35,63 @@ _ANSWERS = 3.0  # seconds for the guardians to log where their ranks are
 _LEAVE = 120.0  # seconds for a run to leave, and for its processes to end after the supervisor was killed
 
 T = TypeVar("T")
+
+
+class Job:
+    """A launcher such as ``horovodrun`` and all processes that it starts on this host.
+
+    A mark in the environment identifies the job's processes, even outside the launcher's process group:
+    launchers hand their environment to workers.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, environ: Mapping[str, str] | None = None) -> None:
+        self.log = log
+        name, value = "HVDRECOVER_JOB", uuid.uuid4().hex
+        self._mark = f"{name}={value}"
+        with log.open("ab") as output:
+            self._launcher = subprocess.Popen(
+                list(command),
+                env={**os.environ, **(environ or {}), name: value},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        return self._launcher.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._launcher.pid
+
+    def processes(self) -> list[int]:
+        """Return the ids of the job's living processes on this host, launcher included."""
+        return processes.marked(self._mark)
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the launcher's exit code; after a timeout, raise `HvdrecoverError` with the log's end."""
+        try:
+            return self._launcher.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise HvdrecoverError(
+                f"the job still runs after {timeout} s; its log ends with\n{self.tail()}"
+            ) from None
+
+    def kill(self, patience: float = waits.ALL_KILLED) -> list[int]:
+        """SIGKILL the launcher and all its processes; return and log those that cannot be killed."""
+        if self._launcher.poll() is None:
+            self._launcher.kill()
+        left = processes.kill_marked(self._mark, patience)
+        with suppress(subprocess.TimeoutExpired):
+            self._launcher.wait(min(patience, waits.KILLED))
+        if left:
+            logger.error("%s can't be killed, as a disk hangs perhaps: left", processes.named(left))
+        return left
+
+    def tail(self, lines: int = 25) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
 def supervised(*options: str, workers: int = 2) -> list[str]:
@@ -177,7 +238,7 @@ class ScriptRun(Run):
     @property
     def newest(self) -> int:
         """The newest commit of the present ranks."""
-        return max((line.commit for line in self.records().present), default=0)
+        return self.records().reached
 
     def wait_until(self, true: Callable[[Records], bool]) -> bool:
         """Wait until something is true of the records; False if the run ended before."""
@@ -195,7 +256,7 @@ class ScriptRun(Run):
 
     def follow_to(self, commit: int) -> None:
         while self.job.running and (before := self.newest) < commit:
-            self.wait_until(lambda _, before=before: self.newest > before)  # type: ignore[misc]
+            self.wait_until(lambda records, before=before: records.reached > before)  # type: ignore[misc]
 
     def ranks(self) -> dict[int, int]:
         """Return the ranks that train now, in order, each with the id of its training process."""

@@ -16,7 +16,7 @@ TESTS = Path(__file__).parents[1]
 SCRIPTS = TESTS / "integration" / "scripts"
 # The examples are the jobs that the tests start; tests/support is the one place that may use the harness.
 PUBLIC = re.compile(r"hvdrecover\.examples\b")
-HARNESS = re.compile(r"hvdrecover\.(examples|launch\.(job|processes)|drill|record)\b")
+HARNESS = re.compile(r"hvdrecover\.(examples|launch\.processes|drill|record)\b")
 IMPORT = re.compile(
     r"^\s*(?:from\s+(hvdrecover[\w.]*|tests[\w.]*)\s+)?import\s+(\([^)]*\)|.*)$", re.MULTILINE
 )
@@ -117,7 +117,7 @@ def test_it_imports_what_is_public(file: str) -> None:
 def test_what_is_private_is_found() -> None:
     assert is_public("hvdrecover.torch", "TorchState") and is_public("hvdrecover.examples.ledger", "Ledger")
     assert not is_public("hvdrecover.torch", "framework")
-    assert not is_public("hvdrecover.launch.job", "Job")
+    assert not is_public("hvdrecover.drill.run", "Job")
     of_repairs = {path.name for path in files("integration/test_second_faults.py")}
     assert {"repair_faults.py", "faulty_digits.py", "faulty_run.py", "jobs.py"} <= of_repairs
 
