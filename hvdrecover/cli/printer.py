@@ -15,6 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress import TransferSpeedColumn as Speed
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -117,7 +118,6 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
         yield lambda count: shown.advance(task, count)
 
 
-@contextmanager
-def checking() -> Iterator[Callable[[str], None]]:
-    with Console(stderr=True).status("checking hosts") as status:
-        yield lambda what: status.update(plain(f"checking {what}"))
+def checking() -> Status:
+    """Show on stderr, until the end of the block, that hosts are being checked."""
+    return Console(stderr=True).status("checking hosts and storage")

@@ -12,8 +12,9 @@ import pytest
 
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.doctor import host
-from hvdrecover.doctor.checks import (
+from hvdrecover.doctor.examination import (
     Finding,
+    Settings,
     check_clocks,
     check_horovod,
     check_memory,
@@ -26,7 +27,6 @@ from hvdrecover.doctor.checks import (
     check_writing,
     select,
 )
-from hvdrecover.doctor.examination import Examination, Settings
 from hvdrecover.doctor.host import Facts
 from hvdrecover.errors import ConfigError, LaunchError
 
@@ -167,13 +167,6 @@ def test_each_rank_needs_memory_for_two_copies_of_the_state(
     found = check_memory(hosts, {"h1": 2, "h2": 2}, state)
     assert (found.outcome, [*found.at_fault]) == (outcome, at_fault)
     assert "25 GB on h1" in found.what
-
-
-def test_a_host_without_an_ssh_server_is_an_error() -> None:
-    examination = Examination(Settings({"127.0.0.2": 1}, 1, ssh_port=1))
-    (found,) = examination.ask("clock", {"127.0.0.2": ()}, 60.0).values()
-    assert isinstance(found, LaunchError)
-    assert "Connection refused" in found.problem
 
 
 def test_ranks_fill_one_host_before_the_next() -> None:
