@@ -216,7 +216,7 @@ class Drill:
             run.kill()
         self._clean, self._code = run.records(), run.codes[-1]
         if self._code not in (0, PREEMPTED):
-            raise run.failure(f"the script fails even undisturbed, with exit code {self._code}")
+            raise run.job.failure(f"the script fails even undisturbed, with exit code {self._code}")
         if not self._clean.newest:
             problem = "nothing can be recovered: call state.commit() in its training loop"
             raise DrillError("the script", f"it makes no commits, so {problem}")
@@ -289,7 +289,7 @@ class Drill:
             while run.job.running and complete(run) == durable and time.monotonic() < deadline:
                 time.sleep(_LOOK)
         if not trains and run.newest < self._clean.newest:
-            raise run.failure("the job ended")
+            raise run.job.failure("the job ended")
         strike.recovered = True  # also if it made its last commits before it noticed the fault
         again = run.records().stepped_since(begun)
         strike.seconds = None if again is None else again - begun

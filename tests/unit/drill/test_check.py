@@ -77,12 +77,6 @@ def test_steps_that_were_done_again_are_counted_once_for_all_ranks() -> None:
 # -- commits -----------------------------------------------------------------------------------------------
 
 
-def test_a_commit_that_differs_is_named_with_its_values_and_tensors_and_the_last_equal_one() -> None:
-    found = the(check.SAME_COMMITS, disturbed().step().step().commit("other", {"lr": 0.1}))
-    assert "commit 3 differs, and commit 2 was still equal" in found.message
-    assert "lr is 0.1, expected null; 1 tensor of model (weight)" in found.message
-
-
 def test_runs_are_compared_up_to_another_number_of_ranks_and_the_rest_is_told() -> None:
     story = disturbed().step(samples=(8, 9), at=8).step(samples=(10, 11), at=10).commit()
     story.rendezvous(4, 3, size=1).step().commit("other")

@@ -36,11 +36,10 @@ def hosts(run: ScriptRun) -> list[str]:
 
 def test_hosts_leave_and_come_and_one_stays(run: ScriptRun) -> None:
     FAULTS["resize"].options(run)
-    listing = run.folder / "resized.txt"
-    sizes, before = [], listing.read_text().split()
+    sizes, before = [], run.listing.read_text().split()
     for rank in (0, 0, 1, 1, 2, 3):
         FAULTS["resize"].strike(run, rank)
-        now = listing.read_text().split()
+        now = run.listing.read_text().split()
         assert set(now) & set(before)
         assert len(now) != len(before)
         if len(now) < len(before):
