@@ -138,17 +138,12 @@ def test_interfaces_must_exist_and_have_one_name() -> None:
 
 @pytest.mark.parametrize(
     ("ahead", "outcome"),
-    [(0.0, "ok"), (0.9, "ok"), (1.2, "warning"), (-1.2, "warning"), (299.0, "warning"), (-301.0, "failure")],
+    [(0.0, "ok"), (0.9, "ok"), (1.2, "warning"), (-1.2, "warning")],
 )
 def test_clocks_may_differ_by_a_second(ahead: float, outcome: str) -> None:
     found = check_clocks({"h1": 50.0, "h2": 50.0 + ahead}, 0.01)
     assert found.outcome == outcome
     assert outcome == "ok" or f"h2 {ahead:+.1f} s" in found.what
-
-
-def test_a_clock_far_from_most_clocks_is_at_fault_and_of_two_the_second() -> None:
-    assert check_clocks({"h1": 400.0, "h2": 0.0, "h3": 1.0}, 0.0).at_fault == ["h1"]
-    assert check_clocks({"h1": 400.0, "h2": 0.0}, 0.0).at_fault == ["h2"]
     assert check_clocks({"h1": 0.0, "h2": 2.0}, 0.5).outcome == "ok"  # a slow network
 
 
