@@ -29,7 +29,7 @@ from hvdrecover.drill.records import Records
 from hvdrecover.drill.run import PATIENCE, Command, ScriptRun
 from hvdrecover.errors import ConfigError, DrillError
 from hvdrecover.launch.hangs import FACTOR
-from hvdrecover.reporting.summary import Tally, tally
+from hvdrecover.reporting.summary import Tally
 from hvdrecover.reporting.text import counted
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class Outcome:
                 by_name.setdefault(struck.fault, []).append(struck)
         self.findings, self.notes = [*findings.values()], [*notes.values()]
         self.kinds = {
-            name: tally(len(each), sum(it.recovered is True for it in each), [it.seconds for it in each])
+            name: Tally.of([(it.recovered is True, it.seconds) for it in each])
             for name, each in by_name.items()
         }
         self.recovers = not findings and bool(by_name)

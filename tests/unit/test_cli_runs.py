@@ -1,4 +1,4 @@
-"""`hvdrecover report`, `status` and `stop`: what they say, and how they exit."""
+"""The texts and exit codes of `hvdrecover report`, `status` and `stop`."""
 
 from __future__ import annotations
 
@@ -117,19 +117,6 @@ def test_what_a_terminal_would_obey_is_escaped(run):
     assert "\x1b" not in output
     assert r"b [/red]c\x1b]0;title\x07" in output and "and more" not in output
     assert "ValueError: no" in output and "Traceback" not in output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "facts"),
-    [
-        ([], "FOLDER: .*'hvdrecover-runs' "),
-        (["missing"], "FOLDER: 'missing' "),
-    ],
-)
-def test_without_events_there_is_an_error_of_one_line(run, arguments, facts):
-    code, output, errors = run(*arguments)
-    assert (code, output, errors.count("\n")) == (1, "", 1)
-    assert re.match(f"hvdrecover: {facts}", errors)
 
 
 # -- report --watch ------------------------------------------------------------------------------------
