@@ -81,7 +81,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "name": ("name", str),
     "dtype": ("dtype", str),
     "shape": ("shape", lambda shape: str(list(shape))),
-    "bytes": ("size>", printer.size),
+    "bytes": ("size>", near_root.size),
     "change": ("change", str),
     "largest": ("largest difference>", lambda largest: "" if largest is None else f"{largest:.3g}"),
 }
@@ -129,7 +129,7 @@ def run_ls(arguments: argparse.Namespace) -> int:
     nbytes = sum(each.bytes for each in found.commits if each.commit in found.leftovers)
     nbytes += sum(each.bytes for each in found.aside if each.left_over)
     if nbytes:
-        notes.append(f"left by ended processes: {printer.size(nbytes)}; the next job or prune deletes them")
+        notes.append(f"left by ended processes: {near_root.size(nbytes)}; the next job or prune deletes them")
     printer.put(found, _with_notes(found.commits, notes), as_json=arguments.json)
     return 0
 
@@ -183,7 +183,7 @@ def _content(found: Contents) -> Iterator[RenderableType]:
         facts["dataset"] = comparison.text(found.dataset)
     yield printer.pairs(facts)
     for file in found.files:
-        title = f"{file['name']}, {printer.size(file['size'])}"
+        title = f"{file['name']}, {near_root.size(file['size'])}"
         yield printer.section(title, *_table(file["tensors"], "name", "dtype", "shape", "bytes"))
     for title, values in (("objects", found.attributes), ("sample cursors", found.samplers)):
         # The tables of files show the tensors.
@@ -268,14 +268,14 @@ def _pruned(plan: Pruning) -> Iterator[str]:
     verb = "would delete" if plan.dry_run else "deleted"
     for each in plan.deleted:
         never_completed = ", which was never completed" if each.commit in plan.leftovers else ""
-        yield f"{verb} {each.commit}, {printer.size(each.bytes)}{never_completed}"
+        yield f"{verb} {each.commit}, {near_root.size(each.bytes)}{never_completed}"
     for each in plan.untouched:
         reason = f": {each.reason}" if each.reason else ""
         yield f"left {each.commit}, which is {each.state}{reason}"
     for file in plan.aside:
-        yield f"{verb} {file.path}, {printer.size(file.bytes)}"
+        yield f"{verb} {file.path}, {near_root.size(file.bytes)}"
     yield f"kept: {', '.join(plan.kept) or 'none'}"
-    yield f"{verb} {counted(len(plan.deleted), 'commit')}, {printer.size(plan.bytes_freed)}"
+    yield f"{verb} {counted(len(plan.deleted), 'commit')}, {near_root.size(plan.bytes_freed)}"
 
 
 def _prune_near(arguments: argparse.Namespace) -> int:
@@ -288,9 +288,9 @@ def _prune_near(arguments: argparse.Namespace) -> int:
     def text(verb: str) -> Iterator[str]:
         for root in roots:
             what = verb if root in deleted else "left, since a process uses it:"
-            of = f"{printer.size(root.nbytes)} of {root.url or 'an unknown root'}"
+            of = f"{near_root.size(root.nbytes)} of {root.url or 'an unknown root'}"
             yield f"{what} {root.path}: {of}, last used {_age(root.used)} ago"
-        freed = printer.size(sum(each.nbytes for each in deleted))
+        freed = near_root.size(sum(each.nbytes for each in deleted))
         yield f"{verb} {counted(len(deleted), 'near root')}, {freed}"
 
     if deleted and not _agreed(arguments, text("would delete")):
@@ -355,7 +355,7 @@ def run_export(arguments: argparse.Namespace) -> int:
     names = write(storage, commit, arguments.only, file, force=arguments.force)
     size = file.stat().st_size
     document = {"root": storage.url, "commit": commit.name, "attributes": names, "file": file, "bytes": size}
-    text = f"{', '.join(names)} of {commit.name}: {file}, {printer.size(size)}"
+    text = f"{', '.join(names)} of {commit.name}: {file}, {near_root.size(size)}"
     printer.put(document, [text], as_json=arguments.json)
     return 0
 

@@ -23,7 +23,6 @@ from hvdrecover.redaction import printable
 
 SCHEMA = 1  # of the JSON documents; it changes if a key goes or changes its meaning
 _WIDE = 100_000  # columns: a line is not broken unless it goes to a terminal
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
 def put(document: Any, text: Iterable[RenderableType], *, as_json: bool) -> None:
@@ -89,14 +88,6 @@ def pairs(facts: Mapping[str, str]) -> Table:
 
 def section(title: str, *body: RenderableType) -> RenderableType:
     return Group(Text(), plain(title, "bold"), Padding.indent(Group(*body), 2))
-
-
-def size(nbytes: float) -> str:
-    """Return a number of bytes in decimal units: ``1.3 GB``."""
-    value, unit = float(nbytes), 0
-    while value >= 999.5 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{value:.0f} {_UNITS[unit]}" if unit == 0 or value >= 99.95 else f"{value:.1f} {_UNITS[unit]}"
 
 
 # -- the terminal --------------------------------------------------------------------------------------

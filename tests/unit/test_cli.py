@@ -209,7 +209,7 @@ def test_what_an_ended_process_has_left_is_shown_and_pruned(run, document, root)
     (root / ".hvdrecover-g0002-c00000004-12ab").write_bytes(b"spare")
     (root / "g0002-c00000005").mkdir()
     (root / "g0002-c00000005" / "model.safetensors").write_bytes(b"x" * 9000)
-    assert "\nleft by ended processes: 9.0 kB; the next job or prune deletes them\n" in run("ls", root)[1]
+    assert "\nleft by ended processes: 9.01 kB; the next job or prune deletes them\n" in run("ls", root)[1]
     _, found = document("ls", root)
     assert (found["leftovers"], found["aside"][0]["left_over"]) == (["g0002-c00000005"], True)
     output = run("prune", root, "--keep-last", "9", "--dry-run")[1]
