@@ -17,8 +17,8 @@ from rich.console import Console
 from benchmarks import curves, report
 from benchmarks.rows import Curve, Fact, Found, Row, broken, load
 from benchmarks.states import SHAPES, STATES
+from hvdrecover.drill.run import Job
 from hvdrecover.errors import HvdrecoverError
-from hvdrecover.launch.job import Job
 from hvdrecover.launch.processes import kill_marked
 
 TOPICS = {

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.states import Setting
+from hvdrecover.drill.run import Job
 from hvdrecover.errors import HvdrecoverError
-from hvdrecover.launch.job import Job
 from tests.support.jobs import static
 
 WORKERS = 2

@@ -15,7 +15,7 @@ from benchmarks.jobs import steps
 from benchmarks.jobs.launchers import Launcher
 from benchmarks.jobs.steps import Step
 from benchmarks.measure import cpu_time
-from hvdrecover.launch.job import Job
+from hvdrecover.drill.run import Job
 from hvdrecover.launch.processes import kill
 from tests.support.jobs import GUARDIAN, STANDBY, Run, running, wait_until
 

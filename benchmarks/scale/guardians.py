@@ -7,8 +7,8 @@ import sys
 
 from benchmarks.rows import Curve
 from benchmarks.states import Setting
+from hvdrecover.drill.run import Job
 from hvdrecover.errors import HvdrecoverError
-from hvdrecover.launch.job import Job
 
 _GUARDIANS = {"full": (10, 100, 500, 1000, 2000), "small": (40,)}
 _SECONDS = {"full": 5.0, "small": 0.5}  # of watching their supervisor

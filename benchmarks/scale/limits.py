@@ -15,7 +15,7 @@ from benchmarks.rows import Fact
 from benchmarks.scale import PAGE
 from benchmarks.scale.one_state import LIMIT
 from benchmarks.states import Setting, Shape
-from hvdrecover.launch.job import Job
+from hvdrecover.drill.run import Job
 
 _SHAPES = {"full": Shape(20, 1290), "small": Shape(20, 645)}  # 0.4 and 0.1 GB
 _STATES = (0.5, 1.5, 2.5)  # of memory beside that of the training itself

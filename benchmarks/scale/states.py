@@ -18,8 +18,8 @@ from benchmarks.scale.one_state import NEAR, Figures
 from benchmarks.states import Shape
 from benchmarks.workers import WORKERS
 from hvdrecover import machine
+from hvdrecover.drill.run import Job
 from hvdrecover.errors import HvdrecoverError
-from hvdrecover.launch.job import Job
 from tests.support.jobs import static
 
 _PATIENCE = 300.0

@@ -17,8 +17,8 @@ from benchmarks.jobs.near_state import EVERY_SECONDS
 from benchmarks.jobs.running import Running
 from benchmarks.rows import MEMORY, Goal, Row
 from benchmarks.states import Setting
+from hvdrecover.drill.run import Job
 from hvdrecover.errors import HvdrecoverError
-from hvdrecover.launch.job import Job
 from tests.support.jobs import ROOT_MAY_USE_MPI, supervised
 
 _PATIENCE, _LOOK = 600.0, 0.5  # seconds for all commits, and between looks

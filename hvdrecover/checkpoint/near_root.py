@@ -203,4 +203,8 @@ def refusal(path: Path, nbytes: int) -> str | None:
 
 
 def size(nbytes: float) -> str:
-    return f"{nbytes / 1e9:.3g} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.3g} MB"
+    """Return a number of bytes in decimal units, with three digits: ``1.35 GB``."""
+    units = ["B", "kB", "MB", "GB", "TB", "PB", "EB"]
+    while nbytes >= 999.5 and len(units) > 1:
+        nbytes, units = nbytes / 1000, units[1:]
+    return f"{nbytes:.3g} {units[0]}"

@@ -20,7 +20,7 @@ from hvdrecover import config
 from hvdrecover.checkpoint import comparison, inspection, near_root
 from hvdrecover.checkpoint.export import to_safetensors
 from hvdrecover.checkpoint.inspection import Contents, Entry, Pruning
-from hvdrecover.checkpoint.settings import Keep
+from hvdrecover.checkpoint.settings import Best, Keep
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.cli import options, printer
 from hvdrecover.clock import SYSTEM_CLOCK
@@ -81,7 +81,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "name": ("name", str),
     "dtype": ("dtype", str),
     "shape": ("shape", lambda shape: str(list(shape))),
-    "bytes": ("size>", printer.size),
+    "bytes": ("size>", near_root.size),
     "change": ("change", str),
     "largest": ("largest difference>", lambda largest: "" if largest is None else f"{largest:.3g}"),
 }
@@ -129,7 +129,7 @@ def run_ls(arguments: argparse.Namespace) -> int:
     nbytes = sum(each.bytes for each in found.commits if each.commit in found.leftovers)
     nbytes += sum(each.bytes for each in found.aside if each.left_over)
     if nbytes:
-        notes.append(f"left by ended processes: {printer.size(nbytes)}; the next job or prune deletes them")
+        notes.append(f"left by ended processes: {near_root.size(nbytes)}; the next job or prune deletes them")
     printer.put(found, _with_notes(found.commits, notes), as_json=arguments.json)
     return 0
 
@@ -183,7 +183,7 @@ def _content(found: Contents) -> Iterator[RenderableType]:
         facts["dataset"] = comparison.text(found.dataset)
     yield printer.pairs(facts)
     for file in found.files:
-        title = f"{file['name']}, {printer.size(file['size'])}"
+        title = f"{file['name']}, {near_root.size(file['size'])}"
         yield printer.section(title, *_table(file["tensors"], "name", "dtype", "shape", "bytes"))
     for title, values in (("objects", found.attributes), ("sample cursors", found.samplers)):
         # The tables of files show the tensors.
@@ -233,10 +233,17 @@ def add_prune(parser: argparse.ArgumentParser) -> None:
     rule.add_argument("--near", action="store_true", help=near)
     parser.add_argument("--keep-period", type=options.count, metavar="K", help=period)
     parser.add_argument("--keep-within", **options.DURATION, help="keep commits younger than this")
-    parser.add_argument("--keep-best", type=options.best, metavar="METRIC:min|max[:N]", help=best)
+    parser.add_argument("--keep-best", type=options.checked(_best), metavar="METRIC:min|max[:N]", help=best)
     sure = parser.add_mutually_exclusive_group()
     sure.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
     sure.add_argument("-y", "--yes", action="store_true", help="delete without asking, for scripts")
+
+
+def _best(text: str) -> Best:
+    """``METRIC:min`` or ``METRIC:max``, and after another colon how many: ``val_loss:min:2``."""
+    metric, _, rest = text.partition(":")
+    mode, _, count = rest.partition(":")
+    return Best(metric, mode, config.number(count or "1", least=1))  # type: ignore[arg-type]
 
 
 def run_prune(arguments: argparse.Namespace) -> int:
@@ -261,14 +268,14 @@ def _pruned(plan: Pruning) -> Iterator[str]:
     verb = "would delete" if plan.dry_run else "deleted"
     for each in plan.deleted:
         never_completed = ", which was never completed" if each.commit in plan.leftovers else ""
-        yield f"{verb} {each.commit}, {printer.size(each.bytes)}{never_completed}"
+        yield f"{verb} {each.commit}, {near_root.size(each.bytes)}{never_completed}"
     for each in plan.untouched:
         reason = f": {each.reason}" if each.reason else ""
         yield f"left {each.commit}, which is {each.state}{reason}"
     for file in plan.aside:
-        yield f"{verb} {file.path}, {printer.size(file.bytes)}"
+        yield f"{verb} {file.path}, {near_root.size(file.bytes)}"
     yield f"kept: {', '.join(plan.kept) or 'none'}"
-    yield f"{verb} {counted(len(plan.deleted), 'commit')}, {printer.size(plan.bytes_freed)}"
+    yield f"{verb} {counted(len(plan.deleted), 'commit')}, {near_root.size(plan.bytes_freed)}"
 
 
 def _prune_near(arguments: argparse.Namespace) -> int:
@@ -277,26 +284,28 @@ def _prune_near(arguments: argparse.Namespace) -> int:
     only = None if arguments.url is None else near_root.folder(near, near_root.named(arguments.url))
     roots = [each for each in near_root.roots(near) if only is None or each.path == only]
     deleted = [each for each in roots if not each.in_use]
-    if deleted and not _agreed(arguments, _pruned_near("would delete", roots, deleted)):
+
+    def text(verb: str) -> Iterator[str]:
+        for root in roots:
+            what = verb if root in deleted else "left, since a process uses it:"
+            of = f"{near_root.size(root.nbytes)} of {root.url or 'an unknown root'}"
+            yield f"{what} {root.path}: {of}, last used {_age(root.used)} ago"
+        freed = near_root.size(sum(each.nbytes for each in deleted))
+        yield f"{verb} {counted(len(deleted), 'near root')}, {freed}"
+
+    if deleted and not _agreed(arguments, text("would delete")):
         return 1
     if not arguments.dry_run:
         deleted = [each for each in deleted if near_root.remove(each.path)]
-    in_use, freed = [each for each in roots if each not in deleted], sum(each.nbytes for each in deleted)
-    document = {"dry_run": arguments.dry_run, "deleted": deleted, "in_use": in_use, "bytes_freed": freed}
+    document = {
+        "dry_run": arguments.dry_run,
+        "deleted": deleted,
+        "in_use": [each for each in roots if each not in deleted],
+        "bytes_freed": sum(each.nbytes for each in deleted),
+    }
     verb = "would delete" if arguments.dry_run else "deleted"
-    printer.put(document, _pruned_near(verb, roots, deleted), as_json=arguments.json)
+    printer.put(document, text(verb), as_json=arguments.json)
     return 0
-
-
-def _pruned_near(
-    verb: str, roots: Sequence[near_root.NearRoot], deleted: Sequence[near_root.NearRoot]
-) -> Iterator[str]:
-    for root in roots:
-        what = verb if root in deleted else "left, since a process uses it:"
-        of = f"{printer.size(root.nbytes)} of {root.url or 'an unknown root'}"
-        yield f"{what} {root.path}: {of}, last used {_age(root.used)} ago"
-    freed = printer.size(sum(each.nbytes for each in deleted))
-    yield f"{verb} {counted(len(deleted), 'near root')}, {freed}"
 
 
 def _agreed(arguments: argparse.Namespace, plan: Iterable[str]) -> bool:
@@ -346,7 +355,7 @@ def run_export(arguments: argparse.Namespace) -> int:
     names = write(storage, commit, arguments.only, file, force=arguments.force)
     size = file.stat().st_size
     document = {"root": storage.url, "commit": commit.name, "attributes": names, "file": file, "bytes": size}
-    text = f"{', '.join(names)} of {commit.name}: {file}, {printer.size(size)}"
+    text = f"{', '.join(names)} of {commit.name}: {file}, {near_root.size(size)}"
     printer.put(document, [text], as_json=arguments.json)
     return 0
 

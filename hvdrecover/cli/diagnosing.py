@@ -16,8 +16,7 @@ from hvdrecover.cli import discovering, options, printer
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.config import Config
 from hvdrecover.doctor import examination
-from hvdrecover.doctor.checks import Finding, select
-from hvdrecover.doctor.examination import Settings
+from hvdrecover.doctor.examination import Finding, Settings, select
 from hvdrecover.errors import ConfigError, DiscoveryError
 from hvdrecover.events import recorded
 from hvdrecover.launch import horovodrun
@@ -52,8 +51,8 @@ def run_doctor(arguments: argparse.Namespace) -> int:
         settings.ranks()
     except (ConfigError, DiscoveryError) as error:
         arguments.refuse(str(error))
-    with printer.checking() as notify:
-        report = examination.examine(settings, notify)
+    with printer.checking():
+        report = examination.examine(settings)
     printer.put(report, _text(report.findings), as_json=arguments.json)
     return 0 if report.ok else 1
 
@@ -109,8 +108,8 @@ def preflight(job: Options, request: Sequence[str] | None, read: Config) -> Opti
         problem = "there are no hosts yet; start the job when there are, or without it"
         raise ConfigError("--preflight", problem)
     settings = Settings(hosts, sum(hosts.values()), job.interfaces, job.ssh_port, job.identity)
-    with printer.checking() as notify:
-        findings = examination.examine(settings, notify, hosts_only=True).findings
+    with printer.checking():
+        findings = examination.examine(settings, hosts_only=True).findings
     least = job.processes if job.mpi else job.least or job.processes
     used, failures = select(hosts, findings, least)
     if failures:

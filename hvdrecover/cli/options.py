@@ -7,18 +7,13 @@ import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvdrecover import config
-from hvdrecover.errors import ConfigError
 from hvdrecover.record import RUNS
-
-if TYPE_CHECKING:
-    from hvdrecover.checkpoint.settings import Best
 
 _MULTIPLES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _NBYTES = re.compile(r"(\d+(?:\.\d+)?)([kKMGT]?)B?")
-_BEST = re.compile(r"([^:]*):(min|max)(?::(.*))?")
 
 
 def add_json(parser: argparse.ArgumentParser, page: str = "docs/commands.md") -> None:
@@ -91,19 +86,6 @@ def nbytes(text: str) -> int:
     if match is None or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a size such as 500M, 2.5G or 1T")
     return round(float(match[1]) * _MULTIPLES[match[2].upper()])
-
-
-def best(text: str) -> Best:
-    """``METRIC:min`` or ``METRIC:max``, and after another colon how many: ``val_loss:min:2``."""
-    from hvdrecover.checkpoint.settings import Best
-
-    match = _BEST.fullmatch(text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"'{text}' is not METRIC:min, METRIC:max or METRIC:min:COUNT")
-    try:
-        return Best(match[1], "min" if match[2] == "min" else "max", count(match[3] or "1"))
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 # The type of an option with the name of its value, for ``add_argument``.

@@ -15,6 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress import TransferSpeedColumn as Speed
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -22,7 +23,6 @@ from hvdrecover.redaction import printable
 
 SCHEMA = 1  # of the JSON documents; it changes if a key goes or changes its meaning
 _WIDE = 100_000  # columns: a line is not broken unless it goes to a terminal
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
 def put(document: Any, text: Iterable[RenderableType], *, as_json: bool) -> None:
@@ -90,14 +90,6 @@ def section(title: str, *body: RenderableType) -> RenderableType:
     return Group(Text(), plain(title, "bold"), Padding.indent(Group(*body), 2))
 
 
-def size(nbytes: float) -> str:
-    """Return a number of bytes in decimal units: ``1.3 GB``."""
-    value, unit = float(nbytes), 0
-    while value >= 999.5 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{value:.0f} {_UNITS[unit]}" if unit == 0 or value >= 99.95 else f"{value:.1f} {_UNITS[unit]}"
-
-
 # -- the terminal --------------------------------------------------------------------------------------
 
 
@@ -117,7 +109,6 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
         yield lambda count: shown.advance(task, count)
 
 
-@contextmanager
-def checking() -> Iterator[Callable[[str], None]]:
-    with Console(stderr=True).status("checking hosts") as status:
-        yield lambda what: status.update(plain(f"checking {what}"))
+def checking() -> Status:
+    """Show on stderr, until the end of the block, that hosts are being checked."""
+    return Console(stderr=True).status("checking hosts and storage")

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.live import Live
@@ -26,9 +25,6 @@ from hvdrecover.record import Follower
 from hvdrecover.redaction import printable
 from hvdrecover.reporting import page, text
 from hvdrecover.reporting.summary import PHASES, Report, Run
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 _MARGIN = 60.0  # seconds beyond the grace for a job to end: some processes take long to be killed
 _SHOWN = 20  # faults of a report
@@ -158,7 +154,8 @@ def run_report(arguments: argparse.Namespace) -> int:
     if isinstance(arguments.prometheus, tuple):
         raise ConfigError("--prometheus", "an endpoint is there while a run is watched; add --watch")
     if arguments.prometheus is not None:
-        metrics_file(folder, arguments.prometheus)(report)
+        with _metrics(folder, arguments.prometheus) as view:
+            view(report)
     if arguments.html is not None:
         page.write(str(folder), run, arguments.html)
     document = {"folder": folder, **vars(report)}
@@ -189,11 +186,7 @@ def _watch(folder: Path, arguments: argparse.Namespace) -> int:
         raise ConfigError("--watch", "it makes no document; ask for --json or --html without it")
     where: Endpoint | Path | None = arguments.prometheus
     with ExitStack() as stack:
-        views: list[View] = []
-        if isinstance(where, Path):
-            views.append(metrics_file(folder, where))
-        elif where is not None:
-            views.append(stack.enter_context(_endpoint(folder, *where)))
+        views = [] if where is None else [stack.enter_context(_metrics(folder, where))]
         views.append(stack.enter_context(_terminal(folder)) if sys.stdout.isatty() else lines())
         report = follow(Follower(folder), views)
     return 0 if report.outcome == "finished" else 1
@@ -252,34 +245,30 @@ def frame(folder: Path, report: Report, now: float) -> Table:
 # -- report --prometheus -------------------------------------------------------------------------------
 
 
-def metrics_file(folder: Path, file: Path) -> View:
-    """Return a view that writes a file of metrics at each look: its age shows whether the run is watched."""
-    prometheus = _prometheus()
-    exporter = prometheus.Exporter(str(folder))
-
-    def view(report: Report) -> None:
-        exporter.update(report)
-        prometheus.write(exporter, file)
-
-    return view
-
-
 @contextmanager
-def _endpoint(folder: Path, host: str, port: int) -> Iterator[View]:
-    """Serve the metrics over HTTP, until the end of the run is scraped; a line on stderr tells the port."""
-    prometheus = _prometheus()
-    exporter = prometheus.Exporter(str(folder))
-    with prometheus.serving(exporter, host, port) as taken:
-        sys.stderr.write(f"hvdrecover: metrics are served at {host}:{taken}\n")
-        yield exporter.update
-        exporter.wait_until_seen(_LAST_SCRAPE)
-        SYSTEM_CLOCK.wait(threading.Event(), _LAST_ANSWER)
+def _metrics(folder: Path, where: Endpoint | Path) -> Iterator[View]:
+    """Yield a view that exports metrics: to a file at each look, or over HTTP.
 
-
-def _prometheus() -> ModuleType:
+    The age of the file shows whether the run is watched. A line on stderr tells the port. At the end of the
+    block, wait until the end of the run is scraped.
+    """
     try:
         from hvdrecover.reporting import prometheus
     except ImportError as error:
         problem = f"prometheus_client cannot be imported ({error}); pip install 'hvdrecover[prometheus]'"
         raise ConfigError("--prometheus", problem) from error
-    return prometheus
+    exporter = prometheus.Exporter(str(folder))
+    if isinstance(where, Path):
+
+        def write(report: Report) -> None:
+            exporter.update(report)
+            prometheus.write(exporter, where)
+
+        yield write
+        return
+    host, port = where
+    with prometheus.serving(exporter, host, port) as taken:
+        sys.stderr.write(f"hvdrecover: metrics are served at {host}:{taken}\n")
+        yield exporter.update
+        exporter.wait_until_seen(_LAST_SCRAPE)
+        SYSTEM_CLOCK.wait(threading.Event(), _LAST_ANSWER)

@@ -91,11 +91,6 @@ def compare(clean: Records, faulty: Records) -> Comparison:
     _compare_samples(clean, faulty, found)
     _compare_steps(clean, faulty, found)
     _compare_commits(clean, faulty, found)
-    for line in () if clean.virtual else faulty.kept(faulty.commits):
-        if line.size != clean.size:
-            why = f"{line.size} of {clean.size} ranks went on; virtual ranks make it possible"
-            found.not_compared = f"from commit {line.made} on nothing was compared, as {why}"
-            break
     return found
 
 
@@ -156,7 +151,7 @@ def _compare_commits(clean: Records, faulty: Records, found: Comparison) -> None
     local = _find_rank_local(clean)
     names: dict[str, None] = {}
     last = 0  # equal commit
-    for expected, line in _pair_commits(clean, faulty):
+    for expected, line in _pair_commits(clean, faulty, found):
         found.compared += line.rank == 0
         differing = _differences(expected, line)
         before_faults = faulty.rendezvous_of(line) == 0
@@ -175,11 +170,13 @@ def _compare_commits(clean: Records, faulty: Records, found: Comparison) -> None
     found.rank_local = list(names)
 
 
-def _pair_commits(clean: Records, faulty: Records) -> Iterator[tuple[Line, Line]]:
+def _pair_commits(clean: Records, faulty: Records, found: Comparison) -> Iterator[tuple[Line, Line]]:
     """Yield the commits of both runs that one rank made after the same amount of work."""
     known = {(line.rank, clean.progress[line.made]): line for line in clean.kept(clean.commits)}
     for line in faulty.kept(faulty.commits):
         if line.size != clean.size and not clean.virtual:
+            why = f"{line.size} of {clean.size} ranks went on; virtual ranks make it possible"
+            found.not_compared = f"from commit {line.made} on nothing was compared, as {why}"
             return
         if (same := known.get((line.rank, faulty.progress[line.made]))) is not None:
             yield same, line

@@ -9,14 +9,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import random
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from hvdrecover.drill.records import Records
 from hvdrecover.drill.run import PATIENCE, Command, ScriptRun
 from hvdrecover.errors import ConfigError, DrillError
 from hvdrecover.launch.hangs import FACTOR
-from hvdrecover.reporting.summary import Tally, tally
+from hvdrecover.reporting.summary import Tally
 from hvdrecover.reporting.text import counted
 
 logger = logging.getLogger(__name__)
@@ -71,9 +70,6 @@ class Schedule:
     seed: int
     processes: int
     runs: tuple[tuple[Strike, ...], ...]
-
-    def store(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
 
 def schedule(names: Sequence[str], *, seed: int, processes: int, commits: int, repeat: int = 1) -> Schedule:
@@ -140,7 +136,7 @@ class Outcome:
                 by_name.setdefault(struck.fault, []).append(struck)
         self.findings, self.notes = [*findings.values()], [*notes.values()]
         self.kinds = {
-            name: tally(len(each), sum(it.recovered is True for it in each), [it.seconds for it in each])
+            name: Tally.of([(it.recovered is True, it.seconds) for it in each])
             for name, each in by_name.items()
         }
         self.recovers = not findings and bool(by_name)
@@ -198,19 +194,15 @@ class Drill:
         self._rehearse()
         processes, commits = self._command.processes, self._clean.newest
         plan = schedule(chosen, seed=seed, processes=processes, commits=commits, repeat=repeat)
-        plan.store(self._folder / "schedule.json")
-        for number, strikes in enumerate(plan.runs, 1):
-            _announce(number, strikes)
-        results: list[Result] = []
-        most = _MOST_RUNS * len(plan.runs)
-        while len(results) < len(plan.runs):
-            results.append(result := self._run(len(results) + 1, plan.runs[len(results)]))
-            if result.missed and not result.findings and len(plan.runs) < most:
-                again = _spread(result.missed, commits, None)
-                plan = replace(plan, runs=(*plan.runs, again))
-                _announce(len(plan.runs), again)
-        plan.store(self._folder / "schedule.json")
-        return Outcome(self._folder, plan, skipped, results)
+        runs, results = list(plan.runs), list[Result]()
+        most = _MOST_RUNS * len(runs)
+        while len(results) < len(runs):
+            number, strikes = len(results) + 1, runs[len(results)]
+            logger.info("drill: faults-%d is to have %s", number, ", ".join(map(str, strikes)))
+            results.append(result := self._run(number, strikes))
+            if result.missed and not result.findings and len(runs) < most:
+                runs.append(_spread(result.missed, commits, None))
+        return Outcome(self._folder, replace(plan, runs=tuple(runs)), skipped, results)
 
     def _rehearse(self) -> None:
         run = ScriptRun(self._folder / "clean", self._command, self._lab)
@@ -224,7 +216,7 @@ class Drill:
             run.kill()
         self._clean, self._code = run.records(), run.codes[-1]
         if self._code not in (0, PREEMPTED):
-            raise run.failure(f"the script fails even undisturbed, with exit code {self._code}")
+            raise run.job.failure(f"the script fails even undisturbed, with exit code {self._code}")
         if not self._clean.newest:
             problem = "nothing can be recovered: call state.commit() in its training loop"
             raise DrillError("the script", f"it makes no commits, so {problem}")
@@ -297,7 +289,7 @@ class Drill:
             while run.job.running and complete(run) == durable and time.monotonic() < deadline:
                 time.sleep(_LOOK)
         if not trains and run.newest < self._clean.newest:
-            raise run.failure("the job ended")
+            raise run.job.failure("the job ended")
         strike.recovered = True  # also if it made its last commits before it noticed the fault
         again = run.records().stepped_since(begun)
         strike.seconds = None if again is None else again - begun
@@ -308,11 +300,7 @@ class Drill:
 def _wait_for_commits(run: ScriptRun) -> bool:
     """Wait for a few commits; False if the run ended before."""
     before = run.newest
-    return run.wait_until(lambda records: run.newest >= before + _FEW and records.train_since(0.0))
-
-
-def _announce(number: int, strikes: Sequence[Strike]) -> None:
-    logger.info("drill: faults-%d is to have %s", number, ", ".join(map(str, strikes)))
+    return run.wait_until(lambda records: records.reached >= before + _FEW and records.train_since(0.0))
 
 
 def _longest_silence(records: Records) -> float:

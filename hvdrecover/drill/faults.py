@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-import shlex
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +68,7 @@ def _stop(run: ScriptRun, rank: int) -> None:
 def _preempt(run: ScriptRun, rank: int) -> None:
     os.kill(run.job.pid, signal.SIGTERM)
     if (code := run.start_again()) != PREEMPTED:
-        raise run.failure(f"the run left with exit code {code} instead of {PREEMPTED}")
+        raise run.job.failure(f"the run left with exit code {code} instead of {PREEMPTED}")
 
 
 def _failing(action: str) -> Fault:
@@ -100,7 +98,7 @@ def _corrupt_commit(run: ScriptRun, rank: int) -> None:
     while len(complete(run)) < 2:
         if time.monotonic() > deadline:
             problem = f"'corrupt-commit' needs two durable commits, and found fewer in {_TWO_COMMITS:.0f} s"
-            raise run.failure(f"{problem}: keep at least 2, and make them more often")
+            raise run.job.failure(f"{problem}: keep at least 2, and make them more often")
         time.sleep(_LOOK)
     _stop_all(run)
     newest = complete(run)[0]
@@ -146,7 +144,7 @@ def _cut_off(run: ScriptRun, rank: int) -> None:
     of_ranks = {pid: host for host in run.hosts for pid in host.processes()}
     used = [of_ranks[pid] for pid in run.ranks().values() if pid in of_ranks]
     if not used:
-        raise run.failure("no rank is on a host that 'host-cut-off' can strike")
+        raise run.job.failure("no rank is on a host that 'host-cut-off' can strike")
     used[(rank - 1) % len(used)].cut_off()
 
 
@@ -163,18 +161,11 @@ def _lacks_hosts(command: Command, lab: Lab | None) -> str:
 
 def _resize(run: ScriptRun, rank: int) -> None:
     """Change the number of hosts, which are names of this one; the longest present leave first."""
-    present = [line.rpartition(":")[0] for line in _listing(run).read_text().splitlines()]
+    present = [line.rpartition(":")[0] for line in run.listing.read_text().splitlines()]
     sizes = [size for size in range(1, run.size + 1) if size != len(present)]
     size = sizes[rank % len(sizes)]
     others = [name for name in _names(run.size) if name not in present]
-    _list(run, present[-size:] if size < len(present) else [*present, *others][:size])
-
-
-def _resize_options(run: ScriptRun) -> list[str]:
-    _list(run, _names(run.size))
-    words = ["file", "--cache", os.fspath(run.folder / "hosts"), os.fspath(_listing(run))]
-    sizes = ["--min-np", "1", "--max-np", str(run.size)]
-    return ["--discover", shlex.join(words), "--network-interface", "lo", *sizes]
+    run.list_hosts(present[-size:] if size < len(present) else [*present, *others][:size])
 
 
 def _lacks_resize(command: Command, lab: Lab | None) -> str:
@@ -183,16 +174,6 @@ def _lacks_resize(command: Command, lab: Lab | None) -> str:
     if lab:
         return "the drill's own host discovery; leave out --lab"
     return "" if command.processes > 1 else "more ranks; start the drill with -np 2 or more"
-
-
-def _list(run: ScriptRun, names: list[str]) -> None:
-    path = _listing(run).with_suffix(".new")
-    path.write_text("".join(f"{name}:1\n" for name in names))
-    path.rename(_listing(run))
-
-
-def _listing(run: ScriptRun) -> Path:
-    return run.folder / "resized.txt"
 
 
 def _names(count: int) -> list[str]:
@@ -236,7 +217,7 @@ _ALL = (
         "training continues on another number of ranks, and no step is lost",
         _resize,
         lacks=_lacks_resize,
-        options=_resize_options,
+        options=lambda run: run.discover(_names(run.size), "lo"),
     ),
 )
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in _ALL}
@@ -244,12 +225,8 @@ RESIZING = ("resize", "kill", "resize", "kill-all", "resize")
 """The faults of a drill with ``--resize``."""
 
 
-def find(names: Iterable[str]) -> list[Fault]:
-    found = []
-    for name in names:
-        if name not in FAULTS:
-            alike = difflib.get_close_matches(name, FAULTS, n=1, cutoff=0.0)[0]
-            problem = f"unknown fault '{name}'; did you mean '{alike}'? The faults are {', '.join(FAULTS)}"
-            raise ConfigError("--faults", problem)
-        found.append(FAULTS[name])
-    return found
+def find(names: Sequence[str]) -> list[Fault]:
+    if unknown := [name for name in names if name not in FAULTS]:
+        problem = f"unknown fault '{unknown[0]}'; the faults are {', '.join(FAULTS)}"
+        raise ConfigError("--faults", problem)
+    return [FAULTS[name] for name in names]

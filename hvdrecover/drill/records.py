@@ -102,6 +102,11 @@ class Records:
         return [line for line in self.lines if line.time >= since.get(line.pid, math.inf)]
 
     @property
+    def reached(self) -> int:
+        """The newest commit of the present ranks."""
+        return max((line.commit for line in self.present), default=0)
+
+    @property
     def rendezvouses(self) -> list[list[Line]]:
         """The lines of each rendezvous, in order of time."""
         return self._places[0]

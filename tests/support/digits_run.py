@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvdrecover.drill.run import Run, wait_until
+from hvdrecover.drill.run import Job, Run, wait_until
 from hvdrecover.errors import HvdrecoverError
-from hvdrecover.launch.job import Job
 from hvdrecover.record import Follower
 from tests.support import ledger
 from tests.support.ledger import Batch

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import psutil
 
-from hvdrecover.drill.run import ROOT_MAY_USE_MPI, Run, supervised, wait_until
-from hvdrecover.launch.job import Job
+from hvdrecover.drill.run import ROOT_MAY_USE_MPI, Job, Run, supervised, wait_until
 from hvdrecover.launch.processes import command, kill, kill_marked, marked
 from tests.support.digits_run import PATIENCE, TRAINING_SAMPLES, DigitsRun, read_events
 from tests.support.ledger import Batch

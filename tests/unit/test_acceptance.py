@@ -15,7 +15,7 @@ from tests.unit import api
 TESTS = Path(__file__).parents[1]
 # The examples are the jobs that the tests start; tests/support is the one place that may use the harness.
 PUBLIC = re.compile(r"hvdrecover\.examples\b")
-HARNESS = re.compile(r"hvdrecover\.(examples|launch\.(job|processes)|drill|record)\b")
+HARNESS = re.compile(r"hvdrecover\.(examples|launch\.processes|drill|record)\b")
 IMPORT = re.compile(r"^\s*(?:from\s+(hvdrecover[\w.]*)\s+)?import\s+(\([^)]*\)|.*)$", re.MULTILINE)
 # Helpers of tests that are not marked: these tests look inside.
 INSIDE = {"alone.py", "crash_checks.py", "crash_writer.py", "repair_faults.py", "tensorflow_gradients.py"}
@@ -99,7 +99,7 @@ def test_acceptance_tests_and_their_helpers_import_public_names_only(file: str) 
 def test_private_names_are_known_as_such() -> None:
     assert is_public("hvdrecover.torch", "TorchState") and is_public("hvdrecover.examples.digits", "Ledger")
     assert not is_public("hvdrecover.torch", "framework")
-    assert not is_public("hvdrecover.launch.job", "Job")
+    assert not is_public("hvdrecover.drill.run", "Job")
 
 
 def test_each_capability_has_a_marked_test() -> None:

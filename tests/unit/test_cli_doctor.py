@@ -9,8 +9,7 @@ import pytest
 
 from hvdrecover import cli
 from hvdrecover.doctor import examination
-from hvdrecover.doctor.checks import Finding
-from hvdrecover.doctor.examination import Report, Settings
+from hvdrecover.doctor.examination import Finding, Report, Settings
 
 FINDINGS = [
     Finding("versions", "ok", "python 3.11.7"),

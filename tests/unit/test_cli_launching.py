@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from hvdrecover import cli
+from hvdrecover import cli, record
 from hvdrecover.config import Config
+from hvdrecover.doctor import examination
+from hvdrecover.doctor.examination import Finding, Report, Settings
 from hvdrecover.launch import guardian, horovodrun, supervisor
 from tests.support.processes import LAUNCHER_VARIABLES
 
@@ -49,30 +52,11 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Noted:
     return noted
 
 
-@pytest.fixture
-def guards(monkeypatch: pytest.MonkeyPatch) -> Noted:
-    """The guardians that were started: command, settings and configuration."""
-    noted: Noted = []
-
-    def guard(*arguments: Any) -> int:
-        noted.append(arguments)
-        return 0
-
-    monkeypatch.setattr(guardian, "guard", guard)
-    return noted
-
-
-class Started(NamedTuple):
-    """Part of the arguments of a supervisor."""
-
-    options: horovodrun.Options
-    environ: dict[str, str]
-
-
-def job(jobs: Noted, *words: str) -> tuple[list[str], Started, Config]:
+def job(jobs: Noted, *words: str) -> tuple[list[str], horovodrun.Options, dict[str, str], Config]:
+    """Return the command, options, variables and configuration of a job that is started."""
     assert cli.main(["run", *words]) == 0
-    command, job, environ, config, _ = jobs.pop()
-    return command, Started(job, environ), config
+    command, options, environ, config, _ = jobs.pop()
+    return command, options, environ, config
 
 
 # -- run ---------------------------------------------------------------------------------------------------
@@ -83,8 +67,8 @@ def test_all_options_of_a_job(jobs: Noted) -> None:
     words += ["--network-interface", "eth0", "--network-interfaces", "eth1"]
     words += ["--checkpoint", "s3://bucket/run", "--max-restarts", "0", "--hang-timeout", "2m"]
     words += ["--grace", "90.5", "--no-standby", "--startup-timeout", "10m"]
-    _, settings, config = job(jobs, *words, *TRAIN)
-    assert settings.options == horovodrun.Options(
+    _, options, environ, config = job(jobs, *words, *TRAIN)
+    assert options == horovodrun.Options(
         4,
         least=2,
         most=8,
@@ -93,11 +77,11 @@ def test_all_options_of_a_job(jobs: Noted) -> None:
         ssh_port=2222,
         identity=KEY,
     )
-    assert settings.environ["HVDRECOVER_CHECKPOINT"] == "s3://bucket/run"
+    assert environ["HVDRECOVER_CHECKPOINT"] == "s3://bucket/run"
     assert (config.max_restarts, config.grace) == (0, 90.5)
     given = {"HANG_TIMEOUT": "2m", "GRACE": "90.5", "NO_STANDBY": "1", "STARTUP_TIMEOUT": "10m"}
-    assert {name: settings.environ[f"HVDRECOVER_{name}"] for name in given} == given
-    assert settings.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] == "15"
+    assert {name: environ[f"HVDRECOVER_{name}"] for name in given} == given
+    assert environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] == "15"
 
 
 @pytest.fixture
@@ -109,8 +93,8 @@ def no_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_memory")
 def test_hosts_that_are_discovered(jobs: Noted) -> None:
     words = ["-np", "2", "--max-np", "3", "-p", "2222", "-i", KEY]
-    _, settings, _ = job(jobs, *words, "--discover", "static 'localhost:2' --slots 4", *TRAIN)
-    script = settings.options.discovery
+    _, options, _, _ = job(jobs, *words, "--discover", "static 'localhost:2' --slots 4", *TRAIN)
+    script = options.discovery
     assert script is not None
     assert shlex.split(script) == [
         *(sys.executable, "-m", "hvdrecover", "discover", "static", "--allow-empty", "--max-np", "3"),
@@ -149,8 +133,8 @@ def test_options_of_horovodrun_that_are_not_ours_are_handed_on(
     others: list[str], first: bool, jobs: Noted
 ) -> None:
     own = ["-np", "2", "--grace", "9"]
-    _, settings, config = job(jobs, *(others + own if first else own + others), *TRAIN)
-    assert settings.options == horovodrun.Options(2, others=tuple(others))
+    _, options, _, config = job(jobs, *(others + own if first else own + others), *TRAIN)
+    assert options == horovodrun.Options(2, others=tuple(others))
     assert config.grace == 9.0
 
 
@@ -162,14 +146,14 @@ def test_an_option_takes_precedence_over_the_environment(
     monkeypatch.setenv("HVDRECOVER_CHECKPOINT", "root")
     monkeypatch.setenv("HVDRECOVER_GRACE", "1m")
     monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "77")
-    _, settings, config = job(jobs, "-np", "2", *TRAIN)
+    _, _, environ, config = job(jobs, "-np", "2", *TRAIN)
     assert config.events == tmp_path / "events"
-    assert settings.environ["HVDRECOVER_EVENTS"] == str(tmp_path / "events")
-    assert settings.environ["HVDRECOVER_CHECKPOINT"] == str(tmp_path / "root")
+    assert environ["HVDRECOVER_EVENTS"] == str(tmp_path / "events")
+    assert environ["HVDRECOVER_CHECKPOINT"] == str(tmp_path / "root")
     assert config.grace == 60.0
-    _, settings, _ = job(jobs, "-np", "2", "--checkpoint", "other", *TRAIN)
-    assert settings.environ["HVDRECOVER_CHECKPOINT"] == str(tmp_path / "other")
-    assert "HOROVOD_GLOO_TIMEOUT_SECONDS" not in settings.environ
+    _, _, environ, _ = job(jobs, "-np", "2", "--checkpoint", "other", *TRAIN)
+    assert environ["HVDRECOVER_CHECKPOINT"] == str(tmp_path / "other")
+    assert "HOROVOD_GLOO_TIMEOUT_SECONDS" not in environ
 
 
 def test_all_settings_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +176,7 @@ def test_a_command_needs_no_dashes_and_its_options_are_its_own(words: list[str],
     own = ["python", "train.py", "-np", "3", "--no-standby", "--", "--mpi"]
     bare, with_dashes = job(jobs, *words, *own), job(jobs, *words, "--", *own)
     assert bare[0] == own == with_dashes[0]
-    assert bare[1].options == with_dashes[1].options
+    assert bare[1] == with_dashes[1]
 
 
 @pytest.mark.parametrize(
@@ -227,15 +211,66 @@ def test_wrong_options_exit_with_2(
     assert jobs == []
 
 
+# -- run --preflight ---------------------------------------------------------------------------------------
+
+WRONG = Finding("ssh", "failure", "h2: Connection refused", "Start a server.", ["h2"])
+SLOW = Finding("clocks", "warning", "h1 +3.0 s", "Set the clock.")
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch, no_memory: None) -> list[Settings]:
+    """The settings of all examinations; h2 is found broken."""
+    noted: list[Settings] = []
+
+    def examine(settings: Settings, *, hosts_only: bool) -> Report:
+        assert hosts_only
+        noted.append(settings)
+        return Report(False, {}, [Finding("ssh", "ok", "logged in"), SLOW, WRONG])
+
+    monkeypatch.setattr(examination, "examine", examine)
+    monkeypatch.setenv("HVDRECOVER_EVENTS", str(Path("events").absolute()))
+    return noted
+
+
+def test_a_host_that_is_left_out_and_the_processes_that_are_left(
+    jobs: Noted, looked_at: list[Settings], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hvdrecover")
+    words = ["--preflight", "-np", "4", "--min-np", "1", "-H", "h1:2,h2:2,h3:1"]
+    _, options, _, _ = job(jobs, *words, *TRAIN)
+    assert options == horovodrun.Options(3, least=1, hosts="h1:2,h3:1")
+    slow, wrong, all_in_all = [record.getMessage() for record in caplog.records]
+    assert slow == "clocks: h1 +3.0 s. Set the clock."
+    assert wrong == "h2 left out: ssh: h2: Connection refused. Start a server."
+    assert all_in_all.startswith("2 of 3 hosts are used, for 3 processes; looked at them for ")
+    (event,) = record.read(Path("events"))
+    assert (event.kind, event.facts["used"]) == ("preflight", ["h1", "h3"])
+    assert event.facts["excluded"] == {"h2": "ssh: h2: Connection refused. Start a server."}
+
+
+def test_hosts_that_are_discovered_are_left_out_later_as_well(jobs: Noted, looked_at: list[Settings]) -> None:
+    Path("hosts").write_text("h1:2\nh2:2\n")
+    words = ["--preflight", "-np", "4", "--min-np", "2", "--discover", "file hosts --no-ssh-check"]
+    _, options, _, _ = job(jobs, *words, *TRAIN)
+    assert looked_at[0].hosts == {"h1": 2, "h2": 2}
+    Path("hosts").write_text("h2:2\nh3:2\nh1:2\n")
+    script = shlex.split(str(options.discovery))
+    place = script.index("file") + 1
+    script[place:place] = ["--cache", "another"]  # the answer is remembered for a moment
+    assert sorted(subprocess.check_output(script, text=True).split()) == ["h1:2", "h3:2"]
+
+
 # -- worker ------------------------------------------------------------------------------------------------
 
 
 def test_the_guardians_of_a_job_understand_what_they_are_given(
-    jobs: Noted, guards: Noted, monkeypatch: pytest.MonkeyPatch
+    jobs: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    guards: Noted = []
+    monkeypatch.setattr(guardian, "guard", lambda *arguments: guards.append(arguments) or 0)
     words = ["-np", "2", "--hang-timeout", "7.5", "--no-standby", "--startup-timeout", "90"]
-    command, settings, _ = job(jobs, *words, *TRAIN)
-    for name, text in settings.environ.items():
+    command, _, environ, _ = job(jobs, *words, *TRAIN)
+    for name, text in environ.items():
         monkeypatch.setenv(name, text)
     assert cli.main([*supervisor.WORKER[3:-1], "--grace", "12.25", "--", *command]) == 0
     guarded, read = guards.pop()
@@ -276,6 +311,6 @@ def test_a_wrong_setting_in_a_file_is_an_error(
 def test_a_variable_takes_precedence_over_the_file(jobs: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("c.yaml").write_text("hvdrecover: {grace: 9s, max-restarts: 3, no-standby: true}")
     monkeypatch.setenv("HVDRECOVER_GRACE", "1m")
-    _, settings, config = job(jobs, "-np", "2", "--config-file", "c.yaml", *TRAIN)
+    _, _, environ, config = job(jobs, "-np", "2", "--config-file", "c.yaml", *TRAIN)
     assert (config.grace, config.max_restarts, config.no_standby) == (60.0, 3, True)
-    assert settings.environ["HVDRECOVER_NO_STANDBY"] == "1"
+    assert environ["HVDRECOVER_NO_STANDBY"] == "1"

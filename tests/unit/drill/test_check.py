@@ -55,14 +55,6 @@ def test_a_run_that_continues_from_a_commit_passes(again: int) -> None:
 # -- samples and steps -------------------------------------------------------------------------------------
 
 
-def test_a_step_that_was_lost_is_found() -> None:
-    mine = disturbed()  # the commit to resume from had a batch recorded before its step
-    mine._steps = -1
-    mine.step(samples=(8, 9), at=8).step(samples=(10, 11), at=10).commit(batches=2)
-    found = the(check.STEP_FIRST, mine)
-    assert "commit 3 comes after 6 recorded batches, but 5 steps instead of 6" in found.message
-
-
 def test_samples_that_are_lost_or_repeated_are_counted() -> None:
     story = train(disturbed().step(samples=(8, 8), at=8).commit(), 3, 6)
     found = the(check.SAMPLES_ONCE, story)
@@ -76,18 +68,13 @@ def test_a_script_that_records_no_batches_is_told_that_samples_are_not_checked()
     assert compare(clean().records, clean().records).notes == []
 
 
+def test_steps_that_were_done_again_are_counted_once_for_all_ranks() -> None:
+    story = Story().rendezvous(1, 0).step().commit().step().step()
+    assert story.records.steps_repeated == 0
+    assert story.rendezvous(2, 1, 0).step().step().records.steps_repeated == 2
+
+
 # -- commits -----------------------------------------------------------------------------------------------
-
-
-def test_a_commit_that_differs_is_named_with_its_values_and_tensors_and_the_last_equal_one() -> None:
-    found = the(check.SAME_COMMITS, disturbed().step().step().commit("other", {"lr": 0.1}))
-    assert "commit 3 differs, and commit 2 was still equal" in found.message
-    assert "lr is 0.1, expected null; 1 tensor of model (weight)" in found.message
-
-
-def test_a_difference_before_the_first_fault_is_no_matter_of_recovery() -> None:
-    mine = Story().rendezvous(2, 0).step().step().commit("other").records
-    assert checks(clean().records, mine) == [check.REPRODUCIBLE]
 
 
 def test_runs_are_compared_up_to_another_number_of_ranks_and_the_rest_is_told() -> None:

@@ -1,7 +1,8 @@
-"""The faults that change files; `tests/integration/test_drill.py` has all of them strike a real job."""
+"""The faults of a drill that need more than processes; tests/integration/test_drill.py has real jobs."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.drill import faults
+from hvdrecover.cli import main
+from hvdrecover.drill import faults, lab
 from hvdrecover.drill.faults import FAULTS
 from hvdrecover.drill.run import Command, ScriptRun
 from hvdrecover.errors import ConfigError
@@ -34,11 +36,10 @@ def hosts(run: ScriptRun) -> list[str]:
 
 def test_hosts_leave_and_come_and_one_stays(run: ScriptRun) -> None:
     FAULTS["resize"].options(run)
-    listing = run.folder / "resized.txt"
-    sizes, before = [], listing.read_text().split()
+    sizes, before = [], run.listing.read_text().split()
     for rank in (0, 0, 1, 1, 2, 3):
         FAULTS["resize"].strike(run, rank)
-        now = listing.read_text().split()
+        now = run.listing.read_text().split()
         assert set(now) & set(before)
         assert len(now) != len(before)
         if len(now) < len(before):
@@ -55,6 +56,37 @@ def test_a_resize_needs_room_and_the_choice_of_hosts() -> None:
     assert "--resize" in lacks(replace(COMMAND, resizes=False), None)
 
 
-def test_an_unknown_fault_is_refused_with_the_most_similar_name() -> None:
-    with pytest.raises(ConfigError, match="unknown fault 'kil'; did you mean 'kill'"):
+def test_an_unknown_fault_is_refused_and_all_are_named() -> None:
+    with pytest.raises(ConfigError, match="unknown fault 'kil'; the faults are kill, kill-all, "):
         faults.find(["kill-all", "kil"])
+
+
+# -- several hosts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--lab", "2"], "write --lab 3"),
+        (["--lab", "3"], "--lab: only root"),
+        (["--faults", "host-cut-off"], "--lab 3"),
+    ],
+)
+def test_a_lab_that_cannot_be_is_refused(
+    words: list[str],
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    output = ["--output", str(tmp_path / "drill")]
+    assert main(["drill", "-np", "2", *output, *words, "--", "python", "train.py"]) == 1
+    assert not (tmp_path / "drill").exists() or not any((tmp_path / "drill").iterdir())
+    assert problem in capsys.readouterr().err
+
+
+def test_a_program_that_is_missing_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setitem(lab.PACKAGES, "no-such-program", "its-package")
+    assert "apt-get install its-package" in lab.lacks()

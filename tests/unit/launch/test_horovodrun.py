@@ -33,18 +33,6 @@ def listed(discovery: str) -> list[str]:
     ).stdout.splitlines()
 
 
-def test_a_job_on_this_host_is_elastic_and_uses_the_loopback_interface(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = understood(Options(2), monkeypatch)
-    assert (found.num_proc, found.min_num_proc, found.max_num_proc) == (2, 2, None)
-    assert list(found.nics) == ["lo"]
-    assert listed(found.host_discovery_script) == ["localhost:2"]
-    assert found.cooldown_range == [10, 600]
-    assert found.command == COMMAND
-    assert not found.use_mpi
-
-
 def test_all_options_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     options = Options(
         4,
@@ -62,7 +50,7 @@ def test_all_options_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(found.nics) == ["eth0", "eth1"]
     assert (int(found.ssh_port), found.ssh_identity_file) == (2222, "/keys/id")
     assert (found.verbose, found.reset_limit) == (True, 7)
-    assert found.command == COMMAND
+    assert (found.command, found.cooldown_range, found.use_mpi) == (COMMAND, [10, 600], False)
 
 
 @pytest.mark.parametrize("discovery", ["exit 1", "printf ''"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.heartbeat import Phase
-from hvdrecover.launch import stacks
+from hvdrecover.launch.reports import place_in, stacks_of, stall_in_words
 from hvdrecover.launch.training import Training
 from tests.unit.launch.children import environment, until
 
@@ -50,7 +50,7 @@ def training(script: Path) -> Iterator[Training]:
     try:
         until(lambda: training.read().phase == Phase.STARTING, "an adapter is to be imported")
         place = " in wait_for_ever"
-        until(lambda: place in stacks.take(training.pid, training.stacks), "the main thread is to wait")
+        until(lambda: place in stacks_of(training.pid, training.stacks), "the main thread is to wait")
         yield training
     finally:
         training.close()
@@ -62,15 +62,15 @@ def number_of(script: Path, text: str) -> int:
 
 def test_a_process_that_can_tells_where_its_threads_are(training: Training, script: Path) -> None:
     line = number_of(script, "    told.wait()")
-    text = stacks.take(training.pid, training.stacks)
+    text = stacks_of(training.pid, training.stacks)
     assert "in load" in text
     assert text.count("Current thread") == 1  # the first answer is not part of the next one
-    assert stacks.summary(text) == f"{script}:{line} in wait_for_ever"
+    assert place_in(text) == f"{script}:{line} in wait_for_ever"
     assert training.returncode is None
 
 
 def test_a_stall_names_tensors_and_ranks() -> None:
-    assert stacks.stall({1: ["a"], 2: ["a", "b"], 3: ["b", "c", "d", "e", "f"]}, 12.4) == (
+    assert stall_in_words({1: ["a"], 2: ["a", "b"], 3: ["b", "c", "d", "e", "f"]}, 12.4) == (
         "a has waited 12 s for rank 1; "
         "a, b have waited 12 s for rank 2; "
         "b, c, d and 2 more have waited 12 s for rank 3"

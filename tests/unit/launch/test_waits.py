@@ -77,8 +77,6 @@ UNBOUNDED = {
     "processes.start: Child": "until the program runs; from a disk that hangs, nothing could be trained. "
     "The supervisor's SIGKILL ends a guardian that waits here",
     "slurm.leave_heir: Popen": "the last act of a guardian",
-    "job.Job.__init__: Popen": _START,
-    "job.Job.__init__: open": "the log of a drill's job; " + _START,
     "supervisor.Supervisor._serve: flush": _RECORD,
     "reports._append: mkdir": _BOUNDED,
     "reports._append: open": _BOUNDED,

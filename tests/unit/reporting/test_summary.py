@@ -26,16 +26,6 @@ def recoveries(report):
     ]
 
 
-@pytest.fixture
-def run(tmp_path):
-    """A run of two ranks that has made three commits, 10 s apart, the first one 14 s after its beginning."""
-    run = Run(tmp_path / "run")
-    run.report(0, "start", pid=5, attempt=1, command=["python"])
-    run.rendezvous(4, TWO, 1, 0, "initial")
-    run.commit(TWO, 1, {1: 14, 2: 24, 3: 34})
-    return run
-
-
 # -- time to recover -----------------------------------------------------------------------------------
 
 
@@ -52,14 +42,6 @@ def test_a_fault_is_recovered_from_when_the_last_rank_steps_again(run):
     assert tuple(recovery.phases) == PHASES
     assert recovery.phases["load"] == 0.7
     assert sum(recovery.phases.values()) == pytest.approx(recovery.seconds)
-
-
-def test_a_hang_began_when_the_process_fell_silent(run):
-    run.fault(64, "hang", silent=20.0)
-    run.fault(64, "crash", silent=20.0)
-    run.rendezvous(65, REPLACED, 2, 3)
-    run.step(66, REPLACED, 2, 3)
-    assert recoveries(report_of(run)) == [(2, 22.01), (2, 2.01)]
 
 
 @pytest.mark.parametrize("commits", [{}, {4: 43.2}])
@@ -119,27 +101,6 @@ def test_a_process_may_have_the_name_of_an_earlier_one(run):
 
 
 # -- what was done twice, and goodput ------------------------------------------------------------------
-
-
-def test_of_ranks_that_train_in_step_the_most_steps_lost_count(run):
-    run.fault(40, rank=1, host="node-2", commit=[1, 3], steps=4)
-    run.reset(40.1, {0: TWO[0]}, steps=5)
-    run.rendezvous(42, REPLACED, 2, 3)
-    run.step(43, REPLACED, 2, 3)
-    run.fault(50, rank=0, commit=[2, 3], steps=7)
-    run.reset(50.1, {1: REPLACED[1]}, steps=6)
-    run.rendezvous(52, TWO, 3, 3)
-    run.step(53, TWO, 3, 3)
-    assert report_of(run).steps_repeated == 5 + 7
-
-
-def test_goodput_is_the_time_in_commits_that_were_carried_over(run):
-    run.rendezvous(40, REPLACED, 2, 3)
-    run.commit(REPLACED, 2, {4: 45, 5: 50})
-    run.report(100, "end", pid=5, code=75, reason="preempted")
-    report = report_of(run)
-    assert report.goodput == pytest.approx(((34 - 4) + (50 - 40)) / 100)
-    assert (report.outcome, report.code, report.reason) == ("ended", 75, "preempted")
 
 
 def test_commits_that_were_lost_do_not_count_whatever_generation_made_them(run):

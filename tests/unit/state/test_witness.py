@@ -15,7 +15,7 @@ from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.state.state import State
-from tests.fakes.framework import FakeModel, FakeSampler
+from tests.fakes.framework import FakeModel
 from tests.unit.state.jobs import Process, in_drill, on_ranks
 
 
@@ -40,13 +40,6 @@ def told(folder: Path, what: str = "") -> list[dict[str, Any]]:
     return [line for line in lines if what in ("", line["what"])]
 
 
-def test_an_agreement_is_told_with_its_commit(process: Process, folder: Path) -> None:
-    drilled(process, folder)
-    (line,) = told(folder)
-    assert (line["what"], line["source"]) == ("agreed", "initial")
-    assert (line["rank"], line["size"], line["generation"], line["commit"]) == (0, 1, 1, 0)
-
-
 def test_the_initial_state_is_kept_so_that_another_run_can_begin_with_it(
     process: Process, folder: Path
 ) -> None:
@@ -64,25 +57,6 @@ def test_the_jobs_own_root_is_never_touched(checkpoint: Any, process: Process, f
     assert state._session.durable._settings.keep == (7 if isinstance(checkpoint, Checkpoint) else 3)
 
 
-def test_a_commit_is_told_with_digests_values_and_what_was_done_for_it(
-    process: Process, folder: Path
-) -> None:
-    sampler = FakeSampler(8, shuffle=False)
-    state = drilled(process, folder, sampler=sampler)
-    process.framework.reports["steps"].step_begins()
-    sampler.order.record(2)
-    state.batch = 1
-    state.commit()
-    state.model.weights["weight"][0] = 5.0
-    state.commit()
-    first, second = told(folder, "commit")
-    assert (first["made"], first["steps"], first["batches"]) == (1, 1, 1)
-    assert (second["made"], second["steps"], second["batches"], second["commit"]) == (2, 0, 0, 1)
-    assert first["values"]["batch"] == 1
-    assert first["samplers"]["sampler"]["processed_num"] == 2
-    assert first["tensors"]["model"]["weight"] != second["tensors"]["model"]["weight"]
-
-
 def test_each_rank_tells_what_it_holds_and_which_tensors_it_has_of_its_own(folder: Path) -> None:
     def body(process: Process) -> None:
         state = drilled(process, folder, model=FakeModel(weight=[1.0], local=[0.0]))
@@ -97,22 +71,6 @@ def test_each_rank_tells_what_it_holds_and_which_tensors_it_has_of_its_own(folde
     assert first["tensors"]["model"]["local"] != second["tensors"]["model"]["local"]
     assert first["buffers"] == second["buffers"] == {"model": ["local"]}
     assert "samplers" in first and "samplers" not in second
-
-
-def test_steps_are_counted_from_a_commit_and_batches_tell_their_samples(
-    process: Process, folder: Path
-) -> None:
-    sampler = FakeSampler(8, shuffle=False)
-    state = drilled(process, folder, sampler=sampler)
-    for _ in range(2):
-        process.framework.reports["steps"].step_begins()
-        sampler.order.record(3)
-    state.commit()
-    process.framework.reports["steps"].step_begins()
-    sampler.order.record(3)
-    assert [line["number"] for line in told(folder, "step")] == [1, 2, 1]
-    batches = [(line["epoch"], line["at"], line["samples"]) for line in told(folder, "batch")]
-    assert batches == [(0, 0, [0, 1, 2]), (0, 3, [3, 4, 5]), (0, 6, [6, 7])]
 
 
 def test_without_a_drill_there_is_no_witness(process: Process, tmp_path: Path) -> None:

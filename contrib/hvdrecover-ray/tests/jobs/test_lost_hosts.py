@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.drill.lab import Host, Lab
-from hvdrecover.launch.job import Job
+from hvdrecover.drill.run import Job
 from lab_nodes import Nodes, ray_nodes
 from tests.integration.conftest import LONG
 

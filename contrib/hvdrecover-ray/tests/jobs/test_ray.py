@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hvdrecover.config import PREEMPTED
-from hvdrecover.launch.job import Job
+from hvdrecover.drill.run import Job
 from hvdrecover.launch.processes import command, kill
 from raylets import Raylets, environment, raylets
 from tests.integration.conftest import LONG, Start

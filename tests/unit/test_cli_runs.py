@@ -1,16 +1,23 @@
-"""`hvdrecover report`, with `--watch` and `--prometheus`: what it says, and how it exits."""
+"""The texts and exit codes of `hvdrecover report`, `status` and `stop`."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hvdrecover import cli
+from hvdrecover import cli, machine
 from hvdrecover.cli import printer, runs
+from hvdrecover.config import PREEMPTED
+from hvdrecover.launch import presence
+from hvdrecover.launch.presence import Supervised
 from hvdrecover.record import Follower, read
 from hvdrecover.reporting import summary
 from hvdrecover.reporting.prometheus import Exporter
@@ -34,14 +41,15 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(capsys):
-    """Runs the command, and gives its exit code, its output and its errors."""
+def command(capsys):
+    """Runs a command, and gives its exit code, its output and its errors."""
+    return lambda *words: (cli.main([*map(str, words)]), *capsys.readouterr())
 
-    def run(*arguments):
-        code = cli.main(["report", *map(str, arguments)])
-        return code, *capsys.readouterr()
 
-    return run
+@pytest.fixture
+def run(command):
+    """Runs `hvdrecover report`."""
+    return lambda *arguments: command("report", *arguments)
 
 
 @pytest.fixture
@@ -111,19 +119,6 @@ def test_what_a_terminal_would_obey_is_escaped(run):
     assert "ValueError: no" in output and "Traceback" not in output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "facts"),
-    [
-        ([], "FOLDER: .*'hvdrecover-runs' "),
-        (["missing"], "FOLDER: 'missing' "),
-    ],
-)
-def test_without_events_there_is_an_error_of_one_line(run, arguments, facts):
-    code, output, errors = run(*arguments)
-    assert (code, output, errors.count("\n")) == (1, "", 1)
-    assert re.match(f"hvdrecover: {facts}", errors)
-
-
 # -- report --watch ------------------------------------------------------------------------------------
 
 
@@ -157,29 +152,6 @@ def follow(view, *parts):
 )
 def test_where_metrics_go(text, expected):
     assert runs.target(text) == expected
-
-
-def test_a_run_is_followed_from_before_its_first_event_until_its_end():
-    run, seen = Run(Path("events")), []
-    last, clock = follow(
-        seen.append,
-        lambda: run.report(0, "start", pid=5, attempt=1, command=[]),
-        lambda: run.rendezvous(4, TWO, 1, 0, "initial"),
-        lambda: run.fault(9, commit=[1, 0]),
-        lambda: (run.rendezvous(12, REPLACED, 2, 0), run.step(13, REPLACED, 2, 0)),
-        lambda: run.finish(15, REPLACED, 2, 0),
-        lambda: run.report(16, "end", pid=5, code=0, reason="finished"),
-    )
-    assert [status.activity for status in seen] == [
-        "starting",
-        "training",
-        "recovering",
-        "training",
-        "finished",
-        "finished",
-    ]
-    assert (last, clock.parts) == (seen[-1], [])
-    assert set(clock.waits) == {runs.INTERVAL}
 
 
 def test_lines_tell_what_changes(capsys):
@@ -265,3 +237,116 @@ def test_the_documentation_names_every_metric():
     section = DOCS.read_text().partition("## Following a run")[2].partition("## `--json`")[0]
     told = set(re.findall(r"`(\w+)(?:\{\w+\})?`", section))
     assert [name for name in sorted(names) if name.removeprefix("hvdrecover_") not in told] == []
+
+
+# -- status and stop ----------------------------------------------------------------------------------
+
+LEAVES = """
+import signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from tests.unit.reporting.runs import TWO, Run
+def leave(*_):
+    run = Run(Path(sys.argv[1]))
+    run.commit(TWO, 1, {9: 50})
+    run.report(51, "durable", rank=0, generation=1, commit=int(sys.argv[3]), bytes=1, seconds=0.5)
+    run.report(52, "end", pid=5, code=75, reason="left")
+    sys.exit(75)
+signal.signal(signal.SIGUSR1, leave)
+print(flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def training(tmp_path, monkeypatch):
+    """A run of two ranks that trains: one fault, one commit that is not durable, a standby for each slot."""
+    monkeypatch.setenv("HVDRECOVER_EVENTS", str(tmp_path / "events"))
+    run = Run(tmp_path / "events")
+    run.report(0, "start", pid=5, attempt=1, command=["python", "train.py"])
+    run.rendezvous(1, TWO, 1, 0, "initial")
+    run.commit(TWO, 1, {1: 2, 2: 3})
+    run.report(3, "durable", rank=0, generation=1, commit=1, bytes=10, seconds=0.5)
+    run.report(4, "standby", pid=9, slot=0, ready=True)
+    run.report(4, "standby", "node-2", 9, slot=0, ready=True)
+    run.fault(5, detail="killed by SIGKILL", rank=1, host="node-2")
+    run.report(5, "standby", "node-2", 9, slot=0, ready=False)
+    return run
+
+
+def supervised(pid: int, **facts: object) -> Supervised:
+    known = {"processes": 3, "least": 2, "stop_signal": "SIGUSR1", "grace": 30.0, "leaving": False, **facts}
+    return Supervised("node-1", pid, machine.identity(pid), 1.0, ("python", "train.py"), **known)
+
+
+def pairs(text):
+    return dict(re.split(r"  +", line, maxsplit=1) for line in text.splitlines())
+
+
+def test_status_says_what_runs(training, command):
+    presence.announce(training.folder, supervised(os.getpid()))
+    code, text, _ = command("status")
+    found = json.loads(command("status", "--json")[1])
+    said = pairs(text)
+    assert code == 0
+    assert (said["state"], said["ranks"], said["standbys"]) == ("recovering", "2 of 3; 2 suffice", "1 ready")
+    assert said["supervisor"] == f"process {os.getpid()} on node-1"
+    assert said["command"] == "python train.py"
+    assert said["progress"] == "commit 2 in generation 1 with 2 ranks"
+    assert re.match(r"commit 1, \S+ d \S+ h old; 1 in all", said["durable"])
+    assert "crash of rank 1 on node-2: killed by SIGKILL; not recovered yet" in said["last fault"]
+    run = found["run"]
+    assert (found["running"], found["supervisor"]["processes"]) == (True, 3)
+    assert (run["ranks"], run["standbys"], run["commit"]["number"]) == (2, 1, 2)
+    assert (run["storage"]["durable"]["number"], run["faults"][-1]["kind"]) == (1, "crash")
+    assert [key for key in (*found, *found["supervisor"]) if f"`{key}`" not in DOCS.read_text()] == []
+
+
+def test_status_tells_a_run_whose_supervisor_is_gone_from_one_that_leaves_and_one_that_has_ended(
+    training, command
+):
+    announced = presence.announce(training.folder, supervised(os.getpid(), leaving=True))
+    assert pairs(command("status")[1])["state"] == "recovering; it leaves at its next commit"
+    announced.unlink()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        killed = supervised(child.pid)
+    presence.announce(training.folder, killed)
+    code, text, _ = command("status")
+    assert (code, pairs(text)["state"][:34]) == (1, "gone: its supervisor has ended wit")
+    assert json.loads(command("status", "--json")[1])["running"] is False
+    training.report(9, "end", pid=5, code=1, reason="gave up")
+    code, text, _ = command("status")
+    assert (code, pairs(text)["state"]) == (1, "ended before it was finished, with code 1: gave up")
+
+
+@pytest.mark.parametrize(
+    ("durable", "code", "said"),
+    [("9", 0, "commit 9 is durable\n"), ("8", 1, "commit 8 is durable, commit 9 is not\n")],
+)
+def test_stop_waits_until_the_job_has_left(training, command, durable, code, said):
+    words = [sys.executable, "-c", LEAVES, str(training.folder), str(Path(__file__).parents[2]), durable]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
+        child.stdout.readline()
+        presence.announce(training.folder, supervised(child.pid))
+        found, text, errors = command("stop", str(training.folder))
+        assert child.wait() == PREEMPTED
+    assert (found, text.endswith(f" {75}; {said}")) == (code, True)
+    assert errors == "hvdrecover: the job leaves at its next commit, within 30 s\n"
+
+
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        (lambda mine: mine.rpartition(" ")[0] + " 1", "has ended; "),  # its number was used again
+        (lambda mine: f"elsewhere {mine.partition(' ')[2]}", "SIGUSR1"),
+        (lambda mine: mine.replace("pid:[", "pid:[9"), "container; "),
+        (lambda mine: "", "container; "),
+    ],
+)
+def test_stop_takes_no_other_process_for_the_supervisor(training, command, other, problem):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        identity = other(machine.identity(child.pid))
+        presence.announce(training.folder, replace(supervised(child.pid), process=identity))
+        code, _, errors = command("stop")
+        assert (code, child.poll()) == (1, None)
+    assert problem in errors

@@ -1,6 +1,6 @@
 """The help texts of all commands, as ``docs/help.md`` shows them.
 
-``python -m hvdrecover.cli.help_texts > docs/help.md`` writes that page; a test compares the two.
+``python scripts/help_texts.py > docs/help.md`` writes that page; a test compares the two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def document() -> str:
     parser, commands = cli.build()
     parts = [
         "# The commands and their options",
-        "`--help` of each command, written by `python -m hvdrecover.cli.help_texts > docs/help.md`.",
+        "`--help` of each command, written by `python scripts/help_texts.py > docs/help.md`.",
         _text(parser),
     ]
     for name in (name for names in cli.GROUPS.values() for name in names):
