@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hvdrecover.errors import DivergedError
-from hvdrecover.guard import parameters
+from hvdrecover.guard import comparison
 from hvdrecover.guard.settings import Divergence, Guard
 from hvdrecover.state.rendezvous import rendezvous
 from hvdrecover.state.run import run
@@ -239,25 +239,25 @@ def test_every_bit_of_what_is_shared_counts_and_no_other() -> None:
         train(state, 1)
         snapshot = state._session.memory.newest
         assert snapshot is not None
-        shared = {"model": {"w", "small"}, "optimizer": set(snapshot.arenas["optimizer"].layout.by_name)}
-        tensors = parameters.tensors_of(snapshot, shared)
-        first = parameters.ballot(tensors)
+        local: dict[str, set[str]] = {"model": {"local"}, "optimizer": set()}
+        tensors = comparison.shared_tensors(snapshot, local)
+        first = comparison.ballot_of(tensors)
         assert first[2] == 4
         for name, arena in snapshot.arenas.items():
             for spec in arena.layout.specs:
                 data = arena.bytes_of(spec.name)
                 for place in range(len(data)):
                     data[place] ^= 0x80
-                    changed = parameters.ballot(tensors) != first
-                    assert changed == (spec.name in shared[name])
+                    changed = comparison.ballot_of(tensors) != first
+                    assert changed == (spec.name not in local[name])
                     data[place] ^= 0x80
-        assert parameters.ballot(tensors) == first
+        assert comparison.ballot_of(tensors) == first
 
     on_ranks(1, body)
 
 
 def test_large_tensors_are_compared_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parameters, "PIECE", 16)
+    monkeypatch.setattr(comparison, "PIECE", 16)
 
     def body(process: Process) -> Any:
         state = build(process, guard("heal"))

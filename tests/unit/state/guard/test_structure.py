@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from hvdrecover.errors import StructureError
+from hvdrecover.guard.comparison import Description, differences, digest_of
 from hvdrecover.guard.settings import Guard
-from hvdrecover.guard.structure import Description, differences, numbers
 from hvdrecover.state.adapter import Entry
 from hvdrecover.state.rendezvous import rendezvous as meet_again
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
@@ -60,8 +60,8 @@ def test_a_digest_depends_on_names_values_and_order() -> None:
         description(A, ("model.b", "F32[4]")),
         description(A, ("b", "F32[3]")),
     ]
-    assert len({numbers(each) for each in others}) == 5
-    assert all(-(2**63) <= number < 2**63 for number in numbers(others[0]))
+    assert len({digest_of(each) for each in others}) == 5
+    assert all(-(2**63) <= number < 2**63 for number in digest_of(others[0]))
 
 
 # -- at a rendezvous --------------------------------------------------------------------------------------

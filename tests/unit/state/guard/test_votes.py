@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvdrecover.guard.votes import Vote, named, vote
+from hvdrecover.guard.comparison import Vote, named, vote
 
 
 @pytest.mark.parametrize(
