@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -317,3 +317,22 @@ def by_name(components: Mapping[str, Any]) -> dict[str, torch.Tensor]:
             inner = short if len(short) == len(inner) else inner
             found |= {f"{name}.{key}": each for key, each in inner.items()}
     return found
+
+
+def names_of(components: Mapping[str, Any]) -> Callable[[torch.Tensor], str]:
+    """Return a function that names parameters: ``model.0.weight``, or ``optimizer's parameter 2``.
+
+    All parameters are looked up again for one that came later.
+    """
+    known: dict[int, str] = {}
+
+    def name_of(parameter: torch.Tensor) -> str:
+        if id(parameter) not in known:
+            for name, each in components.items():
+                if isinstance(each, torch.optim.Optimizer):
+                    numbered = enumerate(parameters_of(each))
+                    known.update({id(other): f"{name}'s parameter {number}" for number, other in numbered})
+            known.update({id(other): name for name, other in by_name(components).items()})
+        return known.get(id(parameter), "a parameter without a name")
+
+    return name_of

@@ -16,7 +16,7 @@ from hvdrecover import heartbeat
 from hvdrecover.errors import ConfigError
 from hvdrecover.torch import stepping
 from hvdrecover.torch.stepping import steps_of
-from hvdrecover.torch.virtual_gradients import Gradients
+from hvdrecover.torch.virtual import Gradients
 from tests.unit.torch.jobs import network, train_one_step
 
 KINDS = ["plain", "wrapped", "wrapped, without hooks"]

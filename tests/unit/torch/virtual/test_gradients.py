@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hvdrecover.errors import ConfigError
-from hvdrecover.torch.virtual_gradients import Gradients
+from hvdrecover.torch.virtual import Gradients
 from tests.unit.torch.jobs import network
 
 
