@@ -122,7 +122,6 @@ class GradientWatch:
     """
 
     def __init__(self, optimizer: Any, name_of: Callable[[torch.Tensor], str], judge: Judge) -> None:
-        self.steps = 0
         self._optimizer = optimizer
         self._name_of = name_of
         self._judge = judge
@@ -131,12 +130,8 @@ class GradientWatch:
         # Horovod sends nothing in a job of one that is not elastic. Compressed gradients may overflow later.
         sends = hasattr(optimizer, "_later_hooks") or hasattr(optimizer, "virtual_gradients")
         self._marks = sends and optimizer._compression is hvd.Compression.none
-        steps_of(optimizer).begins.append(self._count)
         steps_of(optimizer).sending.append(self._sending)
         steps_of(optimizer).applying.append(self._applying)
-
-    def _count(self) -> None:
-        self.steps += 1
 
     def _sending(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
@@ -200,15 +195,14 @@ def _first(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
     """Tell the judge of steps of Horovod-wrapped optimizers whose gradients are not finite."""
-    name_of, watched = names_of(components), []
+    name_of = names_of(components)
     for name, optimizer in components.items():
         if isinstance(optimizer, torch.optim.Optimizer) and is_adasum(optimizer):
             raise ConfigError(
                 f"state.{name}", "Adasum brings updates together, not gradients; pass Guard(numerics=None)"
             )
         if isinstance(optimizer, torch.optim.Optimizer) and averages(optimizer):
-            watched.append(GradientWatch(optimizer, name_of, judge))
-    judge.steps = lambda: sum(each.steps for each in watched)
+            GradientWatch(optimizer, name_of, judge)
 
 
 # -- missing gradients -------------------------------------------------------------------------------------

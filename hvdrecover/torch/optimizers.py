@@ -90,8 +90,9 @@ def load(optimizer: torch.optim.Optimizer, tree: Tree, named: Named, *, keep: bo
     optimizer.load_state_dict(tree)
     parameters = list(parameters_of(optimizer))
     for key, entries in tree.get("state", {}).items():
-        parameter = _parameter(parameters, key)
-        present = optimizer.state.get(parameter) if parameter is not None else None
+        # Some optimizers also have state that belongs to no parameter.
+        numbered = isinstance(key, int) and 0 <= key < len(parameters)
+        present = optimizer.state.get(parameters[key]) if numbered else None
         if isinstance(present, dict) and isinstance(entries, dict):
             present.update(
                 {name: _as_stored(entries[name], present[name]) for name in entries.keys() & present.keys()}
@@ -99,14 +100,9 @@ def load(optimizer: torch.optim.Optimizer, tree: Tree, named: Named, *, keep: bo
     _keep_objects(optimizer, groups, state)
     for parameter in parameters:
         parameter.grad = None
-    _forget_unfinished_groups(optimizer)
-
-
-def _forget_unfinished_groups(optimizer: torch.optim.Optimizer) -> None:
     # Horovod's wrapper counts the gradients of each group, and its load_state_dict does not reset the counts.
     counts = getattr(optimizer, "_group_counts", {})
-    for group in counts:
-        counts[group] = 0
+    counts.update(dict.fromkeys(counts, 0))
 
 
 def _as_stored(stored: Any, present: Any) -> Any:
@@ -259,11 +255,6 @@ def _remove(optimizer: torch.optim.Optimizer, group: _Group) -> None:
     for parameter in group["params"]:
         optimizer.state.pop(parameter, None)
         getattr(optimizer, "forget_parameter", lambda parameter: None)(parameter)
-
-
-def _parameter(parameters: list[torch.Tensor], key: Any) -> torch.Tensor | None:
-    """The parameter of a state's key; None for state that belongs to no parameter."""
-    return parameters[key] if isinstance(key, int) and 0 <= key < len(parameters) else None
 
 
 def _options(group: _Group) -> _Group:

@@ -26,7 +26,7 @@ an optimizer that is wrapped after `hvdrecover.torch` was imported reports its s
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import horovod.torch as hvd
@@ -240,15 +240,20 @@ def _average_loss(optimizer: Any, loss: Any) -> Callable[[], Any]:
 
 
 def _adasum_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
-    for each in parameters_of(self):
-        if each.requires_grad and each not in self._requires_update:
-            raise ConfigError(
-                "DistributedOptimizer(op=hvd.Adasum)",
-                f"a parameter of shape {tuple(each.shape)} was added, or has begun to require gradients, "
-                "after the optimizer was wrapped: Adasum would not average it. Let all parameters require "
-                "gradients when you wrap the optimizer, and freeze them afterwards",
-            )
+    refuse_late(self, self._requires_update, "DistributedOptimizer(op=hvd.Adasum)", "optimizer was wrapped")
     return _adasums_step(self, closure)
+
+
+def refuse_late(optimizer: Any, known: Collection[torch.Tensor], setting: str, moment: str) -> None:
+    """Refuse parameters that came after a moment, because their gradients would not be averaged."""
+    for each in parameters_of(optimizer):
+        if each.requires_grad and each not in known:
+            raise ConfigError(
+                setting,
+                f"a parameter of shape {tuple(each.shape)} was added, or has begun to require gradients, "
+                f"after the {moment}: its gradients would not be averaged. Let all parameters require "
+                "gradients before, and freeze them afterwards",
+            )
 
 
 # -- names of parameters ------------------------------------------------------------------------------------
@@ -332,21 +337,11 @@ def _forget_parameter(self: Any, parameter: torch.Tensor) -> None:
     self._group_counts.pop(self._p_to_group.pop(parameter, None), None)
 
 
-# -- backward passes of one step -----------------------------------------------------------------------------
-
-
-def passes(component: Any) -> tuple[int, int]:
-    """Return how many backward passes have ended since the last step, and how many a step needs."""
-    of = getattr(component, "backward_passes_per_step", 1)
-    delays = getattr(component, "_allreduce_delay", None)  # other libraries' optimizers lack it
-    if of == 1 or delays is None or hasattr(component, "virtual_gradients"):
-        return 0, 1
-    return of - min(delays.values(), default=of), of
-
-
 def forget_passes(component: Any) -> None:
-    """Let an optimizer count backward passes from 0 again, as it does when it loads a commit."""
-    if passes(component)[0]:
+    """Let an optimizer count the backward passes of a step from 0 again, as when it loads a commit."""
+    needed = getattr(component, "backward_passes_per_step", 1)
+    left = getattr(component, "_allreduce_delay", {}).values()  # other libraries' optimizers lack it
+    if min(left, default=needed) < needed and not hasattr(component, "virtual_gradients"):
         component._handles.clear()
         component.set_backward_passes_per_step(component.backward_passes_per_step)
         component.zero_grad()

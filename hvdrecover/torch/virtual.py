@@ -20,7 +20,7 @@ from hvdrecover.state.adapter import Framework
 from hvdrecover.state.rank_local import PerRank
 from hvdrecover.torch.copying import all_equal
 from hvdrecover.torch.optimizers import parameters_of
-from hvdrecover.torch.stepping import averages, steps_of, tell
+from hvdrecover.torch.stepping import averages, refuse_late, steps_of, tell
 from hvdrecover.virtual import buffers, ranks
 from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up, buckets
 from hvdrecover.virtual.ranks import OURS, VirtualRanks
@@ -244,7 +244,7 @@ class Gradients:
 
     def begin(self) -> None:
         self.abandon()
-        self._require_known()
+        refuse_late(self._optimizer, set(self._parameters), f"state.{self._name}", "state was made")
         for parameter in self._parameters:
             parameter.grad = None
         self._sums = RunningSum(self._size, _added)
@@ -288,18 +288,6 @@ class Gradients:
                 "after the inner loop has ended, without a break: for step in state.steps(loader): for part "
                 "in step: …",
             )
-
-    def _require_known(self) -> None:
-        """Refuse parameters that came after the optimizer was wrapped: no process adds their gradients up."""
-        known = set(self._parameters)
-        for each in parameters_of(self._optimizer):
-            if each.requires_grad and each not in known:
-                raise ConfigError(
-                    f"state.{self._name}",
-                    f"a parameter of shape {tuple(each.shape)} was added, or has begun to require "
-                    "gradients, after the state was made. Let all parameters require gradients when you make "
-                    "the state, and freeze them afterwards",
-                )
 
     def _take(self) -> _Taken:
         """Take the gradients away from the parameters, in the dtypes in which they are added up."""

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-import hvdrecover.torch as recover
 from hvdrecover import heartbeat
 from hvdrecover.errors import ConfigError
 from hvdrecover.torch import stepping
@@ -162,22 +161,3 @@ def test_a_guardian_counts_each_step_once(kind: str, make: Any) -> None:
         backward(model, optimizer)
         optimizer.step()
         assert heartbeat.steps() == step + 1
-
-
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_the_guard_counts_the_steps_of_all_optimizers(
-    kind: str, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts: list[Callable[[], int]] = []
-    monkeypatch.setattr(
-        "hvdrecover.guard.numbers.Judge.steps",
-        property(lambda judge: counts[-1], lambda judge, count: counts.append(count)),
-        raising=False,
-    )
-    (model, one), (other_model, other) = make(kind), make(kind)
-    recover.TorchState(model, one, guard=recover.Guard(), other=other, other_model=other_model).sync()
-    for _ in range(2):
-        for each, optimizer in ((model, one), (other_model, other)):
-            backward(each, optimizer)
-            optimizer.step()
-    assert counts[-1]() == 4
