@@ -1,21 +1,15 @@
 from __future__ import annotations
 
-import random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from hvdrecover.errors import UnsupportedTensorError
-from hvdrecover.torch.framework import TorchFramework
 from tests.unit.torch.jobs import joined
 
 pytestmark = pytest.mark.usefixtures("roots")
-
-FRAMEWORK = TorchFramework()
-
 
 # -- tensors that can't be kept ------------------------------------------------------------------------
 
@@ -76,21 +70,3 @@ def test_layers_are_told_that_the_state_is_of_their_version() -> None:
     model[0].scale.fill_(5.0)
     state.restore()
     assert model[0].scale.tolist() == [4.0]
-
-
-# -- random generators ---------------------------------------------------------------------------------
-
-
-def test_an_unfinished_pair_of_normal_numbers_is_part_of_a_generators_state() -> None:
-    """Generators make normal numbers in pairs, and keep the second for the next time."""
-
-    def draw() -> list[float]:
-        return [random.gauss(0, 1), np.random.standard_normal(), torch.randn(()).item()]
-
-    FRAMEWORK.seed(lambda name: 3)
-    draw()
-    states = FRAMEWORK.generators()
-    expected = [draw() for _ in range(3)]
-    FRAMEWORK.seed(lambda name: 3)
-    FRAMEWORK.set_generators(states)
-    assert [draw() for _ in range(3)] == expected

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,24 +19,6 @@ def pair(seed: int = 0) -> tuple[Any, Any]:
 
 
 # -- what is not resumed -------------------------------------------------------------------------------
-
-
-class Metric(torch.nn.Module):
-    """Holds its sums as metrics of torchmetrics do: as attributes, which ``state_dict`` passes over."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = torch.zeros(())
-        self.values = [torch.ones(2)]
-        self.register_buffer("count", torch.zeros(()), persistent=False)
-
-
-def test_a_component_that_keeps_nothing_is_named_with_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
-    model, optimizer = pair()
-    joined(model=model, optimizer=optimizer, metric=Metric(), empty=torch.nn.ReLU())
-    warned = [each for each in caplog.messages if "do not hold" in each]
-    assert len(warned) == 1
-    assert re.match(r"state\.metric: commits do not hold total, values, count, .* Metric ", warned[0])
 
 
 def test_all_ranks_count_backward_passes_from_0_after_an_agreement(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,50 +6,14 @@ import pickle
 import numpy as np
 import pytest
 
-from hvdrecover.virtual.exchange import BUCKET, NOTHING, RunningSum, add_up, buckets, pieces
+from hvdrecover.virtual.exchange import BUCKET, NOTHING, RunningSum, add_up, buckets
 from tests.fakes.world import FakeJob
-
-
-def bracketed(start, stop):
-    """The tree, by its definition."""
-    count = stop - start
-    if count == 1:
-        return start
-    half = 1 << (count - 1).bit_length() - 1
-    return (bracketed(start, start + half), bracketed(start + half, stop))
-
-
-def running(size, add=lambda left, right: (left, right)):
-    return RunningSum(size, add)
-
-
-def carried_out(shares):
-    """Each process sums its own leaves; then the pieces are summed, as they come from all of them."""
-    size, start, whole = sum(shares), 0, running(sum(shares))
-    for share, mine in zip(shares, pieces(tuple(shares)), strict=True):
-        own = running(size)
-        for leaf in range(start, start + share):
-            own.push(range(leaf, leaf + 1), leaf)
-        assert own.nodes == mine
-        for node, value in zip(own.nodes, own.values, strict=True):
-            whole.push(node, value)
-        start += share
-    assert whole.nodes == [range(size)]
-    return whole.values[0]
 
 
 def partitions(size):
     for count in range(size):
         for cuts in itertools.combinations(range(1, size), count):
             yield [stop - start for start, stop in itertools.pairwise((0, *cuts, size))]
-
-
-@pytest.mark.parametrize("size", range(1, 11))
-def test_all_partitions_bracket_alike(size):
-    expected = bracketed(0, size)
-    for shares in partitions(size):
-        assert carried_out(shares) == expected
-        assert carried_out([0, *shares, 0]) == expected
 
 
 # -- between processes ---------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from hvdrecover.virtual.shares import by_speed, equal, reconsider, run_of, step_time
+from hvdrecover.virtual.shares import by_speed, equal, reconsider, step_time
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,3 @@ def test_shares_change_if_that_saves_a_tenth_of_a_step(
 def test_a_process_with_nothing_to_do_need_not_be_measured() -> None:
     assert reconsider((4, 0), (1.0, None)) == (2, 2)
     assert reconsider((4, 0), (1.0, 5.0)) == (4, 0)
-
-
-def test_runs_follow_each_other_and_who_came_later_has_none() -> None:
-    assert [list(run_of((2, 0, 1), process)) for process in range(4)] == [[0, 1], [], [2], []]

@@ -66,31 +66,6 @@ def test_gradients_are_those_of_the_tree(size: int, op: Any) -> None:
         assert torch.equal(each.grad, total / size if op == hvd.Average else total)
 
 
-@pytest.mark.usefixtures("elastic")
-@pytest.mark.parametrize("clips", [False, True])
-def test_the_optimizer_steps_once_with_what_was_summed(clips: bool) -> None:
-    model, plain = network(), network()
-    bare = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
-    optimizer = wrapped(model)
-    gradients = Gradients("optimizer", optimizer, 2)
-    for _ in range(3):
-        step(gradients, model, 2)
-        for each, totals in zip(plain.parameters(), zip(*leaves(plain, 2), strict=True), strict=True):
-            each.grad = bracketed(list(totals)) / 2
-        if clips:
-            optimizer.synchronize()
-            for some in (model, plain):
-                torch.nn.utils.clip_grad_norm_(some.parameters(), 1e-3)
-            with optimizer.skip_synchronize():
-                optimizer.step()
-        else:
-            optimizer.step()
-        optimizer.zero_grad()
-        bare.step()
-    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
 def test_a_gradient_that_some_virtual_ranks_lack() -> None:
     model = network()
     other = torch.nn.Parameter(torch.ones(3))
