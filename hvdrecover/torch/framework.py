@@ -25,7 +25,7 @@ from hvdrecover.state import horovod
 from hvdrecover.state import random as streams
 from hvdrecover.state.adapter import Entry, StepReport, Tree, fit_tensors
 from hvdrecover.state.horovod import HorovodWorld
-from hvdrecover.torch import copying, guard, optimizers, scalars, stepping
+from hvdrecover.torch import copying, guard, optimizers, stepping
 from hvdrecover.torch.optimizers import by_name, parameters_of, renamed
 
 _DTYPES = {
@@ -212,7 +212,7 @@ class TorchFramework:
                 if isinstance(component, torch.optim.Optimizer):
                     stepping.steps_of(component).begins.append(hook.step_begins)
         elif what == "times":
-            scalars.watch(components, hook)
+            stepping.report_times(components, hook)
         elif what == "missing":
             guard.report_missing(components, hook)
         else:
