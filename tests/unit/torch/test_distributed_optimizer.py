@@ -8,7 +8,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from tests.unit.torch.jobs import continues_alike, joined, network, state_of
+from tests.unit.torch.jobs import continues_alike, joined, network, state_of, wrapped
 
 pytestmark = pytest.mark.usefixtures("roots")
 
@@ -116,9 +116,7 @@ def test_a_step_after_an_interrupted_backward_pass_is_that_of_an_undisturbed_run
 def test_sparse_gradients_of_a_transposed_parameter_are_averaged() -> None:
     model = torch.nn.Embedding(4, 2, sparse=True)
     model.weight = torch.nn.Parameter(torch.ones(2, 4).t())
-    wrapper = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1.0), named_parameters=model.named_parameters()
-    )
+    wrapper = wrapped(model, lr=1.0)
     model(torch.tensor([3])).sum().backward()
     wrapper.step()
     assert model.weight.tolist() == [[1, 1], [1, 1], [1, 1], [0, 0]]

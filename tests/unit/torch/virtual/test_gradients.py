@@ -11,7 +11,7 @@ import torch
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.torch.virtual import Gradients
-from tests.unit.torch.jobs import network
+from tests.unit.torch.jobs import network, wrapped
 
 
 @pytest.fixture
@@ -22,11 +22,6 @@ def elastic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Own(hvd.Compression.none):  # type: ignore[misc]
     """A way to compress of a user's."""
-
-
-def wrapped(model: torch.nn.Module, **options: Any) -> Any:
-    bare = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return hvd.DistributedOptimizer(bare, named_parameters=model.named_parameters(), **options)
 
 
 def loss(model: torch.nn.Module, virtual_rank: int) -> torch.Tensor:
@@ -81,21 +76,6 @@ def test_a_gradient_that_some_virtual_ranks_lack() -> None:
     assert other.grad is not None and nowhere.grad is not None
     assert torch.equal(other.grad, torch.full((3,), 1.5))
     assert torch.equal(nowhere.grad, torch.zeros(2))
-
-
-def test_a_step_after_one_that_was_cut_short_is_that_of_an_undisturbed_run() -> None:
-    model, undisturbed = network(), network()
-    gradients = Gradients("optimizer", wrapped(model), 3)
-    gradients.begin()
-    loss(model, 7).backward()  # type: ignore[no-untyped-call]
-    gradients.part_ends(0)
-    loss(model, 7).backward()  # type: ignore[no-untyped-call]
-    gradients.abandon()
-    step(gradients, model, 3)
-    step(Gradients("optimizer", wrapped(undisturbed), 3), undisturbed, 3)
-    for ours, theirs in zip(model.parameters(), undisturbed.parameters(), strict=True):
-        assert ours.grad is not None and theirs.grad is not None
-        assert torch.equal(ours.grad, theirs.grad)
 
 
 def test_a_gradient_in_another_layout_gets_that_of_its_parameter() -> None:
