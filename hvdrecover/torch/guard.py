@@ -110,6 +110,7 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _LARGE = 1 << 14  # elements; a second look at fewer costs next to nothing
+_WIDE = (torch.float32, torch.float64)
 
 
 class GradientWatch:
@@ -148,12 +149,12 @@ class GradientWatch:
         self._suspects[parameter] = total
 
     def _is_marked(self, parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
-        """Return whether the first number of a gradient tells whether all of them are finite."""
+        """Return whether a bad gradient is marked by its first number, so that a look at that is enough."""
         return (
             parameter.numel() > _LARGE
             and self._marks
+            and parameter.dtype in _WIDE
             and parameter.is_cpu
-            and parameter.dtype in (torch.float32, torch.float64)
             and not gradient.is_sparse
         )
 

@@ -185,7 +185,7 @@ SIZES = [1, 3, 64, 1000, 1 << 17]
 
 
 def edges(dtype: torch.dtype, size: int) -> torch.Tensor:
-    """Numbers at the edges of what is finite, over and over."""
+    """The largest and smallest finite numbers, over and over."""
     limits = torch.finfo(dtype)
     some = torch.tensor(
         [limits.max, limits.min, limits.tiny, -limits.smallest_normal, 0.0, -0.0, 1.0], dtype=dtype

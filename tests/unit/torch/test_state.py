@@ -1,4 +1,4 @@
-"""States of torch's components: what is resumed, and what is refused."""
+"""The states of torch's components, resumed or refused."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_gradient_scaler_unscales_a_step_that_is_repeated_after_a_fault() -> N
     assert all(map(torch.equal, (each.grad for each in model.parameters()), expected))
 
 
-# -- tensors that can't be kept ------------------------------------------------------------------------
+# -- unsupported tensors -----------------------------------------------------------------------------
 
 UNSUPPORTED = {
     "compressed": lambda: torch.eye(2).to_sparse_csr(),
