@@ -135,6 +135,11 @@ def test_a_batch_can_only_be_left_out_of_a_sampler_of_the_state() -> None:
     on_ranks(1, body)
 
 
+def test_a_budget_of_rollbacks_that_is_spent_raises() -> None:
+    script = Script(Guard(numerics="rollback", numerics_budget=1), {9, 17})
+    assert on_ranks(2, script) == [["rank 1 on host, at samples 17, 19 of epoch 0: gradient of model.w"]] * 2
+
+
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_lost_at_it_changes_nothing(policy: Numerics, victim: int) -> None:
