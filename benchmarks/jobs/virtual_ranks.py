@@ -13,7 +13,7 @@ import torch
 import hvdrecover.torch  # noqa: F401  (chooses Horovod's controller)
 from benchmarks.measure import by_turns, stopwatch
 from benchmarks.states import Setting
-from hvdrecover.torch.virtual_gradients import Gradients
+from hvdrecover.torch.virtual import Gradients
 from hvdrecover.virtual.shares import Counts, run_of
 
 RESULT = "virtual.json"

@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.data.version import differences
+from hvdrecover.data import version
 from hvdrecover.errors import DataChangedError, DivergedError, StructureError
-from hvdrecover.guard import parameters, structure
-from hvdrecover.guard.parameters import Difference, Tensor
+from hvdrecover.guard import comparison
+from hvdrecover.guard.comparison import Description, Tensor, Vote, by_value, first_lines, named, vote
 from hvdrecover.guard.settings import Guard
-from hvdrecover.guard.votes import Vote, by_value, first_lines, named, vote
 from hvdrecover.state.adapter import Entry, gather_json
 from hvdrecover.state.hooks import Context, Hook, Moment, Table
 from hvdrecover.state.memory import Memory
@@ -39,9 +38,9 @@ class GuardHook(Hook):
         self._world = context.world
         self._contents = context.contents
         self._fresh = True  # until the first rendezvous
-        self._description: structure.Description = ()
+        self._description: Description = ()
         if guard is not None:
-            self._description = structure.describe(guard, context.framework, context.contents)
+            self._description = comparison.describe(guard, context.framework, context.contents)
 
     # -- rendezvous ------------------------------------------------------------------------------------
 
@@ -49,8 +48,8 @@ class GuardHook(Hook):
         held, ballot = moment.held, _ABSENT
         compares = self._guard is not None and self._guard.parameters_every_commits is not None
         if compares and held is not None and held.id.generation:
-            ballot = parameters.ballot(self._tensors(held))
-        return [*structure.numbers(self._description), *ballot]
+            ballot = comparison.ballot_of(self._tensors(held))
+        return [*comparison.digest_of(self._description), *ballot]
 
     def prefer(self, holders: Sequence[int], table: Table) -> Sequence[int]:
         return [holders[place] for place in _vote_of(holders, table).right]
@@ -82,7 +81,7 @@ class GuardHook(Hook):
         mine = None if self._guard is None else [fresh, entries]
         rows = gather_json(self._world, mine, "hvdrecover.guard.structure")
         # A script may choose settings by the number of ranks, and training changes them.
-        lines = structure.differences(
+        lines = comparison.differences(
             [row and tuple(Entry(*each) for each in row[1]) for row in rows],
             settings=all(row is None or row[0] for row in rows),
         )
@@ -103,7 +102,7 @@ class GuardHook(Hook):
         if every is None or commit.commit % every or self._world.size() == 1:
             return False
         snapshot = memory.newest if memory.newest is not None and memory.newest.id == commit else None
-        mine = _ABSENT if snapshot is None else parameters.ballot(self._tensors(snapshot))
+        mine = _ABSENT if snapshot is None else comparison.ballot_of(self._tensors(snapshot))
         table = self._world.allgather(mine, "hvdrecover.guard.ballots")
         ballots = [tuple(row) for row in table.tolist()]
         result = vote(ballots)
@@ -124,12 +123,10 @@ class GuardHook(Hook):
         if heals:
             snapshot = memory.separate(snapshot)  # the writer may be reading the old bytes
         host = self._context.config.host
-        found = parameters.compare(self._world, self._tensors(snapshot), result.right[0], host, heal=heals)
-        facts = [dataclasses.asdict(each) for each in found]
-        rows = gather_json(self._world, facts, "hvdrecover.guard.found")
-        differences = [Difference(**each) for row in rows for each in row]
+        found = comparison.compare(self._world, self._tensors(snapshot), result.right[0], host, heal=heals)
+        apart = [line for row in gather_json(self._world, found, "hvdrecover.guard.found") for line in row]
         follows = {"warn": "continuing", "heal": f"healed from rank {result.right[0]}"}
-        self._diverged(result, snapshot.id, first_lines([*map(str, differences)]), follows, differences)
+        self._diverged(result, snapshot.id, first_lines(apart), follows, apart)
         memory.newest = snapshot
         return heals
 
@@ -139,7 +136,7 @@ class GuardHook(Hook):
         commit: CommitId,
         lines: list[str],
         follows: dict[str, str],
-        differences: Sequence[Difference] = (),
+        tensors: Sequence[str] = (),
     ) -> None:
         """Report diverged ranks. ``follows`` says what happens next, by policy; a policy not in it raises."""
         assert self._guard is not None
@@ -156,7 +153,7 @@ class GuardHook(Hook):
             policy=policy,
             ranks=list(result.wrong),
             tied=result.tied,
-            tensors=[str(each) for each in differences[:100]],
+            tensors=list(tensors[:100]),
         )
         if self._world.rank() in result.wrong and not result.tied:
             heartbeat.diverged()  # a host that diverges twice is excluded
@@ -170,12 +167,7 @@ class GuardHook(Hook):
 
     def _tensors(self, snapshot: Snapshot) -> list[Tensor]:
         """The tensors of a commit that all ranks must hold alike."""
-        shared = {
-            name: snapshot.arenas[name].layout.by_name.keys() - local
-            for name, local in self._contents.rank_local().items()
-            if name in snapshot.arenas
-        }
-        return parameters.tensors_of(snapshot, shared)
+        return comparison.shared_tensors(snapshot, self._contents.rank_local())
 
     # -- training data ---------------------------------------------------------------------------------
 
@@ -189,7 +181,7 @@ class GuardHook(Hook):
             return
         if stored.dataset.get("version") == 1:  # a fingerprint of the data, by an earlier release
             return
-        lines = differences(stored.dataset, data)
+        lines = version.differences(stored.dataset, data)
         if not lines:
             return
         policy = self._guard.data_changed

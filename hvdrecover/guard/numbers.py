@@ -20,8 +20,8 @@ from typing import Any
 
 from hvdrecover.data.order import SampleOrder, Stretch
 from hvdrecover.errors import ConfigError, HvdrecoverError, NumericsError
+from hvdrecover.guard.comparison import first_lines, named
 from hvdrecover.guard.settings import Guard, Numerics
-from hvdrecover.guard.votes import first_lines, named
 from hvdrecover.state.adapter import gather_json
 from hvdrecover.state.hooks import Context, Hook, Moment, Table
 
@@ -59,14 +59,16 @@ class Sighting:
 class Judge(Hook):
     """One rank's part in finding bad steps and reacting to them.
 
-    An adapter sets ``steps``, which returns how many steps this rank has done.
+    Attributes:
+        steps: returns how many steps this rank has done. An adapter that does not report each step sets it.
     """
 
     votes_at = ("commit", "check")
 
     def __init__(self, guard: Guard, context: Context) -> None:
         self.policy: Numerics | None = guard.numerics  # None checks nothing
-        self.steps: Callable[[], int] = lambda: 0
+        self.steps: Callable[[], int] = lambda: self._reported
+        self._reported = 0  # steps, finite or not
         self._allowed = guard.numerics_budget
         self._context = context
         self._world = context.world
@@ -93,6 +95,7 @@ class Judge(Hook):
 
     def stepped(self) -> None:
         """An optimizer steps with finite gradients: the next batch recorded is the last of this step."""
+        self._reported += 1
         if self.policy == "rollback" and not self._waits:
             for order in self._contents.orders.values():
                 order.stepped = True
@@ -108,6 +111,7 @@ class Judge(Hook):
             here: those of them whose gradient was not finite on this rank.
         """
         assert self.policy is not None
+        self._reported += 1
         order = self._contents.order_in_use()
         mine = Sighting(tensors=[f"gradient of {name}" for name in here])
         if order is not None and here:

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from hvdrecover import config
 from hvdrecover.errors import ConfigError, MissingGradientError
-from hvdrecover.guard.votes import first_lines, named
+from hvdrecover.guard.comparison import first_lines, named
 from hvdrecover.state.adapter import gather_json
 from hvdrecover.tensorflow import scalars
 from hvdrecover.tensorflow.collectives import counter, refuse_xla, taking_what

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.export import chosen, written_aside
@@ -17,10 +18,6 @@ from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.errors import ExportError
 from hvdrecover.state.trees import rebuild
 from hvdrecover.torch.framework import TorchFramework
-
-_SCALARS = {type(None), bool, int, float, complex, str, bytes}
-_MAPPINGS = {dict, OrderedDict, Counter}
-_SEQUENCES = {list, tuple, set}
 
 
 def to_torch(
@@ -48,42 +45,35 @@ def to_torch(
     with written_aside(path, force=force) as aside:
         snapshot = read_commit(storage, commit, only or None)
         names = chosen(snapshot, only, url)
-        exported = _exported(snapshot, names, url)
+        exported, refused = {}, {}
+        for name in names:
+            try:
+                exported[name] = _value_of(snapshot, name)
+            except ValueError as error:
+                refused[name] = str(error)
         with aside.open("xb") as file:
             torch.save(exported, file)
+        if get_unsafe_globals_in_checkpoint(aside):
+            refused |= {name: kinds for name, each in exported.items() if (kinds := _code_in(each))}
+        if refused:
+            listing = "; ".join(f"{name} ({reason})" for name, reason in refused.items())
+            raise ExportError(
+                url,
+                f"a torch file that is loaded without running code can't hold {listing}; name other "
+                "attributes with --only",
+            )
     return names
 
 
-def _exported(snapshot: Snapshot, names: Sequence[str], url: str) -> dict[str, Any]:
-    cursors, structures = snapshot.samplers, snapshot.attributes
-    framework, exported, refused = TorchFramework(), {}, []
-    for name in names:
-        try:
-            value = cursors.get(name)
-            if name in structures:
-                value = rebuild(framework, structures[name], snapshot.arenas.get(name), own=False)
-            _check(value, name)
-            exported[name] = value
-        except ValueError as error:
-            refused.append(str(error) if str(error).startswith(name) else f"{name}: {error}")
-    if refused:
-        raise ExportError(
-            url,
-            f"a torch file that is loaded without running code can't hold {'; '.join(refused)}; name other "
-            "attributes with --only",
-        )
-    return exported
+def _value_of(snapshot: Snapshot, name: str) -> Any:
+    if name in snapshot.samplers:
+        return snapshot.samplers[name]
+    return rebuild(TorchFramework(), snapshot.attributes[name], snapshot.arenas.get(name), own=False)
 
 
-def _check(value: Any, path: str) -> None:
-    """Raise a ValueError unless a value is of the kinds that ``torch.load(weights_only=True)`` makes."""
-    kind = type(value)
-    if kind in _MAPPINGS:
-        for key, item in value.items():
-            _check(key, f"{path} key {key!r}")
-            _check(item, f"{path}[{key!r}]")
-    elif kind in _SEQUENCES:
-        for number, item in enumerate(value):
-            _check(item, f"{path}[{number}]")
-    elif kind not in _SCALARS and not isinstance(value, torch.Tensor):
-        raise ValueError(f"{path}, a {kind.__module__}.{kind.__qualname__}")
+def _code_in(value: Any) -> str:
+    """Return the names of the classes for which ``torch.load(weights_only=True)`` would have to run code."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return ", ".join(get_unsafe_globals_in_checkpoint(file))

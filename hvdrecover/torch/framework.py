@@ -1,4 +1,4 @@
-"""Facts about torch: its tensors, modules, optimizers and random generators."""
+"""Facts about torch: its tensors, modules, optimizers, random generators and collectives."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ import inspect
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import UnionType
-from typing import Any
+from typing import Any, NoReturn
 
+import horovod.torch as hvd
 import numpy as np
+import numpy.typing as npt
 import torch
+from horovod.common.exceptions import HorovodInternalError
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.arena import Arena, Bytes
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.state import horovod
 from hvdrecover.state import random as streams
 from hvdrecover.state.adapter import Entry, StepReport, Tree, fit_tensors
-from hvdrecover.torch import copying, guard, optimizers, scalars, stepping
+from hvdrecover.state.horovod import HorovodWorld
+from hvdrecover.torch import copying, guard, optimizers, stepping
 from hvdrecover.torch.optimizers import by_name, parameters_of, renamed
 
 _DTYPES = {
@@ -206,7 +211,7 @@ class TorchFramework:
                 if isinstance(component, torch.optim.Optimizer):
                     stepping.steps_of(component).begins.append(hook.step_begins)
         elif what == "times":
-            scalars.watch(components, hook)
+            stepping.report_times(components, hook)
         elif what == "missing":
             guard.report_missing(components, hook)
         else:
@@ -307,3 +312,43 @@ def _tensors(path: str, part: Any) -> Iterator[str]:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
+
+
+# -- ranks ---------------------------------------------------------------------------------------------------
+
+
+class TorchWorld(HorovodWorld):
+    """The ranks, by ``horovod.torch``.
+
+    Every collective has a unique name: a process that has just started would otherwise number its
+    collectives from 0, and wait for ranks that are at another number.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(hvd)
+
+    def lost(self, error: BaseException) -> bool:
+        return False  # ``horovod.torch`` raises ``HorovodInternalError``
+
+    def join(self, mine: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64]:
+        return self._begin_join(mine, name)()
+
+    def send(self, values: Sequence[int], name: str) -> Callable[[], npt.NDArray[np.int64]]:
+        return self._begin_join(np.array([list(values)], dtype=np.int64), name)
+
+    def broadcast(self, buffer: Bytes, root: int, name: str) -> None:
+        if self.size() > 1 and len(buffer):
+            hvd.broadcast_(torch.from_numpy(buffer), root, name=name)
+
+    def _begin_join(self, mine: npt.NDArray[np.int64], name: str) -> Callable[[], npt.NDArray[np.int64]]:
+        if self.size() == 1:
+            return lambda: mine
+        try:
+            handle = hvd.allgather_async(torch.tensor(mine), name=name)
+        except HorovodInternalError as error:
+            return partial(_fail, error)
+        return lambda: hvd.synchronize(handle).numpy()
+
+
+def _fail(error: Exception) -> NoReturn:
+    raise error

@@ -6,7 +6,6 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from operator import attrgetter
 from typing import Any
 
 import horovod.torch as hvd
@@ -16,7 +15,7 @@ import torch.utils.data
 from hvdrecover.errors import ConfigError
 from hvdrecover.guard.numbers import Judge, Missing
 from hvdrecover.state.adapter import Entry
-from hvdrecover.torch.optimizers import by_name, parameters_of
+from hvdrecover.torch.optimizers import names_of, parameters_of
 from hvdrecover.torch.stepping import averages, is_adasum, steps_of
 
 try:
@@ -69,35 +68,9 @@ def _settings(prefix: str, values: Mapping[str, Any]) -> list[Entry]:
     ]
 
 
-# -- names of parameters ------------------------------------------------------------------------------------
-
-
-class Names(dict[int, str]):
-    """Names of parameters, by identity: ``model.0.weight``, or ``optimizer's parameter 2``.
-
-    Parameters that optimizers have got later are looked up when somebody asks for them.
-    """
-
-    def __init__(self, components: Mapping[str, Any]) -> None:
-        super().__init__()
-        self._components = components
-        self._look()
-
-    def __missing__(self, key: int) -> str:
-        self._look()
-        return self.get(key, "a parameter without a name")
-
-    def _look(self) -> None:
-        self.update({id(each): name for name, each in by_name(self._components).items()})
-        for name, component in self._components.items():
-            if isinstance(component, torch.optim.Optimizer):
-                for number, each in enumerate(parameters_of(component)):
-                    self.setdefault(id(each), f"{name}'s parameter {number}")
-
-
 # -- numbers that are not finite ---------------------------------------------------------------------------
 
-# Returns whether tensors, or None, hold finite numbers only; None if it does not know. For six small
+# Returns whether tensors hold finite numbers only; None if it does not know. For six small
 # gradients it takes 15 µs, torch's own operations 130 µs, on a busy machine; a step of that model takes 3 ms.
 _table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 look: Callable[..., bool | None] = lambda *tensors: None  # noqa: E731
@@ -105,9 +78,9 @@ if _compiled is not None and _table is not None:
     look = functools.partial(_compiled, _table)
 
 
-def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
+def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Return whether tensors hold finite numbers only. If they are very large, the answer may be no."""
-    held = [_values(each) for each in tensors if each is not None]
+    held = [_values(each) for each in tensors]
     return math.isfinite(torch.nn.utils.get_total_norm(held).item())  # one operation for all of a device
 
 
@@ -137,7 +110,7 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _LARGE = 1 << 14  # elements; a second look at fewer costs next to nothing
-_gradient_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("grad")
+_WIDE = (torch.float32, torch.float64)
 
 
 class GradientWatch:
@@ -149,90 +122,71 @@ class GradientWatch:
     a whole: that is fast there, but to wait for each check is not.
     """
 
-    def __init__(self, optimizer: Any, names: Names, judge: Judge) -> None:
-        self.steps = 0
+    def __init__(self, optimizer: Any, name_of: Callable[[torch.Tensor], str], judge: Judge) -> None:
         self._optimizer = optimizer
-        self._names = names
+        self._name_of = name_of
         self._judge = judge
-        self._bad: set[int] = set()  # parameters, by identity, whose gradients here were not finite
-        self._totals: dict[int, torch.Tensor] = {}  # sums of gradients, maybe still being computed
-        self._large: dict[int, torch.Tensor] = {}
-        self._others: list[torch.Tensor] = []
-        steps_of(optimizer).begins.append(self._count)
+        # Sums of this rank's gradients that are not finite, or are still being computed; by parameter.
+        self._suspects: dict[torch.Tensor, torch.Tensor] = {}
+        # Horovod sends nothing in a job of one that is not elastic. Compressed gradients may overflow later.
+        sends = hasattr(optimizer, "_later_hooks") or hasattr(optimizer, "virtual_gradients")
+        self._marks = sends and optimizer._compression is hvd.Compression.none
         steps_of(optimizer).sending.append(self._sending)
         steps_of(optimizer).applying.append(self._applying)
 
-    def _count(self) -> None:
-        self.steps += 1
-
     def _sending(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
-        if gradient is None:  # Horovod makes one of zeros
+        if gradient is None or look(gradient):  # Horovod makes a missing gradient, of zeros
             return
-        finite = look(gradient)
-        if finite is None:
-            self._totals[id(parameter)] = own = _total(gradient)
-            finite = not own.is_cpu or math.isfinite(own.item())  # elsewhere, nothing is waited for
-        if not finite:
-            self._bad.add(id(parameter))
-            if not (self._large or self._others):
-                self._sort()
-            if id(parameter) in self._large and not gradient.is_sparse:
+        total = _total(gradient)
+        if total.is_cpu:  # elsewhere, nothing is waited for
+            if math.isfinite(total.item()):
+                return
+            if self._is_marked(parameter, gradient):
                 gradient[_first(gradient)] = math.nan
+        if (parts := self._suspects.get(parameter)) is not None:  # of the virtual ranks before
+            total += parts
+        self._suspects[parameter] = total
+
+    def _is_marked(self, parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
+        """Return whether a bad gradient is marked by its first number, so that a look at that is enough."""
+        return (
+            parameter.numel() > _LARGE
+            and self._marks
+            and parameter.dtype in _WIDE
+            and parameter.is_cpu
+            and not gradient.is_sparse
+        )
 
     def _applying(self) -> None:
-        parameters = [*parameters_of(self._optimizer)]
-        scaled = (
-            getattr(self._optimizer, "found_inf", None) is not None
-        )  # loss scaling deals with an overflow
-        if not scaled and not self._averages_are_finite(len(parameters)):
-            given = {self._names[id(each)]: each for each in parameters if each.grad is not None}
-            bad = not_finite({name: each.grad for name, each in given.items() if each.grad is not None})
-            here = [name for name in bad if hvd.size() == 1 or self._is_bad(given[name])]
-            self._forget()
+        # Loss scaling deals with an overflow.
+        if getattr(self._optimizer, "found_inf", None) is None and not self._averages_are_finite():
+            parameters = [each for each in parameters_of(self._optimizer) if each.grad is not None]
+            named = {self._name_of(each): each for each in parameters}
+            bad = not_finite({name: each.grad for name, each in named.items() if each.grad is not None})
             if bad:
+                here = [name for name in bad if hvd.size() == 1 or self._is_suspect(named[name])]
+                self._suspects.clear()
                 self._judge.gradients(bad, here)
-                for parameter in given.values():
+                for parameter in parameters:
                     parameter.grad = None  # torch's optimizers skip a parameter without a gradient
                 return
+        self._suspects.clear()
         self._judge.stepped()
 
-    def _is_bad(self, parameter: torch.Tensor) -> bool:
-        """Return whether this rank has sent a gradient that was not finite, or whose sum was not."""
-        own = self._totals.get(id(parameter))
-        return id(parameter) in self._bad or (own is not None and not math.isfinite(own.item()))
+    def _is_suspect(self, parameter: torch.Tensor) -> bool:
+        """Return whether this rank has sent a gradient whose sum is not finite."""
+        total = self._suspects.get(parameter)
+        return total is not None and not math.isfinite(total.item())
 
-    def _averages_are_finite(self, count: int) -> bool:
-        """Return whether no rank seems to have sent a bad number; then forget the gradients of this step."""
-        if len(self._large) + len(self._others) != count:
-            self._sort()  # at first, and when some were added
-        averages = [*map(_gradient_of, self._others)]
-        for each in self._large.values():
-            if (gradient := each.grad) is not None:
-                averages.append(gradient if gradient.is_sparse else gradient[_first(gradient)])
+    def _averages_are_finite(self) -> bool:
+        averages = [
+            gradient[_first(gradient)] if self._is_marked(each, gradient) else gradient
+            for each in parameters_of(self._optimizer)
+            if (gradient := each.grad) is not None
+        ]
         finite = look(*averages)
-        if finite is None:
-            finite = are_finite(averages)
-        if finite:
-            self._forget()
-        return finite
-
-    def _forget(self) -> None:
-        self._totals.clear()
-        self._bad.clear()
-
-    def _sort(self) -> None:
-        """Tell large parameters from others."""
-        # Horovod sends nothing in a job of one that is not elastic. Compressed gradients may overflow later.
-        sent = hasattr(self._optimizer, "_later_hooks") or hasattr(self._optimizer, "virtual_gradients")
-        kept = sent and self._optimizer._compression is hvd.Compression.none
-        self._large, self._others = {}, []
-        for each in parameters_of(self._optimizer):
-            wide = each.dtype in (torch.float32, torch.float64)
-            if kept and each.is_cpu and each.numel() > _LARGE and wide:
-                self._large[id(each)] = each
-            else:
-                self._others.append(each)
+        return are_finite(averages) if finite is None else finite
 
 
 def _first(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -242,15 +196,14 @@ def _first(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
     """Tell the judge of steps of Horovod-wrapped optimizers whose gradients are not finite."""
-    names, watched = Names(components), []
+    name_of = names_of(components)
     for name, optimizer in components.items():
         if isinstance(optimizer, torch.optim.Optimizer) and is_adasum(optimizer):
             raise ConfigError(
                 f"state.{name}", "Adasum brings updates together, not gradients; pass Guard(numerics=None)"
             )
         if isinstance(optimizer, torch.optim.Optimizer) and averages(optimizer):
-            watched.append(GradientWatch(optimizer, names, judge))
-    judge.steps = lambda: sum(each.steps for each in watched)
+            GradientWatch(optimizer, name_of, judge)
 
 
 # -- missing gradients -------------------------------------------------------------------------------------
@@ -258,14 +211,14 @@ def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
 
 def report_missing(components: Mapping[str, Any], missing: Missing) -> None:
     """Count the gradients that are missing when a Horovod-wrapped optimizer averages."""
-    names = Names(components)
+    name_of = names_of(components)
     for optimizer in components.values():
         if isinstance(optimizer, torch.optim.Optimizer) and averages(optimizer):
-            look_for = functools.partial(_averaging, optimizer, names, missing)
+            look_for = functools.partial(_averaging, optimizer, name_of, missing)
             steps_of(optimizer).averaging.append(look_for)
 
 
-def _averaging(optimizer: Any, names: Names, missing: Missing) -> None:
+def _averaging(optimizer: Any, name_of: Callable[[torch.Tensor], str], missing: Missing) -> None:
     # Horovod has an entry for each parameter that had a gradient, or for each whole group of them.
     handles, groups = optimizer._handles, getattr(optimizer, "_groups", None)
     counts = optimizer._requires_update if groups is None else optimizer._group_counts
@@ -274,7 +227,7 @@ def _averaging(optimizer: Any, names: Names, missing: Missing) -> None:
     there = {parameter for key in handles for parameter in (key if isinstance(key, tuple) else (key,))}
     for each in parameters_of(optimizer):
         if each in optimizer._requires_update and each not in there:
-            missing.steps[names[id(each)]] += 1
+            missing.steps[name_of(each)] += 1
     if groups is not None:
         _complete_groups(optimizer)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -90,8 +90,9 @@ def load(optimizer: torch.optim.Optimizer, tree: Tree, named: Named, *, keep: bo
     optimizer.load_state_dict(tree)
     parameters = list(parameters_of(optimizer))
     for key, entries in tree.get("state", {}).items():
-        parameter = _parameter(parameters, key)
-        present = optimizer.state.get(parameter) if parameter is not None else None
+        # Some optimizers also have state that belongs to no parameter.
+        numbered = isinstance(key, int) and 0 <= key < len(parameters)
+        present = optimizer.state.get(parameters[key]) if numbered else None
         if isinstance(present, dict) and isinstance(entries, dict):
             present.update(
                 {name: _as_stored(entries[name], present[name]) for name in entries.keys() & present.keys()}
@@ -99,14 +100,9 @@ def load(optimizer: torch.optim.Optimizer, tree: Tree, named: Named, *, keep: bo
     _keep_objects(optimizer, groups, state)
     for parameter in parameters:
         parameter.grad = None
-    _forget_unfinished_groups(optimizer)
-
-
-def _forget_unfinished_groups(optimizer: torch.optim.Optimizer) -> None:
     # Horovod's wrapper counts the gradients of each group, and its load_state_dict does not reset the counts.
     counts = getattr(optimizer, "_group_counts", {})
-    for group in counts:
-        counts[group] = 0
+    counts.update(dict.fromkeys(counts, 0))
 
 
 def _as_stored(stored: Any, present: Any) -> Any:
@@ -261,11 +257,6 @@ def _remove(optimizer: torch.optim.Optimizer, group: _Group) -> None:
         getattr(optimizer, "forget_parameter", lambda parameter: None)(parameter)
 
 
-def _parameter(parameters: list[torch.Tensor], key: Any) -> torch.Tensor | None:
-    """The parameter of a state's key; None for state that belongs to no parameter."""
-    return parameters[key] if isinstance(key, int) and 0 <= key < len(parameters) else None
-
-
 def _options(group: _Group) -> _Group:
     return {key: value for key, value in group.items() if key != "params"}
 
@@ -317,3 +308,22 @@ def by_name(components: Mapping[str, Any]) -> dict[str, torch.Tensor]:
             inner = short if len(short) == len(inner) else inner
             found |= {f"{name}.{key}": each for key, each in inner.items()}
     return found
+
+
+def names_of(components: Mapping[str, Any]) -> Callable[[torch.Tensor], str]:
+    """Return a function that names parameters: ``model.0.weight``, or ``optimizer's parameter 2``.
+
+    All parameters are looked up again for one that came later.
+    """
+    known: dict[int, str] = {}
+
+    def name_of(parameter: torch.Tensor) -> str:
+        if id(parameter) not in known:
+            for name, each in components.items():
+                if isinstance(each, torch.optim.Optimizer):
+                    numbered = enumerate(parameters_of(each))
+                    known.update({id(other): f"{name}'s parameter {number}" for number, other in numbered})
+            known.update({id(other): name for name, other in by_name(components).items()})
+        return known.get(id(parameter), "a parameter without a name")
+
+    return name_of

@@ -13,9 +13,8 @@ from hvdrecover.state.loading import Loaded
 from hvdrecover.state.random import Randomness
 from hvdrecover.state.state import State
 from hvdrecover.torch import virtual
-from hvdrecover.torch.framework import TorchFramework
+from hvdrecover.torch.framework import TorchFramework, TorchWorld
 from hvdrecover.torch.stepping import name_parameters
-from hvdrecover.torch.world import TorchWorld
 from hvdrecover.trackers import Tracker
 from hvdrecover.virtual.ranks import virtual_of
 from hvdrecover.virtual.shares import Policy

@@ -26,7 +26,7 @@ an optimizer that is wrapped after `hvdrecover.torch` was imported reports its s
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import horovod.torch as hvd
@@ -37,8 +37,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hvdrecover import heartbeat
 from hvdrecover.errors import ConfigError
+from hvdrecover.scalars import Scalars
 from hvdrecover.torch.optimizers import by_name, parameters_of, plain
 
+_WIDE = (torch.float32, torch.float64)
 _NO_NAME = "allreduce.noname."  # Horovod's, before the places of group and parameter
 
 _horovods_synchronize = _DistributedOptimizer.synchronize
@@ -126,6 +128,59 @@ def _is_extended(optimizer: Any) -> bool:
 def _beat(optimizer: Any, arguments: Any, keywords: Any) -> None:
     if not _is_extended(optimizer):
         heartbeat.stepped()
+
+
+# -- times of steps, and norms of gradients -----------------------------------------------------------------
+
+
+def report_times(components: Mapping[str, Any], scalars: Scalars) -> None:
+    """Report the times of steps, and the norms of gradients.
+
+    A step of the job ends when the first optimizer has stepped.
+    """
+    optimizers = {name: each for name, each in components.items() if isinstance(each, torch.optim.Optimizer)}
+    norms: dict[str, torch.Tensor] = {}  # of the step under way
+    for name, optimizer in optimizers.items():
+        tag = "norm/averaged_gradient" + (f"/{name}" if len(optimizers) > 1 else "")
+        _report_times(optimizer, scalars, norms, tag)
+
+    def ended() -> None:
+        scalars.stepped(norms)
+        norms.clear()
+
+    for optimizer in [*optimizers.values()][:1]:
+        steps_of(optimizer).ended.append(ended)
+
+
+def _report_times(optimizer: Any, scalars: Scalars, norms: dict[str, torch.Tensor], tag: str) -> None:
+    def begins() -> None:
+        # The guard may exchange votes from here on, and this rank waits for the others in them as well.
+        if getattr(optimizer, "_handles", None):
+            scalars.waiting()
+
+    def averaged() -> None:
+        """Take the norm of the averages before the script clips them."""
+        scalars.arrived()
+        gradients = [each.grad for each in parameters_of(optimizer) if each.grad is not None]
+        # One fused call takes all dense gradients whose squares cannot overflow.
+        parts = [each if each.dtype in _WIDE and not each.is_sparse else _norm(each) for each in gradients]
+        if parts:
+            norms[tag] = torch.nn.utils.get_total_norm(parts)
+
+    steps = steps_of(optimizer)
+    steps.begins.append(begins)
+    steps.averaging.append(scalars.waiting)
+    if averages(optimizer):
+        steps.averaged.append(averaged)
+    elif not is_adasum(optimizer):  # a plain optimizer applies its gradients as they are
+        steps.applying.append(averaged)
+
+
+def _norm(gradient: torch.Tensor) -> torch.Tensor:
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    wide = None if values.dtype in _WIDE else torch.float32
+    norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=wide)
+    return norm
 
 
 # -- steps -------------------------------------------------------------------------------------------------
@@ -240,15 +295,20 @@ def _average_loss(optimizer: Any, loss: Any) -> Callable[[], Any]:
 
 
 def _adasum_step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
-    for each in parameters_of(self):
-        if each.requires_grad and each not in self._requires_update:
-            raise ConfigError(
-                "DistributedOptimizer(op=hvd.Adasum)",
-                f"a parameter of shape {tuple(each.shape)} was added, or has begun to require gradients, "
-                "after the optimizer was wrapped: Adasum would not average it. Let all parameters require "
-                "gradients when you wrap the optimizer, and freeze them afterwards",
-            )
+    refuse_late(self, self._requires_update, "DistributedOptimizer(op=hvd.Adasum)", "optimizer was wrapped")
     return _adasums_step(self, closure)
+
+
+def refuse_late(optimizer: Any, known: Collection[torch.Tensor], setting: str, moment: str) -> None:
+    """Refuse parameters that came after a moment, because their gradients would not be averaged."""
+    for each in parameters_of(optimizer):
+        if each.requires_grad and each not in known:
+            raise ConfigError(
+                setting,
+                f"a parameter of shape {tuple(each.shape)} was added, or has begun to require gradients, "
+                f"after the {moment}: its gradients would not be averaged. Let all parameters require "
+                "gradients before, and freeze them afterwards",
+            )
 
 
 # -- names of parameters ------------------------------------------------------------------------------------
@@ -332,21 +392,11 @@ def _forget_parameter(self: Any, parameter: torch.Tensor) -> None:
     self._group_counts.pop(self._p_to_group.pop(parameter, None), None)
 
 
-# -- backward passes of one step -----------------------------------------------------------------------------
-
-
-def passes(component: Any) -> tuple[int, int]:
-    """Return how many backward passes have ended since the last step, and how many a step needs."""
-    of = getattr(component, "backward_passes_per_step", 1)
-    delays = getattr(component, "_allreduce_delay", None)  # other libraries' optimizers lack it
-    if of == 1 or delays is None or hasattr(component, "virtual_gradients"):
-        return 0, 1
-    return of - min(delays.values(), default=of), of
-
-
 def forget_passes(component: Any) -> None:
-    """Let an optimizer count backward passes from 0 again, as it does when it loads a commit."""
-    if passes(component)[0]:
+    """Let an optimizer count the backward passes of a step from 0 again, as when it loads a commit."""
+    needed = getattr(component, "backward_passes_per_step", 1)
+    left = getattr(component, "_allreduce_delay", {}).values()  # other libraries' optimizers lack it
+    if min(left, default=needed) < needed and not hasattr(component, "virtual_gradients"):
         component._handles.clear()
         component.set_backward_passes_per_step(component.backward_passes_per_step)
         component.zero_grad()

@@ -70,11 +70,11 @@ class Buffers(ABC):
     def swap_out(self, rank: int) -> None:
         """Keep the buffers that a virtual rank has changed."""
         self._present = {name: self.read(name) for name in self.names()}
-        self._own[rank] = {
-            name: each
-            for name, each in self._present.items()
-            if not self.same(each, _known(name, self._common))
-        }
+        own = self._own.setdefault(rank, {})
+        for name, each in self._present.items():
+            # A buffer that a part has changed is not compared again: that would cost time in each part.
+            if name in own or not self.same(each, _known(name, self._common)):
+                own[name] = each
         self._apart = True
 
     # -- as a value of each virtual rank; see `hvdrecover.state.rank_local.Value` -------------------------

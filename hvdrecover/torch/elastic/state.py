@@ -11,8 +11,7 @@ from hvdrecover.stand_in import standing_in
 from hvdrecover.state import drop_in
 from hvdrecover.state.random import Randomness
 from hvdrecover.torch import state
-from hvdrecover.torch.framework import TorchFramework
-from hvdrecover.torch.world import TorchWorld
+from hvdrecover.torch.framework import TorchFramework, TorchWorld
 
 __getattr__, __dir__ = standing_in(_hvd, globals())
 

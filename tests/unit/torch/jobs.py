@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+import horovod.torch as hvd
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
@@ -19,6 +20,11 @@ def network(seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Seque
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).to(dtype)
+
+
+def wrapped(model: torch.nn.Module, kind: Any = torch.optim.SGD, *, lr: float = 0.1, **options: Any) -> Any:
+    """An optimizer of a model, in Horovod's wrapper."""
+    return hvd.DistributedOptimizer(kind(model.parameters(), lr=lr), model.named_parameters(), **options)
 
 
 def train_one_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

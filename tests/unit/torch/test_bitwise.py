@@ -1,4 +1,4 @@
-"""A run that was killed and resumed ends with the bits of an undisturbed one, at every point of a script."""
+"""A run that was killed and resumed ends with the bits of an undisturbed one, at every commit of a script."""
 
 from __future__ import annotations
 
@@ -32,20 +32,18 @@ class Process:
     """A script that draws from every generator, in what stands for a fresh process.
 
     Attributes:
-        kill_at: at which point it is killed: at each commit, and with ``every_step`` in each step.
+        kill_at: at which commit it is killed.
         places: where it commits.
-        points: at how many points it could have been killed.
+        points: how many commits it has made.
     """
 
     root: str | None
     kill_at: int | None = None
-    adam: bool = True
     rng: Randomness = "reseed"
     places: tuple[Place, ...] = COMMITS
     loading: Loading = "plain"
     samples: int = 10
     batch_size: int = 4
-    every_step: bool = False
 
     def __post_init__(self) -> None:
         alone.start()
@@ -57,11 +55,7 @@ class Process:
             torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Dropout(0.3), torch.nn.Linear(6, 1)
         )
         parameters = self.model.parameters()
-        self.optimizer = (
-            torch.optim.AdamW(parameters, lr=0.01)
-            if self.adam
-            else torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-        )
+        self.optimizer = torch.optim.AdamW(parameters, lr=0.01)
         self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.2, total_steps=40)
         # A batch that was fetched before a commit is fetched once more when a run resumes from it.
         augment = "batch_begins" not in self.places and self.loading == "plain"
@@ -122,7 +116,6 @@ class Process:
         loss = torch.nn.functional.mse_loss(self.model(features + noise + 0.1 * torch.randn(4)), label)
         self.model.train()
         loss.backward()  # type: ignore[no-untyped-call]
-        self._point(self.every_step)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.scheduler.step()
@@ -134,16 +127,12 @@ class Process:
         if place in self.places:
             self.state.commit(durable=True)
             self.state.flush()
-            self._point(True)
-
-    def _point(self, possible: bool) -> None:
-        if possible:
             self.points += 1
             if self.points == self.kill_at:
                 raise Killed
 
 
-def kill_and_resume_at_every_point(**options: Any) -> None:
+def kill_and_resume_at_every_commit(**options: Any) -> None:
     undisturbed = Process("fake://undisturbed", **options).run()
     expected = undisturbed.final()
     assert undisturbed.points > 1
@@ -158,32 +147,14 @@ def kill_and_resume_at_every_point(**options: Any) -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("rng", ["reseed", "store"])
 def test_killed_at_every_commit(place: Place, rng: Randomness) -> None:
-    kill_and_resume_at_every_point(places=(place,), rng=rng)
-
-
-def test_killed_at_every_commit_of_several_in_a_row() -> None:
-    """Two commits without a change in between are two in an undisturbed run, and one if resumed."""
-    kill_and_resume_at_every_point(places=PLACES, adam=False)
-
-
-@pytest.mark.parametrize(("adam", "rng"), [(False, "reseed"), (True, "store")])
-def test_killed_in_every_step_between_commits(adam: bool, rng: Randomness) -> None:
-    kill_and_resume_at_every_point(adam=adam, rng=rng, every_step=True)
+    kill_and_resume_at_every_commit(places=(place,), rng=rng)
 
 
 @pytest.mark.parametrize("loading", ["no_batches", "drop_last", "batch_sampler"])
 def test_killed_at_every_commit_however_samples_are_loaded(loading: Loading) -> None:
-    kill_and_resume_at_every_point(loading=loading, samples=7, batch_size=3)
+    kill_and_resume_at_every_commit(loading=loading, samples=7, batch_size=3)
 
 
 @pytest.mark.parametrize(("rng", "loading"), [("reseed", "workers"), ("store", "persistent_workers")])
 def test_killed_in_mid_epoch_while_workers_prefetch(rng: Randomness, loading: Loading) -> None:
-    kill_and_resume_at_every_point(rng=rng, places=("every_second_batch",), loading=loading, samples=8)
-
-
-def test_commits_move_streams_with_reseed_only() -> None:
-    def model(rng: Randomness, places: tuple[Place, ...]) -> Any:
-        return Process(None, rng=rng, places=places).run().final()["model"]
-
-    assert model("store", ()) == model("store", COMMITS)
-    assert model("reseed", ()) != model("reseed", COMMITS)
+    kill_and_resume_at_every_commit(rng=rng, places=("every_second_batch",), loading=loading, samples=8)

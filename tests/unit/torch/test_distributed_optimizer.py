@@ -8,7 +8,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from tests.unit.torch.jobs import continues_alike, joined, network, state_of
+from tests.unit.torch.jobs import continues_alike, joined, network, state_of, wrapped
 
 pytestmark = pytest.mark.usefixtures("roots")
 
@@ -73,12 +73,6 @@ def fail(*_: Any) -> None:
     raise RuntimeError("a rank was lost")
 
 
-def step(model: torch.nn.Module, optimizer: Any) -> None:
-    optimizer.zero_grad()
-    backward(model)
-    optimizer.step()
-
-
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 @pytest.mark.parametrize("options", [{}, {"groups": 1}, {"groups": 2}, {"backward_passes_per_step": 2}])
 def test_the_wrapper_continues_alike(optimizer: str, options: dict[str, Any]) -> None:
@@ -89,18 +83,6 @@ def test_the_wrapper_continues_alike(optimizer: str, options: dict[str, Any]) ->
         wrapper.step()
 
     continues_alike(lambda: wrapped_pair(optimizer, **options), train)
-
-
-def test_the_wrapper_and_the_bare_optimizer_read_each_others_commits() -> None:
-    model, wrapper = wrapped_pair("AdamW")
-    bare = torch.optim.AdamW(model.parameters())
-    state = joined(model=model, optimizer=wrapper)
-    step(model, wrapper)
-    state.commit()
-    expected = state_of(wrapper)
-    state.optimizer = bare
-    state.restore()
-    assert state_of(bare) == expected
 
 
 @pytest.mark.parametrize("options", [{}, {"groups": 1}, {"groups": 2}, {"backward_passes_per_step": 2}])
@@ -134,21 +116,7 @@ def test_a_step_after_an_interrupted_backward_pass_is_that_of_an_undisturbed_run
 def test_sparse_gradients_of_a_transposed_parameter_are_averaged() -> None:
     model = torch.nn.Embedding(4, 2, sparse=True)
     model.weight = torch.nn.Parameter(torch.ones(2, 4).t())
-    wrapper = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1.0), named_parameters=model.named_parameters()
-    )
+    wrapper = wrapped(model, lr=1.0)
     model(torch.tensor([3])).sum().backward()
     wrapper.step()
     assert model.weight.tolist() == [[1, 1], [1, 1], [1, 1], [0, 0]]
-
-
-def test_restoring_forgets_unfinished_allreduces() -> None:
-    model, wrapper = wrapped_pair()
-    state = joined(model=model, optimizer=wrapper)
-    backward(model)
-    end_allreduces(wrapper)
-    assert len(wrapper._handles) == 4
-    state.restore()
-    assert wrapper._handles == {}
-    assert set(wrapper._allreduce_delay.values()) == {1}
-    wrapper.zero_grad()  # refuses while there are any

@@ -1,21 +1,21 @@
-"""The guard in torch: gradients that are not finite or missing, rank-local state, shares of the data."""
+"""The guard in torch: gradients that are not finite, or missing; the checks of numbers."""
 
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
+import subprocess
+import sys
 from typing import Any, cast
 
 import horovod.torch as hvd
-import numpy as np
 import pytest
 import torch
 
 import hvdrecover.torch as recover
 from hvdrecover.errors import ConfigError, NumericsError
 from hvdrecover.guard.numbers import Missing
-from hvdrecover.state.hooks import Moment
 from hvdrecover.torch import guard
+from tests.unit.torch.jobs import wrapped
 
 WIDTH = 150  # a layer's weight is large, its bias is small
 OPTIONS: list[dict[str, Any]] = [
@@ -35,11 +35,6 @@ def _elastic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def network(layers: int = 2) -> torch.nn.Sequential:
     torch.manual_seed(1)
     return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
-
-
-def wrapped(model: torch.nn.Module, kind: Any = torch.optim.SGD, **options: Any) -> Any:
-    inner = kind(model.parameters(), lr=0.1)
-    return hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters(), **options)
 
 
 def guarded(model: torch.nn.Module, optimizer: Any, **settings: Any) -> None:
@@ -82,24 +77,6 @@ class Judge:
 
     def gradients(self, everywhere: Any, here: Any) -> None:
         self.bad.append(here)
-
-
-@pytest.mark.usefixtures("_elastic")
-@pytest.mark.parametrize("options", OPTIONS)
-def test_training_is_the_same_to_the_bit(options: dict[str, Any]) -> None:
-    def trained(*, watched: bool) -> list[torch.Tensor]:
-        model = network()
-        optimizer = wrapped(model, **options)
-        if watched:
-            guard.report_gradients({"optimizer": optimizer}, cast(Any, Judge()))
-        for _ in range(3):
-            optimizer.zero_grad()
-            for _ in range(options.get("backward_passes_per_step", 1)):
-                backward(model)
-            optimizer.step()
-        return values(model)
-
-    assert all(map(torch.equal, trained(watched=True), trained(watched=False)))
 
 
 @pytest.mark.usefixtures("_elastic")
@@ -183,52 +160,96 @@ def test_adasum_has_no_common_gradients(monkeypatch: pytest.MonkeyPatch) -> None
 # -- missing gradients ---------------------------------------------------------------------------------
 
 
-class Rank:
-    """A process that trains a model of two layers, of which it calls the first only."""
-
-    def __init__(self, **options: Any) -> None:
-        self._layers = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
-        self._optimizer = wrapped(self._layers, **options)
-        components = {"model": self._layers, "optimizer": self._optimizer}
-        framework = SimpleNamespace(report=lambda what, hook: guard.report_missing(components, hook))
-        self.missing = Missing(cast(Any, SimpleNamespace(world=None, framework=framework)))
-
-    def steps(self, number: int) -> None:
-        for _ in range(number):
-            self._layers[0](torch.ones(1, 2)).sum().backward()
-            self._optimizer.step()
-            self._optimizer.zero_grad()
-
-    def digest(self) -> int:
-        (number,) = self.missing.numbers(Moment("commit"))
-        return number
-
-    def after(self, kind: str) -> None:
-        """All ranks have had the same counts at a commit, or are at a rendezvous."""
-        self.missing.verdict(Moment(cast(Any, kind)), np.array([[1], [1]]))
-
-
 @pytest.mark.parametrize("options", [{}, {"groups": 2}])
 def test_missing_gradients_are_counted_by_name(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    rank = Rank(**options)
-    rank.steps(3)
-    assert rank.missing.steps == {"model.1.bias": 3, "model.1.weight": 3}
+    layers = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+    optimizer = wrapped(layers, **options)
+    missing = Missing(cast(Any, None))
+    guard.report_missing({"model": layers, "optimizer": optimizer}, missing)
+    for _ in range(3):
+        layers[0](torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert missing.steps == {"model.1.bias": 3, "model.1.weight": 3}
 
 
-@pytest.mark.parametrize("kind", ["commit", "rendezvous"])
-def test_ranks_agree_on_missing_gradients_since_the_last_commit(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    survivor, newcomer = Rank(), Rank()
-    assert survivor.digest() == 0
-    survivor.steps(3)
-    assert survivor.digest() != newcomer.digest()
-    survivor.after(kind)
-    newcomer.after("rendezvous")
-    for each in (survivor, newcomer):
-        each.steps(2)
-    assert survivor.digest() == newcomer.digest() != 0
+# -- numbers that are finite, compiled and by torch ----------------------------------------------------------
+
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+BAD = [math.nan, math.inf, -math.inf]
+SIZES = [1, 3, 64, 1000, 1 << 17]
+
+
+def edges(dtype: torch.dtype, size: int) -> torch.Tensor:
+    """The largest and smallest finite numbers, over and over."""
+    limits = torch.finfo(dtype)
+    some = torch.tensor(
+        [limits.max, limits.min, limits.tiny, -limits.smallest_normal, 0.0, -0.0, 1.0], dtype=dtype
+    )
+    return some.repeat(size // len(some) + 1)[:size].clone()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_one_bad_number_is_found_wherever_it_is(dtype: torch.dtype, size: int) -> None:
+    tensor = edges(dtype, size)
+    assert guard.look(tensor) is True
+    for place in {0, size // 2, size - 1}:
+        for value in BAD:
+            bad = tensor.clone()
+            bad[place] = value
+            assert guard.look(bad) is False
+            assert guard.look(tensor, bad, tensor) is False
+
+
+def test_no_numbers_and_no_gradient_are_finite() -> None:
+    assert guard.look() is True
+    assert guard.look(torch.empty(0, 3), None) is True
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(3, 4).t(),
+        torch.zeros(3, 4)[:, :2],
+        torch.zeros(1, 3).expand(2, 3),
+        torch.eye(3).to_sparse(),
+        torch.zeros(3, dtype=torch.complex64),
+        torch.zeros(3, dtype=torch.int64),
+    ],
+)
+def test_of_what_is_not_dense_or_not_of_floats_the_compiled_look_tells_nothing(tensor: torch.Tensor) -> None:
+    assert guard.look(tensor) is None
+    assert guard.look(torch.ones(2), tensor) is None
+
+
+@pytest.mark.parametrize("value", BAD)
+@pytest.mark.parametrize("shape", ["transposed", "sparse", "complex"])
+def test_torch_looks_where_the_compiled_look_can_not(shape: str, value: float) -> None:
+    def like(number: float) -> torch.Tensor:
+        dense = torch.ones(3, 4)
+        dense[1, 2] = number
+        return {"transposed": dense.t(), "sparse": dense.to_sparse(), "complex": torch.complex(dense, dense)}[
+            shape
+        ]
+
+    assert guard.are_finite([torch.ones(2), like(1.0)])
+    assert not guard.are_finite([torch.ones(2), like(value)])
+    assert guard.are_finite([torch.ones(2), like(1.0)])
+
+
+def test_without_the_compiled_part_torch_looks() -> None:
+    script = """
+import math, sys
+sys.modules["hvdrecover.torch._finite"] = None  # an ImportError
+import torch
+from hvdrecover.torch import guard
+assert guard.look(torch.ones(3)) is None
+assert guard.are_finite([torch.ones(3), torch.ones(2, dtype=torch.float16)])
+assert not guard.are_finite([torch.ones(3), torch.tensor([1, math.inf])])
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,11 @@ def test_a_torch_file_is_loaded_without_running_code(url: str, job: dict[int, An
     optimizer.load_state_dict(found["optimizer"])
     assert (state_of(model), state_of(optimizer)) == job[2]
     assert content(LocalStorage(Path(url))) == before
+
+
+def test_a_torch_file_of_an_object_that_needs_code_is_refused(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export(url, 2, "-o", tmp_path / "x.pt") == 1
+    assert re.search(r"can't hold schedule \(.*\.Schedule\); ", " ".join(capsys.readouterr().err.split()))
+    assert not (tmp_path / "x.pt").exists()

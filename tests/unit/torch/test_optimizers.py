@@ -8,7 +8,6 @@ import torch
 
 from hvdrecover.errors import MismatchError
 from hvdrecover.torch.framework import TorchFramework
-from tests.fakes.root import FakeRoots
 from tests.unit.torch.jobs import URL, bits, commit_durably, continues_alike, joined, network, train_one_step
 
 pytestmark = pytest.mark.usefixtures("roots")
@@ -97,23 +96,6 @@ def test_state_that_is_wider_than_its_parameter_keeps_its_bits() -> None:
     continues_alike(model_and_optimizer, train_one_step)
 
 
-class WithProjectedMoments(WithWideMoments):
-    """Keeps less than its parameter under a name that torch's own optimizers use, too."""
-
-    def _step(self, parameter: torch.Tensor, rate: float) -> None:
-        moment = self.state[parameter].setdefault("exp_avg", torch.zeros(2))
-        moment += parameter.grad.sum()  # type: ignore[union-attr]
-        parameter -= rate * moment.mean()
-
-
-def test_what_other_optimizers_keep_under_torchs_names_is_their_affair() -> None:
-    def model_and_optimizer() -> tuple[Any, ...]:
-        model = network()
-        return model, WithProjectedMoments(model.parameters())
-
-    continues_alike(model_and_optimizer, train_one_step)
-
-
 def test_an_optimizer_of_another_kind_is_named_and_left_as_it_is() -> None:
     model = network()
     state = joined(model=model, optimizer=Optimizers.SGD(model.parameters(), lr=0.1, momentum=0.9))
@@ -167,35 +149,6 @@ def test_an_optimizer_with_a_state_dict_of_its_own_making() -> None:
     assert bits(optimizer.state_dict()) != expected
     state.restore()
     assert bits(optimizer.state_dict()) == expected
-
-
-def test_gradients_of_an_interrupted_step_do_not_enter_the_next_one(roots: FakeRoots) -> None:
-    """Scripts may clear gradients after the step instead of before."""
-    model = network()
-    optimizer = Optimizers.SGD(model.parameters(), lr=0.1)
-    state = joined(model=model, optimizer=optimizer)
-    model(torch.ones(1, 3)).sum().backward()
-    state.restore()
-    assert [parameter.grad for parameter in model.parameters()] == [None] * 4
-
-
-def test_a_resumed_optimizer_does_not_share_memory_with_what_is_written_next(roots: FakeRoots) -> None:
-    model = network()
-    optimizer = Optimizers.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    state = joined(URL, model=model, optimizer=optimizer)
-    train_one_step(model, optimizer)
-    commit_durably(state)
-    state.restore()
-    roots[URL].gate.clear()
-    state.commit(durable=True)  # is being written while training continues
-    assert roots[URL].at_the_gate.wait(20)
-    expected = bits(optimizer.state_dict())
-    train_one_step(model, optimizer)
-    roots[URL].gate.set()
-    state.flush()
-    fresh = network()
-    resumed = joined(URL, model=fresh, optimizer=Optimizers.SGD(fresh.parameters(), lr=0.1, momentum=0.9))
-    assert bits(resumed.optimizer.state_dict()) == expected
 
 
 # -- parameters by name ------------------------------------------------------------------------------------

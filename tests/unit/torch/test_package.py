@@ -1,8 +1,11 @@
-"""The effects on a process of importing the adapter."""
+"""The effects of importing the adapter, and scripts of which only the import line names us."""
 
 from __future__ import annotations
 
+import random
 import types
+
+import torch
 
 import hvdrecover.torch as recover
 from tests.support.processes import answer
@@ -40,3 +43,26 @@ def test_the_public_names() -> None:
 def test_a_controller_is_chosen_for_a_process_that_nobody_launched() -> None:
     found = answer(CONTROLLERS, repr([environ for environ, _ in VARIANTS])).splitlines()
     assert found == [expected for _, expected in VARIANTS]
+
+
+def test_the_state_of_elastic_scripts_leaves_random_generators_alone() -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = recover.elastic.TorchState(model, optimizer, epoch=0)
+    assert isinstance(state, recover.TorchState)
+    state.sync()
+    streams = random.getstate(), torch.get_rng_state()
+    state.epoch = 1
+    state.commit()
+    assert random.getstate() == streams[0]
+    assert torch.equal(torch.get_rng_state(), streams[1])
+
+
+def test_submodules_can_be_imported_as_horovods() -> None:
+    code = """
+from hvdrecover.torch.elastic import ElasticSampler, TorchState, init, run, shutdown
+import hvdrecover.torch.elastic.sampler, hvdrecover.torch.elastic.state, horovod.torch
+from hvdrecover.torch.elastic.state import ObjectState, StateHandler, get_handler_registry
+print(ElasticSampler is hvdrecover.torch.elastic.sampler.ElasticSampler, init is horovod.torch.init)
+"""
+    assert answer(code) == "True True"

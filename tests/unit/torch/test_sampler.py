@@ -8,11 +8,10 @@ import horovod.torch as hvd
 import horovod.torch.elastic
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 import hvdrecover.torch as recover
 from hvdrecover.errors import ConfigError
-from tests.unit.torch.jobs import Samples, joined
 
 Place = Callable[[int, int], None]
 
@@ -84,26 +83,3 @@ class Unknown(torch.utils.data.Dataset[int]):
 def test_a_data_set_without_a_length_is_refused(dataset: Any) -> None:
     with pytest.raises(ConfigError, match=f"^dataset: .*{type(dataset).__name__} "):
         recover.ElasticSampler(dataset)
-
-
-# -- with data loaders ---------------------------------------------------------------------------------
-
-
-def indices_of(batch: Any) -> list[int]:
-    return [int(index) for index in torch.as_tensor(batch[0]).view(-1)]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_making_an_iterator_anew_right_at_a_commit_does_not_move_the_streams(workers: int) -> None:
-    """A data loader draws from the global generator when its iterator is made."""
-    sampler = recover.ElasticSampler(Samples(8))
-    loader: DataLoader[Any] = DataLoader(sampler.dataset, 2, sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
-    state = joined(sampler=sampler)
-    batches = iter(loader)
-    sampler.record_batch(0, len(indices_of(next(batches))))
-    state.commit()
-    next(batches)
-    expected = torch.rand(3)
-    state.restore()
-    next(iter(loader))
-    assert torch.rand(3).equal(expected)

@@ -1,15 +1,20 @@
+"""The states of torch's components, resumed or refused."""
+
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import hvdrecover.torch as recover
+from hvdrecover.errors import UnsupportedTensorError
 from tests.unit.torch.jobs import URL, commit_durably, continues_alike, joined, network, train_one_step
+
+pytestmark = pytest.mark.usefixtures("roots")
 
 schedulers = torch.optim.lr_scheduler
 
@@ -20,24 +25,6 @@ def pair(seed: int = 0) -> tuple[Any, Any]:
 
 
 # -- what is not resumed -------------------------------------------------------------------------------
-
-
-class Metric(torch.nn.Module):
-    """Holds its sums as metrics of torchmetrics do: as attributes, which ``state_dict`` passes over."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = torch.zeros(())
-        self.values = [torch.ones(2)]
-        self.register_buffer("count", torch.zeros(()), persistent=False)
-
-
-def test_a_component_that_keeps_nothing_is_named_with_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
-    model, optimizer = pair()
-    joined(model=model, optimizer=optimizer, metric=Metric(), empty=torch.nn.ReLU())
-    warned = [each for each in caplog.messages if "do not hold" in each]
-    assert len(warned) == 1
-    assert re.match(r"state\.metric: commits do not hold total, values, count, .* Metric ", warned[0])
 
 
 def test_all_ranks_count_backward_passes_from_0_after_an_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,9 +42,7 @@ def test_all_ranks_count_backward_passes_from_0_after_an_agreement(monkeypatch: 
     optimizer.step()
 
 
-def test_settings_of_the_script_that_a_commit_overrules_are_named(
-    roots: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_settings_of_the_script_that_a_commit_overrules_are_named(caplog: pytest.LogCaptureFixture) -> None:
     def start(rate: float, decay: float) -> Any:
         model = network()
         optimizer = torch.optim.SGD([{"params": [each]} for each in model.parameters()], lr=rate)
@@ -100,7 +85,7 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS.keys())
 @pytest.mark.parametrize("rate", [0.1, "tensor"])
-def test_schedulers_continue_alike(roots: Any, make: Callable[[Any], Any], rate: Any) -> None:
+def test_schedulers_continue_alike(make: Callable[[Any], Any], rate: Any) -> None:
     def components() -> tuple[Any, ...]:
         model = network()
         lr = torch.tensor(0.1) if rate == "tensor" else rate
@@ -114,7 +99,7 @@ def test_schedulers_continue_alike(roots: Any, make: Callable[[Any], Any], rate:
     continues_alike(components, step)
 
 
-def test_a_gradient_scaler_continues_alike(roots: Any) -> None:
+def test_a_gradient_scaler_continues_alike() -> None:
     def components() -> tuple[Any, ...]:
         return (*pair(), torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3))
 
@@ -140,3 +125,64 @@ def test_a_gradient_scaler_unscales_a_step_that_is_repeated_after_a_fault() -> N
             state.restore()
     expected = torch.autograd.grad(model(torch.ones(2, 3)).sum(), list(model.parameters()))
     assert all(map(torch.equal, (each.grad for each in model.parameters()), expected))
+
+
+# -- unsupported tensors -----------------------------------------------------------------------------
+
+UNSUPPORTED = {
+    "compressed": lambda: torch.eye(2).to_sparse_csr(),
+    "sparse": lambda: torch.eye(2).to_sparse(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    "without data": lambda: torch.ones(2, device="meta"),
+    "made of two": lambda: TwoTensor(torch.ones(2), torch.ones(2)),
+    "complex128": lambda: torch.ones(2, dtype=torch.complex128),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("make", UNSUPPORTED.values(), ids=UNSUPPORTED.keys())
+def test_a_tensor_that_can_not_be_kept_is_refused_when_the_state_is_made(make: Any) -> None:
+    with pytest.raises(UnsupportedTensorError, match=r"weight: .*\(.*Tensor.*\).* dense "):
+        joined(box={"weight": make()})
+
+
+def test_a_tensor_that_is_sharded_over_ranks_is_refused_in_words() -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        sharded = distribute_tensor(torch.ones(4), DeviceMesh("cpu", [0]), [Shard(0)])
+        with pytest.raises(UnsupportedTensorError, match=r"weight: replicated state only, .*DTensor"):
+            joined(box={"weight": sharded})
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# -- modules -------------------------------------------------------------------------------------------
+
+
+class OfVersionThree(torch.nn.Module):
+    """Converts what it takes for the state of an old release, as some of torch's layers do."""
+
+    _version = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any) -> None:
+        if local_metadata.get("version", 1) < 3:
+            state_dict[f"{prefix}scale"] = 1 / state_dict[f"{prefix}scale"]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+def test_layers_are_told_that_the_state_is_of_their_version() -> None:
+    model = torch.nn.Sequential(OfVersionThree())
+    model[0].scale.fill_(4.0)
+    state = joined(model=model)
+    model[0].scale.fill_(5.0)
+    state.restore()
+    assert model[0].scale.tolist() == [4.0]

@@ -1,9 +1,11 @@
-"""The reports of an optimizer's steps, in a job of one."""
+"""The reports of an optimizer's steps, and the scalars made of them, in a job of one."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
@@ -14,10 +16,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import hvdrecover.torch as recover
 from hvdrecover import heartbeat
 from hvdrecover.errors import ConfigError
+from hvdrecover.scalars import as_numbers
 from hvdrecover.torch import stepping
+from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.stepping import steps_of
-from hvdrecover.torch.virtual_gradients import Gradients
-from tests.unit.torch.jobs import network, train_one_step
+from hvdrecover.torch.virtual import Gradients
+from tests.integration.scalars import read
+from tests.unit.torch.jobs import network, wrapped
 
 KINDS = ["plain", "wrapped", "wrapped, without hooks"]
 INSIDE = ["averaging", "averaged"]
@@ -29,12 +34,11 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[torch.nn.Modu
 
     def make(kind: str) -> tuple[torch.nn.Module, Any]:
         model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if kind == "plain":
-            return model, optimizer
+            return model, torch.optim.SGD(model.parameters(), lr=0.1)
         with monkeypatch.context() as elastic:
             elastic.setenv("HOROVOD_ELASTIC", "1" if kind == "wrapped" else "")
-            return model, hvd.DistributedOptimizer(optimizer, model.named_parameters())
+            return model, wrapped(model)
 
     return make
 
@@ -97,17 +101,6 @@ def test_gradients_that_the_script_averages(kind: str, make: Any) -> None:
     assert log == [*INSIDE, "begins", "applying", "ended"] * 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_backward_pass_within_the_step(kind: str, make: Any) -> None:
-    model, optimizer = make(kind)
-    log = log_of(optimizer)
-    for _ in range(2):
-        train_one_step(model, optimizer)
-        end_allreduces(optimizer)
-        optimizer._handles = {}
-    assert [each for each in log if each not in INSIDE] == ["begins", "applying", "ended"] * 2
-
-
 @pytest.mark.parametrize(
     ("kind", "where"),
     [
@@ -164,20 +157,40 @@ def test_a_guardian_counts_each_step_once(kind: str, make: Any) -> None:
         assert heartbeat.steps() == step + 1
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_the_guard_counts_the_steps_of_all_optimizers(
-    kind: str, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts: list[Callable[[], int]] = []
-    monkeypatch.setattr(
-        "hvdrecover.guard.numbers.Judge.steps",
-        property(lambda judge: counts[-1], lambda judge, count: counts.append(count)),
-        raising=False,
-    )
-    (model, one), (other_model, other) = make(kind), make(kind)
-    recover.TorchState(model, one, guard=recover.Guard(), other=other, other_model=other_model).sync()
-    for _ in range(2):
-        for each, optimizer in ((model, one), (other_model, other)):
-            backward(each, optimizer)
-            optimizer.step()
-    assert counts[-1]() == 4
+# -- times and gradient norms --------------------------------------------------------------------------------
+
+
+INPUTS = torch.linspace(-1, 1, 15).view(5, 3)
+
+
+@pytest.mark.parametrize("kind", ["wrapped", "plain"])
+def test_each_step_has_its_norm_and_times_also_one_that_the_guard_skips(tmp_path: Path, kind: str) -> None:
+    model = network()
+    optimizer = wrapped(model) if kind == "wrapped" else torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = recover.Guard(numerics="skip")
+    state = recover.TorchState(model, optimizer, guard=guard, tensorboard=str(tmp_path))
+    state.sync()
+    expected = {}
+    for step, factor in enumerate([1.0, math.nan if kind == "wrapped" else 2.0, 3.0], 1):
+        optimizer.zero_grad()
+        (model(INPUTS).square().sum() * factor).backward()
+        gradients = torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
+        expected[step] = pytest.approx(gradients.norm().item(), nan_ok=True)
+        optimizer.step()
+    state.finish()
+    run = read(tmp_path / "rank-0")
+    assert run.scalars["norm/averaged_gradient"] == expected
+    assert run.steps["seconds/step"] == run.steps["seconds/allreduce_wait"] == [1, 2, 3]
+
+
+def test_the_loss_keeps_no_graph_and_is_not_changed_later() -> None:
+    loss = torch.ones((), requires_grad=True) * 2
+    kept = as_numbers(TorchFramework(), {"loss": loss})["loss"]
+    loss.detach().fill_(7.0)
+    assert (float(kept), kept.requires_grad) == (2.0, False)
+
+
+def test_tensorboard_has_to_be_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("hvdrecover.trackers.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"^tensorboard: .*pip install"):
+        recover.TorchState(tensorboard=str(tmp_path))

@@ -1,3 +1,5 @@
+"""Sums in the order of the tree, between processes; and the shares of virtual ranks."""
+
 import functools
 import itertools
 import operator
@@ -6,50 +8,15 @@ import pickle
 import numpy as np
 import pytest
 
-from hvdrecover.virtual.exchange import BUCKET, NOTHING, RunningSum, add_up, buckets, pieces
+from hvdrecover.virtual.exchange import BUCKET, NOTHING, RunningSum, add_up, buckets
+from hvdrecover.virtual.shares import by_speed, equal, reconsider, step_time
 from tests.fakes.world import FakeJob
-
-
-def bracketed(start, stop):
-    """The tree, by its definition."""
-    count = stop - start
-    if count == 1:
-        return start
-    half = 1 << (count - 1).bit_length() - 1
-    return (bracketed(start, start + half), bracketed(start + half, stop))
-
-
-def running(size, add=lambda left, right: (left, right)):
-    return RunningSum(size, add)
-
-
-def carried_out(shares):
-    """Each process sums its own leaves; then the pieces are summed, as they come from all of them."""
-    size, start, whole = sum(shares), 0, running(sum(shares))
-    for share, mine in zip(shares, pieces(tuple(shares)), strict=True):
-        own = running(size)
-        for leaf in range(start, start + share):
-            own.push(range(leaf, leaf + 1), leaf)
-        assert own.nodes == mine
-        for node, value in zip(own.nodes, own.values, strict=True):
-            whole.push(node, value)
-        start += share
-    assert whole.nodes == [range(size)]
-    return whole.values[0]
 
 
 def partitions(size):
     for count in range(size):
         for cuts in itertools.combinations(range(1, size), count):
             yield [stop - start for start, stop in itertools.pairwise((0, *cuts, size))]
-
-
-@pytest.mark.parametrize("size", range(1, 11))
-def test_all_partitions_bracket_alike(size):
-    expected = bracketed(0, size)
-    for shares in partitions(size):
-        assert carried_out(shares) == expected
-        assert carried_out([0, *shares, 0]) == expected
 
 
 # -- between processes ---------------------------------------------------------------------------------------
@@ -129,3 +96,48 @@ def test_buckets_hold_tensors_of_one_kind_up_to_a_size():
     kinds = ["a", "a", "b", "a", "a", "b", "a"]
     nbytes = [10, BUCKET - 20, 4, 2 * BUCKET, 20, 4, 0]
     assert buckets(kinds, nbytes) == [[0, 1], [2, 5], [3], [4, 6]]
+
+
+# -- shares --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "processes", "counts"),
+    [(8, 4, (2, 2, 2, 2)), (8, 3, (3, 3, 2)), (4, 1, (4,)), (2, 4, (1, 1, 0, 0)), (1, 1, (1,))],
+)
+def test_equal_shares(size: int, processes: int, counts: tuple[int, ...]) -> None:
+    assert equal(size, processes) == counts
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+@pytest.mark.parametrize("seconds", [(1.0, 1.0, 1.0), (1.0, 4.0, 2.0), (0.3, 0.7, 5.0), (1.0, None, 3.0)])
+def test_no_shares_have_a_step_end_earlier(size: int, seconds: tuple[float | None, ...]) -> None:
+    known = [each if each is not None else 2.0 for each in seconds]  # the mean of 1 and 3
+    best = min(
+        step_time(counts, known)
+        for counts in itertools.product(range(size + 1), repeat=3)
+        if sum(counts) == size
+    )
+    assert step_time(by_speed(size, seconds), known) == best
+    assert sum(by_speed(size, seconds)) == size
+
+
+@pytest.mark.parametrize(
+    ("seconds", "counts"),
+    [
+        ((1.0, 1.0), (5, 5)),
+        ((1.0, 1.15), (5, 5)),  # 6 + 4 would save less than a tenth
+        ((1.0, 4.0), (8, 2)),
+        ((None, 4.0), (5, 5)),  # not measured yet
+    ],
+)
+def test_shares_change_if_that_saves_a_tenth_of_a_step(
+    seconds: tuple[float | None, ...], counts: tuple[int, ...]
+) -> None:
+    assert reconsider((5, 5), seconds) == counts
+    assert reconsider(counts, seconds) == counts
+
+
+def test_a_process_with_nothing_to_do_need_not_be_measured() -> None:
+    assert reconsider((4, 0), (1.0, None)) == (2, 2)
+    assert reconsider((4, 0), (1.0, 5.0)) == (4, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -71,12 +70,6 @@ def resume_on(data: DataVersion | None, changed: DataChanged = "raise", length: 
     return on_ranks(2, body)
 
 
-def test_a_job_continues_with_the_same_data() -> None:
-    train_on(OLD)
-    rests = [[4, 6, 8, 10], [5, 7, 9, 11]]
-    assert resume_on(OLD) == [(5.0, 3, 4, rest) for rest in rests]
-
-
 def test_other_data_stop_the_job_and_are_named() -> None:
     train_on(OLD)
     (kind, text), (other, told) = resume_on(NEW)
@@ -84,13 +77,6 @@ def test_other_data_stop_the_job_and_are_named() -> None:
     assert text.startswith(f"{URL}/g0001-c00000001: ")
     assert "the data version was 'v1', and is 'v2'" in text and "data_changed='warn'" in text
     assert "DataChangedError" in told
-
-
-def test_a_job_can_continue_with_other_data(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    train_on(OLD)
-    assert [result[:3] for result in resume_on(NEW, "warn")] == [(5.0, 3, 4)] * 2
-    assert f"{URL}/g0001-c00000001: " in caplog.text and "; continuing" in caplog.text
 
 
 @pytest.mark.parametrize("length", [12, 16])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from hvdrecover.errors import DivergedError
-from hvdrecover.guard import parameters
 from hvdrecover.guard.settings import Divergence, Guard
 from hvdrecover.state.rendezvous import rendezvous
 from hvdrecover.state.run import run
@@ -43,17 +42,6 @@ def train(state: State, steps: int) -> None:
 
 def guard(policy: Divergence, every: int = 1) -> Guard:
     return Guard(parameters_every_commits=every, on_divergence=policy)
-
-
-def test_ranks_in_step_continue_whatever_each_has_of_its_own() -> None:
-    def body(process: Process) -> Any:
-        state = build(process, guard("raise"))
-        state.sync()
-        train(state, 3)
-        return weights(state)
-
-    results = on_ranks(3, body)
-    assert results[0] == results[1] == results[2]
 
 
 @pytest.mark.parametrize(("size", "odd", "tied"), [(2, 1, True), (3, 0, False), (3, 2, False)])
@@ -130,18 +118,6 @@ def test_a_commit_that_was_healed_has_not_the_digests_of_before() -> None:
         ([list(np.arange(6.0)), [1.0, 2.0]], True),
         ([list(np.arange(6.0)), [1.0, 2.0]], False),
     ]
-
-
-def test_a_warning_changes_nothing() -> None:
-    def body(process: Process) -> Any:
-        state = build(process, guard("warn"))
-        state.sync()
-        if process.world.rank() == 1:
-            state.model.weights["w"][0] = 9.0
-        state.commit()
-        return state.model.weights["w"][0]
-
-    assert on_ranks(2, body) == [0.0, 9.0]
 
 
 def test_ranks_are_compared_only_when_it_is_time() -> None:
@@ -230,44 +206,6 @@ def test_a_rank_that_is_lost_meanwhile_costs_nothing_else(collective: str, victi
 
 
 # -- digests -----------------------------------------------------------------------------------------------
-
-
-def test_every_bit_of_what_is_shared_counts_and_no_other() -> None:
-    def body(process: Process) -> None:
-        state = build(process, guard("raise"))
-        state.sync()
-        train(state, 1)
-        snapshot = state._session.memory.newest
-        assert snapshot is not None
-        shared = {"model": {"w", "small"}, "optimizer": set(snapshot.arenas["optimizer"].layout.by_name)}
-        tensors = parameters.tensors_of(snapshot, shared)
-        first = parameters.ballot(tensors)
-        assert first[2] == 4
-        for name, arena in snapshot.arenas.items():
-            for spec in arena.layout.specs:
-                data = arena.bytes_of(spec.name)
-                for place in range(len(data)):
-                    data[place] ^= 0x80
-                    changed = parameters.ballot(tensors) != first
-                    assert changed == (spec.name in shared[name])
-                    data[place] ^= 0x80
-        assert parameters.ballot(tensors) == first
-
-    on_ranks(1, body)
-
-
-def test_large_tensors_are_compared_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parameters, "PIECE", 16)
-
-    def body(process: Process) -> Any:
-        state = build(process, guard("heal"))
-        state.sync()
-        if process.world.rank() == 1:
-            state.model.weights["w"][[0, 3, 5]] += [1.0, -7.0, 2.0]
-        state.commit()
-        return weights(state)
-
-    assert on_ranks(2, body)[1] == [list(np.arange(6.0)), [1.0, 2.0]]
 
 
 @pytest.mark.parametrize(("policy", "error"), [("raise", "DivergedError"), ("warn", None), ("heal", None)])

@@ -1,74 +1,39 @@
+"""Settings of the guard, and structure that ranks must have in common."""
+
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
 
-from hvdrecover.errors import StructureError
+from hvdrecover.errors import ConfigError, StructureError
 from hvdrecover.guard.settings import Guard
-from hvdrecover.guard.structure import Description, differences, numbers
-from hvdrecover.state.adapter import Entry
 from hvdrecover.state.rendezvous import rendezvous as meet_again
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import fail_at
 from tests.unit.state.jobs import Process, on_ranks
 
-
-def description(*pairs: tuple[str, str]) -> Description:
-    return tuple(Entry(name, value, setting=name == "rate") for name, value in pairs)
-
-
-A = ("model.a", "F32[2]")
-B = ("model.b", "F32[3]")
+MODEL: dict[str, Any] = {"w": [1.0, 2.0], "v": 0.0}
 
 
 @pytest.mark.parametrize(
-    ("described", "lines"),
+    ("name", "value"),
     [
-        ([description(A, B)] * 3, []),
-        (
-            [description(A), description(("model.a", "F32[9]"))],
-            ["model.a: F32[2] on rank 0; F32[9] on rank 1"],
-        ),
-        (
-            [description(A, B), description(A), description(A)],
-            ["model.b: F32[3] on rank 0; missing on ranks 1-2"],
-        ),
-        (
-            [description(A, B), description(B, A)],
-            ["the same parameters, in another order"],
-        ),
-        ([description(A), None], ["guard: none on rank 1"]),
-        ([None, None], []),
+        ("parameters_every_commits", 0),
+        ("parameters_every_commits", True),
+        ("on_divergence", "ignore"),
+        ("numerics", "heal"),
+        ("numerics_budget", None),
+        ("data", "v1"),
     ],
 )
-def test_what_ranks_do_not_have_in_common(described: list[Description | None], lines: list[str]) -> None:
-    assert differences(described, settings=True) == lines
-
-
-def test_settings_are_compared_on_request() -> None:
-    described = [description(("rate", "1")), description(("rate", "2"))]
-    assert differences(described, settings=True) == ["rate: 1 on rank 0; 2 on rank 1"]
-    assert differences(described, settings=False) == []
-
-
-def test_a_digest_depends_on_names_values_and_order() -> None:
-    others = [
-        description(A, B),
-        description(B, A),
-        description(A),
-        description(A, ("model.b", "F32[4]")),
-        description(A, ("b", "F32[3]")),
-    ]
-    assert len({numbers(each) for each in others}) == 5
-    assert all(-(2**63) <= number < 2**63 for number in numbers(others[0]))
-
-
-# -- at a rendezvous --------------------------------------------------------------------------------------
+def test_a_setting_without_a_usable_value_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}: "):
+        Guard(**{name: value})
 
 
 def build(process: Process, guard: Guard | None = Guard(), **attributes: Any) -> Any:  # noqa: B008  frozen
-    model = FakeModel(w=[1.0, 2.0])
+    model = FakeModel(**MODEL)
     made: dict[str, Any] = {"model": model, "optimizer": FakeOptimizer(model), "sampler": FakeSampler(8)}
     return process.state(guard=guard, **{**made, **attributes})
 
@@ -82,15 +47,15 @@ def rendezvous(process: Process, odd: dict[str, Any]) -> str | None:
     return None
 
 
-def test_ranks_that_are_alike_start() -> None:
-    assert on_ranks(3, lambda process: rendezvous(process, {})) == [None] * 3
-
-
 @pytest.mark.parametrize(
     ("odd", "line"),
     [
-        ({"model": FakeModel(w=[1.0, 2.0, 3.0])}, "model.w: float64[2] on ranks 0, 2; float64[3] on rank 1"),
-        ({"model": FakeModel(w=[1.0, 2.0], b=0.0)}, "model.b: missing on ranks 0, 2; float64[] on rank 1"),
+        (
+            {"model": FakeModel(**{**MODEL, "w": [1.0]})},
+            "model.w: float64[2] on ranks 0, 2; float64[1] on rank 1",
+        ),
+        ({"model": FakeModel(**MODEL, b=0.0)}, "model.b: missing on ranks 0, 2; float64[] on rank 1"),
+        ({"model": FakeModel(v=0.0, w=[1.0, 2.0])}, "the same parameters, in another order"),
         ({"sampler": FakeSampler(9)}, "sampler.length: 8 on ranks 0, 2; 9 on rank 1"),
         ({"sampler": FakeSampler(8, seed=5)}, "sampler.seed: 0 on ranks 0, 2; 5 on rank 1"),
         (
@@ -108,18 +73,11 @@ def test_all_ranks_hear_what_differs(odd: dict[str, Any], line: str) -> None:
     assert results[0] is not None and line in results[0]
 
 
-def test_without_a_guard_nothing_is_compared() -> None:
-    def body(process: Process) -> None:
-        process.state(guard=None, note=process.world.rank()).sync()
-
-    on_ranks(2, body)
-
-
 def test_a_rank_that_joins_later_may_have_other_settings() -> None:
     # Such as a learning rate that its script scales by the number of ranks; it is sent the others' state.
     def body(process: Process) -> float:
         newcomer = process.world.newcomer
-        model = FakeModel(w=[1.0, 2.0])
+        model = FakeModel(**MODEL)
         state = build(process, model=model, optimizer=FakeOptimizer(model, rate=7.0 if newcomer else 0.1))
         if not newcomer:
             state.sync()
@@ -137,7 +95,7 @@ def test_a_rank_that_joins_later_may_have_other_settings() -> None:
 def test_a_rank_that_joins_later_must_have_the_same_model() -> None:
     def body(process: Process) -> str | None:
         newcomer = process.world.newcomer
-        state = build(process, model=FakeModel(w=[1.0, 2.0], **({"b": 0.0} if newcomer else {})))
+        state = build(process, model=FakeModel(**MODEL, **({"b": 0.0} if newcomer else {})))
         try:
             if not newcomer:
                 state.sync()

@@ -78,17 +78,3 @@ def test_parameters_that_are_not_finite_never_get_into_a_manifest(
     outcomes = on_ranks(size, body)
     assert outcomes[0] == [NumericsError]
     assert [commit.commit for commit in roots[URL].published] == [1]
-
-
-def test_without_a_guard_nobody_looks(roots: FakeRoots) -> None:
-    def body(process: Process) -> None:
-        state = process.state(URL, model=FakeModel(w=[1.0]), step=0)
-
-        @run
-        def train(state: State) -> None:
-            spoil(state)
-
-        train(state)
-
-    on_ranks(1, body)
-    assert len(roots[URL].published) == 1

@@ -48,19 +48,6 @@ def assert_equal(module: Masked, expected: dict[str, torch.Tensor]) -> None:
         assert torch.equal(each, expected[name]), name
 
 
-def test_each_virtual_rank_has_its_own() -> None:
-    module = Masked()
-    tensors = dict(module.named_buffers())
-    buffers = Buffers({"model": module})
-    for value in (1.0, 2.0):
-        part(buffers, module, 0, value)
-        part(buffers, module, 1, -3 * value)
-    assert_equal(module, alone([-3.0, -6.0]))
-    buffers.swap_in(0)
-    assert_equal(module, alone([1.0, 2.0]))
-    assert all(module.get_buffer(name) is each for name, each in tensors.items())
-
-
 def test_a_commit_has_what_changes_and_its_model_virtual_rank_0s() -> None:
     module = Masked()
     buffers = Buffers({"model": module})
@@ -71,23 +58,6 @@ def test_a_commit_has_what_changes_and_its_model_virtual_rank_0s() -> None:
     assert {rank: set(own) for rank, own in states.items()} == {0: names, 1: names}
     buffers.gathered(states)
     assert_equal(module, alone([1.0]))
-
-
-def test_they_resume_from_a_commit() -> None:
-    module = Masked()
-    buffers = Buffers({"model": module})
-    part(buffers, module, 0, 1.0)
-    part(buffers, module, 1, 5.0)
-    states = {
-        rank: {name: each.clone() for name, each in own.items()} for rank, own in buffers.states(ALL).items()
-    }
-
-    other = Masked()
-    resumed = Buffers({"model": other})
-    resumed.resume("state._buffers", states, 2, Carried((1,), 2))
-    resumed.keep(Carried((1,), 2))
-    part(resumed, other, 1, 2.0)
-    assert_equal(other, alone([5.0, 2.0]))
 
 
 def averages(ranks: int) -> torch.Tensor:

@@ -13,15 +13,10 @@ from torch.utils.data import DataLoader
 import hvdrecover.torch as hvd
 from hvdrecover.errors import StepError
 from hvdrecover.virtual.steps import Step
-from tests.unit.torch.jobs import joined, network
+from tests.unit.torch.jobs import joined, network, wrapped
 
 DATA = torch.arange(12.0).view(4, 3)
 ONE = torch.ones(1)
-
-
-def wrapped(model: torch.nn.Module) -> Any:
-    bare = torch.optim.SGD(model.parameters(), 0.1)
-    return hvd.DistributedOptimizer(bare, named_parameters=model.named_parameters())
 
 
 @pytest.fixture

@@ -69,13 +69,6 @@ def batches(
     return found
 
 
-def test_each_sample_comes_once_and_the_tail_is_short() -> None:
-    steps = batches(0, 1, 2, 3)
-    numbers = [int(number) for step in steps for batch in step.values() for number in batch]
-    assert [len(batch) for step in steps for batch in step.values()] == [2] * 12 + [1] * 4
-    assert sorted(set(numbers)) == list(range(27))
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_who_reads_them_does_not_matter(workers: int) -> None:
     """Not for which samples they are, and not for the noise."""

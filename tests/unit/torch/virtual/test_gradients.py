@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hvdrecover.errors import ConfigError
-from hvdrecover.torch.virtual_gradients import Gradients
-from tests.unit.torch.jobs import network
+from hvdrecover.torch.virtual import Gradients
+from tests.unit.torch.jobs import network, wrapped
 
 
 @pytest.fixture
@@ -22,11 +22,6 @@ def elastic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Own(hvd.Compression.none):  # type: ignore[misc]
     """A way to compress of a user's."""
-
-
-def wrapped(model: torch.nn.Module, **options: Any) -> Any:
-    bare = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return hvd.DistributedOptimizer(bare, named_parameters=model.named_parameters(), **options)
 
 
 def loss(model: torch.nn.Module, virtual_rank: int) -> torch.Tensor:
@@ -66,31 +61,6 @@ def test_gradients_are_those_of_the_tree(size: int, op: Any) -> None:
         assert torch.equal(each.grad, total / size if op == hvd.Average else total)
 
 
-@pytest.mark.usefixtures("elastic")
-@pytest.mark.parametrize("clips", [False, True])
-def test_the_optimizer_steps_once_with_what_was_summed(clips: bool) -> None:
-    model, plain = network(), network()
-    bare = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
-    optimizer = wrapped(model)
-    gradients = Gradients("optimizer", optimizer, 2)
-    for _ in range(3):
-        step(gradients, model, 2)
-        for each, totals in zip(plain.parameters(), zip(*leaves(plain, 2), strict=True), strict=True):
-            each.grad = bracketed(list(totals)) / 2
-        if clips:
-            optimizer.synchronize()
-            for some in (model, plain):
-                torch.nn.utils.clip_grad_norm_(some.parameters(), 1e-3)
-            with optimizer.skip_synchronize():
-                optimizer.step()
-        else:
-            optimizer.step()
-        optimizer.zero_grad()
-        bare.step()
-    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
 def test_a_gradient_that_some_virtual_ranks_lack() -> None:
     model = network()
     other = torch.nn.Parameter(torch.ones(3))
@@ -106,21 +76,6 @@ def test_a_gradient_that_some_virtual_ranks_lack() -> None:
     assert other.grad is not None and nowhere.grad is not None
     assert torch.equal(other.grad, torch.full((3,), 1.5))
     assert torch.equal(nowhere.grad, torch.zeros(2))
-
-
-def test_a_step_after_one_that_was_cut_short_is_that_of_an_undisturbed_run() -> None:
-    model, undisturbed = network(), network()
-    gradients = Gradients("optimizer", wrapped(model), 3)
-    gradients.begin()
-    loss(model, 7).backward()  # type: ignore[no-untyped-call]
-    gradients.part_ends(0)
-    loss(model, 7).backward()  # type: ignore[no-untyped-call]
-    gradients.abandon()
-    step(gradients, model, 3)
-    step(Gradients("optimizer", wrapped(undisturbed), 3), undisturbed, 3)
-    for ours, theirs in zip(model.parameters(), undisturbed.parameters(), strict=True):
-        assert ours.grad is not None and theirs.grad is not None
-        assert torch.equal(ours.grad, theirs.grad)
 
 
 def test_a_gradient_in_another_layout_gets_that_of_its_parameter() -> None:
