@@ -72,11 +72,11 @@ class Liveness(Hook):
     def numbers(self, moment: Moment) -> Sequence[int]:
         if moment.kind != "rendezvous":
             return ()
-        return [math.ceil(seconds * 1000) for seconds in heartbeat.longest()]
+        return [math.ceil(heartbeat.longest() * 1000)]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
         if moment.kind == "rendezvous":
-            heartbeat.has_seen(*(table.max(axis=0) / 1000).tolist())
+            heartbeat.has_seen(int(table.max()) / 1000)
         return None
 
 

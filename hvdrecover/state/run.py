@@ -187,7 +187,7 @@ def _loop(train: Callable[[], Result], state: RunnableState, session: Session) -
                 raise cause from None
             reason, steps = _text(cause), 0 if fault == "hosts" else heartbeat.steps()
             if fault == "peers":
-                rollbacks.note(heartbeat.read(), heartbeat.stall_seconds(), session.own.random.number, cause)
+                rollbacks.note(heartbeat.read(), heartbeat.stall_seconds(), cause)
             heartbeat.enter(heartbeat.Phase.RECOVERING)
             if isinstance(cause, RolledBack):
                 session.call("restore", functools.partial(commits.skip, session, cause))

@@ -14,7 +14,7 @@ from hvdrecover import heartbeat
 from hvdrecover.errors import NoProgressError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Page, Phase, Reading
-from hvdrecover.state.rollbacks import LIMIT, Account, Rollbacks, kept_waiting, silence, tally
+from hvdrecover.state.rollbacks import LIMIT, Account, Rollbacks, kept_waiting, tally
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.clock import FakeClock
@@ -60,22 +60,6 @@ def test_a_rank_that_learns_of_the_fault_later_was_busy(late: Account, expected:
     assert kept_waiting([late, fault(age=6500, silent=3100)]) == expected
 
 
-@pytest.mark.parametrize(
-    ("reading", "limit", "silent"),
-    [
-        (Reading(Phase.TRAINING, silent=6.5), 3, 6500),
-        (Reading(Phase.BEGINNING, silent=6.5), 3, 6500),
-        (Reading(Phase.BEGINNING, silent=6.5), 0, 0),
-        (Reading(Phase.BEGINNING, silent=6.5), 7, 0),
-        (Reading(Phase.RECOVERING, silent=6.5), 3, 0),
-        (Reading(Phase.TRAINING, silent=6.5, paused=True), 3, 0),
-        (Reading(Phase.TRAINING, silent=6.5, waiting=True), 3, 0),
-    ],
-)
-def test_a_silence_counts_if_progress_is_expected(reading: Reading, limit: int, silent: int) -> None:
-    assert silence(reading, limit) == silent
-
-
 def test_the_busy_rank_learns_its_gap_and_is_named(page: Page, caplog: pytest.LogCaptureFixture) -> None:
     def body(process: Process) -> Any:
         clock, rank = FakeClock(), process.world.rank()
@@ -83,8 +67,8 @@ def test_the_busy_rank_learns_its_gap_and_is_named(page: Page, caplog: pytest.Lo
         after = (6.5, 3.2)[rank]
         for _ in range(LIMIT + 1):
             clock.advance(after)
-            reading = Reading(Phase.TRAINING, silent=after, steps=1, commit=9)
-            rollbacks.note(reading, 3, 5, HorovodInternalError("no"))
+            reading = Reading(Phase.TRAINING, silent=after, steps=1, commit=9, changed=5)
+            rollbacks.note(reading, 3, HorovodInternalError("no"))
             clock.advance(10.0 - after)
             rollbacks.rejoined()
             try:
@@ -93,7 +77,7 @@ def test_the_busy_rank_learns_its_gap_and_is_named(page: Page, caplog: pytest.Lo
                 return error
 
     errors = on_ranks(2, body)
-    assert heartbeat.longest() == (6.5, 6.5)  # the ranks share a page
+    assert heartbeat.longest() == 6.5  # the ranks share a page
     (warning,) = [message for message in caplog.messages if "paused()" in message]
     assert "rank 0 was busy for 6.5 s" in warning and "wait for 3 s" in warning
     assert len({str(error) for error in errors}) == 1
