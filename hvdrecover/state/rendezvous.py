@@ -34,10 +34,11 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest_numbers
 from hvdrecover.checkpoint.layout import parse
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.errors import RecoveryError, StoppedError
+from hvdrecover.errors import RecoveryError, RendezvousError, StoppedError
 from hvdrecover.state.adapter import World, gather_json
 from hvdrecover.state.commit import among_ranks, load
 from hvdrecover.state.election import Election, Published, elect, revive
+RENDEZVOUS = 10
 from hvdrecover.state.hooks import Agreement, Hook, Moment, Source
 from hvdrecover.state.near import Files
 from hvdrecover.state.session import Session
@@ -67,14 +68,21 @@ class Claimed:
 def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
     """Leave the old ranks after a fault, and rendezvous with the present ones.
 
-    ``steps``: how many steps this rank rolls back.
+    Other ranks may be lost meanwhile, so it is tried `RENDEZVOUS` times. ``steps``: how many steps this rank
+    rolls back.
     """
-    session.context.events.emit("reset", reason=reason, steps=steps)
-    with session.timings.of("reset"):
-        session.context.world.shutdown()
-    session.leaving.hosts_changed.clear()  # the rendezvous covers all changes so far, and none after it
-    with session.timings.of("rendezvous"):
-        session.context.world.init()
+    for attempt in range(1, RENDEZVOUS + 1):
+        session.context.events.emit("reset", reason=reason, steps=steps)
+        with session.timings.of("reset"):
+            session.context.world.shutdown()
+        session.leaving.hosts_changed.clear()  # the rendezvous covers all changes so far, and none after it
+        try:
+            with session.timings.of("rendezvous"):
+                return session.context.world.init()
+        except RendezvousError as error:
+            if attempt == RENDEZVOUS:
+                raise
+            reason, steps = f"{type(error).__name__}: {error}", 0
 
 
 def reset(session: Session) -> None:

@@ -26,7 +26,8 @@ from hvdrecover.errors import (
 from hvdrecover.heartbeat import Page, Phase
 from hvdrecover.state.durable import FINISH_ATTEMPTS
 from hvdrecover.state.leaving import Preempted
-from hvdrecover.state.run import RENDEZVOUS, run
+from hvdrecover.state.rendezvous import RENDEZVOUS
+from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.fakes.root import FakeRoots
