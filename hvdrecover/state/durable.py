@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -94,13 +95,12 @@ class DurableSide(Hook):
             self._context.events.emit("interval", message, **vars(decision), cap=CAP)
         self._commits_since += 1
         seconds = math.inf if self._begun is None else self._clock.monotonic() - self._begun
+        by_time = self._settings.every_seconds if self.pacing is None else self.pacing.seconds
         if ask:
             with suppress(HvdrecoverError):  # the verdict names final errors
                 self._submit(writer, snapshot, math.inf)
-        else:
-            by_time = self._settings.every_seconds if self.pacing is None else self.pacing.seconds
-            if is_due(self._settings.every_commits, by_time, self._commits_since, seconds):
-                self._try_to_submit(writer, snapshot)
+        elif is_due(self._settings.every_commits, by_time, self._commits_since, seconds):
+            self._try_to_submit(writer, snapshot)
         if self.pacing is not None:
             # Also if a short write has begun here and is over already.
             self.pacing.begin(beside=self._commits_since == 0 or not writer.wait_for_cleanup(0.0))
@@ -148,14 +148,16 @@ class DurableSide(Hook):
     # -- recoveries ------------------------------------------------------------------------------------
 
     def claim(self, left: Mapping[str, str]) -> int:
-        """Take the root for this job, on the rank that starts it; return the generation that it may write.
+        """Take the root for a new start of this job, on rank 0; return the generation that it may write.
 
         ``left``: start of a job to the near commit that it has left, with its host, in words.
         """
-        retry = retrying(self._context.clock)
+        context, start, retry = self._context, uuid.uuid4().hex, retrying(self._context.clock)
+        context.place.join(f"{context.config.job}/{start}" if context.config.job else start)
+        self.retire()  # an earlier attempt may have claimed the root as another start
         if (writer := retry(self.writer)) is None:
             return 1
-        again = self._context.config.claimed == self.root
+        again = context.config.claimed == self.root
         if left and not again:
             left = {start: f"{where} ({self.near.folder})" for start, where in left.items()}
             retry(writer.store.claims.check_holds, left)

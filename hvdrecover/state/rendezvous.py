@@ -21,12 +21,8 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import json
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from hvdrecover import error_kinds, heartbeat
 from hvdrecover.checkpoint.arena import Arena, allocate
@@ -38,12 +34,14 @@ from hvdrecover.errors import RecoveryError, RendezvousError, StoppedError
 from hvdrecover.state.adapter import World, gather_json
 from hvdrecover.state.commit import among_ranks, load
 from hvdrecover.state.election import Election, Published, elect, revive
-RENDEZVOUS = 10
 from hvdrecover.state.hooks import Agreement, Hook, Moment, Source
 from hvdrecover.state.near import Files
 from hvdrecover.state.session import Session
 
+RENDEZVOUS = 10
 PIECE = 1 << 26  # bytes in one broadcast
+_HEADER = "hvdrecover.header"
+_FACTS = ("state", "world_size", "versions", "finished")  # of a snapshot, as JSON
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,28 +191,16 @@ def _decide(session: Session, rows: Sequence[tuple[str, str, str]]) -> Claimed:
     """Claim the checkpoint root, and choose between the near commits and the durable one; on rank 0."""
     left = [(CommitId.parse(name), start) for _, name, start in rows]
     starts = {start: f"{name} in the memory of {host}" for host, name, start in rows if name}
-    generation = _claim(session, starts)
+    with session.timings.of("load"):
+        generation = session.durable.claim(starts)
     standing = session.durable.standing()
     chosen = revive(left, standing)
     near, where = "", ""
     if chosen is not None and (found := left[chosen][0]) is not None:
-        near, where = found.name, _newer(found.commit, standing.durable, rows[chosen][0])
+        near, where = found.name, f"in the memory of {rows[chosen][0]}"
+        if standing.durable is not None and (newer := found.commit - standing.durable.commit) > 0:
+            where += f", {_count(newer, 'commit')} newer than the durable one"
     return Claimed(generation, session.context.place.job, chosen, near, where, list(standing.starts))
-
-
-def _claim(session: Session, left: Mapping[str, str]) -> int:
-    """Claim the root for a new start of the job, which has ``left`` near commits; see `DurableSide.claim`."""
-    start, job = uuid.uuid4().hex, session.context.config.job
-    session.context.place.join(f"{job}/{start}" if job else start)
-    session.durable.retire()  # an earlier attempt may have claimed the root as another start
-    with session.timings.of("load"):
-        return session.durable.claim(left)
-
-
-def _newer(commit: int, durable: CommitId | None, host: str) -> str:
-    newer = 0 if durable is None else commit - durable.commit
-    told = f", {_count(newer, 'commit')} newer than the durable one" if newer > 0 else ""
-    return f"in the memory of {host}{told}"
 
 
 # -- the source rank, and the others ---------------------------------------------------------------------
@@ -255,9 +241,9 @@ def _lead(
         elif recalled is not None and claimed is not None and claimed.root is not None:
             agreement = _from_near(session, recalled, claimed)
         else:
-            agreement = _from_root(session, _claim(session, {}) if claimed is None else claimed.generation)
+            agreement = _from_root(session, claimed)
     except Exception as error:
-        _broadcast_json(world, session.root, failure(error))
+        gather_json(world, failure(error), _HEADER)
         raise
     send(world, session.root, agreement)
     return agreement
@@ -285,9 +271,10 @@ def _from_near(session: Session, recalled: Snapshot, claimed: Claimed) -> Agreem
     return Agreement(snapshot, "near", claimed.job, name)
 
 
-def _from_root(session: Session, generation: int) -> Agreement:
+def _from_root(session: Session, claimed: Claimed | None) -> Agreement:
     context, memory = session.context, session.memory
     with session.timings.of("load"):
+        generation = session.durable.claim({}) if claimed is None else claimed.generation
         stored = session.durable.read_newest()
     if stored is None:
         if memory.newest is None:
@@ -373,7 +360,7 @@ def _count(number: int, what: str) -> str:
 
 
 # -- transfer: the source rank sends its commit ------------------------------------------------------------
-# 1. The source rank broadcasts a header: the commit's JSON, the headers of its files, and their digests.
+# 1. The source rank sends a header: the commit's JSON, the headers of its files, and their digests.
 # 2. Ranks that hold the very bytes keep theirs. If all do, nothing more is sent.
 # 3. Else the files are broadcast piece by piece, into memory of the receiver's own: its commit stays whole
 #    until all has come.
@@ -388,17 +375,14 @@ def send(world: World, root: int, agreement: Agreement) -> None:
         "source": agreement.source,
         "job": agreement.job,
         "loaded": agreement.loaded,
-        "state": snapshot.state,
-        "world_size": snapshot.world_size,
-        "versions": snapshot.versions,
-        "finished": snapshot.finished,
+        "facts": {name: getattr(snapshot, name) for name in _FACTS},
         "files": {
             name: [arena.layout.nbytes, base64.b64encode(arena.layout.header).decode()]
             for name, arena in snapshot.arenas.items()
         },
         "digests": held,
     }
-    _broadcast_json(world, root, header)
+    gather_json(world, header, _HEADER)
     _broadcast_files(world, root, snapshot.arenas, lacking=False)
 
 
@@ -423,7 +407,7 @@ def receive(world: World, root: int, held: Mapping[str, Arena], mine: Mapping[st
 
     If the files ``held``, with digests ``mine``, have the same bytes, they are used, and nothing is copied.
     """
-    header = _broadcast_json(world, root, None)
+    header = gather_json(world, None, _HEADER)[root]
     if "error" in header:
         raise stopped(root, header)
     lacking = mine != header["digests"] or not mine
@@ -432,15 +416,8 @@ def receive(world: World, root: int, held: Mapping[str, Arena], mine: Mapping[st
         for name, (size, text) in header["files"].items()
     }
     _broadcast_files(world, root, arenas, lacking=lacking)
-    snapshot = Snapshot(
-        id=CommitId(*header["id"]),
-        arenas=arenas,
-        state=header["state"],
-        world_size=header["world_size"],
-        versions=header["versions"],
-        finished=header["finished"],
-        digests=None if lacking else dict(mine),
-    )
+    known = None if lacking else dict(mine)
+    snapshot = Snapshot(CommitId(*header["id"]), arenas, digests=known, **header["facts"])
     return Agreement(snapshot, header["source"], header["job"], header["loaded"])
 
 
@@ -458,14 +435,3 @@ def _broadcast_files(world: World, root: int, arenas: Mapping[str, Arena], *, la
             scratch = allocate(PIECE) if scratch is None else scratch
             piece = scratch[: len(piece)]
         world.broadcast(piece, root, f"hvdrecover.snapshot.{number}.{len(piece)}")
-
-
-def _broadcast_json(world: World, root: int, value: dict[str, Any] | None) -> dict[str, Any]:
-    text = np.frombuffer(json.dumps(value, default=dict).encode(), dtype=np.uint8).copy()
-    length = np.array([len(text)], dtype=np.int64).view(np.uint8)
-    world.broadcast(length, root, "hvdrecover.header.length")
-    if world.rank() != root:
-        text = allocate(int(length.view(np.int64)[0]))
-    world.broadcast(text, root, "hvdrecover.header")
-    received: dict[str, Any] = json.loads(text.tobytes())
-    return received

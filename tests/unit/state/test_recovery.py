@@ -124,7 +124,7 @@ def receive_or_keep(held: dict[int, Snapshot], sent: Snapshot) -> list[tuple[int
     return on_ranks(3, body)
 
 
-DESCRIPTION = 3  # collectives: length, header, who lacks the bytes
+DESCRIPTION = 2  # collectives: header, who lacks the bytes
 
 
 def test_ranks_that_hold_the_very_bytes_are_sent_no_more_than_a_description() -> None:
