@@ -114,7 +114,6 @@ def agree(session: Session, reached: tuple[int, int] = (0, 0), *, state_unchange
         else:
             agreement = _follow(session, election, recalled, claimed)
     except BaseException:
-        session.durable.near.give_back()
         memory.stay()
         raise
     _adopt(session, agreement)
