@@ -42,11 +42,6 @@ def test_what_gets_no_farther_than_ever_is_counted(places: list[tuple[int, int]]
     assert told == returns
 
 
-def test_one_rank_that_gets_farther_is_progress() -> None:
-    before = {"changes": 5, "steps": 3, "returns": 2}
-    assert tally([fault(5, 3, **before), fault(5, 4, **before)]) == Account(5, 4)
-
-
 @pytest.mark.parametrize(
     ("late", "expected"),
     [
@@ -121,23 +116,3 @@ def always_failing(steps: int, at: int, *, at_the_top: bool = False) -> Callable
 def test_a_collective_that_always_fails_ends_the_job(size: int, at_the_top: bool) -> None:
     results = on_ranks(size, always_failing(10, 5, at_the_top=at_the_top))
     assert results == [[0] + [4] * LIMIT] * size
-
-
-def test_a_job_that_gets_a_little_farther_each_time_is_left_alone() -> None:
-    def body(process: Process) -> int:
-        state, calls = process.state(step=0), []
-
-        @run
-        def train(state: State) -> None:
-            calls.append(state.step)
-            while state.step < 10:
-                state.step += 1
-                process.world.allgather([1], "step")
-                state.commit()
-                if len(calls) < 3 * LIMIT and state.step >= len(calls):
-                    raise HorovodInternalError("the network is not well")
-
-        train(state)
-        return len(calls)
-
-    assert on_ranks(2, body) == [3 * LIMIT] * 2

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.unit.state.jobs import Process, in_drill, on_ranks
@@ -38,22 +33,6 @@ def told(folder: Path, what: str = "") -> list[dict[str, Any]]:
     (path,) = (folder / "witness").glob("*.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [line for line in lines if what in ("", line["what"])]
-
-
-def test_an_agreement_is_told_with_its_commit(process: Process, folder: Path) -> None:
-    drilled(process, folder)
-    (line,) = told(folder)
-    assert (line["what"], line["source"]) == ("agreed", "initial")
-    assert (line["rank"], line["size"], line["generation"], line["commit"]) == (0, 1, 1, 0)
-
-
-def test_the_initial_state_is_kept_so_that_another_run_can_begin_with_it(
-    process: Process, folder: Path
-) -> None:
-    drilled(process, folder, model=FakeModel(weight=[7.0]), batch=3)
-    snapshot = read_commit(LocalStorage(folder / "initial"), CommitId(1, 0))
-    assert snapshot.state["attributes"]["batch"] == 3
-    assert snapshot.arenas["model"].bytes_of("weight").view("float64").tolist() == [7.0]
 
 
 @pytest.mark.parametrize("checkpoint", [None, "fake://own", Checkpoint("fake://own", keep=7)])
@@ -113,34 +92,3 @@ def test_steps_are_counted_from_a_commit_and_batches_tell_their_samples(
     assert [line["number"] for line in told(folder, "step")] == [1, 2, 1]
     batches = [(line["epoch"], line["at"], line["samples"]) for line in told(folder, "batch")]
     assert batches == [(0, 0, [0, 1, 2]), (0, 3, [3, 4, 5]), (0, 6, [6, 7])]
-
-
-def test_without_a_drill_there_is_no_witness(process: Process, tmp_path: Path) -> None:
-    state = process.state(model=FakeModel(weight=[0.0]))
-    state.sync()
-    assert "steps" not in process.framework.reports
-
-
-@pytest.mark.parametrize(
-    ("order", "error"), [("out-of-memory", "MemoryError"), ("script-error", "RuntimeError")]
-)
-def test_a_process_fails_once_as_it_is_asked_to(order: str, error: str, folder: Path) -> None:
-    script = """
-import sys
-from pathlib import Path
-from hvdrecover.drill import witness
-folder = Path(sys.argv[1])
-(folder / "orders").mkdir(parents=True)
-(folder / "orders" / "0").write_text(sys.argv[2])
-class World:
-    rank = staticmethod(lambda: 0)
-told = witness.Witness.__new__(witness.Witness)
-told._folder, told._world = folder, World
-try:
-    told._follow_order()
-finally:
-    assert not (folder / "orders" / "0").exists()
-"""
-    command = [sys.executable, "-c", script, str(folder), order]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1 and error in done.stderr
