@@ -7,6 +7,7 @@ import math
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from hvdrecover import error_kinds, heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
@@ -26,7 +27,6 @@ from hvdrecover.errors import (
 )
 from hvdrecover.redaction import redact
 from hvdrecover.state import liveness
-from hvdrecover.state.election import Standing
 from hvdrecover.state.hooks import Context, Hook, Moment, Table
 from hvdrecover.state.interval import CAP, Pacing
 from hvdrecover.state.memory import Memory
@@ -47,6 +47,20 @@ def is_due(
     by_count = every_commits is not None and commits_since >= every_commits
     by_time = every_seconds is not None and seconds_since >= every_seconds
     return by_count or by_time
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The answer of a checkpoint root to a job that has just claimed it.
+
+    Attributes:
+        starts: start to the generation of its claim; only starts that no other job has replaced.
+        since: the generation of the claim of the start that made the durable commit.
+    """
+
+    starts: Mapping[str, int]
+    durable: CommitId | None
+    since: int
 
 
 class DurableSide(Hook):

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hvdrecover import error_kinds, heartbeat
@@ -33,8 +33,8 @@ from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import RecoveryError, RendezvousError, StoppedError
 from hvdrecover.state.adapter import World, gather_json
 from hvdrecover.state.commit import among_ranks, load
-from hvdrecover.state.election import Election, Published, elect, revive
-from hvdrecover.state.hooks import Agreement, Hook, Moment, Source
+from hvdrecover.state.durable import Standing
+from hvdrecover.state.hooks import Agreement, Election, Hook, Moment, Source
 from hvdrecover.state.near import Files
 from hvdrecover.state.session import Session
 
@@ -158,6 +158,57 @@ def _elect(session: Session, recalled: Snapshot | None) -> Election:
     if verdict is not None:
         raise verdict
     return election
+
+
+# -- decisions: pure functions -----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """The newest commit that one rank holds, or its host (``is_near``), and its start's number."""
+
+    commit: CommitId
+    is_near: bool = False
+    start: int = 0
+
+
+def elect(
+    published: Sequence[Published], prefer: Callable[[Sequence[int]], Sequence[int]] = lambda holders: holders
+) -> Election:
+    """Elect the lowest of the preferred ranks among those that hold the newest commit.
+
+    While any rank has a memory, near commits of the same start of the job count as much; a rank that holds
+    the commit in its memory goes before one that does not.
+    """
+    live = [each for each in published if each.commit.generation and not each.is_near]
+    if not live:
+        return Election(0, None, revives=any(each.commit.generation for each in published))
+    start = live[0].start
+    counting = {
+        rank: each.commit for rank, each in enumerate(published) if not each.is_near or each.start == start
+    }
+    newest = max(counting.values())
+    all_holders = tuple(rank for rank, commit in counting.items() if commit == newest)
+    holders = tuple(rank for rank in all_holders if not published[rank].is_near) or all_holders
+    return Election(min(prefer(holders)), newest, holders)
+
+
+def revive(left: Sequence[tuple[CommitId | None, str]], standing: Standing) -> int | None:
+    """Return the rank whose host has the commit to resume from; None if that is the durable one.
+
+    ``left``: by rank, the commit that an earlier process has left on its host, and the start that made it.
+
+    Generations are counted by each start of a job on its own once it trains, so commits are compared by the
+    generation of their start's claim, and only then by their own.
+    """
+    floor = (standing.since, standing.durable or CommitId(0, 0))
+    ranked = [
+        ((standing.starts[start], commit), -rank)
+        for rank, (commit, start) in enumerate(left)
+        if commit is not None and start in standing.starts
+    ]
+    best = max(ranked, default=None)
+    return -best[1] if best is not None and best[0] >= floor else None
 
 
 # -- a job that starts again on hosts that still have commits of its earlier start -------------------------

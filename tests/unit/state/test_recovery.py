@@ -16,9 +16,10 @@ from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.heartbeat import Page
 from hvdrecover.state import rendezvous
-from hvdrecover.state.election import Election, Published, Standing, elect, revive
-from hvdrecover.state.hooks import Agreement, Hooks, Moment
+from hvdrecover.state.durable import Standing
+from hvdrecover.state.hooks import Agreement, Election, Hooks, Moment
 from hvdrecover.state.liveness import Liveness
+from hvdrecover.state.rendezvous import Published, elect, revive
 from tests.fakes.world import FakeJob, FakeWorld, Fault, current_world
 
 
