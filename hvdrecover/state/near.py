@@ -37,7 +37,6 @@ class NearSide:
         self._keeper: Keeper | None = None
         self._recalled: Snapshot | None = None
         self._said: str | None = ""  # why the tier is off, None if it is on; empty at first
-        self._is_first = False  # whether this is rank 0; as of the last rendezvous, for the tier's thread
         self._awaits_lock = False
 
     def recall(self, newer_than: CommitId) -> Snapshot | None:
@@ -49,7 +48,6 @@ class NearSide:
         if self.folder is None:
             return None
         suspects, self._recalled = self._context.config.suspects, None
-        self._is_first = self._context.world.rank() == 0
         if self._tier is not None:  # an interrupted copy has cost this process its newest commit
             return self._tier.newest()
         self._recalled = self._read(lambda each: each > newer_than and not each.is_within(suspects))
@@ -73,7 +71,6 @@ class NearSide:
     def agreed(self) -> None:
         """The ranks have agreed on a commit: from now on, this process may keep the host's near tier."""
         if self.folder is not None and self._keeps:
-            self._is_first = self._context.world.rank() == 0
             self._begin(self.folder)
             self.offer()
         self._recalled = None
@@ -178,4 +175,6 @@ class NearSide:
                 f"{self.folder}, which has memory for {near_root.BUFFERS} of them at most"
             )
         facts = {"on": refusal is None, "reason": refusal or "", "bytes": nbytes, "path": str(self.folder)}
-        self._context.events.emit("near", message if self._is_first else None, level=level, **facts)
+        # Called on the tier's thread, too, perhaps between two rendezvous: `World.rank` would fail there.
+        shown = message if self._context.events.rank == 0 else None
+        self._context.events.emit("near", shown, level=level, **facts)
