@@ -31,7 +31,7 @@ from hvdrecover.events import show_on_terminal
 from hvdrecover.guard.numbers import RolledBack
 from hvdrecover.state import commit as commits
 from hvdrecover.state import leaving, startup
-from hvdrecover.state.hooks import Context, Hook
+from hvdrecover.state.hooks import Hook
 from hvdrecover.state.horovod import Fault, fault_of, mistake_of, notifications
 from hvdrecover.state.rendezvous import agree, rendezvous
 from hvdrecover.state.rollbacks import Rollbacks
@@ -168,8 +168,7 @@ def _loop(train: Callable[[], Result], state: Any, session: Session) -> Result |
             logger.warning("%s; this process leaves", error)
             raise leaving.Preempted() from None
         except (Exception, SystemExit) as raised:
-            cause = _cause_of(session, raised)
-            fault = _fault(cause, context)
+            cause, fault = _judge(session, raised)
             if fault is None:
                 session.durable.settle()
                 if cause is raised:
@@ -202,10 +201,13 @@ def _end(session: Session) -> None:
     heartbeat.enter(heartbeat.Phase.FINISHED)
 
 
-def _cause_of(session: Session, error: BaseException) -> BaseException:
-    """Return the error that ended the training function, before a framework or Horovod changed it."""
+def _judge(session: Session, error: BaseException) -> tuple[BaseException, Fault | None]:
+    """Return an error as it was before a framework or Horovod changed it, and the fault that it means."""
     error = session.context.framework.original(error) or error
-    return mistake_of(error) or error
+    error = mistake_of(error) or error
+    if isinstance(error, RolledBack):
+        return error, "numbers"
+    return error, fault_of(error, session.context.world) if session.context.config.elastic else None
 
 
 def _refuse_others(state: Any) -> None:
@@ -239,9 +241,3 @@ def _begin(state: Any, session: Session, *, in_run: bool) -> None:
     if (lack := state._not_durable()) is not None and session.context.world.rank() == 0:
         logger.warning("%s", lack)
     session.memory.mark(finished=False)  # an earlier function of this process may have finished the state
-
-
-def _fault(cause: BaseException, context: Context) -> Fault | None:
-    if isinstance(cause, RolledBack):
-        return "numbers"
-    return fault_of(cause, context.world) if context.config.elastic else None
