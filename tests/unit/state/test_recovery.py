@@ -41,36 +41,30 @@ def snapshot_of(*weights: float) -> Snapshot:
 NONE, C3, C4 = CommitId(0, 0), CommitId(2, 3), CommitId(2, 4)
 
 
-@pytest.mark.parametrize(
-    ("published", "expected"),
-    [
-        ([NONE], Election(0, None)),
-        ([NONE, NONE, NONE], Election(0, None)),
-        ([CommitId(0, 7), NONE], Election(0, None)),
-        ([NONE, CommitId(1, 0)], Election(1, CommitId(1, 0), (1,))),
-        ([CommitId(1, 4), CommitId(1, 5), CommitId(1, 4)], Election(1, CommitId(1, 5), (1,))),
-        ([CommitId(1, 5), CommitId(1, 5)], Election(0, CommitId(1, 5), (0, 1))),
-        ([CommitId(1, 900), CommitId(2, 3), NONE], Election(1, CommitId(2, 3), (1,))),
-    ],
-)
-def test_the_newest_commit_wins_whoever_holds_it(published: list[CommitId], expected: Election) -> None:
-    assert elect([Published(commit, start=7) for commit in published]) == expected
+def in_memory(*commits: CommitId) -> list[Published]:
+    return [Published(commit, start=7) for commit in commits]
 
 
 @pytest.mark.parametrize(
     ("published", "expected"),
     [
+        (in_memory(NONE, NONE, NONE), Election(0, None)),
+        (in_memory(CommitId(0, 7), NONE), Election(0, None)),
+        (in_memory(NONE, CommitId(1, 0)), Election(1, CommitId(1, 0), (1,))),
+        (in_memory(CommitId(1, 4), CommitId(1, 5), CommitId(1, 4)), Election(1, CommitId(1, 5), (1,))),
+        (in_memory(C3, C3), Election(0, C3, (0, 1))),
+        (in_memory(CommitId(1, 900), C3, NONE), Election(1, C3, (1,))),
         # As long as any rank has a memory, near commits of its start count as much.
-        ([Published(C3, start=7), Published(C3, True, 7)], Election(0, C3, (0,))),
-        ([Published(C3, True, 7), Published(C3, start=7)], Election(1, C3, (1,))),
-        ([Published(C3, start=7), Published(C4, True, 7)], Election(1, C4, (1,))),
-        ([Published(C3, start=7), Published(C4, True, 8)], Election(0, C3, (0,))),
-        ([Published(NONE), Published(C3, start=7), Published(C3, True, 7)], Election(1, C3, (1,))),
+        ([*in_memory(C3), Published(C3, True, 7)], Election(0, C3, (0,))),
+        ([Published(C3, True, 7), *in_memory(C3)], Election(1, C3, (1,))),
+        ([*in_memory(C3), Published(C4, True, 7)], Election(1, C4, (1,))),
+        ([*in_memory(C3), Published(C4, True, 8)], Election(0, C3, (0,))),
+        ([Published(NONE), *in_memory(C3), Published(C3, True, 7)], Election(1, C3, (1,))),
         # Where none has, the checkpoint root decides.
         ([Published(NONE), Published(C3, True, 7)], Election(0, None, revives=True)),
     ],
 )
-def test_near_commits_are_elected_as_memories_are(published: list[Published], expected: Election) -> None:
+def test_the_newest_commit_wins_whoever_holds_it(published: list[Published], expected: Election) -> None:
     assert elect(published) == expected
 
 

@@ -76,19 +76,3 @@ def test_each_rank_tells_what_it_holds_and_which_tensors_it_has_of_its_own(folde
     assert first["tensors"]["model"]["local"] != second["tensors"]["model"]["local"]
     assert first["buffers"] == second["buffers"] == {"model": ["local"]}
     assert "samplers" in first and "samplers" not in second
-
-
-def test_steps_are_counted_from_a_commit_and_batches_tell_their_samples(
-    process: Process, folder: Path
-) -> None:
-    sampler = FakeSampler(8, shuffle=False)
-    state = drilled(process, folder, sampler=sampler)
-    for _ in range(2):
-        process.framework.reports["steps"].step_begins()
-        sampler.order.record(3)
-    state.commit()
-    process.framework.reports["steps"].step_begins()
-    sampler.order.record(3)
-    assert [line["number"] for line in told(folder, "step")] == [1, 2, 1]
-    batches = [(line["epoch"], line["at"], line["samples"]) for line in told(folder, "batch")]
-    assert batches == [(0, 0, [0, 1, 2]), (0, 3, [3, 4, 5]), (0, 6, [6, 7])]
