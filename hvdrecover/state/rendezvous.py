@@ -90,12 +90,10 @@ def reset(session: Session) -> None:
         callback()
 
 
-def agree(session: Session, reached: tuple[int, int] = (0, 0), *, state_unchanged: bool = False) -> Source:
+def agree(session: Session, *, state_unchanged: bool = False) -> Source:
     """Bring all ranks to one commit; return where it came from.
 
-    Args:
-        reached: how far the job had come before, for the line that says what is repeated.
-        state_unchanged: whether the attributes still equal the commit in memory.
+    ``state_unchanged``: whether the attributes still equal the commit in memory.
     """
     context, memory, clock = session.context, session.memory, session.context.clock
     started = clock.monotonic()
@@ -119,7 +117,7 @@ def agree(session: Session, reached: tuple[int, int] = (0, 0), *, state_unchange
     _adopt(session, agreement)
     seconds = clock.monotonic() - started
     near = "" if claimed is None else claimed.where
-    line = report(agreement, context.world.size(), session.durable.root, seconds, reached, near)
+    line = report(agreement, context.world.size(), session.durable.root, seconds, near)
     facts = {"source": agreement.source, **vars(agreement.snapshot.id), "size": context.world.size()}
     context.announce("sync", line, **facts, seconds=seconds)
     session.timings.parts["sync"] += seconds - session.timings.parts["load"]
@@ -373,21 +371,8 @@ def _adopt(session: Session, agreement: Agreement) -> None:
     memory.resume(snapshot, load=agreement.source != "initial")
 
 
-def report(
-    agreement: Agreement,
-    size: int,
-    root: str,
-    seconds: float,
-    reached: tuple[int, int] = (0, 0),
-    near: str = "",
-) -> str:
-    """Return the line that names the commit, and the work that is repeated.
-
-    Args:
-        reached: how far the job is known to have come: commits at which the state had changed, and steps
-            since.
-        near: where a near commit was.
-    """
+def report(agreement: Agreement, size: int, root: str, seconds: float, near: str = "") -> str:
+    """Return the line that names the commit; ``near`` is where a near commit was."""
     commit, before = agreement.snapshot.id.commit, agreement.snapshot.world_size
     ranks = _count(size, "rank")
     change = f"it was {before}" if before != size else "as before"
@@ -398,10 +383,6 @@ def report(
         "near": f"resumed from commit {commit} {near}, on {ranks} ({change})",
         "memory": f"resuming from commit {commit} in memory on {ranks}",
     }[agreement.source]
-    commits, steps = reached[0] - agreement.snapshot.state["random"]["stream"], reached[1]
-    if commits > 0 or (commits == 0 and steps):
-        counted = [_count(number, what) for number, what in ((commits, "commit"), (steps, "step")) if number]
-        line += f"; {' and '.join(counted)} {'are' if commits + steps > 1 else 'is'} repeated"
     return f"{line}; {seconds:.2f} s"
 
 

@@ -98,10 +98,6 @@ class Rollbacks:
         self._warned: set[str] = set()
         self._learnt = False
 
-    @property
-    def farthest(self) -> tuple[int, int]:
-        return max(self._account.changes, 0), self._account.steps
-
     def note(self, reading: Reading, limit: int, error: BaseException) -> None:
         """Note a fault: ranks seem to be lost. Ranks wait ``limit`` seconds for a silent one; 0: no limit."""
         mine = self._account

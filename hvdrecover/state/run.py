@@ -106,7 +106,7 @@ def resume(state: Any) -> None:
     signals = ExitStack()
     signals.enter_context(leaving.signals(context.config.stop_signals, reports=context.world.rank() == 0))
     session.end_signals = signals.close
-    if _agree(session, (0, 0)):
+    if _agree(session):
         commits.say_finished(session)
     atexit.register(_settle, session)
 
@@ -150,7 +150,7 @@ def _loop(train: Callable[[], Result], state: Any, session: Session) -> Result |
                         memory.take_digests()  # meanwhile other ranks may have to start
             if context.config.elastic:
                 rollbacks.compare()
-            finished = _agree(session, rollbacks.farthest, unchanged=back and not state._has_hooks())
+            finished = _agree(session, unchanged=back and not state._has_hooks())
             rollbacks.agreed()
             if finished:
                 commits.say_finished(session)
@@ -187,9 +187,9 @@ def _loop(train: Callable[[], Result], state: Any, session: Session) -> Result |
             del cause
 
 
-def _agree(session: Session, reached: tuple[int, int], *, unchanged: bool = False) -> bool:
+def _agree(session: Session, *, unchanged: bool = False) -> bool:
     """Bring all ranks to one commit; return whether an earlier start of the job has finished the run."""
-    source = agree(session, reached, state_unchanged=unchanged)
+    source = agree(session, state_unchanged=unchanged)
     session.call("sync", lambda: None)  # a subclass's own: after ours, when all have one state
     # The mark ends a start, not a process: a second function resumes from the first one's result.
     return session.memory.finished and source == "durable"

@@ -138,3 +138,17 @@ def test_not_strict_loads_what_fits_and_lists_the_rest(caplog: pytest.LogCapture
         "optimizer",
         "sampler",
     ]
+
+
+def test_a_password_in_the_url_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "hvdrecover")
+
+    def body(process: Process) -> None:
+        state = process.state("sftp://me:secret@host/run", step=0)
+        state.sync()
+        state.finish()
+        process.state("sftp://me:secret@host/run", step=0).sync()
+
+    on_ranks(1, body)
+    assert any("sftp://host/run" in message for message in caplog.messages)
+    assert not any("secret" in message for message in caplog.messages)
