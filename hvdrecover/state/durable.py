@@ -177,10 +177,14 @@ class DurableSide(Hook):
             retry(writer.store.claims.check_holds, left)
         return retry(writer.store.claim_next, again=again)
 
-    def read_newest(self) -> Snapshot | None:
-        """Read the newest durable commit of the root that was claimed; None if there is none."""
-        writer = self.writer()
-        return None if writer is None else load_newest(writer.store, self._context.config.suspects)
+    def read_newest(self, generation: int) -> Snapshot | None:
+        """Read the newest durable commit of the root, of which this generation was claimed; None if none."""
+        if (writer := self.writer()) is None:
+            return None
+        found = load_newest(writer.store, self._context.config.suspects)
+        if found is None:  # a root that was unmounted after the claim must not look new
+            writer.store.claims.check(generation)
+        return found
 
     def standing(self) -> Standing:
         """Return the facts about the claimed root that decide between near and durable commits."""

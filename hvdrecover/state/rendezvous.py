@@ -323,7 +323,7 @@ def _from_root(session: Session, claimed: Claimed | None) -> Agreement:
     context, memory = session.context, session.memory
     with session.timings.of("load"):
         generation = session.durable.claim({}) if claimed is None else claimed.generation
-        stored = session.durable.read_newest()
+        stored = session.durable.read_newest(generation)
     if stored is None:
         if memory.newest is None:
             raise RecoveryError(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
 
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.errors import MismatchError, NoUsableCommitError, RecoveryError
+from hvdrecover.errors import MismatchError, NoUsableCommitError, RecoveryError, StorageError
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.root import FakeRoots
@@ -82,6 +82,24 @@ def test_a_rank_0_that_can_not_load_tells_the_others_and_nobody_hangs(roots: Fak
     assert isinstance(errors[0], NoUsableCommitError)
     assert all(isinstance(error, RecoveryError) for error in errors[1:])
     assert "NoUsableCommitError" in str(errors[1])
+
+
+def test_a_root_that_is_unmounted_after_the_claim_does_not_look_new(
+    process: Process, roots: FakeRoots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_commits(1)
+    state = made(process, URL)
+    durable = state._session.durable
+    claim = durable.claim
+
+    def claim_and_unmount(left: Mapping[str, str]) -> int:
+        generation = claim(left)
+        roots[URL].files.clear()
+        return generation
+
+    monkeypatch.setattr(durable, "claim", claim_and_unmount)
+    with pytest.raises(StorageError, match="emptied or unmounted"):
+        state.sync()
 
 
 def test_a_commit_that_does_not_fit_names_what_differs_and_is_not_loaded() -> None:
