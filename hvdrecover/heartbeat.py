@@ -50,8 +50,7 @@ class Reading:
 
     phase: Phase
     silent: float = 0.0  # seconds since the last progress
-    longest: float = 0.0  # the longest time without progress in training, in seconds, of any rank
-    longest_beginning: float = 0.0  # the same for beginnings that are over; 0 if none is
+    longest: float = 0.0  # the longest time without progress, in seconds, of any rank; 0 if none is over
     paused: bool = False  # whether the process is inside `paused`
     waiting: bool = False  # it has left `paused`, without progress since: other ranks may still be inside
     commits: int = 0  # commits of this process
@@ -72,7 +71,7 @@ class Reading:
 
 
 # The numbers that mean the same in a page and in a reading.
-_ALIKE = ("longest", "longest_beginning", "commits", "generation", "commit", "diverged", "changed", "agreed")
+_ALIKE = ("longest", "commits", "generation", "commit", "diverged", "changed", "agreed")
 
 
 class Page(ctypes.Structure):
@@ -80,7 +79,6 @@ class Page(ctypes.Structure):
 
     stamp: float  # time of the last progress, by the monotonic clock, which all processes of a host share
     longest: float
-    longest_beginning: float
     phase: int
     pauses: int
     paused: int  # 1 if there was a pause since the last progress
@@ -130,10 +128,9 @@ class Page(ctypes.Structure):
         """Ask the process to stop at its next commit."""
         self.stop = max(stop, self.stop)
 
-    def has_seen(self, longest: float, longest_beginning: float) -> None:
-        """Note times without progress that another process has seen, as in `Reading`."""
-        self.longest = max(longest, self.longest)
-        self.longest_beginning = max(longest_beginning, self.longest_beginning)
+    def has_seen(self, seconds: float) -> None:
+        """Note a time without progress, perhaps of another process; see `Reading.longest`."""
+        self.longest = max(seconds, self.longest)
 
     def allow_stalls(self, training: int, beginning: int) -> None:
         """Say how long ranks may wait for one that says nothing, in these phases; 0 for ever."""
@@ -189,8 +186,8 @@ def _progressed() -> None:
     elif page.pauses:
         return
     elif page.phase in (Phase.TRAINING, Phase.PLAIN):
-        page.longest = max(gap, page.longest)
-    elif page.phase == Phase.BEGINNING:
+        page.has_seen(gap)
+    elif page.phase == Phase.BEGINNING:  # `committed` notes it
         _beginning = max(gap, _beginning)
 
 
@@ -210,7 +207,7 @@ def committed(generation: int, commit: int, changed: int) -> None:
     stand_at(generation, commit, changed)
     _page.commits += 1
     if _page.phase == Phase.BEGINNING:
-        _page.has_seen(0.0, _beginning)
+        _page.has_seen(_beginning)
     if _page.phase in (Phase.STARTING, Phase.BEGINNING):
         _page.phase = Phase.TRAINING
     if _at_commit:
@@ -272,13 +269,13 @@ def take_rank(rank: int) -> None:
     _page.rank = rank
 
 
-def longest() -> tuple[float, float]:
-    """The longest times without progress in training and in beginnings, in seconds, of any rank."""
-    return _page.longest, _page.longest_beginning
+def longest() -> float:
+    """The longest time without progress, in seconds, of any rank."""
+    return _page.longest
 
 
-def has_seen(longest: float, longest_beginning: float) -> None:
-    _page.has_seen(longest, longest_beginning)
+def has_seen(seconds: float) -> None:
+    _page.has_seen(seconds)
 
 
 def read() -> Reading:
@@ -286,7 +283,7 @@ def read() -> Reading:
 
 
 def await_guardian() -> None:
-    """Wait until the guardian has set the stalls by the present longest times, which it does all the time."""
+    """Wait until the guardian has set the stalls by the present longest time, which it does all the time."""
     enough = _page.looks + 2  # it may be in the middle of a look
     deadline = time.monotonic() + _PATIENCE
     while watched() and _page.looks < enough and time.monotonic() < deadline:

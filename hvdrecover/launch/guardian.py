@@ -179,7 +179,7 @@ class Guardian:
         self._divergences = 0
         woken = self._readiness.wake(self._record.handed_down)
         self._training = woken or self._start(rejoins=True)
-        self._training.page.has_seen(before.longest, before.longest_beginning)
+        self._training.page.has_seen(before.longest)
         self._ticked, self._state = self._clock.monotonic(), SlotState.WATCHING
         attempt = self._record.deaths + self._record.rounds
         self._reports.events.emit("restart", scope="slot", warm=woken is not None, attempt=attempt)

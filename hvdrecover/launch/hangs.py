@@ -33,8 +33,8 @@ def limit(reading: Reading, config: Config, *, joins: bool = True) -> float:
             return longest if reading.steps else math.inf
         case Phase.TRAINING | Phase.LEFT | Phase.REMOVED if not reading.waiting:
             return training_limit(reading.longest, config)
-        case Phase.BEGINNING if reading.longest_beginning and not reading.waiting:
-            return beginning_limit(reading, config)
+        case Phase.BEGINNING if reading.longest and not reading.waiting:
+            return beginning_limit(reading.longest, config)
     return max(config.startup_timeout, config.hang_timeout or 0.0)
 
 
@@ -42,19 +42,18 @@ def training_limit(longest: float, config: Config) -> float:
     return config.hang_timeout if config.hang_timeout is not None else max(_FLOOR, FACTOR * longest)
 
 
-def beginning_limit(reading: Reading, config: Config) -> float:
+def beginning_limit(longest: float, config: Config) -> float:
     """Return how many seconds may pass from an agreement to the next commit.
 
-    Compiling again takes about as long as it took in earlier beginnings.
+    Functions may be compiled again there, whatever the hang timeout; that takes as long as at the first time.
     """
-    return max(training_limit(reading.longest, config), FACTOR * reading.longest_beginning)
+    return max(training_limit(longest, config), FACTOR * longest)
 
 
 def stalls(reading: Reading, config: Config) -> tuple[int, int]:
     """Return the seconds that ranks wait for a silent one, in training and in a beginning; 0: no limit."""
     training = stall_seconds(training_limit(reading.longest, config))
-    known = reading.longest_beginning > 0
-    return training, stall_seconds(beginning_limit(reading, config)) if known else 0
+    return training, stall_seconds(beginning_limit(reading.longest, config)) if reading.longest else 0
 
 
 def stall_seconds(timeout: float) -> int:

@@ -198,7 +198,8 @@ class World(Protocol):
 
 def gather_json(world: World, value: Any, name: str) -> list[Any]:
     """Return the JSON values of all ranks, by rank; all ranks call this."""
-    return [json.loads(bytes(text)) for text in world.gather(json.dumps(value).encode(), name)]
+    mine = json.dumps(value, default=dict).encode()  # a commit's state has mappings of other types
+    return [json.loads(bytes(text)) for text in world.gather(mine, name)]
 
 
 def fit_tensors(

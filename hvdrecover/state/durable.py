@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from hvdrecover import error_kinds, heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
@@ -25,7 +27,6 @@ from hvdrecover.errors import (
 )
 from hvdrecover.redaction import redact
 from hvdrecover.state import liveness
-from hvdrecover.state.election import Standing
 from hvdrecover.state.hooks import Context, Hook, Moment, Table
 from hvdrecover.state.interval import CAP, Pacing
 from hvdrecover.state.memory import Memory
@@ -46,6 +47,20 @@ def is_due(
     by_count = every_commits is not None and commits_since >= every_commits
     by_time = every_seconds is not None and seconds_since >= every_seconds
     return by_count or by_time
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The answer of a checkpoint root to a job that has just claimed it.
+
+    Attributes:
+        starts: start to the generation of its claim; only starts that no other job has replaced.
+        since: the generation of the claim of the start that made the durable commit.
+    """
+
+    starts: Mapping[str, int]
+    durable: CommitId | None
+    since: int
 
 
 class DurableSide(Hook):
@@ -96,13 +111,12 @@ class DurableSide(Hook):
             self._context.events.emit("interval", message, **vars(decision), cap=CAP)
         self._commits_since += 1
         seconds = math.inf if self._begun is None else self._clock.monotonic() - self._begun
+        by_time = self._settings.every_seconds if self.pacing is None else self.pacing.seconds
         if ask:
             with suppress(HvdrecoverError):  # the verdict names final errors
                 self._submit(writer, snapshot, math.inf)
-        else:
-            by_time = self._settings.every_seconds if self.pacing is None else self.pacing.seconds
-            if is_due(self._settings.every_commits, by_time, self._commits_since, seconds):
-                self._try_to_submit(writer, snapshot)
+        elif is_due(self._settings.every_commits, by_time, self._commits_since, seconds):
+            self._try_to_submit(writer, snapshot)
         if self.pacing is not None:
             # Also if a short write has begun here and is over already.
             self.pacing.begin(beside=self._commits_since == 0 or not writer.wait_for_cleanup(0.0))
@@ -150,23 +164,29 @@ class DurableSide(Hook):
     # -- recoveries ------------------------------------------------------------------------------------
 
     def claim(self, left: Mapping[str, str]) -> int:
-        """Take the root for this job, on the rank that starts it; return the generation that it may write.
+        """Take the root for a new start of this job, on rank 0; return the generation that it may write.
 
         ``left``: start of a job to the near commit that it has left, with its host, in words.
         """
-        retry = retrying(self._context.clock)
+        context, start, retry = self._context, uuid.uuid4().hex, retrying(self._context.clock)
+        context.place.join(f"{context.config.job}/{start}" if context.config.job else start)
+        self.retire()  # an earlier attempt may have claimed the root as another start
         if (writer := retry(self.writer)) is None:
             return 1
-        again = self._context.config.claimed == self.root
+        again = context.config.claimed == self.root
         if left and not again:
             left = {start: f"{where} ({self.near.folder})" for start, where in left.items()}
             retry(writer.store.claims.check_holds, left)
         return retry(writer.store.claim_next, again=again)
 
-    def read_newest(self) -> Snapshot | None:
-        """Read the newest durable commit of the root that was claimed; None if there is none."""
-        writer = self.writer()
-        return None if writer is None else load_newest(writer.store, self._context.config.suspects)
+    def read_newest(self, generation: int) -> Snapshot | None:
+        """Read the newest durable commit of the root, of which this generation was claimed; None if none."""
+        if (writer := self.writer()) is None:
+            return None
+        found = load_newest(writer.store, self._context.config.suspects)
+        if found is None:  # a root that was unmounted after the claim must not look new
+            writer.store.claims.check(generation)
+        return found
 
     def standing(self) -> Standing:
         """Return the facts about the claimed root that decide between near and durable commits."""

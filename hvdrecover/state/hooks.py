@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
+from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.clock import Clock
@@ -24,7 +25,6 @@ from hvdrecover.errors import HvdrecoverError
 from hvdrecover.events import Events
 from hvdrecover.state.adapter import Framework, World
 from hvdrecover.state.contents import Contents
-from hvdrecover.state.election import Election
 from hvdrecover.state.memory import Memory
 from hvdrecover.state.rank_local import Place, Ranks
 
@@ -68,6 +68,22 @@ class Agreement:
 
 
 Occasion = Literal["commit", "check", "rendezvous"]
+
+
+@dataclass(frozen=True)
+class Election:
+    """The outcome of an election of the source rank; see `hvdrecover.state.rendezvous.elect`.
+
+    Attributes:
+        holders: the ranks that hold the newest commit, in their memory if any does.
+        revives: whether all processes have just started, and some of their hosts have commits of an earlier
+            start. Then `newest` is None until the checkpoint root has been asked which of them count.
+    """
+
+    root: int
+    newest: CommitId | None
+    holders: tuple[int, ...] = ()
+    revives: bool = False
 
 
 @dataclass(frozen=True)

@@ -72,10 +72,10 @@ class Liveness(Hook):
         follow(self._world)
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        return [math.ceil(seconds * 1000) for seconds in heartbeat.longest()]
+        return [math.ceil(heartbeat.longest() * 1000)]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        heartbeat.has_seen(*(table.max(axis=0) / 1000).tolist())
+        heartbeat.has_seen(int(table.max()) / 1000)
         return None
 
 

@@ -28,12 +28,15 @@ class NearSide:
     def __init__(self, settings: Checkpoint | None, context: Context, memory: Memory) -> None:
         self._context = context
         self._memory = memory
-        self._url = near_root.named(settings.url) if settings is not None else ""
-        self.folder = _folder(settings, context, self._url)
+        self.folder: Path | None = None
+        if settings is not None and settings.near is not None:
+            near = context.config.near if settings.near == "auto" else settings.near
+            if near != "off" and (near != "auto" or context.config.supervisor is not None):
+                self._url = near_root.named(settings.url)
+                self.folder = near_root.folder(near, self._url)
         self._keeper: Keeper | None = None
         self._recalled: Snapshot | None = None
-        self._said: str | None = None  # why the tier is off; empty if it is on
-        self._is_first = False  # whether this is rank 0; as of the last rendezvous, for the tier's thread
+        self._said: str | None = ""  # why the tier is off, None if it is on; empty at first
         self._awaits_lock = False
 
     def recall(self, newer_than: CommitId) -> Snapshot | None:
@@ -44,8 +47,7 @@ class NearSide:
         """
         if self.folder is None:
             return None
-        suspects = self._context.config.suspects
-        self._is_first = self._context.world.rank() == 0
+        suspects, self._recalled = self._context.config.suspects, None
         if self._tier is not None:  # an interrupted copy has cost this process its newest commit
             return self._tier.newest()
         self._recalled = self._read(lambda each: each > newer_than and not each.is_within(suspects))
@@ -66,13 +68,9 @@ class NearSide:
         facts = {"commit": commit.name, "reason": reason}
         self._context.events.emit("near_skipped", shown, level=logging.WARNING, **facts)
 
-    def give_back(self) -> None:
-        self._recalled = None
-
     def agreed(self) -> None:
         """The ranks have agreed on a commit: from now on, this process may keep the host's near tier."""
         if self.folder is not None and self._keeps:
-            self._is_first = self._context.world.rank() == 0
             self._begin(self.folder)
             self.offer()
         self._recalled = None
@@ -126,7 +124,9 @@ class NearSide:
                     storage.remove(root.manifest_path(commit))
 
         try:
-            self._take_over(path)
+            near_root.check_private(path)
+            if self._keeps and self._keeper is None:
+                self._keeper = Keeper.take(path)
             found = reader.read_newest(
                 storage,
                 skipped,
@@ -140,61 +140,41 @@ class NearSide:
         except NoUsableCommitError:
             return None
         except (OSError, CheckpointError) as error:
-            self._refuse(str(error))
+            self._decided(str(error))
             return None
-
-    def _take_over(self, path: Path) -> None:
-        """Lock an existing near root for this process, unless another process has locked it."""
-        near_root.check_private(path)
-        if self._keeps and self._keeper is None:
-            self._keeper = Keeper.take(path)
 
     def _begin(self, path: Path) -> None:
         try:
             near_root.make(path, self._url)
-            self._take_over(path)
+            self._keeper = self._keeper or Keeper.take(path)
             self._awaits_lock = self._keeper is None
             if self._keeper is None:
                 reason = f"{path} is in use by another process, or by another state of this one"
-                return self._refuse(reason)
+                return self._decided(reason)
             place = self._context.place
             writer = {"host": self._context.config.host, "rank": place.rank, "job": place.job}
             tier = self._tier or NearTier(self._keeper, self._recalled, self._context.clock, self._decided)
             tier.begin(writer)
             self._memory.arenas.near = tier
         except (OSError, StorageError) as error:
-            self._refuse(str(error))
+            self._decided(str(error))
 
-    def _decided(self, refusal: str | None, nbytes: int) -> None:
-        if refusal is not None:
-            self._refuse(refusal)
-        elif self._said != "":
-            self._said = ""
+    def _decided(self, refusal: str | None, nbytes: int = 0) -> None:
+        """Emit an event on each host when the tier turns on or off; rank 0 shows a line.
+
+        ``refusal`` says why it is off. If it is on, commits have ``nbytes``.
+        """
+        if refusal == self._said:
+            return
+        self._said = refusal
+        message, level = f"near tier: off on {self._context.config.host}: {refusal}", logging.WARNING
+        if refusal is None:
+            level = logging.INFO
             message = (
                 f"near tier: on: commits of {near_root.size(nbytes)} outlive their processes in "
                 f"{self.folder}, which has memory for {near_root.BUFFERS} of them at most"
             )
-            self._announce(message, on=True, reason="", bytes=nbytes)
-
-    def _refuse(self, reason: str) -> None:
-        if reason != self._said:
-            self._said = reason
-            message = f"near tier: off on {self._context.config.host}: {reason}"
-            self._announce(message, on=False, reason=reason, bytes=0)
-
-    def _announce(self, message: str, *, on: bool, reason: str, bytes: int) -> None:
-        """Emit an event on each host, with a line on the terminal from rank 0."""
-        shown = message if self._is_first else None
-        level = logging.INFO if on else logging.WARNING
-        path = str(self.folder)
-        self._context.events.emit("near", shown, level=level, on=on, reason=reason, bytes=bytes, path=path)
-
-
-def _folder(settings: Checkpoint | None, context: Context, url: str) -> Path | None:
-    """Return the folder of the near root; None if the tier is off."""
-    if settings is None or settings.near is None:
-        return None
-    near = context.config.near if settings.near == "auto" else settings.near
-    if near == "off" or (near == "auto" and context.config.supervisor is None):
-        return None
-    return near_root.folder(near, url)
+        facts = {"on": refusal is None, "reason": refusal or "", "bytes": nbytes, "path": str(self.folder)}
+        # Called on the tier's thread, too, perhaps between two rendezvous: `World.rank` would fail there.
+        shown = message if self._context.events.rank == 0 else None
+        self._context.events.emit("near", shown, level=level, **facts)

@@ -21,12 +21,8 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import json
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from hvdrecover import error_kinds, heartbeat
 from hvdrecover.checkpoint.arena import Arena, allocate
@@ -34,15 +30,18 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.digest import digest_numbers
 from hvdrecover.checkpoint.layout import parse
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.errors import RecoveryError, StoppedError
+from hvdrecover.errors import RecoveryError, RendezvousError, StoppedError
 from hvdrecover.state.adapter import World, gather_json
 from hvdrecover.state.commit import among_ranks, load
-from hvdrecover.state.election import Election, Published, elect, revive
-from hvdrecover.state.hooks import Agreement, Hook, Moment, Source
+from hvdrecover.state.durable import Standing
+from hvdrecover.state.hooks import Agreement, Election, Hook, Moment, Source
 from hvdrecover.state.near import Files
 from hvdrecover.state.session import Session
 
+RENDEZVOUS = 10
 PIECE = 1 << 26  # bytes in one broadcast
+_HEADER = "hvdrecover.header"
+_FACTS = ("state", "world_size", "versions", "finished")  # of a snapshot, as JSON
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,14 +66,21 @@ class Claimed:
 def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
     """Leave the old ranks after a fault, and rendezvous with the present ones.
 
-    ``steps``: how many steps this rank rolls back.
+    Other ranks may be lost meanwhile, so it is tried `RENDEZVOUS` times. ``steps``: how many steps this rank
+    rolls back.
     """
-    session.context.events.emit("reset", reason=reason, steps=steps)
-    with session.timings.of("reset"):
-        session.context.world.shutdown()
-    session.leaving.hosts_changed.clear()  # the rendezvous covers all changes so far, and none after it
-    with session.timings.of("rendezvous"):
-        session.context.world.init()
+    for attempt in range(1, RENDEZVOUS + 1):
+        session.context.events.emit("reset", reason=reason, steps=steps)
+        with session.timings.of("reset"):
+            session.context.world.shutdown()
+        session.leaving.hosts_changed.clear()  # the rendezvous covers all changes so far, and none after it
+        try:
+            with session.timings.of("rendezvous"):
+                return session.context.world.init()
+        except RendezvousError as error:
+            if attempt == RENDEZVOUS:
+                raise
+            reason, steps = f"{type(error).__name__}: {error}", 0
 
 
 def reset(session: Session) -> None:
@@ -84,12 +90,10 @@ def reset(session: Session) -> None:
         callback()
 
 
-def agree(session: Session, reached: tuple[int, int] = (0, 0), *, state_unchanged: bool = False) -> Source:
+def agree(session: Session, *, state_unchanged: bool = False) -> Source:
     """Bring all ranks to one commit; return where it came from.
 
-    Args:
-        reached: how far the job had come before, for the line that says what is repeated.
-        state_unchanged: whether the attributes still equal the commit in memory.
+    ``state_unchanged``: whether the attributes still equal the commit in memory.
     """
     context, memory, clock = session.context, session.memory, session.context.clock
     started = clock.monotonic()
@@ -108,13 +112,12 @@ def agree(session: Session, reached: tuple[int, int] = (0, 0), *, state_unchange
         else:
             agreement = _follow(session, election, recalled, claimed)
     except BaseException:
-        session.durable.near.give_back()
         memory.stay()
         raise
     _adopt(session, agreement)
     seconds = clock.monotonic() - started
     near = "" if claimed is None else claimed.where
-    line = report(agreement, context.world.size(), session.durable.root, seconds, reached, near)
+    line = report(agreement, context.world.size(), session.durable.root, seconds, near)
     facts = {"source": agreement.source, **vars(agreement.snapshot.id), "size": context.world.size()}
     context.announce("sync", line, **facts, seconds=seconds)
     session.timings.parts["sync"] += seconds - session.timings.parts["load"]
@@ -155,6 +158,57 @@ def _elect(session: Session, recalled: Snapshot | None) -> Election:
     return election
 
 
+# -- decisions: pure functions -----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """The newest commit that one rank holds, or its host (``is_near``), and its start's number."""
+
+    commit: CommitId
+    is_near: bool = False
+    start: int = 0
+
+
+def elect(
+    published: Sequence[Published], prefer: Callable[[Sequence[int]], Sequence[int]] = lambda holders: holders
+) -> Election:
+    """Elect the lowest of the preferred ranks among those that hold the newest commit.
+
+    While any rank has a memory, near commits of the same start of the job count as much; a rank that holds
+    the commit in its memory goes before one that does not.
+    """
+    live = [each for each in published if each.commit.generation and not each.is_near]
+    if not live:
+        return Election(0, None, revives=any(each.commit.generation for each in published))
+    start = live[0].start
+    counting = {
+        rank: each.commit for rank, each in enumerate(published) if not each.is_near or each.start == start
+    }
+    newest = max(counting.values())
+    all_holders = tuple(rank for rank, commit in counting.items() if commit == newest)
+    holders = tuple(rank for rank in all_holders if not published[rank].is_near) or all_holders
+    return Election(min(prefer(holders)), newest, holders)
+
+
+def revive(left: Sequence[tuple[CommitId | None, str]], standing: Standing) -> int | None:
+    """Return the rank whose host has the commit to resume from; None if that is the durable one.
+
+    ``left``: by rank, the commit that an earlier process has left on its host, and the start that made it.
+
+    Generations are counted by each start of a job on its own once it trains, so commits are compared by the
+    generation of their start's claim, and only then by their own.
+    """
+    floor = (standing.since, standing.durable or CommitId(0, 0))
+    ranked = [
+        ((standing.starts[start], commit), -rank)
+        for rank, (commit, start) in enumerate(left)
+        if commit is not None and start in standing.starts
+    ]
+    best = max(ranked, default=None)
+    return -best[1] if best is not None and best[0] >= floor else None
+
+
 # -- a job that starts again on hosts that still have commits of its earlier start -------------------------
 
 
@@ -185,28 +239,16 @@ def _decide(session: Session, rows: Sequence[tuple[str, str, str]]) -> Claimed:
     """Claim the checkpoint root, and choose between the near commits and the durable one; on rank 0."""
     left = [(CommitId.parse(name), start) for _, name, start in rows]
     starts = {start: f"{name} in the memory of {host}" for host, name, start in rows if name}
-    generation = _claim(session, starts)
+    with session.timings.of("load"):
+        generation = session.durable.claim(starts)
     standing = session.durable.standing()
     chosen = revive(left, standing)
     near, where = "", ""
     if chosen is not None and (found := left[chosen][0]) is not None:
-        near, where = found.name, _newer(found.commit, standing.durable, rows[chosen][0])
+        near, where = found.name, f"in the memory of {rows[chosen][0]}"
+        if standing.durable is not None and (newer := found.commit - standing.durable.commit) > 0:
+            where += f", {_count(newer, 'commit')} newer than the durable one"
     return Claimed(generation, session.context.place.job, chosen, near, where, list(standing.starts))
-
-
-def _claim(session: Session, left: Mapping[str, str]) -> int:
-    """Claim the root for a new start of the job, which has ``left`` near commits; see `DurableSide.claim`."""
-    start, job = uuid.uuid4().hex, session.context.config.job
-    session.context.place.join(f"{job}/{start}" if job else start)
-    session.durable.retire()  # an earlier attempt may have claimed the root as another start
-    with session.timings.of("load"):
-        return session.durable.claim(left)
-
-
-def _newer(commit: int, durable: CommitId | None, host: str) -> str:
-    newer = 0 if durable is None else commit - durable.commit
-    told = f", {_count(newer, 'commit')} newer than the durable one" if newer > 0 else ""
-    return f"in the memory of {host}{told}"
 
 
 # -- the source rank, and the others ---------------------------------------------------------------------
@@ -247,9 +289,9 @@ def _lead(
         elif recalled is not None and claimed is not None and claimed.root is not None:
             agreement = _from_near(session, recalled, claimed)
         else:
-            agreement = _from_root(session, _claim(session, {}) if claimed is None else claimed.generation)
+            agreement = _from_root(session, claimed)
     except Exception as error:
-        _broadcast_json(world, session.root, failure(error))
+        gather_json(world, failure(error), _HEADER)
         raise
     send(world, session.root, agreement)
     return agreement
@@ -277,10 +319,11 @@ def _from_near(session: Session, recalled: Snapshot, claimed: Claimed) -> Agreem
     return Agreement(snapshot, "near", claimed.job, name)
 
 
-def _from_root(session: Session, generation: int) -> Agreement:
+def _from_root(session: Session, claimed: Claimed | None) -> Agreement:
     context, memory = session.context, session.memory
     with session.timings.of("load"):
-        stored = session.durable.read_newest()
+        generation = session.durable.claim({}) if claimed is None else claimed.generation
+        stored = session.durable.read_newest(generation)
     if stored is None:
         if memory.newest is None:
             raise RecoveryError(
@@ -328,21 +371,8 @@ def _adopt(session: Session, agreement: Agreement) -> None:
     memory.resume(snapshot, load=agreement.source != "initial")
 
 
-def report(
-    agreement: Agreement,
-    size: int,
-    root: str,
-    seconds: float,
-    reached: tuple[int, int] = (0, 0),
-    near: str = "",
-) -> str:
-    """Return the line that names the commit, and the work that is repeated.
-
-    Args:
-        reached: how far the job is known to have come: commits at which the state had changed, and steps
-            since.
-        near: where a near commit was.
-    """
+def report(agreement: Agreement, size: int, root: str, seconds: float, near: str = "") -> str:
+    """Return the line that names the commit; ``near`` is where a near commit was."""
     commit, before = agreement.snapshot.id.commit, agreement.snapshot.world_size
     ranks = _count(size, "rank")
     change = f"it was {before}" if before != size else "as before"
@@ -353,10 +383,6 @@ def report(
         "near": f"resumed from commit {commit} {near}, on {ranks} ({change})",
         "memory": f"resuming from commit {commit} in memory on {ranks}",
     }[agreement.source]
-    commits, steps = reached[0] - agreement.snapshot.state["random"]["stream"], reached[1]
-    if commits > 0 or (commits == 0 and steps):
-        counted = [_count(number, what) for number, what in ((commits, "commit"), (steps, "step")) if number]
-        line += f"; {' and '.join(counted)} {'are' if commits + steps > 1 else 'is'} repeated"
     return f"{line}; {seconds:.2f} s"
 
 
@@ -365,7 +391,7 @@ def _count(number: int, what: str) -> str:
 
 
 # -- transfer: the source rank sends its commit ------------------------------------------------------------
-# 1. The source rank broadcasts a header: the commit's JSON, the headers of its files, and their digests.
+# 1. The source rank sends a header: the commit's JSON, the headers of its files, and their digests.
 # 2. Ranks that hold the very bytes keep theirs. If all do, nothing more is sent.
 # 3. Else the files are broadcast piece by piece, into memory of the receiver's own: its commit stays whole
 #    until all has come.
@@ -380,17 +406,14 @@ def send(world: World, root: int, agreement: Agreement) -> None:
         "source": agreement.source,
         "job": agreement.job,
         "loaded": agreement.loaded,
-        "state": snapshot.state,
-        "world_size": snapshot.world_size,
-        "versions": snapshot.versions,
-        "finished": snapshot.finished,
+        "facts": {name: getattr(snapshot, name) for name in _FACTS},
         "files": {
             name: [arena.layout.nbytes, base64.b64encode(arena.layout.header).decode()]
             for name, arena in snapshot.arenas.items()
         },
         "digests": held,
     }
-    _broadcast_json(world, root, header)
+    gather_json(world, header, _HEADER)
     _broadcast_files(world, root, snapshot.arenas, lacking=False)
 
 
@@ -415,7 +438,7 @@ def receive(world: World, root: int, held: Mapping[str, Arena], mine: Mapping[st
 
     If the files ``held``, with digests ``mine``, have the same bytes, they are used, and nothing is copied.
     """
-    header = _broadcast_json(world, root, None)
+    header = gather_json(world, None, _HEADER)[root]
     if "error" in header:
         raise stopped(root, header)
     lacking = mine != header["digests"] or not mine
@@ -424,15 +447,8 @@ def receive(world: World, root: int, held: Mapping[str, Arena], mine: Mapping[st
         for name, (size, text) in header["files"].items()
     }
     _broadcast_files(world, root, arenas, lacking=lacking)
-    snapshot = Snapshot(
-        id=CommitId(*header["id"]),
-        arenas=arenas,
-        state=header["state"],
-        world_size=header["world_size"],
-        versions=header["versions"],
-        finished=header["finished"],
-        digests=None if lacking else dict(mine),
-    )
+    known = None if lacking else dict(mine)
+    snapshot = Snapshot(CommitId(*header["id"]), arenas, digests=known, **header["facts"])
     return Agreement(snapshot, header["source"], header["job"], header["loaded"])
 
 
@@ -450,14 +466,3 @@ def _broadcast_files(world: World, root: int, arenas: Mapping[str, Arena], *, la
             scratch = allocate(PIECE) if scratch is None else scratch
             piece = scratch[: len(piece)]
         world.broadcast(piece, root, f"hvdrecover.snapshot.{number}.{len(piece)}")
-
-
-def _broadcast_json(world: World, root: int, value: dict[str, Any] | None) -> dict[str, Any]:
-    text = np.frombuffer(json.dumps(value, default=dict).encode(), dtype=np.uint8).copy()
-    length = np.array([len(text)], dtype=np.int64).view(np.uint8)
-    world.broadcast(length, root, "hvdrecover.header.length")
-    if world.rank() != root:
-        text = allocate(int(length.view(np.int64)[0]))
-    world.broadcast(text, root, "hvdrecover.header")
-    received: dict[str, Any] = json.loads(text.tobytes())
-    return received

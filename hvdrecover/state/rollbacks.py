@@ -15,7 +15,7 @@ from hvdrecover import heartbeat
 from hvdrecover.clock import Clock
 from hvdrecover.errors import NoProgressError
 from hvdrecover.events import Events
-from hvdrecover.heartbeat import Phase, Reading
+from hvdrecover.heartbeat import Reading
 from hvdrecover.state import liveness
 from hvdrecover.state.adapter import World, gather_json
 from hvdrecover.uncaught import place
@@ -84,12 +84,6 @@ def kept_waiting(accounts: Sequence[Account]) -> dict[int, float]:
     }
 
 
-def silence(reading: Reading, limit: int) -> int:
-    """Return for how many ms a rank has shown no progress, if that is longer than the others wait; else 0."""
-    expected = reading.phase in (Phase.BEGINNING, Phase.TRAINING) and not (reading.paused or reading.waiting)
-    return int(reading.silent * 1000) if expected and 0 < limit < reading.silent else 0
-
-
 class Rollbacks:
     """One rank's account of rollbacks, for one training function."""
 
@@ -98,30 +92,22 @@ class Rollbacks:
         self._events = events
         self._clock = clock
         self._account = Account()
-        # The first fault's time, phase and limit of waits.
-        self._first: tuple[float, Phase, int] | None = None
+        self._first: tuple[float, int] | None = None  # the first fault's time and limit of waits
         self._faults = self._commit = 0
         self._reason = self._place = ""
         self._warned: set[str] = set()
         self._learnt = False
 
-    @property
-    def farthest(self) -> tuple[int, int]:
-        return max(self._account.changes, 0), self._account.steps
-
-    def note(self, reading: Reading, limit: int, changes: int, error: BaseException) -> None:
-        """Note a fault: ranks seem to be lost.
-
-        ``limit`` is for how long ranks wait for a silent one; ``changes`` counts commits that had changed
-        anything.
-        """
+    def note(self, reading: Reading, limit: int, error: BaseException) -> None:
+        """Note a fault: ranks seem to be lost. Ranks wait ``limit`` seconds for a silent one; 0: no limit."""
         mine = self._account
         self._faults += 1
         self._reason, self._commit = str(error), reading.commit
         if self._first is None:  # later faults in a row are consequences of the first
-            self._first, self._place = (self._clock.monotonic(), reading.phase, limit), place(error)
-            mine = replace(mine, silent=silence(reading, limit))
-        reached, done = max((mine.reached, mine.done), (changes, reading.steps))
+            self._first, self._place = (self._clock.monotonic(), limit), place(error)
+            if 0 < limit < reading.silent:
+                mine = replace(mine, silent=int(reading.silent * 1000))
+        reached, done = max((mine.reached, mine.done), reading.point)
         self._account = replace(mine, size=self._world.size(), reached=reached, done=done)
 
     def rejoined(self) -> None:
@@ -142,7 +128,7 @@ class Rollbacks:
             busy = "" if slowest is None else _busy(slowest, silent[slowest], places[slowest])
             raise self._no_progress(self._account.returns, slowest, busy)
         if self._first is not None and (mine := silent.get(self._world.rank())):
-            self._learn(mine, *self._first[1:])
+            self._learn(mine, self._first[1])
         self._learnt = bool(silent)
         self._first, self._faults = None, 0
 
@@ -152,10 +138,9 @@ class Rollbacks:
             heartbeat.await_guardian()
             liveness.follow(self._world)
 
-    def _learn(self, seconds: float, phase: Phase, limit: int) -> None:
+    def _learn(self, seconds: float, limit: int) -> None:
         """Make the other ranks wait longer the next time, as this rank was busy; log the remedy."""
-        # After the rollback, the same work comes right after an agreement, which counts as a beginning.
-        heartbeat.has_seen(seconds if phase == Phase.TRAINING else 0.0, seconds)
+        heartbeat.has_seen(seconds)
         message = None
         if self._place not in self._warned:
             self._warned.add(self._place)

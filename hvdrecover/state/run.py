@@ -10,8 +10,7 @@
    After ``hosts``, nothing is lost: make a commit, go to 5.
    After ``peers``, go to 5, and roll back only then: until Horovod is shut down, a collective may still write
    into the tensors, and the frames of the failed step may hold memory.
-5. Rendezvous. Other ranks may be lost in it, so it is tried `RENDEZVOUS` times. Roll back if needed, call the
-   user's reset callbacks, go to 1.
+5. Rendezvous. Roll back if needed, call the user's reset callbacks, go to 1.
 
 A script without such a function calls `State.resume` and `State.finish`, which are steps 1 and 2 without the
 call. There, an error ends the process, and the supervisor has all processes of the job start again.
@@ -23,35 +22,24 @@ import atexit
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from contextlib import ExitStack
+from typing import Any, TypeVar
 
 from hvdrecover import heartbeat
-from hvdrecover.errors import ConfigError, RemovedError, RendezvousError, StateError
+from hvdrecover.errors import ConfigError, RemovedError, StateError
 from hvdrecover.events import show_on_terminal
 from hvdrecover.guard.numbers import RolledBack
 from hvdrecover.state import commit as commits
 from hvdrecover.state import leaving, startup
-from hvdrecover.state.hooks import Context, Hook
+from hvdrecover.state.hooks import Hook
 from hvdrecover.state.horovod import Fault, fault_of, mistake_of, notifications
 from hvdrecover.state.rendezvous import agree, rendezvous
 from hvdrecover.state.rollbacks import Rollbacks
-from hvdrecover.state.session import Life, Session
+from hvdrecover.state.session import Session
 
 logger = logging.getLogger(__name__)
 
-RENDEZVOUS = 10
-
 Result = TypeVar("Result")
-
-
-class RunnableState(Protocol):
-    """The part of a `hvdrecover.state.state.State` that is used here; that module imports this one."""
-
-    _session: Session
-
-    def on_reset(self) -> None: ...
-    def _has_hooks(self) -> bool: ...
-    def _not_durable(self) -> str | None: ...
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
@@ -83,12 +71,12 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
     """
 
     @functools.wraps(func)
-    def wrapper(state: RunnableState, *args: Any, **kwargs: Any) -> Result | None:
+    def wrapper(state: Any, *args: Any, **kwargs: Any) -> Result | None:
         _refuse_others(state)
-        session = state._session
-        if session.life is Life.RESUMED:
+        session: Session = state._session
+        if session.end_signals is not None:
             raise StateError("run", "state.resume() was called before. Use one of the two: remove that call")
-        _begin(state, session, Life.IN_RUN)
+        _begin(state, session, in_run=True)
         signals = session.context.config.stop_signals
         with leaving.signals(signals, reports=session.context.world.rank() == 0), notifications(state):
             try:
@@ -100,47 +88,49 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
     return wrapper
 
 
-def resume(state: RunnableState) -> None:
-    session, context = state._session, state._session.context
+def resume(state: Any) -> None:
+    session: Session = state._session
+    context = session.context
     if context.place.joined:
         remedy = "Call it once, in a script without @run, which does its work"
         raise StateError("state.resume()", f"the ranks have already agreed on a state. {remedy}")
     if session.guard is not None and session.guard.numerics == "rollback":
         remedy = "state.resume() cannot go back in the middle of a script; use 'skip' or 'raise', or @run"
         raise ConfigError("numerics='rollback'", remedy)
-    _begin(state, session, Life.RESUMED)
+    _begin(state, session, in_run=False)
     if context.config.elastic and not session.durable.wanted and context.world.rank() == 0:
         logger.warning(
             "state.resume() without a checkpoint root: after a fault, all processes start again from the "
             'initial state. Name one, such as checkpoint="checkpoints/run-1" or --checkpoint'
         )
-    signals = leaving.signals(context.config.stop_signals, reports=context.world.rank() == 0)
-    signals.__enter__()
-    session.at_end = signals.__exit__
-    if _agree(session, (0, 0)):
+    signals = ExitStack()
+    signals.enter_context(leaving.signals(context.config.stop_signals, reports=context.world.rank() == 0))
+    session.end_signals = signals.close
+    if _agree(session):
         commits.say_finished(session)
     atexit.register(_settle, session)
 
 
 def finish(session: Session) -> None:
-    if session.life is not Life.RESUMED:
+    if session.end_signals is None:  # in a function decorated by `run`, or after `State.sync`
         commits.finish(session)
         return
     if not session.memory.finished:  # by an earlier start
         commits.leave_if_told(session)
         commits.finish(session)
-    session.at_end(None, None, None)
+    session.end_signals()
+    session.end_signals = None
     _end(session)
 
 
 def _settle(session: Session) -> None:
     """Wait for writes before an error or a preemption ends the process."""
-    if session.life is not Life.ENDED:
+    if session.end_signals is not None:
         session.hooks.notify(Hook.leaving)
         session.durable.settle()
 
 
-def _loop(train: Callable[[], Result], state: RunnableState, session: Session) -> Result | None:
+def _loop(train: Callable[[], Result], state: Any, session: Session) -> Result | None:
     context, memory = session.context, session.memory
     rollbacks = Rollbacks(context.world, context.events, context.clock)
     result: Result | None = None
@@ -150,7 +140,7 @@ def _loop(train: Callable[[], Result], state: RunnableState, session: Session) -
     while True:
         try:
             if fault in ("peers", "hosts"):
-                _rendezvous(session, reason, steps)
+                rendezvous(session, reason, steps)
                 rollbacks.rejoined()
                 with session.timings.of("reset"):
                     if back:
@@ -160,7 +150,7 @@ def _loop(train: Callable[[], Result], state: RunnableState, session: Session) -
                         memory.take_digests()  # meanwhile other ranks may have to start
             if context.config.elastic:
                 rollbacks.compare()
-            finished = _agree(session, rollbacks.farthest, unchanged=back and not state._has_hooks())
+            finished = _agree(session, unchanged=back and not state._has_hooks())
             rollbacks.agreed()
             if finished:
                 commits.say_finished(session)
@@ -178,16 +168,16 @@ def _loop(train: Callable[[], Result], state: RunnableState, session: Session) -
             logger.warning("%s; this process leaves", error)
             raise leaving.Preempted() from None
         except (Exception, SystemExit) as raised:
-            cause = _cause_of(session, raised)
-            fault = _fault(cause, context)
+            cause, fault = _judge(session, raised)
             if fault is None:
                 session.durable.settle()
                 if cause is raised:
                     raise
                 raise cause from None
-            reason, steps = _text(cause), 0 if fault == "hosts" else heartbeat.steps()
+            reason = f"{type(cause).__name__}: {cause}"
+            steps = 0 if fault == "hosts" else heartbeat.steps()
             if fault == "peers":
-                rollbacks.note(heartbeat.read(), heartbeat.stall_seconds(), session.own.stream, cause)
+                rollbacks.note(heartbeat.read(), heartbeat.stall_seconds(), cause)
             heartbeat.enter(heartbeat.Phase.RECOVERING)
             if isinstance(cause, RolledBack):
                 session.call("restore", functools.partial(commits.skip, session, cause))
@@ -197,25 +187,27 @@ def _loop(train: Callable[[], Result], state: RunnableState, session: Session) -
             del cause
 
 
-def _agree(session: Session, reached: tuple[int, int], *, unchanged: bool = False) -> bool:
+def _agree(session: Session, *, unchanged: bool = False) -> bool:
     """Bring all ranks to one commit; return whether an earlier start of the job has finished the run."""
-    source = agree(session, reached, state_unchanged=unchanged)
+    source = agree(session, state_unchanged=unchanged)
     session.call("sync", lambda: None)  # a subclass's own: after ours, when all have one state
     # The mark ends a start, not a process: a second function resumes from the first one's result.
     return session.memory.finished and source == "durable"
 
 
 def _end(session: Session) -> None:
-    session.life = Life.ENDED
     if session.durable.wanted:
         session.context.world.past.finished.add(session.durable.root)
     heartbeat.enter(heartbeat.Phase.FINISHED)
 
 
-def _cause_of(session: Session, error: BaseException) -> BaseException:
-    """Return the error that ended the training function, before a framework or Horovod changed it."""
+def _judge(session: Session, error: BaseException) -> tuple[BaseException, Fault | None]:
+    """Return an error as it was before a framework or Horovod changed it, and the fault that it means."""
     error = session.context.framework.original(error) or error
-    return mistake_of(error) or error
+    error = mistake_of(error) or error
+    if isinstance(error, RolledBack):
+        return error, "numbers"
+    return error, fault_of(error, session.context.world) if session.context.config.elastic else None
 
 
 def _refuse_others(state: Any) -> None:
@@ -229,14 +221,14 @@ def _refuse_others(state: Any) -> None:
         )
 
 
-def _begin(state: RunnableState, session: Session, life: Life) -> None:
+def _begin(state: Any, session: Session, *, in_run: bool) -> None:
     """Note that training begins.
 
     Raises:
         ConfigError: it would be given the result of another state that this process has finished.
     """
     startup.training_begins()
-    heartbeat.training_begins(in_run=life is Life.IN_RUN)
+    heartbeat.training_begins(in_run=in_run)
     past, root = session.context.world.past, session.durable.root
     if root in past.finished and not session.memory.last.generation:
         raise ConfigError(
@@ -245,29 +237,7 @@ def _begin(state: RunnableState, session: Session, life: Life) -> None:
             f"of that one, without training. Give each state its own checkpoint root, such as {root}/2",
         )
     past.functions += 1
-    session.life = life
     show_on_terminal(session.context.config)
     if (lack := state._not_durable()) is not None and session.context.world.rank() == 0:
         logger.warning("%s", lack)
     session.memory.mark(finished=False)  # an earlier function of this process may have finished the state
-
-
-def _fault(cause: BaseException, context: Context) -> Fault | None:
-    if isinstance(cause, RolledBack):
-        return "numbers"
-    return fault_of(cause, context.world) if context.config.elastic else None
-
-
-def _rendezvous(session: Session, reason: str, steps: int) -> None:
-    for attempt in range(1, RENDEZVOUS + 1):
-        try:
-            rendezvous(session, reason, steps if attempt == 1 else 0)
-            break
-        except RendezvousError as error:
-            if attempt == RENDEZVOUS:
-                raise
-            reason = _text(error)
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

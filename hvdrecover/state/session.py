@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from enum import Enum, auto
 from importlib import import_module
-from typing import Any, Literal
+from typing import Literal
 
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.config import Config
@@ -29,22 +28,14 @@ from hvdrecover.trackers import Tracker
 from hvdrecover.version import __version__
 
 
-class Life(Enum):
-    """The life of a state: made, trained in a function or after `State.resume`, and ended: it is finished."""
-
-    MADE = auto()
-    IN_RUN = auto()
-    RESUMED = auto()
-    ENDED = auto()
-
-
 class Session:
     """The parts of one rank's state, which `commit`, `rendezvous` and `run` work on.
 
     Attributes:
         call: calls a method of the state that the user's class may override, around our own work.
         root: the source rank of the last agreement.
-        at_end: ends the handling of stop signals that `State.resume` has begun.
+        end_signals: ends the handling of stop signals that `State.resume` has begun; None if it was not
+            called, or `State.finish` was.
     """
 
     def __init__(
@@ -92,8 +83,7 @@ class Session:
         self.reset_callbacks: list[Callable[[], None]] = []
         self.root = 0
         self.guard = guard
-        self.life = Life.MADE
-        self.at_end: Callable[..., Any]
+        self.end_signals: Callable[[], None] | None = None
 
 
 def settings_of(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoint | None:

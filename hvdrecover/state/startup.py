@@ -75,32 +75,23 @@ def _attach(page: int, stacks: int, notes: int, events: int) -> None:
     configs.keep_to_this_process(page, stacks, notes, events)
     uncaught.report_to(notes)
     heartbeat.at_commit(_report_modules)
-    heartbeat.at_progress(_report_plain_modules)
+    heartbeat.at_progress(_report_modules)
 
 
 def _report_modules() -> None:
-    """At the second commit, report the imported libraries, so that a standby imports them, too.
+    """Report the imported libraries, so that a standby imports them, too.
 
-    The first commit imports some libraries itself.
+    This is done at the second commit, as the first one imports libraries itself; in a plain script, at the
+    second step.
     """
-    if heartbeat.commits() < 2:
+    is_plain = heartbeat.read().phase == heartbeat.Phase.PLAIN
+    if is_plain and heartbeat.steps() < 2:
+        heartbeat.at_progress(_report_modules)
+    elif not is_plain and heartbeat.commits() < 2:
         heartbeat.at_commit(_report_modules)
     else:
-        _notify_modules()
-
-
-def _report_plain_modules() -> None:
-    """Report the imported libraries at the second step of a script without a training function."""
-    if heartbeat.read().phase == heartbeat.Phase.PLAIN:
-        if heartbeat.steps() < 2:
-            heartbeat.at_progress(_report_plain_modules)
-        else:
-            _notify_modules()
-
-
-def _notify_modules() -> None:
-    names = [name for name, module in sys.modules.items() if _is_library(name, module)]
-    heartbeat.notify(modules=[*stand_in.replaced, *names])
+        names = [name for name, module in sys.modules.items() if _is_library(name, module)]
+        heartbeat.notify(modules=[*stand_in.replaced, *names])
 
 
 def _is_library(name: str, module: Any) -> bool:
@@ -131,10 +122,7 @@ class WatchedLibrary:
 
 
 def watch_early_collectives(hvd: Any, config: Config) -> None:
-
-    @functools.cache
-    def asked() -> bool:
-        return _joins(config)
+    asked = functools.cache(lambda: _joins(config))
 
     def joins() -> bool:
         return bool(_libraries) and hvd.is_initialized() and asked()

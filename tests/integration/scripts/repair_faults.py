@@ -24,6 +24,6 @@ def before(target, name, place):
 before(horovod.HorovodWorld, "shutdown", "reset")
 before(horovod.HorovodWorld, "init", "rendezvous")
 before(durable, "load_newest", "load")
-before(rendezvous, "_send", "sync")
+before(rendezvous, "send", "sync")
 before(rendezvous, "_broadcast_files", "agree")
 faulty_digits.main()

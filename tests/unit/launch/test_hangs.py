@@ -63,25 +63,24 @@ def test_without_a_timeout_it_is_a_multiple_of_the_longest_that_was_seen(
 
 
 @pytest.mark.parametrize(
-    ("limits", "beginning", "seconds"),
+    ("limits", "longest", "seconds"),
     [
         (SHORT, 0.1, 20.0),
         (SHORT, 30.0, 150.0),
         (SHORT, 500.0, 2500.0),  # what is known counts for more than what is assumed
         (LONG, 30.0, 900.0),
-        (ADAPTIVE, 30.0, 300.0),
         (ADAPTIVE, 70.0, 350.0),
     ],
 )
-def test_a_beginning_is_judged_by_those_that_are_over(
-    limits: Config, beginning: float, seconds: float
+def test_a_beginning_is_judged_by_the_longest_silence_so_far(
+    limits: Config, longest: float, seconds: float
 ) -> None:
-    begins = reading(Phase.BEGINNING, longest_beginning=beginning)
+    begins = reading(Phase.BEGINNING, longest=longest)
     assert hangs.limit(begins, limits) == seconds
     assert hangs.limit(replace(begins, waiting=True), limits) == max(
         limits.startup_timeout, limits.hang_timeout or 0
     )
-    assert hangs.limit(replace(begins, phase=Phase.TRAINING), limits) == hangs.training_limit(0.0, limits)
+    assert hangs.limit(replace(begins, phase=Phase.TRAINING), limits) == hangs.training_limit(longest, limits)
 
 
 @pytest.mark.parametrize("timeout", [LEAST_TIMEOUT, 5.5, 6, 7, 7.9, 8, 10, 15, 16, 30, 300, 86400])

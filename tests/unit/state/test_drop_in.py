@@ -100,26 +100,6 @@ def test_methods_of_a_subclass_are_called_where_horovod_calls_them_and_ours_is_d
     assert ends == [(2, 2)]
 
 
-def test_an_own_sync_finds_the_newest_commit_on_all_ranks_even_if_rank_0_has_just_started() -> None:
-    found = []
-
-    def body(process: Process) -> None:
-        calls: list[Any] = []
-        state = Calling(process, calls)
-
-        def train(state: Any) -> None:
-            while state.step < 2:
-                process.world.allreduce(np.zeros(1))
-                state.step += 1
-                state.commit()
-            found.append(calls)
-
-        run(train)(state)
-
-    FakeJob(initialised(body), 2, [fail_at(0, "gradient", 2, replacement="in_place")]).results()
-    assert [calls[-2] for calls in found] == [("sync", 1, 0.0)] * 2
-
-
 def test_a_line_says_what_durable_commits_lack(process: Process, caplog: pytest.LogCaptureFixture) -> None:
     run(lambda state: None)(Calling(process, []))
     assert "durable" not in caplog.text

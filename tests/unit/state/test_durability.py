@@ -8,28 +8,17 @@ import weakref
 
 import pytest
 
-from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.checkpoint.store import Store
-from hvdrecover.error_kinds import kinds
-from hvdrecover.errors import (
-    DurableAgeError,
-    FencedError,
-    FlushTimeoutError,
-    StateError,
-    StoppedError,
-)
-from hvdrecover.events import Events
+from hvdrecover.errors import DurableAgeError, FlushTimeoutError, StateError
 from hvdrecover.machine import Available
 from hvdrecover.state.state import State
-from tests.fakes.clock import FakeClock
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoot, FakeRoots
 from tests.fakes.world import HANG_SECONDS
-from tests.unit.state.jobs import URL, Process, on_ranks
+from tests.unit.state.jobs import URL, Process
 
 
 @pytest.fixture
@@ -48,24 +37,9 @@ def train(state: State) -> None:
     state.model.weights["w"] += 1
 
 
-def commit_and_settle(state: State) -> None:
-    """A commit whose write, if it began one, has ended, with all deletions after it."""
-    train(state)
-    state.commit()
-    assert state._session.durable._writer is not None
-    state._session.durable._writer.wait()
-    assert state._session.durable._writer.wait_for_cleanup(HANG_SECONDS)
-
-
-def store_of(roots: FakeRoots) -> Store:
-    clock = FakeClock()
-    events = Events(None, "host", clock)
-    return Store(roots.open(URL), keep=3, job="another", host="host", events=events, clock=clock)
-
-
 def weight_in(roots: FakeRoots, commit: CommitId) -> float:
     """The weight that a durable commit holds; raises if a byte of the commit does not verify."""
-    arena = read_commit(store_of(roots).storage, commit).arenas["model"]
+    arena = read_commit(roots.open(URL), commit).arenas["model"]
     return float(arena.bytes_of("w").view("f8")[0])
 
 
@@ -81,43 +55,9 @@ def wait_until_blocked(root: FakeRoot) -> None:
 def test_every_commit_is_due_by_default(process: Process, root: FakeRoot) -> None:
     state = begun(process)
     for _ in range(3):
-        commit_and_settle(state)
-    assert root.published == [CommitId(1, 1), CommitId(1, 2), CommitId(1, 3)]
-
-
-def test_only_rank_0_writes(root: FakeRoot) -> None:
-    def body(process: Process) -> CommitId | None:
-        state = begun(process)
-        state.commit(durable=True)
-        state.flush()
-        return state.last_durable
-
-    assert on_ranks(3, body) == [CommitId(1, 1), None, None]
-    assert root.published == [CommitId(1, 1)]
-
-
-def test_every_write_holds_its_own_commit_whatever_training_does_meanwhile(
-    process: Process, root: FakeRoot, roots: FakeRoots, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Arena, "offer_back", taken_at_once)
-    state = begun(process, keep=100)
-    for number in range(1, 30):
-        if number % 3 == 0:
-            block(root)
-        train(state)
         state.commit()
-        if number % 3 == 2:
-            root.gate.set()
-    root.gate.set()
-    state.flush()
-    assert CommitId(1, 29) in root.commits()
-    for commit in root.commits():
-        assert weight_in(roots, commit) == commit.commit
-
-
-def taken_at_once(arena: Arena) -> None:
-    """Do as a system that is short of memory when it is offered some."""
-    arena.buffer[:] = 0
+        state.flush()
+    assert root.published == [CommitId(1, 1), CommitId(1, 2), CommitId(1, 3)]
 
 
 def test_memory_holds_at_most_two_snapshots(process: Process, root: FakeRoot) -> None:
@@ -148,19 +88,7 @@ def test_a_commit_that_is_asked_to_be_durable_waits_for_the_write_in_flight(
     assert root.published == [CommitId(1, 1), CommitId(1, 2)]
 
 
-def test_flush_gives_up_after_its_timeout_and_the_write_continues(process: Process, root: FakeRoot) -> None:
-    state = begun(process)
-    block(root)
-    state.commit()
-    with pytest.raises(FlushTimeoutError, match=rf"^{URL}: .* write .* 0 s"):
-        state.flush(timeout=0)
-    assert root.published == []
-    root.gate.set()
-    state.flush()
-    assert root.published == [CommitId(1, 1)]
-
-
-# -- outages -------------------------------------------------------------------------------------------------
+# -- outages and slow storage --------------------------------------------------------------------------------
 
 
 FOR_EVER = 10**9
@@ -191,17 +119,12 @@ def test_training_continues_through_an_outage_and_the_newest_commit_is_what_gets
     assert weight_in(roots, CommitId(1, 26)) == 25.0
 
 
-def without_room(state: State) -> None:
-    """Let the host have no memory left."""
-    state._session.memory.room = lambda: Available(0, limited=True)
-
-
 def test_without_memory_for_a_second_commit_one_waits_for_the_write_before_it(
     process: Process, root: FakeRoot, roots: FakeRoots, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = begun(process)
     arena = state._session.memory.newest.arenas["model"]  # type: ignore[union-attr]
-    without_room(state)
+    state._session.memory.room = lambda: Available(0, limited=True)
     vacate = state._session.memory.vacate
 
     def after_the_gate_opens() -> None:
@@ -227,7 +150,7 @@ def test_without_memory_for_a_second_commit_one_waits_for_the_write_before_it(
 def test_a_commit_for_which_there_is_no_memory_is_an_error_that_says_so(process: Process) -> None:
     state = begun(process)
     state.model.weights["v"] = state.model.weights["w"].repeat(1000)
-    without_room(state)
+    state._session.memory.room = lambda: Available(0, limited=True)
     with pytest.raises(StateError, match="cgroup"):
         state.commit()
     state._session.memory.room = lambda: None
@@ -239,9 +162,6 @@ def test_a_storage_that_is_away_when_a_job_starts_is_tried_again(process: Proces
     process.clock.impatient = True
     begun(process)
     assert root.claims() == ["claims/g0001.json"]
-
-
-# -- slow storage --------------------------------------------------------------------------------------------
 
 
 def test_a_write_that_hangs_does_not_hold_up_training(process: Process, root: FakeRoot) -> None:
@@ -259,23 +179,9 @@ def test_a_write_that_hangs_does_not_hold_up_training(process: Process, root: Fa
     root.gate.set()
 
 
-# -- when a job must stop ------------------------------------------------------------------------------------
-
-
-def limited(process: Process, **settings: object) -> State:
-    """As `begun`, but commits that are due may wait for 100 seconds only."""
-    settings = {"every_commits": 1, **settings}
-    state = process.state(
-        Checkpoint(URL, **settings),  # type: ignore[arg-type]
-        config=dataclasses.replace(process.config, max_durable_age=100.0),
-        model=FakeModel(w=[0.0]),
-    )
-    state.sync()
-    return state
-
-
 def test_a_job_whose_storage_hangs_for_too_long_stops(process: Process, root: FakeRoot) -> None:
-    state = limited(process)
+    process.config = dataclasses.replace(process.config, max_durable_age=100.0)
+    state = begun(process)
     block(root)
     state.commit()
     process.clock.advance(100)
@@ -290,26 +196,3 @@ def test_a_job_whose_storage_hangs_for_too_long_stops(process: Process, root: Fa
         state.flush()
     state._session.durable.settle()
     root.gate.set()
-
-
-def test_all_ranks_of_a_job_that_was_replaced_stop_together(root: FakeRoot, roots: FakeRoots) -> None:
-    def body(process: Process) -> list[str]:
-        state = begun(process)
-        if process.world.rank() == 0:
-            block(root)
-        state.commit()
-        if state._session.durable._writer is not None:
-            wait_until_blocked(root)
-            store_of(roots).claim_next()
-            root.gate.set()
-            with pytest.raises(FencedError):
-                state._session.durable._writer.wait()
-        with pytest.raises((FencedError, StoppedError)) as caught:
-            state.commit()
-        return kinds(caught.value)
-
-    first, other = on_ranks(2, body)
-    assert (
-        first[0] == other[0] == "FencedError"
-    )  # so whoever hears of either ends the job for the same reason
-    assert "StoppedError" in other

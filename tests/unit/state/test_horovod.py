@@ -85,14 +85,6 @@ def test_our_own_horovod_is_told_how_long_ranks_may_wait_and_another_one_is_not(
     assert (ours.allowed, another.allowed) == ([7], [])
 
 
-def test_the_installed_horovod_has_what_we_ask_of_it() -> None:
-    import horovod.torch as hvd
-
-    assert horovod._own(hvd, "horovod_set_stall_shutdown_seconds") is not None
-    assert horovod._failure(hvd) == ""
-    assert horovod._own(hvd, "no_such_function") is None
-
-
 def test_who_takes_anothers_place_begins_alone_and_asks_for_it_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

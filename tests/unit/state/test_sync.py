@@ -2,53 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
-from horovod.common.exceptions import HorovodInternalError
 
-from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.errors import MismatchError, NoUsableCommitError, RecoveryError
+from hvdrecover.errors import MismatchError, NoUsableCommitError, RecoveryError, StorageError
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.root import FakeRoots
-from tests.fakes.world import FakeJob, fail_at
+from tests.fakes.world import FakeJob
 from tests.unit.state.jobs import URL, Process, initialised, on_ranks
 
 
-def made(process: Process, checkpoint: Checkpoint | str | None = None, *, value: float = 0.0) -> State:
-    model = FakeModel(w=[value, value])
-    return process.state(
-        checkpoint,
-        model=model,
-        optimizer=FakeOptimizer(model),
-        sampler=FakeSampler(20),
-        history=[value],
-    )
+def made(process: Process, checkpoint: Checkpoint | str | None = None) -> State:
+    model = FakeModel(w=[0.0, 0.0])
+    optimizer, sampler = FakeOptimizer(model), FakeSampler(20)
+    return process.state(checkpoint, model=model, optimizer=optimizer, sampler=sampler, history=[0.0])
 
 
-def facts(state: State) -> dict[str, Any]:
-    return {
-        "w": state.model.weights["w"].tolist(),
-        "velocity": {name: array.tolist() for name, array in state.optimizer.velocity.items()},
-        "cursor": (state.sampler.order.epoch, state.sampler.order.done),
-        "history": list(state.history),
-        "commit": state.last_commit,
-    }
-
-
-def step(state: State, size: int = 1) -> None:
+def step(state: State) -> None:
     state.optimizer.step({"w": np.array([1.0, 2.0])})
-    state.sampler.order.record(size)
+    state.sampler.order.record(1)
     state.history.append(len(state.history))
 
 
-def write_commits(number: int, size: int = 1, **options: Any) -> list[Any]:
-    """A job that makes this many durable commits and is then gone."""
+def write_commits(number: int) -> State:
+    """A job that makes this many durable commits and is then gone; return its last state."""
 
-    def body(process: Process) -> dict[str, Any]:
+    def body(process: Process) -> State:
         state = made(process, URL)
         state.sync()
         for _ in range(number):
@@ -56,9 +39,11 @@ def write_commits(number: int, size: int = 1, **options: Any) -> list[Any]:
             state.commit()
             state.flush()
         state._session.durable.settle()  # the writer deletes old commits after that
-        return facts(state)
+        return state
 
-    return on_ranks(size, body, **options)
+    (state,) = on_ranks(1, body)
+    assert isinstance(state, State)
+    return state
 
 
 def test_if_every_save_was_torn_and_nothing_is_durable_no_state_is_made_up() -> None:
@@ -75,44 +60,13 @@ def test_if_every_save_was_torn_and_nothing_is_durable_no_state_is_made_up() -> 
     on_ranks(2, body)
 
 
-@pytest.mark.parametrize("nth", [1, 2])
-def test_a_receiver_keeps_its_commit_when_the_sender_dies_in_the_middle(nth: int) -> None:
-    def body(process: Process) -> dict[str, Any]:
-        state = made(process)
-        state.sync()
-        step(state)
-        state.save()
-        if process.world.rank() == 0:
-            step(state)
-            state.save()  # a commit ahead, so it will send, and die
-        kept = facts(state)
-        with pytest.raises(HorovodInternalError):
-            state.sync()
-        state.restore()
-        assert facts(state) == kept
-        process.world.shutdown()
-        process.world.init()
-        state.sync()
-        return facts(state)
-
-    visits = nth + 1  # the first sync sends the model only: the optimizer has no arrays yet
-    faults = [fail_at(0, "hvdrecover.snapshot", visits)]
-    results = on_ranks(3, body, faults)
-    assert len(results) == 2
-    assert results[0]["commit"] == CommitId(2, 1)
-    assert results[0]["history"] == [0.0, 1]
-    assert results[0] == results[1]
-
-
 # -- from durable commits ------------------------------------------------------------------------------------
 
 
-def outcomes_of(body: Any, size: int = 3) -> list[BaseException | None]:
-    return [outcome.error for outcome in sorted(FakeJob(initialised(body), size).run(), key=by_place)]
-
-
-def by_place(outcome: Any) -> float:
-    return float(outcome.world.place)
+def errors_of(body: Callable[[Process], None]) -> list[BaseException | None]:
+    """Run a body on three ranks; return the error of each, by rank."""
+    outcomes = FakeJob(initialised(body), 3).run()
+    return [outcome.error for outcome in sorted(outcomes, key=lambda outcome: outcome.world.place)]
 
 
 def test_a_rank_0_that_can_not_load_tells_the_others_and_nobody_hangs(roots: FakeRoots) -> None:
@@ -124,10 +78,28 @@ def test_a_rank_0_that_can_not_load_tells_the_others_and_nobody_hangs(roots: Fak
     def body(process: Process) -> None:
         made(process, URL).sync()
 
-    errors = outcomes_of(body)
+    errors = errors_of(body)
     assert isinstance(errors[0], NoUsableCommitError)
     assert all(isinstance(error, RecoveryError) for error in errors[1:])
     assert "NoUsableCommitError" in str(errors[1])
+
+
+def test_a_root_that_is_unmounted_after_the_claim_does_not_look_new(
+    process: Process, roots: FakeRoots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_commits(1)
+    state = made(process, URL)
+    durable = state._session.durable
+    claim = durable.claim
+
+    def claim_and_unmount(left: Mapping[str, str]) -> int:
+        generation = claim(left)
+        roots[URL].files.clear()
+        return generation
+
+    monkeypatch.setattr(durable, "claim", claim_and_unmount)
+    with pytest.raises(StorageError, match="emptied or unmounted"):
+        state.sync()
 
 
 def test_a_commit_that_does_not_fit_names_what_differs_and_is_not_loaded() -> None:
@@ -141,7 +113,7 @@ def test_a_commit_that_does_not_fit_names_what_differs_and_is_not_loaded() -> No
         finally:
             assert model.weights["w"].tolist() == [5.0, 5.0, 5.0]
 
-    errors = outcomes_of(body)
+    errors = errors_of(body)
     assert isinstance(errors[0], MismatchError)
     assert errors[0].differences == [
         "extra: an attribute of this state, but not in the commit",
@@ -171,10 +143,10 @@ def lenient(process: Process) -> State:
 
 
 def test_not_strict_loads_what_fits_and_lists_the_rest(caplog: pytest.LogCaptureFixture) -> None:
-    (written,) = write_commits(2)
+    written = write_commits(2)
     (state,) = on_ranks(1, lenient)
-    assert state.model.weights["w"].tolist() == written["w"]
-    assert state.history == written["history"]
+    assert state.model.weights["w"].tolist() == written.model.weights["w"].tolist()
+    assert state.history == written.history
     assert (state.model.weights["head"].tolist(), state.extra) == ([10.0], 10.0)
     assert state.sampler.order.done == 0
     listed = [line for line in caplog.messages if line.startswith("not loaded")]
@@ -184,3 +156,17 @@ def test_not_strict_loads_what_fits_and_lists_the_rest(caplog: pytest.LogCapture
         "optimizer",
         "sampler",
     ]
+
+
+def test_a_password_in_the_url_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "hvdrecover")
+
+    def body(process: Process) -> None:
+        state = process.state("sftp://me:secret@host/run", step=0)
+        state.sync()
+        state.finish()
+        process.state("sftp://me:secret@host/run", step=0).sync()
+
+    on_ranks(1, body)
+    assert any("sftp://host/run" in message for message in caplog.messages)
+    assert not any("secret" in message for message in caplog.messages)
