@@ -74,3 +74,16 @@ for each in iterators:
     next(each)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=180)
+
+
+def test_a_tensorflow_without_keras_3_is_refused() -> None:
+    code = """
+import tensorflow as tf
+tf.__version__ = "2.15.1"
+try:
+    import hvdrecover.tensorflow
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    (line,) = answer(code).splitlines()
+    assert line.startswith("ConfigError tensorflow: ") and "2.16" in line and "2.15.1" in line
