@@ -131,9 +131,9 @@ class Reduction:
         if not given:
             return given
         own.note(given, variables)
-        measured = scalars.Reducing(given)
+        began = scalars.reduction_begins(given)
         if hvd.size() == 1 and not config.read().elastic:
-            return measured.done(given)
+            return scalars.reduction_ends(began, given)
         refuse_xla()
         # In nested functions and loops, several reductions have the same name. TensorFlow would start them
         # together, and Horovod refuses that. So each waits for the one before it in the program.
@@ -148,7 +148,8 @@ class Reduction:
             with tf.control_dependencies(done):
                 _turns().assign_add(1)
         pairs = zip(given, reduced, strict=True)
-        return measured.done([mine if mine is None else average for mine, average in pairs])
+        averages = [mine if mine is None else average for mine, average in pairs]
+        return scalars.reduction_ends(began, averages)
 
     def _reduced(
         self, given: Sequence[Gradient], variables: Sequence[Variable], zero: tf.Tensor
