@@ -2,10 +2,10 @@
 
 import tensorflow as _tf
 
-from hvdrecover.errors import ConfigError as _ConfigError
+from hvdrecover import errors as _errors
 
 if tuple(map(int, _tf.__version__.split(".")[:2])) < (2, 16):  # before the imports that need Keras 3
-    raise _ConfigError(
+    raise _errors.ConfigError(
         "tensorflow",
         f"TensorFlow {_tf.__version__} has no Keras 3; install TensorFlow 2.16 or later: "
         "pip install 'tensorflow>=2.16'",
