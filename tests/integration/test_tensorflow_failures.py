@@ -29,7 +29,7 @@ def run(launcher: list[str], folder: Path, *case: str) -> tuple[int, Reports, st
     return code, [json.loads(line) for line in re.findall(r"report (\{.*\})", log)], log
 
 
-def test_ranks_have_the_same_variables_slots_and_gradients(tmp_path: Path) -> None:
+def test_ranks_have_the_same_variables_and_slots(tmp_path: Path) -> None:
     code, reports, log = run(static(2), tmp_path, "without_faults")
     assert code == 0, log
 
@@ -41,7 +41,6 @@ def test_ranks_have_the_same_variables_slots_and_gradients(tmp_path: Path) -> No
     # Two scalars, and two slots for each variable.
     assert [report["slots"] for report in of("slots")] == [6, 6]
     assert len({report["content"] for report in of("slots")}) == 1
-    assert [report["gradients"] for report in of("tape")] == [[[[1.5, 1.5]] * 3, [1.0, 1.0]]] * 2
 
 
 @pytest.mark.parametrize(

@@ -63,20 +63,9 @@ def slots():
     report(case="slots", slots=len(optimizer.variables), content=content)
 
 
-def tape():
-    """The gradients of Keras 3 variables."""
-    model = a_model()
-    for variable in model.trainable_variables:
-        variable.assign(np.ones(variable.shape))
-    with tf.GradientTape() as recorded:
-        loss = tf.reduce_sum(model(tf.ones([1, 3]) * (1.0 + hvd.rank())))
-    gradients = DistributedGradientTape(recorded).gradient(loss, model.trainable_variables)
-    report(case="tape", gradients=[gradient.numpy().tolist() for gradient in gradients])
-
-
 def without_faults():
     """All of the above."""
-    for case in (sync, uncommitted, slots, tape):
+    for case in (sync, uncommitted, slots):
         case()
 
 

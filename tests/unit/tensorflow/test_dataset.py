@@ -30,30 +30,23 @@ def seen(batches: Any) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("done", "before", "after"), [(0, 1, 3), (1, 2, 3), (3, 3, 1)])
-def test_the_rest_is_dealt_out_to_other_ranks_and_prefetched_batches_do_not_count(
-    done: int, before: int, after: int
-) -> None:
-    first: list[int] = []
+def test_the_rest_is_dealt_out_to_other_ranks_and_prefetched_batches_do_not_count() -> None:
+    found: list[int] = []
     cursor: dict[str, Any] = {}
-    for rank in range(before):
+    for rank in range(2):
         data = of_arrays()
-        data.order.place(rank, before)
+        data.order.place(rank, 2)
         iterator = iter(data)
-        for _ in range(done):
-            batch = next(iterator, None)
-            first += [] if batch is None else batch["it"].numpy().tolist()
-            data.record_batch()
-        next(iterator, None)  # fetched, never trained on
+        found += next(iterator)["it"].numpy().tolist()
+        data.record_batch()
+        next(iterator)  # fetched, never trained on
         cursor = data.order.state_dict()
-    then: list[int] = []
-    for rank in range(after):
+    for rank in range(3):
         data = of_arrays()
         data.order.load_state_dict(cursor)
-        data.order.place(rank, after)
-        then += seen(data)
-    assert set(first) | set(then) == set(range(LENGTH))
-    assert not set(first) & set(then[: LENGTH - len(first)]) or len(then) + len(first) - LENGTH < after
+        data.order.place(rank, 3)
+        found += seen(data)
+    assert sorted(found) == list(range(LENGTH))  # 8 and then 15 samples: none is repeated
 
 
 def test_one_data_set_is_gone_through_in_each_epoch() -> None:

@@ -67,27 +67,6 @@ def test_fit_tells_of_each_batch(tmp_path: Path, eagerly: bool) -> None:
         assert min(run.scalars[name].values()) >= 0.0
 
 
-def test_a_loop_tells_of_each_batch(tmp_path: Path) -> None:
-    state = a_state(tmp_path)
-    losses, norms = expected(state)
-    variables = state.model.trainable_variables
-
-    @tf.function(jit_compile=False)  # type: ignore[untyped-decorator]
-    def step(inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-        with recover.DistributedGradientTape(tf.GradientTape()) as tape:
-            loss = tf.reduce_mean((state.model(inputs, training=True) - targets) ** 2)
-        tape.gradient(loss, variables)
-        return loss
-
-    for inputs, targets in state.data:
-        state.log_metrics(loss=step(inputs, targets))
-        state.data.record_batch()
-    state.commit()
-    run = run_of(state, tmp_path)
-    assert run.scalars["loss"] == by_step(losses)
-    assert run.scalars["norm/averaged_gradient"] == by_step(norms)
-
-
 def test_slices_of_one_place_are_added_up(tmp_path: Path) -> None:
     table = tf.Variable([[1.0], [1.0], [1.0]])
     state = recover.TensorFlowState([table], tensorboard=str(tmp_path))
