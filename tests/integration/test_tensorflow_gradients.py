@@ -40,7 +40,6 @@ GLOO = [
     "compilation_without_callbacks_is_refused",
     "fit_that_a_callback_of_one_rank_ends",
     "fit_with_a_callback_that_one_rank_lacks",
-    "fit_with_several_passes",
 ]
 ENVIRON = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **ROOT_MAY_USE_MPI}
 

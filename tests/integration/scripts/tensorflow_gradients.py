@@ -181,7 +181,7 @@ def gradients_of(model: keras.Model, x: Any, y: Any, *, graph: bool, tape_of: An
 
 @check_each(name=OPTIONS)
 def option(found: Findings, name: str, graph: bool) -> None:
-    """Of dense and sparse gradients alike; steps of plain SGD show what an optimizer has applied."""
+    """Dense and sparse gradients. The steps of plain SGD show the gradients that an optimizer applies."""
     options, factor, tolerance = OPTIONS[name]
     model = a_model(embedding=True)
     expected = gradients_of(model, WORDS, Y, graph=graph)
@@ -547,16 +547,6 @@ def fit_with_a_callback_that_one_rank_lacks(found: Findings) -> None:
         found.expect("rank 1 has no ReduceLROnPlateau" in str(error), str(error))
     else:
         found.expect(False, "nothing was said")
-
-
-@check
-def fit_with_several_passes(found: Findings) -> None:
-    model = compiled(recover.DistributedOptimizer(keras.optimizers.SGD(0.1), **TWO_PASSES))
-    alone = compiled(keras.optimizers.SGD(0.1))
-    model.fit(half(X), half(Y), batch_size=4, epochs=2, shuffle=False, verbose=0)
-    alone.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0)
-    found.close("weight", model.trainable_variables, alone.trainable_variables)
-    found.same_everywhere("weight", model.trainable_variables)
 
 
 def run(name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -246,52 +247,38 @@ def test_several_steps_in_one_execution_are_all_counted(tmp_path: Path) -> None:
     assert state.data.order.done == SAMPLES
 
 
-def test_a_tracked_data_set_to_validate_on_is_gone_through_each_time() -> None:
-    """It is tracked so that it is dealt out again when ranks come or go. Training leaves its cursor alone."""
+def fit_with_a_rate_for_each_batch(state: Any, *extra: Any) -> None:
+    schedule = LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch, staircase=False)
+    fit(state, schedule, *extra, epochs=2)
 
-    def made() -> recover.TensorFlowKerasState:
-        state = a_state()
+
+def fit_with_a_tracked_data_set_to_validate_on(state: Any, *extra: Any) -> None:
+    """It is tracked so that it is dealt out again when ranks come or go. Training leaves its cursor alone."""
+    if not hasattr(state, "validation"):
         state.validation = recover.elastic_dataset((X[:20], Y[:20]), BATCH, shuffle=False)
         state.sync()
-        return state
-
-    def trained(state: Any, *extra: Any) -> None:
-        found = [*recover.fit_callbacks(state, commit_every_batches=3), count, *extra]
-        options = {"validation_data": state.validation, "callbacks": found, "verbose": 0, "shuffle": False}
-        state.model.fit(state.data, epochs=2, initial_epoch=state.epoch, **options)
-
     tested: list[int] = []
     count = keras.callbacks.LambdaCallback()
     count.on_test_batch_end = lambda batch, logs=None: tested.append(batch)  # type: ignore[method-assign]
-    whole = made()
-    trained(whole)
-    assert tested == [*range(-(-20 // BATCH))] * 2 and whole.validation.order.done == 0
-    state = made()
+    begun, callbacks = state.epoch, [*recover.fit_callbacks(state, commit_every_batches=3), count, *extra]
+    options = {"epochs": 2, "initial_epoch": begun, "callbacks": callbacks, "verbose": 0, "shuffle": False}
+    state.model.fit(state.data, validation_data=state.validation, **options)
+    assert tested == [*range(20 // BATCH)] * (2 - begun)
+    assert state.validation.order.done == 0
+
+
+@pytest.mark.parametrize(
+    "train", [fit_with_a_rate_for_each_batch, fit_with_a_tracked_data_set_to_validate_on]
+)
+def test_a_fit_that_is_interrupted_in_an_epoch_ends_the_same(train: Callable[..., None]) -> None:
+    undisturbed, state = a_state(), a_state()
+    train(undisturbed)
     with pytest.raises(InterruptionError):
-        trained(state, Interrupt(state, 1, 6))
+        train(state, Interrupt(state, 1, 5))
     state.restore()
-    trained(state)
-    assert weights(state) == weights(whole)
-
-
-def test_a_rate_that_changes_with_each_batch_continues_from_where_it_was() -> None:
-    def trained(state: Any, *extra: Any) -> list[float]:
-        schedule = LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch, staircase=False)
-        note = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: rates.append(float(state.optimizer.learning_rate))
-        )
-        fit(state, schedule, note, *extra, epochs=2)
-        return rates
-
-    rates: list[float] = []
-    whole = trained(a_state())
-    rates = []
-    state = a_state()
-    with pytest.raises(InterruptionError):
-        trained(state, Interrupt(state, 1, 4))
-    state.restore()
-    del rates[10 * state.epoch + state.batch :]
-    assert trained(state) == whole
+    assert (state.epoch, state.batch) == (1, 3)
+    train(state)
+    assert weights(state) == weights(undisturbed)
 
 
 def test_an_epoch_that_was_interrupted_after_its_last_batch_is_only_ended(tmp_path: Path) -> None:
