@@ -1,9 +1,9 @@
 """Virtual ranks in loops of the user's own: their buffers, batches and steps, and the sum of their gradients.
 
-The script takes gradients by a plain tape, and hands them over by `Step.add`. When the part ends, they are
-added to those of the parts before, in the fixed order of `hvdrecover.virtual.exchange`. When the inner loop
-ends, the sums are packed into a few flat tensors, which the processes exchange; and `Step.gradients` returns
-the average.
+The script takes gradients by a plain tape, and hands them over by `Step.add`. They are packed into a few flat
+tensors. When the part ends, they are added to those of the parts before, in the fixed order of
+`hvdrecover.virtual.exchange`. When the inner loop ends, the processes exchange their sums, and
+`Step.gradients` returns the average.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from hvdrecover.virtual.ranks import OURS, VirtualRanks
 from hvdrecover.virtual.shares import Counts, Policy
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
-_Taken = list[tf.Tensor | None]
-"""Gradients by variable; None for a variable without one."""
+Flat = list[tf.Tensor]
+"""The gradients of all variables: a one-dimensional tensor for each bucket."""
 
 
 def virtual_ranks(components: Mapping[str, Any], size: int, policy: Policy | None) -> VirtualRanks:
@@ -152,11 +152,78 @@ def feed(data: Any, tracked: Mapping[str, Any], framework: Framework) -> steps.F
     )
 
 
+class _Layout:
+    """The places of gradients in a few flat tensors, one for each bucket.
+
+    ``hvd.Compression.fp16`` adds up and sends float16.
+    """
+
+    def __init__(self, variables: Sequence[Variable], compression: Any) -> None:
+        if compression not in (hvd.Compression.none, hvd.Compression.fp16):
+            raise ConfigError(
+                "compression",
+                f"a sum of what {compression!r} makes would depend on the number of processes; pass "
+                "Compression.none or Compression.fp16",
+            )
+        dtypes = [raw(each).dtype for each in variables]
+        for each, dtype in zip(variables, dtypes, strict=True):
+            if dtype not in _DTYPES:
+                raise ConfigError("variables", f"{name_of(each)} is {dtype.name}, which has no gradient")
+        self.variables = list(variables)
+        self._sizes = [int(raw(each).shape.num_elements()) for each in variables]
+        nbytes = [dtype.size * size for dtype, size in zip(dtypes, self._sizes, strict=True)]
+        self._buckets = [(dtypes[places[0]], places) for places in buckets(dtypes, nbytes)]
+        self._halves = compression == hvd.Compression.fp16
+        self.packed = tf.function(self._packed, autograph=False)
+        self.sent = tf.function(self._sent, autograph=False)
+        self.added = tf.function(self._added, autograph=False)
+        self._unpacked = tf.function(self._taken_apart, autograph=False)
+
+    def missing(self) -> Flat:
+        """Return tensors that stand for no gradients."""
+        return self._sent(self._packed([None] * len(self.variables)))
+
+    def average(self, totals: Flat, divisor: int) -> list[tf.Tensor]:
+        """Return the gradients that are in flat tensors, divided."""
+        wide = [tf.cast(each, dtype) for each, (dtype, _) in zip(totals, self._buckets, strict=True)]
+        found: list[tf.Tensor] = self._unpacked([each / tf.constant(divisor, each.dtype) for each in wide])
+        return found
+
+    def _packed(self, gradients: Sequence[Gradient]) -> Flat:
+        """Flat tensors, in the variables' dtypes."""
+        flat = []
+        for dtype, places in self._buckets:
+            parts = [
+                tf.fill([self._sizes[place]], tf.constant(NOTHING, dtype))
+                if gradients[place] is None
+                else tf.reshape(tf.cast(gradients[place], dtype), [-1])
+                for place in places
+            ]
+            flat.append(tf.concat(parts, 0))
+        return flat
+
+    def _sent(self, flat: Flat) -> Flat:
+        """Flat tensors as they are added up, and sent."""
+        return [tf.cast(each, tf.float16) for each in flat] if self._halves else flat
+
+    def _added(self, left: Flat, right: Flat) -> Flat:
+        return [mine + other for mine, other in zip(left, right, strict=True)]
+
+    def _taken_apart(self, flat: Flat) -> list[tf.Tensor]:
+        gradients: dict[int, tf.Tensor] = {}
+        for each, (_, places) in zip(flat, self._buckets, strict=True):
+            parts = tf.split(each, [self._sizes[place] for place in places])
+            for place, part in zip(places, parts, strict=True):
+                gradients[place] = tf.reshape(part, raw(self.variables[place]).shape)
+        return [gradients[place] for place in range(len(self.variables))]
+
+
 class Gradients:
     """Adds up the gradients that the script hands over for each virtual rank, and averages them."""
 
-    _sums: RunningSum[_Taken]
-    _part: _Taken | None = None  # the sum of the present part's gradients
+    _layout: _Layout
+    _sums: RunningSum[Flat]
+    _part: Flat | None = None  # the sum of the present part's gradients
     _result: list[tf.Tensor] | None = None
 
     def __init__(self, size: int) -> None:
@@ -169,46 +236,30 @@ class Gradients:
             raise ConfigError("op", problem)
         if not variables:
             raise ConfigError("variables", "there is nothing to train; pass variables=[...]")
-        if compression not in (hvd.Compression.none, hvd.Compression.fp16):
-            raise ConfigError(
-                "compression",
-                f"a sum of what {compression!r} makes would depend on the number of processes; pass "
-                "Compression.none or Compression.fp16",
-            )
-        for each in variables:
-            if (dtype := raw(each).dtype) not in _DTYPES:
-                raise ConfigError("variables", f"{name_of(each)} is {dtype.name}, which has no gradient")
-        self._variables, self._divisor = list(variables), self._size if op == hvd.Average else 1
-        halves = compression == hvd.Compression.fp16
-        self._dtypes = [tf.float16 if halves else raw(each).dtype for each in variables]
-        self._sizes = [int(raw(each).shape.num_elements()) for each in variables]
-        nbytes = [dtype.size * size for dtype, size in zip(self._dtypes, self._sizes, strict=True)]
-        self._buckets = buckets(self._dtypes, nbytes)
-        # New functions: the traces of other variables hold their sizes.
-        self._add = tf.function(_added, autograph=False)
-        self._pack = tf.function(self._packed, autograph=False)
-        self._unpack = tf.function(self._unpacked, autograph=False)
+        self._divisor = self._size if op == hvd.Average else 1
+        self._layout = _Layout(variables, compression)
 
     def begin(self) -> None:
         self.abandon()
-        self._sums = RunningSum(self._size, self._add)
+        self._sums = RunningSum(self._size, self._layout.added)
         # The variables whose gradients of this process were all finite.
-        self._finite = np.ones(len(self._variables), bool)
+        self._finite = np.ones(len(self._layout.variables), bool)
 
     def add(self, gradients: Sequence[Gradient]) -> None:
         given = [
             tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in gradients
         ]
-        if len(given) != len(self._variables):
+        if len(given) != len(self._layout.variables):
             raise StepError(
                 "step.add()",
-                f"{len(given)} gradients of {len(self._variables)} variables; pass one for each of "
+                f"{len(given)} gradients of {len(self._layout.variables)} variables; pass one for each of "
                 "state.steps(..., variables=...), which are the model's trainable ones if it does not say",
             )
         there = [place for place, each in enumerate(given) if each is not None]
         if own.wanted and there:
             self._finite[there] &= np.isfinite(sums_of([given[place] for place in there]).numpy())
-        self._part = given if self._part is None else self._add(self._part, given)
+        flat = self._layout.packed(given)
+        self._part = flat if self._part is None else self._layout.added(self._part, flat)
 
     def part_ends(self, rank: int) -> None:
         part, self._part = self._part, None
@@ -218,21 +269,18 @@ class Gradients:
                 f"virtual rank {rank} has no gradients in this step; hand them over in the inner loop: "
                 "step.add(gradients)",
             )
-        pairs = zip(part, self._dtypes, strict=True)
-        sent = [each if each is None else tf.cast(each, dtype) for each, dtype in pairs]
-        self._sums.push(range(rank, rank + 1), sent)
+        self._sums.push(range(rank, rank + 1), self._layout.sent(part))
 
     def finish(self, counts: Counts, process: int) -> None:
-        found: dict[int, tf.Tensor] = {}
-        partial = self._sums.values or [[None] * len(self._variables)]
-        for number, places in enumerate(self._buckets):
-            flats = [self._pack([each[place] for place in places], places) for each in partial]
-            total = add_up(_Collectives(), f"{OURS}.virtual.{number}", counts, process, flats)
-            found.update(zip(places, self._unpack(total, places), strict=True))
-        self._result = [found[place] for place in range(len(self._variables))]
+        partial = self._sums.values or [self._layout.missing()]
+        totals = [
+            add_up(_Collectives(), f"{OURS}.virtual.{number}", counts, process, each)
+            for number, each in enumerate(zip(*partial, strict=True))
+        ]
+        self._result = self._layout.average(totals, self._divisor)
         if own.wanted:
             sums = np.where(self._finite, 0.0, np.nan).astype(np.float32)
-            own.found(sums, self._variables)
+            own.found(sums, self._layout.variables)
 
     def abandon(self) -> None:
         self._result = self._part = None
@@ -242,34 +290,6 @@ class Gradients:
         if self._result is None:
             raise StepError("step.gradients()", "they are there when the inner loop has ended")
         return list(self._result)
-
-    def _packed(self, gradients: _Taken, places: Sequence[int]) -> tf.Tensor:
-        """Return the gradients of a bucket one after the other."""
-        parts = [
-            tf.fill([self._sizes[place]], tf.constant(NOTHING, self._dtypes[place]))
-            if gradient is None
-            else tf.reshape(gradient, [-1])
-            for place, gradient in zip(places, gradients, strict=True)
-        ]
-        return tf.concat(parts, 0)
-
-    def _unpacked(self, total: tf.Tensor, places: Sequence[int]) -> list[tf.Tensor]:
-        """Return the averages of a bucket, in the variables' dtypes."""
-        variables = [raw(self._variables[place]) for place in places]
-        parts = tf.split(total, [self._sizes[place] for place in places])
-        wide = [tf.cast(part, each.dtype) for part, each in zip(parts, variables, strict=True)]
-        return [
-            tf.reshape(part / tf.constant(self._divisor, part.dtype), each.shape)
-            for part, each in zip(wide, variables, strict=True)
-        ]
-
-
-def _added(left: _Taken, right: _Taken) -> _Taken:
-    """Return the sums of gradients. A missing gradient changes no number."""
-    return [
-        other if mine is None else mine if other is None else mine + other
-        for mine, other in zip(left, right, strict=True)
-    ]
 
 
 class _Collectives:
