@@ -1,5 +1,16 @@
 """Recovery for ``horovod.tensorflow``: states whose commits can be durable, for TensorFlow and Keras 3."""
 
+import tensorflow as _tf
+
+from hvdrecover import errors as _errors
+
+if tuple(map(int, _tf.__version__.split(".")[:2])) < (2, 16):  # before the imports that need Keras 3
+    raise _errors.ConfigError(
+        "tensorflow",
+        f"TensorFlow {_tf.__version__} has no Keras 3; install TensorFlow 2.16 or later: "
+        "pip install 'tensorflow>=2.16'",
+    )
+
 import horovod.tensorflow as _hvd
 
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
@@ -131,9 +131,9 @@ class Reduction:
         if not given:
             return given
         own.note(given, variables)
-        measured = scalars.Reducing(given)
+        began = scalars.reduction_begins(given)
         if hvd.size() == 1 and not config.read().elastic:
-            return measured.done(given)
+            return scalars.reduction_ends(began, given)
         refuse_xla()
         # In nested functions and loops, several reductions have the same name. TensorFlow would start them
         # together, and Horovod refuses that. So each waits for the one before it in the program.
@@ -148,7 +148,8 @@ class Reduction:
             with tf.control_dependencies(done):
                 _turns().assign_add(1)
         pairs = zip(given, reduced, strict=True)
-        return measured.done([mine if mine is None else average for mine, average in pairs])
+        averages = [mine if mine is None else average for mine, average in pairs]
+        return scalars.reduction_ends(began, averages)
 
     def _reduced(
         self, given: Sequence[Gradient], variables: Sequence[Variable], zero: tf.Tensor
@@ -331,32 +332,27 @@ def lines(missing: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
 class _Own:
     """The `sums_of` of this rank's gradients before the last reduction of each graph, for a guard's report.
 
+    A graph holds its own sums, and deletes them with itself. Eager code has a default graph, too.
+
     Attributes:
         wanted: whether a guard looks at gradients.
     """
 
-    def __init__(self) -> None:
-        self.wanted = False
-        self._eager: dict[int, Any] = {}  # the sum of each variable's gradient, by the variable's identity
+    wanted = False
 
     def note(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> None:
-        if not self.wanted:
-            return
-        pairs = zip(variables, gradients, strict=True)
-        noted = {id(raw(each)): _sum(gradient) for each, gradient in pairs if gradient is not None}
-        if tf.inside_function():
-            setattr(tf.compat.v1.get_default_graph(), _OWN, noted)  # deleted together with the graph
-        else:
-            self._eager = noted
+        if self.wanted:
+            pairs = [pair for pair in zip(variables, gradients, strict=True) if pair[1] is not None]
+            self.found([_sum(gradient) for _, gradient in pairs], [variable for variable, _ in pairs])
 
-    def found(self, found: Any, variables: Sequence[Variable]) -> None:
-        """Remember the `sums_of` of variables' gradients, a float32 array, outside of graphs."""
-        self._eager = dict(zip((id(raw(each)) for each in variables), found, strict=True))
+    def found(self, sums: Iterable[Any], variables: Sequence[Variable]) -> None:
+        """Remember the sums of variables' gradients, one for each."""
+        noted = dict(zip((id(raw(each)) for each in variables), sums, strict=True))
+        setattr(tf.compat.v1.get_default_graph(), _OWN, noted)
 
     def of(self, variables: Sequence[Variable]) -> tf.Tensor | None:
         """Return the `sums_of` of variables' gradients; None if the last reduction was of other variables."""
-        graph = tf.compat.v1.get_default_graph() if tf.inside_function() else None
-        noted = self._eager if graph is None else getattr(graph, _OWN, {})
+        noted = getattr(tf.compat.v1.get_default_graph(), _OWN, {})
         keys = [id(raw(variable)) for variable in variables]
         return tf.stack([noted[key] for key in keys]) if noted.keys() >= set(keys) else None
 

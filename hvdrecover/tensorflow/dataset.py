@@ -195,11 +195,6 @@ def untuned(data: tf.data.Dataset) -> tf.data.Dataset:
     return data.with_options(options)
 
 
-def part_done(found: Sequence[ElasticDataset]) -> float:
-    """Return which part of an epoch is done: nothing of a data set for the validation, all others alike."""
-    return max((data.order.done / data.order.length for data in found if data.order.length), default=0.0)
-
-
 class PerRank(rank_local.PerRank):
     """A value of this rank's own; see `hvdrecover.state.rank_local.PerRank`.
 

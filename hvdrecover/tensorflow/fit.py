@@ -22,7 +22,7 @@ import keras
 from hvdrecover import heartbeat
 from hvdrecover.errors import ConfigError
 from hvdrecover.tensorflow.callback_state import ResumedEpoch, add_metrics, arrange, metrics_of
-from hvdrecover.tensorflow.dataset import ElasticDataset, part_done
+from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.keras.callbacks import MetricAverageCallback
 from hvdrecover.tensorflow.state import TensorFlowState
 
@@ -127,7 +127,10 @@ class Progress(ResumedEpoch):
         self._begun = {id(data): data.order.begun for data in state._datasets}
         self._trained = None
         if self.params:  # all callbacks have the same dict; LearningRateScheduleCallback reads this
-            part, steps = part_done(state._datasets), self.params.get("steps") or 0
+            # Nothing is done of a data set for the validation; all others are at the same place.
+            orders = [data.order for data in state._datasets if data.order.length]
+            part = max((order.done / order.length for order in orders), default=0.0)
+            steps = self.params.get("steps") or 0
             self.params["done"] = round(part * steps, 6) if state._datasets else state.batch
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,10 +22,11 @@ from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.state import horovod
 from hvdrecover.state import random as streams
 from hvdrecover.state.adapter import Entry, StepReport, Tree, fit_tensors
-from hvdrecover.tensorflow import guard, world
+from hvdrecover.tensorflow import world
+from hvdrecover.tensorflow.averaging import is_finite, sums_of
 from hvdrecover.tensorflow.optimizer import forget_sums, report_gradients
 from hvdrecover.tensorflow.scalars import watch
-from hvdrecover.tensorflow.variables import mean_the_same, named, seeds, variables_of
+from hvdrecover.tensorflow.variables import is_seed, mean_the_same, named, raw, variables_of, without_numbers
 
 Array = npt.NDArray[Any]
 
@@ -134,7 +136,7 @@ class TensorFlowFramework:
 
     def tree(self, component: Any) -> Tree:
         """The component's variables by Keras path or name, but for seeds, which are generators."""
-        for seed in seeds(component):
+        for seed in map(raw, filter(is_seed, variables_of(component) or [])):
             known = self._seeds.get(id(seed))
             if known is None or known() is not seed:
                 self._seeds[id(seed)] = weakref.ref(seed)
@@ -163,13 +165,41 @@ class TensorFlowFramework:
         forget_sums(component)
 
     def describe(self, component: Any) -> list[Entry]:
-        return guard.describe(component)
+        """Return names, shapes and dtypes of a component's variables, and an optimizer's configuration.
+
+        Names go without the numbers that Keras gives: these depend on earlier layers of the process.
+        """
+        entries = [
+            Entry(
+                f".{number}.{without_numbers(name)}",
+                f"{variable.dtype.name}{list(variable.shape)}{', trained' if variable.trainable else ''}",
+            )
+            for number, (name, variable) in enumerate(named(component).items())
+        ]
+        if isinstance(component, keras.optimizers.Optimizer):
+            entries.insert(0, Entry("", f"a {type(component).__name__}"))
+            entries += [
+                Entry(
+                    f".{name}",
+                    json.dumps(value, default=str, sort_keys=True),
+                    setting=True,
+                    # Other settings are attributes of the optimizer, which a commit does not hold.
+                    stored=name == "learning_rate" and isinstance(value, float),
+                )
+                for name, value in sorted(component.get_config().items())
+                if name != "name"
+            ]
+        return entries
 
     def rank_local(self, component: Any) -> set[str]:
         return {name for name, each in _of_model(component).items() if not each.trainable}
 
     def not_finite(self, component: Any) -> list[str]:
-        return guard.not_finite({name: each for name, each in _of_model(component).items() if each.trainable})
+        trained = {name: each for name, each in _of_model(component).items() if each.trainable}
+        floats = {name: each for name, each in trained.items() if each.dtype.is_floating}
+        if not floats or np.isfinite(sums_of(list(floats.values())).numpy()).all():
+            return []
+        return [name for name, each in floats.items() if not is_finite(each)]
 
     def draw_seed(self) -> int:
         return random.getrandbits(63)  # from Python's generator, which ``keras.utils.set_random_seed`` seeds

@@ -202,7 +202,7 @@ def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
     for optimizer in optimizers:
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             continue
-        _, needed = passes(optimizer)
+        needed = _hooks_of(optimizer).passes
         if judge.policy == "rollback" and needed > 1:
             raise ConfigError(
                 "numerics",
@@ -269,12 +269,6 @@ def forget_sums(optimizer: Any) -> None:
     """Forget gradients that a rolled back step has left."""
     if (sums := _hooks_of(optimizer).sums) is not None:
         sums.forget()
-
-
-def passes(optimizer: Any) -> tuple[int, int]:
-    """Return how many backward passes of an optimizer no step has had yet, of how many that a step has."""
-    hooks = _hooks_of(optimizer)
-    return (int(hooks.sums.count) if hooks.sums is not None else 0), hooks.passes
 
 
 def _hooks_of(optimizer: Any) -> _Hooks:

@@ -57,7 +57,6 @@ _LARGEST = 1 << 24  # bytes of a rank's own statistics; each commit sends them t
 
 _keras_fit = keras.Model.fit
 _signature = inspect.signature(_keras_fit)
-_settings = Config()
 _fits: list[_State | None] = []  # those that have ended; None for one that was not resumed
 _said: set[str] = set()
 _is_within = False  # whether a fit is under way: a callback may call another one
@@ -65,8 +64,6 @@ _is_within = False  # whether a fit is under way: a callback may call another on
 
 def install(settings: Config) -> None:
     """Have ``fit`` of all Keras models resume after faults, in a job that has them repaired."""
-    global _settings
-    _settings = settings
     if settings.elastic or settings.checkpoint:
         keras.Model.fit = _fit
 
@@ -105,7 +102,7 @@ def _callbacks(options: dict[str, Any]) -> list[Any]:
 
 
 def _say(line: str, level: int = logging.WARNING) -> None:
-    show_on_terminal(_settings)
+    show_on_terminal(config.read())
     if hvd.rank() == 0 and not _joins() and line not in _said:
         logger.log(level, "%s", line)
     _said.add(line)

@@ -28,23 +28,19 @@ class _Marks:
 _marks: _Marks | None = None  # of all graphs of this process; made when a state wants scalars
 
 
-class Reducing:
-    """Measures one reduction of this rank's gradients; create it when the reduction begins."""
+def reduction_begins(gradients: Sequence[Gradient]) -> tf.Tensor | None:
+    """Return the time at which this rank's gradients are computed; None if nothing is measured."""
+    return None if _marks is None or xla_compiles() else _time_after(gradients)
 
-    def __init__(self, gradients: Sequence[Gradient]) -> None:
-        self._marks = None if xla_compiles() else _marks
-        if self._marks is not None:
-            self._began = _time_after(gradients)
 
-    def done(self, gradients: list[Gradient]) -> list[Gradient]:
-        """Take the time and the norm of the averaged gradients, and return the gradients."""
-        marks = self._marks
-        if marks is not None:
-            with tf.device("CPU:0"):
-                marks.waited.assign_add(_time_after(gradients) - self._began)
-                marks.averaged.assign(_norm(gradients))
-                marks.steps.assign_add(1)
-        return gradients
+def reduction_ends(began: tf.Tensor | None, gradients: list[Gradient]) -> list[Gradient]:
+    """Take the time and the norm of the averaged gradients, and return the gradients."""
+    if began is not None and _marks is not None:
+        with tf.device("CPU:0"):
+            _marks.waited.assign_add(_time_after(gradients) - began)
+            _marks.averaged.assign(_norm(gradients))
+            _marks.steps.assign_add(1)
+    return gradients
 
 
 def watch(scalars: Scalars) -> None:

@@ -70,11 +70,6 @@ def named(component: Any) -> dict[str, tf.Variable]:
     return found
 
 
-def seeds(component: Any) -> list[tf.Variable]:
-    """Return the states of the component's seed generators; uint32 of shape ``[2]``."""
-    return [raw(variable) for variable in variables_of(component) or [] if is_seed(variable)]
-
-
 def weights_of(local_layers: Layers) -> list[Variable]:
     layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else list(local_layers or [])
     for layer in layers:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import LONG
-from tests.support.jobs import PATIENCE, Job, elastic, run_job, static, supervised
+from tests.support.jobs import PATIENCE, Job, elastic, run_job, supervised
 
 SCRIPTS = Path(__file__).with_name("scripts")
 SCRIPT = SCRIPTS / "tensorflow_failures.py"
@@ -27,21 +27,6 @@ def run(launcher: list[str], folder: Path, *case: str) -> tuple[int, Reports, st
         job.kill()
     log = job.log.read_text(errors="replace")
     return code, [json.loads(line) for line in re.findall(r"report (\{.*\})", log)], log
-
-
-def test_ranks_have_the_same_variables_slots_and_gradients(tmp_path: Path) -> None:
-    code, reports, log = run(static(2), tmp_path, "without_faults")
-    assert code == 0, log
-
-    def of(case: str) -> Reports:
-        return [report for report in reports if report["case"] == case]
-
-    assert [report["value"] for report in of("sync")] == [[10.0]] * 2
-    assert [(report["value"], report["batch"]) for report in of("uncommitted")] == [([5.0], 5)] * 2
-    # Two scalars, and two slots for each variable.
-    assert [report["slots"] for report in of("slots")] == [6, 6]
-    assert len({report["content"] for report in of("slots")}) == 1
-    assert [report["gradients"] for report in of("tape")] == [[[[1.5, 1.5]] * 3, [1.0, 1.0]]] * 2
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,13 @@ from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, run_job, static
 
 SCRIPT = Path(__file__).with_name("scripts") / "tensorflow_gradients.py"
 OPTIMIZERS = ["sgd", "adam", "clipped", "loss_scale"]
-OPTIONS = ["default", "fp16", "sum", "predivided", "sparse_as_dense"]
-BOTH_WAYS = {
-    "tape_and_plain_optimizer": OPTIMIZERS,
-    "optimizer_of_a_loop": OPTIMIZERS,
-    "option_of_tape": OPTIONS,
-    "option_of_optimizer": OPTIONS,
+EACH_WAY = {
+    "tape_or_optimizer": OPTIMIZERS,
+    "option": ["default", "fp16", "sum", "predivided", "sparse_as_dense"],
     "groups_of_variables": ["tape", "optimizer"],
     "sync_batch_norm": ["layers"],
     "broadcast_of_variables": ["copied", "in_place", "broadcast_"],
-    "several_passes": OPTIMIZERS,
-    "several_passes_of": ["sparse"],
+    "several_passes": [*OPTIMIZERS, "sparse"],
     "variables_of_all_kinds": ["tape", "reduction"],
     "the_same_variables_twice_at_once": ["in_a_row", "in_scopes", "in_functions", "in_a_loop"],
     "ranks_of_different_histories": ["adam"],
@@ -34,17 +30,16 @@ BOTH_WAYS = {
 GLOO = [
     *(
         f"{name}-{variant}-{way}"
-        for name, variants in BOTH_WAYS.items()
+        for name, variants in EACH_WAY.items()
         for number, variant in enumerate(variants)
         for way in ("graph", "eager")
-        if IS_LONG or (number == 0 and (way == "graph" or name == "tape_and_plain_optimizer"))
+        if IS_LONG or (number == 0 and (way == "graph" or name == "tape_or_optimizer"))
     ),
     "traced_again",
     "fit_with_compilation_left_to_keras",
     "compilation_without_callbacks_is_refused",
     "fit_that_a_callback_of_one_rank_ends",
     "fit_with_a_callback_that_one_rank_lacks",
-    "fit_with_several_passes",
 ]
 ENVIRON = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **ROOT_MAY_USE_MPI}
 

@@ -10,7 +10,6 @@ import keras
 from hvdrecover import heartbeat
 from hvdrecover.stand_in import standing_in
 from hvdrecover.state.run import run
-from hvdrecover.state.state import State
 from hvdrecover.tensorflow.callback_state import ResumedEpoch, arrange
 from hvdrecover.tensorflow.elastic import TensorFlowKerasState
 
@@ -30,27 +29,21 @@ class KerasState(TensorFlowKerasState):
     """See `hvdrecover.tensorflow.elastic.TensorFlowKerasState`."""
 
 
-class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Commits a state after batches and at the end of each epoch, when all other callbacks have been called.
+class CommitStateCallback(_hvd.CommitStateCallback):  # type: ignore[misc]
+    """Horovod's callback, after all other callbacks: it commits after batches and at the end of each epoch.
 
     There are ``batches_per_commit`` batches between commits. After the last batch of an epoch, the commit
     waits for the epoch's end, when the counters already point to the next epoch.
     """
 
-    def __init__(self, state: State, batches_per_commit: int = 1) -> None:
-        super().__init__()
-        self.state = state
-        self.batches_per_commit = self.batches_remaining = batches_per_commit
+    batches_per_commit: int
+    batches_remaining: int
 
     def set_model(self, model: keras.Model) -> None:
         """Take the last place in Keras's list, before ``fit`` makes its training function."""
         super().set_model(model)
         model.jit_compile = False  # XLA cannot compile Horovod's collectives
         arrange(self, last=[self])
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Count from zero, as all ranks do after a recovery."""
-        self.batches_remaining = self.batches_per_commit
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         heartbeat.stepped()
@@ -60,12 +53,6 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
             steps = (self.params or {}).get("steps")
             if steps is None or batch + 1 < steps:
                 self.commit()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.commit()
-
-    def commit(self) -> None:
-        self.state.commit()
 
 
 class UpdateBatchStateCallback(ResumedEpoch):

@@ -27,59 +27,6 @@ def report(**facts):
     print("report", json.dumps({"rank": hvd.rank(), **facts}), flush=True)
 
 
-def a_model():
-    model = keras.Sequential([keras.layers.Dense(2, name="one")], name="net")
-    model.build((None, 3))
-    return model
-
-
-def sync():
-    """Each rank has a value of its own; all must end with that of rank 0."""
-    variable = tf.Variable([0.0])
-    state = TensorFlowState(variables=[variable], batch=0)
-    variable.assign([float(10 + hvd.rank())])
-    state.sync()
-    report(case="sync", value=variable.numpy().tolist())
-
-
-def uncommitted():
-    """Keep together what was not committed when hosts change: the variables and the counters."""
-    variable = tf.Variable([0.0])
-    state = TensorFlowState(variables=[variable], batch=0)
-    state.sync()
-    variable.assign([5.0])
-    state.batch = 5
-    state.sync()
-    report(case="uncommitted", value=variable.numpy().tolist(), batch=state.batch)
-
-
-def slots():
-    """An optimizer that has not been used is in step after a sync, and trains on in step."""
-    keras.utils.set_random_seed(hvd.rank())
-    model, optimizer = a_model(), keras.optimizers.Adam(0.1)
-    state = TensorFlowKerasState(model, optimizer, batch=0)
-    state.sync()
-    content = digest([*model.variables, *optimizer.variables])
-    report(case="slots", slots=len(optimizer.variables), content=content)
-
-
-def tape():
-    """The gradients of Keras 3 variables."""
-    model = a_model()
-    for variable in model.trainable_variables:
-        variable.assign(np.ones(variable.shape))
-    with tf.GradientTape() as recorded:
-        loss = tf.reduce_sum(model(tf.ones([1, 3]) * (1.0 + hvd.rank())))
-    gradients = DistributedGradientTape(recorded).gradient(loss, model.trainable_variables)
-    report(case="tape", gradients=[gradient.numpy().tolist() for gradient in gradients])
-
-
-def without_faults():
-    """All of the above."""
-    for case in (sync, uncommitted, slots, tape):
-        case()
-
-
 def lost(collective, folder):
     """Rank 1 is killed while the others are in a collective inside a ``tf.function``."""
     marker = Path(folder, "killed")

@@ -1,4 +1,4 @@
-"""The pieces of which tests of commits outside a job build them."""
+"""Models and commits for tests of commits outside a job."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ X = np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)
 Y = np.ones((5, 2), np.float32)
 
 
-def network(width: int = 4, seed: int = 0, name: str | None = None) -> keras.Model:
+def network(width: int = 4, seed: int = 0) -> keras.Model:
     """A small network that is built; Keras names its layers, and numbers them anew in each."""
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Dense(width, activation="tanh"), keras.layers.BatchNormalization()]
-    model = keras.Sequential([*layers, keras.layers.Dropout(0.5), keras.layers.Dense(2)], name=name)
+    model = keras.Sequential([*layers, keras.layers.Dropout(0.5), keras.layers.Dense(2)])
     model.build((None, 3))
     return model
 
@@ -37,13 +37,11 @@ def content(component: Any) -> list[bytes]:
     return [each.numpy().tobytes() for each in variables]
 
 
-def write_three_commits(root: Path, **attributes: Any) -> dict[int, Any]:
+def write_three_commits(root: Path) -> dict[int, Any]:
     """Have a job write the commits 1, 2 and 3; gives what model and optimizer held at each."""
     model, optimizer = network(), keras.optimizers.Adam(0.1)
     data = recover.elastic_dataset(np.arange(7.0), 2, seed=3)
-    state = recover.TensorFlowKerasState(
-        model, optimizer, data=data, epoch=0, checkpoint=str(root), **attributes
-    )
+    state = recover.TensorFlowKerasState(model, optimizer, data=data, epoch=0, checkpoint=str(root))
     state.sync()
     found = {}
     for number in (1, 2, 3):
@@ -54,16 +52,3 @@ def write_three_commits(root: Path, **attributes: Any) -> dict[int, Any]:
         found[number] = content(model), content(optimizer)
     assert len(set(map(repr, found.values()))) == 3
     return found
-
-
-def folder(root: Path, number: int) -> Path:
-    """A commit's folder."""
-    (found,) = root.glob(f"g*-c{number:08d}")
-    return found
-
-
-def flip(path: Path) -> None:
-    """Change one bit of a file."""
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(bytes(data))

@@ -1,8 +1,9 @@
-"""Data sets of one process that stands for several ranks, one after the other."""
+"""Elastic data sets, in one process that stands for several ranks one after the other; and iterators."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,18 +12,14 @@ import pytest
 import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
-from hvdrecover.errors import ConfigError
+from hvdrecover.errors import ConfigError, UnsupportedValueError
 
 LENGTH = 23
 
 
-def arrays(length: int = LENGTH) -> Any:
-    numbers = np.arange(length)
-    return {"x": numbers * 10.0, "it": numbers}
-
-
 def of_arrays(**options: Any) -> recover.ElasticDataset:
-    return recover.elastic_dataset(arrays(), 4, **options)
+    numbers = np.arange(LENGTH)
+    return recover.elastic_dataset({"x": numbers * 10.0, "it": numbers}, 4, **options)
 
 
 def seen(batches: Any) -> list[int]:
@@ -33,49 +30,26 @@ def seen(batches: Any) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_the_ranks_together_see_each_sample_once_but_for_padding(size: int) -> None:
-    every: list[int] = []
-    counts = set()
-    for rank in range(size):
-        data = of_arrays()
-        data.order.place(rank, size)
-        mine = seen(data)
-        counts.add(len(mine))
-        every += mine
-    assert len(counts) == 1
-    assert set(every) == set(range(LENGTH))
-    assert len(every) - LENGTH < size
-    assert max(Counter(every).values()) <= 2 + size // LENGTH
-
-
-@pytest.mark.parametrize(("done", "before", "after"), [(0, 1, 1), (1, 2, 3), (3, 3, 1)])
-def test_what_is_left_is_dealt_out_anew_and_prefetched_batches_do_not_count(
-    done: int, before: int, after: int
-) -> None:
-    first: list[int] = []
+def test_the_rest_is_dealt_out_to_other_ranks_and_prefetched_batches_do_not_count() -> None:
+    found: list[int] = []
     cursor: dict[str, Any] = {}
-    for rank in range(before):
+    for rank in range(2):
         data = of_arrays()
-        data.order.place(rank, before)
+        data.order.place(rank, 2)
         iterator = iter(data)
-        for _ in range(done):
-            batch = next(iterator, None)
-            first += [] if batch is None else batch["it"].numpy().tolist()
-            data.record_batch()
-        next(iterator, None)  # fetched, never trained on
+        found += next(iterator)["it"].numpy().tolist()
+        data.record_batch()
+        next(iterator)  # fetched, never trained on
         cursor = data.order.state_dict()
-    then: list[int] = []
-    for rank in range(after):
+    for rank in range(3):
         data = of_arrays()
         data.order.load_state_dict(cursor)
-        data.order.place(rank, after)
-        then += seen(data)
-    assert set(first) | set(then) == set(range(LENGTH))
-    assert not set(first) & set(then[: LENGTH - len(first)]) or len(then) + len(first) - LENGTH < after
+        data.order.place(rank, 3)
+        found += seen(data)
+    assert sorted(found) == list(range(LENGTH))  # 8 and then 15 samples: none is repeated
 
 
-def test_one_data_set_is_gone_through_again_and_again() -> None:
+def test_one_data_set_is_gone_through_in_each_epoch() -> None:
     data = of_arrays()
     for epoch in range(3):
         data.set_epoch(epoch)
@@ -84,10 +58,11 @@ def test_one_data_set_is_gone_through_again_and_again() -> None:
             mine += batch["it"].numpy().tolist()
             data.record_batch()
         assert sorted(mine) == list(range(LENGTH))
-        assert seen(data) != []  # the epoch over again, as it was gone through
+        assert seen(data) != []  # the same epoch again
 
 
-def test_no_thread_tunes_it_whose_end_an_iterators_end_would_wait_for() -> None:
+def test_no_thread_tunes_its_pipeline() -> None:
+    """The end of an iterator would wait for that thread."""
     for data in (of_arrays(), of_arrays(transform=lambda batch: batch)):
         assert data.options().autotune.enabled is False
 
@@ -107,8 +82,6 @@ def test_it_can_be_used_inside_a_function_and_transformed_further() -> None:
 
 
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]
-    """Makes its batches itself, the last one smaller."""
-
     def __len__(self) -> int:
         return 2
 
@@ -124,10 +97,64 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
         (np.zeros(3), {"tail": "cut"}, "'cut'"),
         (np.float32(1), {}, "got a float32"),
         (Batches(), {}, "got a Batches.*transform="),
-        (iter([np.zeros(3)]), {}, "got a list_iterator"),
         ((), {}, r"length.*\[\]"),
     ],
 )
-def test_what_cannot_be_dealt_out_is_refused(data: Any, options: dict[str, Any], fact: str) -> None:
+def test_data_without_samples_to_deal_out_are_refused(data: Any, options: dict[str, Any], fact: str) -> None:
     with pytest.raises(ConfigError, match=fact):
         recover.elastic_dataset(data, 2, **options)
+
+
+# -- iterators of tf.data, as each rank's own ----------------------------------------------------------------
+
+SHUFFLED = tf.data.Dataset.range(20).shuffle(8, seed=3).batch(2).prefetch(2)
+
+
+def with_iterator(root: Path, dataset: tf.data.Dataset = SHUFFLED) -> recover.TensorFlowState:
+    batches = recover.PerRank(iter(dataset))
+    state = recover.TensorFlowState([tf.Variable(0.0)], checkpoint=str(root), batches=batches)
+    state.sync()
+    return state
+
+
+def rest(state: recover.TensorFlowState) -> Any:
+    return [batch.numpy().tolist() for batch in state.batches]
+
+
+def test_an_iterator_continues_where_it_was_with_its_shuffle_buffer(tmp_path: Path) -> None:
+    state = with_iterator(tmp_path)
+    taken = [next(state.batches.value).numpy().tolist() for _ in range(3)]
+    state.commit(durable=True)
+    state.flush()
+    expected = rest(state)
+    assert sorted(sample for batch in [*taken, *expected] for sample in batch) == list(range(20))
+    state.restore()
+    assert rest(state) == expected
+    state.batches.value = iter(SHUFFLED)  # another epoch
+    state.restore()
+    assert rest(state) == expected
+    assert rest(with_iterator(tmp_path)) == expected
+    with pytest.raises(recover.PerRankError) as caught:
+        with_iterator(tmp_path, tf.data.Dataset.range(20).batch(2).cache())  # another pipeline
+    assert caught.value.path == "PerRank"
+
+
+UNSAVED: dict[str, Callable[[], tf.data.Dataset]] = {
+    "a generator": lambda: tf.data.Dataset.from_generator(
+        lambda: range(5), output_signature=tf.TensorSpec([])
+    ),
+    "random numbers": lambda: tf.data.Dataset.range(5).map(lambda number: tf.random.uniform(())),
+}
+
+
+@pytest.mark.parametrize("dataset", UNSAVED.values(), ids=UNSAVED.keys())
+def test_an_iterator_that_tensorflow_cannot_save_is_refused(
+    dataset: Callable[[], Any], tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedValueError, match=r"^PerRank: .*elastic_dataset"):
+        with_iterator(tmp_path, dataset())
+
+
+def test_a_data_set_itself_has_no_place() -> None:
+    with pytest.raises(ConfigError, match=r"^PerRank: .*iter\(dataset\)"):
+        recover.PerRank(SHUFFLED)

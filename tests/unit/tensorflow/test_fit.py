@@ -109,11 +109,16 @@ def weights(state: Any) -> list[bytes]:
     return [each.numpy().tobytes() for each in (*state.model.weights, *state.optimizer.variables)]
 
 
-def of_keras(folder: Path) -> list[keras.callbacks.Callback]:
-    """Those of the issue, which judge by `SCORES`."""
+def judge() -> keras.callbacks.Callback:
+    return keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(score=SCORES[epoch]))
+
+
+def used(folder: Path) -> list[keras.callbacks.Callback]:
+    """Keras's callbacks, which judge by `SCORES`, and one of the user's own."""
     folder.mkdir(exist_ok=True)
     return [
-        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(score=SCORES[epoch])),
+        Counting(),
+        judge(),
         keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
         keras.callbacks.ReduceLROnPlateau("score", factor=0.5, patience=2, cooldown=1, mode="min"),
         keras.callbacks.EarlyStopping("score", patience=4, mode="min", restore_best_weights=True),
@@ -127,13 +132,15 @@ def of_keras(folder: Path) -> list[keras.callbacks.Callback]:
     ]
 
 
-def outcome(state: Any, history: Any, folder: Path) -> dict[str, Any]:
-    """All that a run leaves."""
+def outcome(state: Any, callbacks: list[Any], folder: Path) -> dict[str, Any]:
+    """Train to the end; return all that the run leaves."""
+    history = fit(state, *callbacks)
     files = sorted(path.name for path in folder.iterdir())
     assert "best.weights.h5" in files
     return {
         "epoch": state.epoch,
         "weights": weights(state),
+        "counted": callbacks[0].names,
         "history": (history.epoch, history.history),
         "rows": list(csv.reader((folder / "log.csv").read_text().splitlines())),
         "files": stored({name: folder / name for name in files if name.endswith(".h5")}),
@@ -150,8 +157,7 @@ def stored(files: dict[str, Path]) -> dict[str, list[bytes]]:
 
 
 def undisturbed_outcome(folder: Path) -> dict[str, Any]:
-    state = a_state()
-    found = outcome(state, fit(state, *of_keras(folder)), folder)
+    found = outcome(a_state(), used(folder), folder)
     rates = [float(row[found["rows"][0].index("learning_rate")]) for row in found["rows"][1:]]
     halved = [epoch for epoch in range(1, len(rates)) if rates[epoch] / rates[epoch - 1] < 0.5]
     assert (found["epoch"], len(rates)) == (STOPS + 1, STOPS + 1)
@@ -162,19 +168,18 @@ def undisturbed_outcome(folder: Path) -> dict[str, Any]:
 
 def test_wherever_a_fit_is_interrupted_it_ends_the_same(tmp_path: Path) -> None:
     undisturbed = undisturbed_outcome(tmp_path / "undisturbed")
-    state, kerass = a_state(tmp_path / "root"), of_keras(tmp_path / "files")
+    state, callbacks = a_state(tmp_path / "root"), used(tmp_path / "files")
     for at, way, place in INTERRUPTIONS:
-        interrupt = Interrupt(state, *at)
-        callbacks = (*kerass, interrupt)
+        interrupted = (*callbacks, Interrupt(state, *at))
         with pytest.raises(InterruptionError):
-            fit(state, *callbacks) if place == "before" else fit(state, behind=callbacks)
+            fit(state, *interrupted) if place == "before" else fit(state, behind=interrupted)
         if way == "a survivor":
             state.restore()
             state.sync()
         else:
             state.flush()
-            state, kerass = a_state(tmp_path / "root"), of_keras(tmp_path / "files")
-    found = outcome(state, fit(state, *kerass), tmp_path / "files")
+            state, callbacks = a_state(tmp_path / "root"), used(tmp_path / "files")
+    found = outcome(state, callbacks, tmp_path / "files")
     for what, value in undisturbed.items():
         assert found[what] == value, what
 
@@ -184,36 +189,16 @@ def test_of_two_fits_the_second_one_continues_though_the_first_is_called_again(t
         judged = []
         for epochs in (2, 4):
             stopping = keras.callbacks.EarlyStopping("score", patience=9, mode="min")
-            judge = keras.callbacks.LambdaCallback(
-                on_epoch_end=lambda epoch, logs: logs.update(score=SCORES[epoch])
-            )
-            state.model.fit(
-                state.data,
-                epochs=epochs,
-                initial_epoch=state.epoch,
-                callbacks=[judge, stopping, *interrupt, *recover.fit_callbacks(state)],
-                verbose=0,
-            )
+            fit(state, judge(), stopping, *interrupt, every=None, epochs=epochs)
             judged.append(stopping.wait)
         return judged
 
     undisturbed = training(a_state())
     state = a_state(tmp_path)
-    interrupt = Interrupt(state, 3, 2)
     with pytest.raises(InterruptionError):
-        training(state, interrupt)
+        training(state, Interrupt(state, 3, 2))
     state.flush()
     assert training(a_state(tmp_path))[1] == undisturbed[1] == 1
-
-
-def test_a_users_own_callback_with_a_state_dict_is_kept(tmp_path: Path) -> None:
-    state = a_state(tmp_path)
-    with pytest.raises(InterruptionError):
-        fit(state, Counting(), Interrupt(state, 2, 8))
-    state.flush()
-    state, own = a_state(tmp_path), Counting()
-    fit(state, own)
-    assert own.names == list(range(EPOCHS))
 
 
 def test_a_commit_sets_only_known_attributes(tmp_path: Path) -> None:
@@ -233,7 +218,7 @@ def test_a_commit_sets_only_known_attributes(tmp_path: Path) -> None:
 
 def test_no_commit_holds_a_fit_that_has_ended(tmp_path: Path) -> None:
     state = a_state(tmp_path)
-    fit(state, *of_keras(tmp_path / "files"))
+    fit(state, *used(tmp_path / "files"))
     assert "_callbacks" in state._session.memory.newest.state["attributes"]
     state.commit()
     assert "_callbacks" not in state._session.memory.newest.state["attributes"]
@@ -254,69 +239,49 @@ def test_a_list_of_keras_own_is_put_in_order_too() -> None:
 
 def test_several_steps_in_one_execution_are_all_counted(tmp_path: Path) -> None:
     state = a_state(steps_per_execution=4)
-    counted = []
-    fit(
-        state,
-        keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: counted.append(state.batch)),
-        epochs=1,
-        every=None,
-    )
+    counted: list[int] = []
+    count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: counted.append(state.batch))
+    fit(state, count, epochs=1, every=None)
     assert counted[:2] == [4, 8]
     assert (state.epoch, state.batch) == (1, 0)
     assert state.data.order.done == SAMPLES
 
 
-def test_a_tracked_data_set_to_validate_on_is_gone_through_each_time() -> None:
-    """It is tracked so that it is dealt out again when ranks come or go. Training leaves its cursor alone."""
+def fit_with_a_rate_for_each_batch(state: Any, *extra: Any) -> None:
+    schedule = LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch, staircase=False)
+    fit(state, schedule, *extra, epochs=2)
 
-    def made() -> recover.TensorFlowKerasState:
-        state = a_state()
+
+def fit_with_a_tracked_data_set_to_validate_on(state: Any, *extra: Any) -> None:
+    """It is tracked so that it is dealt out again when ranks come or go. Training leaves its cursor alone."""
+    if not hasattr(state, "validation"):
         state.validation = recover.elastic_dataset((X[:20], Y[:20]), BATCH, shuffle=False)
         state.sync()
-        return state
-
-    def trained(state: Any, *extra: Any) -> None:
-        found = [*recover.fit_callbacks(state, commit_every_batches=3), count, *extra]
-        options = {"validation_data": state.validation, "callbacks": found, "verbose": 0, "shuffle": False}
-        state.model.fit(state.data, epochs=2, initial_epoch=state.epoch, **options)
-
     tested: list[int] = []
     count = keras.callbacks.LambdaCallback()
     count.on_test_batch_end = lambda batch, logs=None: tested.append(batch)  # type: ignore[method-assign]
-    whole = made()
-    trained(whole)
-    assert tested == [*range(-(-20 // BATCH))] * 2 and whole.validation.order.done == 0
-    state = made()
+    begun, callbacks = state.epoch, [*recover.fit_callbacks(state, commit_every_batches=3), count, *extra]
+    options = {"epochs": 2, "initial_epoch": begun, "callbacks": callbacks, "verbose": 0, "shuffle": False}
+    state.model.fit(state.data, validation_data=state.validation, **options)
+    assert tested == [*range(20 // BATCH)] * (2 - begun)
+    assert state.validation.order.done == 0
+
+
+@pytest.mark.parametrize(
+    "train", [fit_with_a_rate_for_each_batch, fit_with_a_tracked_data_set_to_validate_on]
+)
+def test_a_fit_that_is_interrupted_in_an_epoch_ends_the_same(train: Callable[..., None]) -> None:
+    undisturbed, state = a_state(), a_state()
+    train(undisturbed)
     with pytest.raises(InterruptionError):
-        trained(state, Interrupt(state, 1, 6))
+        train(state, Interrupt(state, 1, 5))
     state.restore()
-    trained(state)
-    assert weights(state) == weights(whole)
+    assert (state.epoch, state.batch) == (1, 3)
+    train(state)
+    assert weights(state) == weights(undisturbed)
 
 
-def test_a_rate_that_changes_with_each_batch_continues_from_where_it_was() -> None:
-    def trained(state: Any, *extra: Any) -> list[float]:
-        schedule = LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch, staircase=False)
-        note = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: rates.append(float(state.optimizer.learning_rate))
-        )
-        fit(state, schedule, note, *extra, epochs=2)
-        return rates
-
-    rates: list[float] = []
-    whole = trained(a_state())
-    rates = []
-    state = a_state()
-    with pytest.raises(InterruptionError):
-        trained(state, Interrupt(state, 1, 4))
-    state.restore()
-    del rates[10 * state.epoch + state.batch :]
-    assert trained(state) == whole
-
-
-def test_an_epoch_that_was_interrupted_after_its_last_batch_is_ended_and_not_begun_anew(
-    tmp_path: Path,
-) -> None:
+def test_an_epoch_that_was_interrupted_after_its_last_batch_is_only_ended(tmp_path: Path) -> None:
     def raises(epoch: int, logs: Any) -> None:
         raise InterruptionError
 
@@ -332,40 +297,36 @@ def test_an_epoch_that_was_interrupted_after_its_last_batch_is_ended_and_not_beg
     assert weights(again) == weights(undisturbed)
 
 
-# -- what is refused ---------------------------------------------------------------------------------------
-
-
-def without_initial_epoch(state: Any) -> None:
-    state.epoch = 2
-    state.model.fit(state.data, epochs=4, callbacks=recover.fit_callbacks(state), verbose=0)
-
-
-def with_steps_per_epoch(state: Any) -> None:
-    state.model.fit(state.data, steps_per_epoch=4, callbacks=recover.fit_callbacks(state), verbose=0)
-
-
-def with_a_backup(state: Any) -> None:
-    found = [keras.callbacks.BackupAndRestore("never made"), *recover.fit_callbacks(state)]
-    state.model.fit(state.data, callbacks=found, verbose=0)
+# -- refusals ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("name", "use"),
+    ("name", "epoch", "first", "options"),
     [
-        ("initial_epoch", without_initial_epoch),
-        ("steps_per_epoch", with_steps_per_epoch),
-        ("callbacks: BackupAndRestore", with_a_backup),
+        ("initial_epoch", 2, [], {"epochs": 4}),
+        ("steps_per_epoch", 0, [], {"steps_per_epoch": 4}),
+        ("callbacks: BackupAndRestore", 0, [keras.callbacks.BackupAndRestore("never made")], {}),
     ],
 )
-def test_what_would_undo_a_recovery_is_refused(name: str, use: Callable[[Any], None]) -> None:
+def test_a_fit_that_would_undo_a_recovery_is_refused(
+    name: str, epoch: int, first: list[Any], options: dict[str, Any]
+) -> None:
+    state = a_state()
+    state.epoch = epoch
     with pytest.raises(ConfigError, match=f"^{name}"):
-        use(a_state())
+        state.model.fit(state.data, callbacks=[*first, *recover.fit_callbacks(state)], verbose=0, **options)
 
 
-@pytest.mark.parametrize("missing", ["epoch", "batch"])
-def test_a_state_without_what_is_needed_is_refused(missing: str) -> None:
-    attributes = {"epoch": 0, "batch": 0}
-    del attributes[missing]
+@pytest.mark.parametrize(
+    ("attributes", "options", "name"),
+    [
+        ({"epoch": 0}, {}, r"state\.batch"),
+        ({"batch": 0}, {}, r"state\.epoch"),
+        ({"epoch": 0, "batch": 0}, {"commit_every_batches": 0}, "commit_every_batches"),
+        ({"epoch": 0, "batch": 0, "virtual_ranks": 1}, {}, r"model\.fit"),
+    ],
+)
+def test_a_state_or_an_interval_that_does_not_do_is_refused(attributes: Any, options: Any, name: str) -> None:
     state = recover.TensorFlowState([tf.Variable(1.0)], **attributes)
-    with pytest.raises(ConfigError, match=f"state.{missing}"):
-        recover.fit_callbacks(state)
+    with pytest.raises(ConfigError, match=f"^{name}: "):
+        recover.fit_callbacks(state, **options)

@@ -1,11 +1,38 @@
-"""The effects on a process of importing the adapter."""
+"""The effects of the package on a process; and the examples in the docstrings of its API."""
 
 from __future__ import annotations
 
+import doctest
+import subprocess
+import sys
 import types
 
+import horovod.tensorflow
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvdrecover.keras
 import hvdrecover.tensorflow as recover
 from tests.support.processes import answer
+from tests.unit import api
+
+SHOWN = [
+    (each, name)
+    for each in ("hvdrecover.tensorflow", "hvdrecover.tensorflow.keras")
+    for name in api.names(each)
+    if api.examples(each, name) and api.home(each, name).startswith("hvdrecover.tensorflow")
+]
+
+
+@pytest.mark.parametrize(("package", "name"), SHOWN)
+def test_an_example_does_what_it_says(package: str, name: str) -> None:
+    """Examples that torch has as well are tested there."""
+    hvd = hvdrecover.keras if package.endswith("keras") else horovod.tensorflow
+    names = {"hvd": hvd, "keras": keras, "np": np, "recover": recover, "tf": tf}
+    found = doctest.DocTest(api.examples(package, name), names, name, None, None, None)
+    assert doctest.DocTestRunner().run(found).failed == 0
 
 
 def test_the_public_names() -> None:
@@ -34,3 +61,29 @@ recover.run(train)(state)
 print({"torch", "hvdrecover.torch", "horovod.torch"} & set(sys.modules))
 """
     assert answer(code).splitlines() == ["1 0 1.0 [0, 1, 2, 3, 4] 0", "set()"]
+
+
+def test_iterators_that_are_left_behind_keep_no_process_from_its_end() -> None:
+    """Their threads want Python at a time when it goes away."""
+    code = """
+import horovod.tensorflow as hvd, numpy, hvdrecover.tensorflow as recover
+hvd.init()
+data = numpy.zeros((100_000, 4), numpy.float32)
+iterators = [iter(recover.elastic_dataset(data, 2)) for _ in range(8)]
+for each in iterators:
+    next(each)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=180)
+
+
+def test_a_tensorflow_without_keras_3_is_refused() -> None:
+    code = """
+import tensorflow as tf
+tf.__version__ = "2.15.1"
+try:
+    import hvdrecover.tensorflow
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    (line,) = answer(code).splitlines()
+    assert line.startswith("ConfigError tensorflow: ") and "2.16" in line and "2.15.1" in line

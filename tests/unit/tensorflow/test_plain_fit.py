@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
+from hvdrecover.state.adapter import Past
 from hvdrecover.tensorflow import plain_fit
 from hvdrecover.tensorflow.fit_data import Resumable, resumable
 
@@ -44,9 +45,8 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
         random.shuffle(self.order)
 
 
-def pipeline(**shuffle: Any) -> tf.data.Dataset:
-    data = tf.data.Dataset.from_tensor_slices((X, Y))
-    return (data.shuffle(SAMPLES, **shuffle) if shuffle else data).batch(BATCH)
+def pipeline() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
 
 
 def seeded(number: int, function: Callable[[], None]) -> None:
@@ -110,9 +110,8 @@ def test_batches_of_a_py_dataset_that_were_fetched_before_a_fault_are_dropped() 
 def test_a_pipeline_skips_to_the_place() -> None:
     data = data_of(pipeline())
     data.go_to(1, 3)
-    assert [float(each) for batch in iter(data.get_tf_dataset()) for each in batch[0][:, 0]] == X[
-        12:, 0
-    ].tolist()
+    found = [float(each) for batch in iter(data.get_tf_dataset()) for each in batch[0][:, 0]]
+    assert found == X[3 * BATCH :, 0].tolist()
     assert "thrown away" in data.costs
 
 
@@ -135,12 +134,11 @@ def test_data_without_a_place_are_refused(x: Any, steps: int | None) -> None:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Begin the script of a new process; one rank is enough."""
+def root_of_later_fits(root: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function that has the fits after it use a checkpoint root."""
     monkeypatch.setattr(plain_fit, "_fits", [])
-    monkeypatch.setattr(plain_fit.TensorFlowWorld.past, "functions", 0)
-    monkeypatch.setattr(plain_fit.TensorFlowWorld.past, "finished", set())
-    yield
+    monkeypatch.setattr(plain_fit.TensorFlowWorld, "past", Past())
+    return lambda: monkeypatch.setenv("HVDRECOVER_CHECKPOINT", str(root))
 
 
 class InterruptionError(Exception):
@@ -216,12 +214,12 @@ DATA = {
 
 @pytest.mark.parametrize("form", DATA)
 def test_an_interrupted_fit_is_continued_and_a_finished_one_returns_its_history(
-    form: str, root: Path, monkeypatch: pytest.MonkeyPatch, started: None
+    form: str, root_of_later_fits: Callable[[], None]
 ) -> None:
     steps = {"arrays with steps": 4, "PyDataset with steps": SAMPLES // BATCH}.get(form)
     undisturbed = a_model()
     expected = fit(undisturbed, None, *DATA[form](), steps=steps)
-    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", str(root))
+    root_of_later_fits()
     with pytest.raises(InterruptionError):
         fit(a_model(), 8, *DATA[form](), steps=steps)
     for _ in range(2):
@@ -231,22 +229,18 @@ def test_an_interrupted_fit_is_continued_and_a_finished_one_returns_its_history(
         assert weights(model) == weights(undisturbed)
 
 
-def test_a_finished_fit_leaves_a_py_dataset_as_it_was_after_it(
-    root: Path, monkeypatch: pytest.MonkeyPatch, started: None
-) -> None:
-    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", str(root))
+def test_a_finished_fit_leaves_a_py_dataset_as_after_it(root_of_later_fits: Callable[[], None]) -> None:
+    root_of_later_fits()
     undisturbed, new = Batches(), Batches()
     fit(a_model(), None, undisturbed)
     fit(a_model(), None, new)  # loads its last commit
     assert new.order.tolist() == undisturbed.order.tolist() != list(range(SAMPLES))
 
 
-def test_all_optimizers_of_a_model_are_continued(
-    root: Path, monkeypatch: pytest.MonkeyPatch, started: None
-) -> None:
+def test_all_optimizers_of_a_model_are_continued(root_of_later_fits: Callable[[], None]) -> None:
     undisturbed, model = TwoOptimizers(), TwoOptimizers()
     fit(undisturbed, None, X, Y)
-    monkeypatch.setenv("HVDRECOVER_CHECKPOINT", str(root))
+    root_of_later_fits()
     with pytest.raises(InterruptionError):
         fit(TwoOptimizers(), 8, X, Y)
     fit(model, None, X, Y)

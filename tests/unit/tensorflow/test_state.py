@@ -1,15 +1,20 @@
-"""The things that a state keeps, and those that it refuses."""
+"""The things that a state keeps, those that it refuses, and commits that are loaded outside a job."""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.variables import mean_the_same
+from tests.unit.tensorflow.jobs import content, network, train_one_step
 
 
 def a_model() -> keras.Model:
@@ -37,7 +42,7 @@ def test_variables_of_both_kinds_objects_and_tensors_are_rolled_back() -> None:
     assert (state.batch, state.history, state.tensor.numpy().tolist()) == (0, [], [5.0])
 
 
-def test_dropout_is_seeded_anew_at_each_commit_and_the_same_after_a_restore() -> None:
+def test_dropout_has_another_seed_after_each_commit_and_the_same_after_a_restore() -> None:
     model = a_model()
     state = recover.TensorFlowKerasState(model, batch=0)
     state.sync()
@@ -54,17 +59,31 @@ def test_dropout_is_seeded_anew_at_each_commit_and_the_same_after_a_restore() ->
     assert draws() != first
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("model", lambda: keras.Sequential([keras.layers.Dense(2)])),
-        ("generator", lambda: keras.Sequential([keras.layers.Dense(2)])),
-        ("second", lambda: keras.optimizers.Adam()),
-    ],
-)
-def test_what_has_no_variables_yet_is_refused_with_the_remedy(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"state\.{name}: .*build\("):
-        recover.TensorFlowState(**{name: value()})
+def test_generators_in_the_state_are_kept() -> None:
+    kept, seeded = tf.random.Generator.from_seed(3), keras.random.SeedGenerator(3)
+    state = recover.TensorFlowState(kept=[kept.state], seeded=[seeded.state], batch=0)
+    state.sync()
+    state.commit()
+
+    def draws() -> list[bytes]:
+        return [each.numpy().tobytes() for each in (kept.normal([2]), keras.random.normal([2], seed=seeded))]
+
+    first = draws()
+    state.restore()
+    assert draws() == first
+    state.commit()
+    state.batch = 1
+    state.commit()
+    assert not set(draws()) & set(first)
+
+
+# -- models without variables --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [lambda: keras.Sequential([keras.layers.Dense(2)]), keras.optimizers.Adam])
+def test_a_component_without_variables_is_refused_with_the_remedy(make: Any) -> None:
+    with pytest.raises(ConfigError, match=r"state\.second: .*build\("):
+        recover.TensorFlowState(second=make())
 
 
 class Subclass(keras.Model):  # type: ignore[misc]
@@ -82,21 +101,19 @@ class Subclass(keras.Model):  # type: ignore[misc]
 
 
 @pytest.mark.filterwarnings("ignore:`build\\(\\)` was called")
-@pytest.mark.parametrize(
-    "make", [lambda model: recover.TensorFlowState(net=model), recover.TensorFlowKerasState]
-)
-def test_a_model_whose_layers_are_not_built_is_refused_by_their_names(make: Any) -> None:
+def test_a_model_whose_layers_are_not_built_is_refused_by_their_names() -> None:
     model = Subclass()
     model.build((None, 2))
     assert model.built
-    with pytest.raises(ConfigError, match=r"'first', 'block', .*model\(batch\)"):
-        make(model)
+    for make in (lambda: recover.TensorFlowState(net=model), lambda: recover.TensorFlowKerasState(model)):
+        with pytest.raises(ConfigError, match=r"'first', 'block', .*model\(batch\)"):
+            make()
     model(tf.zeros([1, 2]))
-    assert len(make(model)._contents.components()) == 1
+    recover.TensorFlowKerasState(model)
 
 
 def test_a_model_of_built_models_needs_no_call() -> None:
-    """A GAN has a ``train_step`` and no ``call``, so Keras can't build it."""
+    """A GAN has a ``train_step`` and no ``call``, so Keras cannot build it."""
     gan = keras.Model()
     gan.discriminator, gan.generator = a_model(), keras.Sequential([keras.layers.Dense(2)])
     with pytest.raises(ConfigError, match=r"state\.model: .*no variables yet"):
@@ -105,26 +122,107 @@ def test_a_model_of_built_models_needs_no_call() -> None:
     assert not gan.built
     state = recover.TensorFlowKerasState(gan)
     state.sync()
-    before = [each.numpy().tolist() for each in gan.weights]
+    before = content(gan)
     gan.generator.weights[0].assign_add(tf.ones([3, 2]))
     state.restore()
-    assert [each.numpy().tolist() for each in gan.weights] == before
+    assert content(gan) == before
 
 
-def test_generators_of_ones_own_are_kept_by_their_states() -> None:
-    kept, seeded = tf.random.Generator.from_seed(3), keras.random.SeedGenerator(3)
-    state = recover.TensorFlowState(kept=[kept.state], seeded=[seeded.state], batch=0)
-    state.sync()
-    state.commit()
-    first = kept.normal([2]).numpy().tobytes(), keras.random.normal([2], seed=seeded).numpy().tobytes()
-    state.restore()
-    assert (
-        kept.normal([2]).numpy().tobytes(),
-        keras.random.normal([2], seed=seeded).numpy().tobytes(),
-    ) == first
-    state.commit()
-    state.batch = 1
-    state.commit()
-    again = kept.normal([2]).numpy().tobytes(), keras.random.normal([2], seed=seeded).numpy().tobytes()
-    assert again[0] != first[0]
-    assert again[1] != first[1]
+# -- commits that are loaded outside a job -------------------------------------------------------------------
+
+
+def test_an_unbuilt_optimizer_is_built_for_the_model_and_continues_to_the_last_bit(
+    root: Path, job: dict[int, Any]
+) -> None:
+    model, optimizer = network(seed=9), keras.optimizers.Adam(0.5)
+    recover.load(str(root), model=model, optimizer=optimizer, commit=2)
+    assert (content(model), content(optimizer)) == job[2]
+    train_one_step(model, optimizer)
+    assert (content(model), content(optimizer)) == job[3]
+
+
+def test_a_component_without_variables_is_refused_by_load(root: Path, job: dict[int, Any]) -> None:
+    unbuilt = keras.Sequential([keras.layers.Dense(2)])
+    for name in ("model", "ema"):
+        with pytest.raises(ConfigError, match=rf"^{name}: .*model\.build\("):
+            recover.load(str(root), **{name: unbuilt})
+    with pytest.raises(ConfigError, match=r"^optimizer: .*optimizer\.build\("):
+        recover.load(str(root), optimizer=keras.optimizers.Adam())
+
+
+def test_a_model_made_of_its_config_fits_though_keras_calls_its_variables_otherwise(
+    root: Path, job: dict[int, Any]
+) -> None:
+    again = keras.models.model_from_json(network().to_json())
+    assert again.layers[0].kernel.path.count("/") < network().layers[0].kernel.path.count("/")
+    optimizer = keras.optimizers.Adam()
+    recover.load(str(root), model=again, optimizer=optimizer)
+    assert (content(again), content(optimizer)) == job[3]
+
+
+MODEL = ["net/dense/kernel", "net/dense/bias", "net/dense_1/kernel"]
+ADAM = ["adam/iteration", "adam/net_dense_kernel_momentum", "adam/net_dense_1_kernel_momentum"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "mine"),
+    [
+        (MODEL, ["net_1/dense_2/kernel", "net_1/dense_2/bias", "net_1/dense_3/kernel"]),
+        (MODEL, ["dense/kernel", "dense/bias", "dense_1/kernel"]),
+        (MODEL, ["outer/net/dense/kernel", "outer/net/dense/bias", "outer/net/dense_1/kernel"]),
+        (ADAM, ["adam/iteration", "adam/dense_7_kernel_momentum", "adam/dense_8_kernel_momentum"]),
+    ],
+)
+def test_names_that_keras_gives_the_same_variables(stored: list[str], mine: list[str]) -> None:
+    assert mean_the_same(stored, mine) and mean_the_same(mine, stored)
+
+
+@pytest.mark.parametrize(
+    ("stored", "mine"),
+    [
+        (MODEL, MODEL[:2]),
+        (MODEL, ["net/dense/bias", "net/dense/kernel", "net/dense_1/kernel"]),
+        (MODEL, ["other/dense/kernel", "other/dense/bias", "other/dense_1/kernel"]),
+        (MODEL, ["dense/kernel", "bias", "dense_1/kernel"]),
+        (["a/kernel", "b/kernel"], ["net/a/kernel", "other/b/kernel"]),
+        (["kernel"], ["mykernel"]),
+        (ADAM, ["adam/iteration", "adam/dense_bias_momentum", "adam/dense_1_kernel_momentum"]),
+    ],
+)
+def test_names_of_other_variables(stored: list[str], mine: list[str]) -> None:
+    assert not mean_the_same(stored, mine) and not mean_the_same(mine, stored)
+
+
+# -- the golden checkpoint of a Keras model, in format 1 -----------------------------------------------------
+
+# Commit 2 of a job with `golden()`, `epoch=5` and a data set of 6 samples. It must keep loading, and is never
+# written again: a new format gets another folder.
+FORMAT_1 = Path(__file__).parents[2] / "golden" / "format-1-keras"
+CURSOR = {"epoch": 0, "processed_num": 4, "length": 6, "shuffle": True, "seed": 3}
+
+
+def golden_network() -> keras.Model:
+    """A named layer, one that Keras names, and batch normalization."""
+    layers = [keras.layers.Dense(2, name="hidden"), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    model = keras.Sequential(layers, name="net")
+    model.build((None, 3))
+    return model
+
+
+def golden() -> tuple[keras.Model, keras.optimizers.Optimizer]:
+    """A model and its optimizer with values that no generator and no arithmetic has made."""
+    model, optimizer = golden_network(), keras.optimizers.Adam(0.125, name="adam")
+    optimizer.build(model.trainable_variables)
+    for number, variable in enumerate([*model.variables, *optimizer.variables[2:]]):
+        variable.assign(np.arange(np.prod(variable.shape)).reshape(variable.shape) / 4 - number)
+    optimizer.iterations.assign(7)
+    return model, optimizer
+
+
+def test_model_optimizer_objects_and_cursor_of_the_golden_checkpoint(tmp_path: Path) -> None:
+    root = str(shutil.copytree(FORMAT_1, tmp_path / "root"))
+    expected = [content(component) for component in golden()]
+    model, optimizer = golden_network(), keras.optimizers.Adam(name="adam")
+    loaded = recover.load(root, model=model, optimizer=optimizer)
+    assert [content(model), content(optimizer)] == expected
+    assert dict(loaded.objects) == {"epoch": 5, "data": CURSOR}

@@ -1,17 +1,21 @@
-"""The callbacks of Horovod's that Keras 3 needs anew, in a ``fit`` of one rank."""
+"""Horovod's callbacks for Keras 3, in a ``fit`` of one rank; and the table of Keras's own callbacks."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from pathlib import Path
 from typing import Any
 
-import horovod.tensorflow as hvd
 import keras
 import numpy as np
 import pytest
+from keras.src.callbacks.monitor_callback import MonitorCallback
 
 import hvdrecover.tensorflow.keras as hvd_keras
 from hvdrecover.errors import ConfigError
+from hvdrecover.tensorflow.callback_state import KEPT
 from hvdrecover.tensorflow.keras import callbacks, elastic
 
 X = np.ones((12, 2), np.float32)
@@ -32,11 +36,6 @@ class Watch(keras.callbacks.Callback):
         self.seen.append(self.look())
         if (self.epoch, batch) == self.end:
             raise InterruptedError
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_rank() -> None:
-    hvd.init()
 
 
 @pytest.fixture
@@ -64,16 +63,8 @@ def test_the_state_counts_what_is_done_and_commits_come_after_it(model: keras.Mo
     watch = Watch(lambda: (state.epoch, state.batch, state.last_commit.commit))
     fit(model, *elastic_callbacks(state, 2), watch)
     # One commit after two batches, and one at the end of the epoch, in the place of the one after four.
-    assert watch.seen == [
-        (0, 1, 0),
-        (0, 2, 0),
-        (0, 3, 1),
-        (0, 4, 1),
-        (1, 1, 2),
-        (1, 2, 2),
-        (1, 3, 3),
-        (1, 4, 3),
-    ]
+    first = [(0, 1, 0), (0, 2, 0), (0, 3, 1), (0, 4, 1)]
+    assert watch.seen == [*first, *((1, batch, commit + 2) for _, batch, commit in first)]
     assert (state.epoch, state.batch, state.last_commit.commit) == (2, 0, 4)
 
 
@@ -147,3 +138,51 @@ def test_a_loaded_model_has_a_distributed_optimizer_with_its_slots(
         hvd_keras.DistributedOptimizer(loaded.optimizer)
     with pytest.raises(ConfigError, match=r"^legacy_opts: "):
         hvd_keras.load_model(tmp_path / "model.keras", legacy_opts=True)
+
+
+# -- the table of Keras's own callbacks, and the Keras that is installed -------------------------------------
+
+REFUSED = keras.callbacks.BackupAndRestore
+LISTS = keras.callbacks.CallbackList
+OF_KERAS = [each for each in vars(keras.callbacks).values() if isinstance(each, type)]
+LOOKED_AT = [each for each in (*OF_KERAS, MonitorCallback) if each not in (REFUSED, LISTS)]
+# What Keras makes again in each `fit`, or changes back.
+LEFT = {
+    "Callback": "params _model",
+    "MonitorCallback": "min_delta monitor_op",
+    "CSVLogger": "append_header writer",
+    "EarlyStopping": "",
+    "History": "epoch",  # which is kept with it
+    "ModelCheckpoint": "_current_epoch",
+    "OrbaxCheckpoint": "_current_epoch _async_futures",
+    "ProgbarLogger": "seen progbar target verbose epochs _called_in_fit",
+    "TensorBoard": "_model _log_write_dir _train_dir _val_dir _writers _should_write_train_graph "
+    "_profiler_started _batch_trace_context _is_tracing _should_trace _start_batch _stop_batch "
+    "_epoch_start_time _previous_epoch_iterations _train_accumulated_time _batch_start_time "
+    "_prev_summary_state _summary_module",
+}
+
+
+def changed_in_a_fit(kind: type) -> set[str]:
+    """The attributes of itself that a class's methods set, but for the constructor."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    methods = [each for each in tree.body[0].body if isinstance(each, ast.FunctionDef)]  # type: ignore[attr-defined]
+    return {
+        node.attr
+        for method in methods
+        if method.name != "__init__"
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+
+
+@pytest.mark.parametrize("kind", LOOKED_AT, ids=lambda kind: kind.__name__)
+def test_each_attribute_that_keras_callbacks_change_in_a_fit_is_kept_or_known(kind: Any) -> None:
+    names = [base.__name__ for base in kind.__mro__]
+    left = {name for base in names for name in LEFT.get(base, "").split()}
+    kept = {name for base in names for name in KEPT.get(base, ())}
+    assert changed_in_a_fit(kind) - left == changed_in_a_fit(kind) & kept
+    assert not kept & left
