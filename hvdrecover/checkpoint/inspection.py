@@ -10,16 +10,16 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import xxhash
 
 from hvdrecover.checkpoint import claims, root
 from hvdrecover.checkpoint.arena import allocate
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import Digest
 from hvdrecover.checkpoint.manifest import FILE_NAME, FileEntry
-from hvdrecover.checkpoint.retention import Pruner, delete_commit, incomplete, is_of_before, metric_of
+from hvdrecover.checkpoint.retention import Pruner, delete_commit, incomplete, is_of_before
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.checkpoint.values import Json
@@ -36,7 +36,6 @@ from hvdrecover.machine import has_ended
 from hvdrecover.redaction import redact
 
 State = Literal["complete", "finished", "quarantined", "incomplete", "broken", "newer format"]
-WHOLE = ("complete", "finished")  # states from which a job can resume
 PIECE = 1 << 26  # bytes that are verified at a time, so verifying takes little memory
 
 Advance = Callable[[int], None]  # called with the number of bytes that have just been read
@@ -65,7 +64,7 @@ class Entry:
     @property
     def is_whole(self) -> bool:
         """Return whether a job can resume from it, as far as its manifest shows."""
-        return self.state in WHOLE
+        return self.state in ("complete", "finished")
 
 
 # -- listing and finding -------------------------------------------------------------------------------
@@ -139,17 +138,9 @@ def entry(storage: Storage, commit: CommitId) -> Entry | None:
         raise
     if not names:
         return None
-    return Entry(
-        commit=commit.name,
-        generation=commit.generation,
-        number=commit.commit,
-        time=manifest.time if manifest else None,
-        bytes=nbytes,
-        world_size=manifest.world_size if manifest else None,
-        versions=manifest.versions if manifest else None,
-        state=state,
-        reason=reason,
-    )
+    facts: dict[str, Any] = {"commit": commit.name, "generation": commit.generation, "number": commit.commit}
+    facts |= {name: getattr(manifest, name, None) for name in ("time", "world_size", "versions")}
+    return Entry(**facts, bytes=nbytes, state=state, reason=reason)
 
 
 def _note(storage: Storage, path: str) -> str:
@@ -273,16 +264,16 @@ def verify(storage: Storage, found: Entry, advance: Advance) -> Entry:
 def _verify_file(storage: Storage, commit: CommitId, file: FileEntry, advance: Advance) -> None:
     path = f"{commit.name}/{file.name}"
     root.read_layout(storage, commit, file)  # checks size and header
-    buffer, found, position = allocate(min(PIECE, file.size)), Digest(), 0
+    buffer, found, position = allocate(min(PIECE, file.size)), xxhash.xxh3_128(), 0
     while position < file.size:
         piece = buffer[: file.size - position]
         count = storage.read_into(path, piece, position).size
         if count < len(piece):
             break
-        found.update(piece)
+        found.update(piece.data)
         position += count
         advance(count)
-    if found.hex() != file.digest:
+    if found.hexdigest() != file.digest:
         what = "the file's content does not match the manifest's digest"
         raise CorruptCheckpointError(f"{storage.url}/{path}", what)
 
@@ -312,10 +303,13 @@ class Pruning:
 
 def plan_pruning(storage: Storage, keep: Keep, clock: Clock) -> Pruning:
     """Decide what to delete, by the rules of a job's retention; changes nothing."""
-    unwanted = Pruner(storage, keep, clock).expired()
+    pruner = Pruner(storage, keep, clock)
+    unwanted = pruner.expired()
+    problems = [facts.problem for facts in pruner.good.values()]
+    if problems and all(problems):
+        raise ConfigError("--keep-best", f"{problems[0]}, in any of the {len(problems)} commits")
     listing = look(storage)
     good = [each for each in listing.commits if each.is_whole]
-    _check_metric(storage, good, keep)
     begun = [each for each in listing.commits if each.commit in listing.leftovers]
     expired = [each for each in reversed(good) if each.id in unwanted]
     aside = [each for each in listing.aside if each.left_over]
@@ -345,19 +339,6 @@ def check_one_is_intact(storage: Storage, plan: Pruning, advance: Advance) -> No
         broken += [f"{each.commit}: {file}: {what}" for file, what in (verified.problems or {}).items()]
     problem = "nothing was deleted, for not one of the commits that would be kept is intact: "
     raise CorruptCheckpointError(storage.url, problem + "; ".join(broken))
-
-
-def _check_metric(storage: Storage, good: Sequence[Entry], keep: Keep) -> None:
-    problem = ""
-    for each in good if keep.best else ():
-        try:
-            with suppress(IncompleteCommitError):  # deleted meanwhile
-                metric_of(root.read_manifest(storage, each.id), keep.best)
-            return
-        except ValueError as error:
-            problem = problem or str(error)
-    if problem:
-        raise ConfigError("--keep-best", f"{problem}, in any of the {len(good)} commits")
 
 
 def prune(storage: Storage, plan: Pruning) -> Pruning:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hvdrecover.checkpoint.arena import digest
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import digest
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, UnsupportedValueError
 from hvdrecover.redaction import printable
 

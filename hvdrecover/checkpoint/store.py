@@ -97,7 +97,7 @@ class Store:
         self.resumed = None
         self.claims.acknowledge(commit.generation)
         durable()
-        if (problem := self._pruner.note(manifest)) and not self._has_warned:
+        if (problem := self._pruner.note(manifest).problem) and not self._has_warned:
             self._has_warned = True
             message = f"{self.url}: no commit is kept as one of the best: {problem}"
             self.events.emit("no_metric", message, level=logging.WARNING, reason=problem)
@@ -151,7 +151,7 @@ class Store:
         with self._reporting():
             self._pruner.prune(check, more=more, resumed=self.resumed)
         with self._reporting():
-            begun, lost = incomplete(self.storage, commit.generation, self._pruner.known)
+            begun, lost = incomplete(self.storage, commit.generation, self._pruner.good)
             self._quarantine(lost)
             for each in begun:
                 with self._reporting():

@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import Any
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.retrying import ATTEMPTS, pause_before
 from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.storage import ATTEMPTS, pause_before
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.clock import Clock
 from hvdrecover.errors import HvdrecoverError, StorageError

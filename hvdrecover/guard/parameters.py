@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvdrecover.checkpoint.arena import Bytes, allocate
+from hvdrecover.checkpoint.arena import Bytes, allocate, digest_numbers
 from hvdrecover.checkpoint.comparison import decode
-from hvdrecover.checkpoint.digest import Digest, digest_numbers
 from hvdrecover.checkpoint.layout import ITEM_BYTES, TensorSpec
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.state.adapter import World
@@ -64,10 +63,7 @@ def tensors_of(snapshot: Snapshot, shared: Names) -> list[Tensor]:
 
 def ballot(tensors: Sequence[Tensor]) -> list[int]:
     """Return a rank's ballot: the digest of its tensors as two numbers, and how many tensors there are."""
-    whole = Digest()
-    for each in tensors:
-        whole.update(each.data)
-    return [*whole.numbers(), len(tensors)]
+    return [*digest_numbers(*(each.data for each in tensors)), len(tensors)]
 
 
 def compare(world: World, tensors: Sequence[Tensor], root: int, host: str, *, heal: bool) -> list[Difference]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hvdrecover.checkpoint.digest import digest, digest_numbers
+from hvdrecover.checkpoint.arena import digest, digest_numbers
 from hvdrecover.guard.settings import Guard
 from hvdrecover.guard.votes import by_value, first_lines, named
 from hvdrecover.state.adapter import Entry, Framework

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from hvdrecover.checkpoint.arena import Bytes
+from hvdrecover.checkpoint.arena import Bytes, digest
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.storage import ReadBytes, Temporary
 from hvdrecover.errors import FencedError, StorageError

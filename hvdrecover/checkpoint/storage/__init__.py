@@ -11,12 +11,15 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
 from hvdrecover.checkpoint.storage.interface import (
+    ATTEMPTS,
     TEMPORARY,
     ReadBytes,
     Storage,
     Temporary,
     failures,
     is_full,
+    pause_before,
+    retrying,
 )
 from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.checkpoint.storage.remote import RemoteStorage, S3Storage
@@ -24,6 +27,7 @@ from hvdrecover.errors import ConfigError
 from hvdrecover.redaction import redact
 
 __all__ = [
+    "ATTEMPTS",
     "TEMPORARY",
     "LocalStorage",
     "ReadBytes",
@@ -34,6 +38,8 @@ __all__ = [
     "is_full",
     "open_filesystem",
     "open_storage",
+    "pause_before",
+    "retrying",
     "storage_in",
 ]
 

@@ -106,6 +106,31 @@ def snapshot() -> Snapshot:
     )
 
 
+def same(a: Any, b: Any) -> bool:
+    """Equality of values and types, all the way down; NaN equals itself, -0.0 is not 0.0."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray | np.generic):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, float):
+        return repr(a) == repr(b)
+    if isinstance(a, complex):
+        return repr(a.real) == repr(b.real) and repr(a.imag) == repr(b.imag)
+    if isinstance(a, dict):
+        pairs = zip(a.items(), b.items(), strict=True)
+        return len(a) == len(b) and all(
+            same(x, y) for one, other in pairs for x, y in zip(one, other, strict=True)
+        )
+    if isinstance(a, list | tuple | collections.deque):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if dataclasses.is_dataclass(a):
+        return same(
+            [getattr(a, field.name) for field in dataclasses.fields(a)],
+            [getattr(b, field.name) for field in dataclasses.fields(b)],
+        )
+    return bool(a == b)
+
+
 def write(folder: pathlib.Path) -> None:
     store = make_store(LocalStorage(folder.absolute()), job="golden", clock=FakeClock(start=1700000000.25))
     store.claim_next()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import threading
 import uuid
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from typing import Any
 import fsspec
 import numpy as np
 
-from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.arena import Arena, digest
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
@@ -49,16 +51,17 @@ class Wrapped:
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
-        self.url = inner.url
         self.calls: list[str] = []
         self.plan: list[Exception | None] = []
         self.kill_at: int | None = None
         self.after = False
-        self.check, self.names, self.size = inner.check, inner.names, inner.size
-        self.read, self.read_into = inner.read, inner.read_into
-        self.temporaries = inner.temporaries
 
-    def _mutate(self, verb: str, path: str, *args: Any) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        if name in ("write", "publish", "create", "remove", "delete"):
+            return functools.partial(self.mutate, name)
+        return getattr(self.inner, name)
+
+    def mutate(self, verb: str, path: str, *args: Any) -> Any:
         number = len(self.calls)
         self.calls.append(f"{verb} {path}")
         if number == self.kill_at and not self.after:
@@ -77,29 +80,6 @@ class Wrapped:
         if verb == "delete":
             for name in self.inner.names(path)[:1]:
                 self.inner.remove(f"{path}/{name}")
-
-    def write(self, path: str, buffer: Any) -> str:
-        digest: str = self._mutate("write", path, buffer)
-        return digest
-
-    def publish(self, path: str, data: bytes) -> None:
-        self._mutate("publish", path, data)
-
-    def create(self, path: str, data: bytes) -> bool:
-        created: bool = self._mutate("create", path, data)
-        return created
-
-    def remove(self, path: str) -> None:
-        self._mutate("remove", path)
-
-    def delete(self, folder: str) -> None:
-        self._mutate("delete", folder)
-
-    def tidy(self, stale: Any) -> None:
-        self.inner.tidy(stale)
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 class Gate:
@@ -161,6 +141,12 @@ def assert_is(found: Snapshot | None, expected: Snapshot) -> None:
     for name, arena in expected.arenas.items():
         assert found.arenas[name].layout == arena.layout
         assert found.arenas[name].buffer.tobytes() == arena.buffer.tobytes()
+
+
+def signed(fields: dict[str, Any]) -> bytes:
+    """A manifest of any fields with the digest that goes with them."""
+    canonical = json.dumps(fields, separators=(",", ":")).encode()
+    return json.dumps({**fields, "digest": digest(canonical)}).encode()
 
 
 def content(storage: Storage, folder: str = "") -> dict[str, bytes]:

@@ -74,18 +74,6 @@ def test_what_is_wrong_with_a_commit_is_its_state(storage, note, reason):
     assert (incomplete.state, incomplete.reason, incomplete.bytes) == ("incomplete", None, 4)
 
 
-@pytest.mark.parametrize(
-    ("names", "fact"),
-    [([], "empty"), (["photo.jpg"], r"'photo\.jpg'"), ([FILE_NAME, "model.safetensors"], "above")],
-)
-def test_a_folder_that_is_no_root_is_an_error_that_says_what_it_is(root, names, fact):
-    for name in names:
-        root.publish(name, b"")
-    for look in (inspection.entries, lambda storage: inspection.find(storage, None)):
-        with pytest.raises(UnknownCommitError, match=fact):
-            look(root)
-
-
 def test_a_commit_is_found_by_its_name_or_its_number_and_else_is_the_newest_complete_one(storage):
     storage.publish("g0003-c00000003/model.safetensors", b"half")
     assert inspection.find(storage, "g0001-c00000002") == CommitId(1, 2)

@@ -11,8 +11,8 @@ import pytest
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.reader import read_commit
-from hvdrecover.checkpoint.retrying import ATTEMPTS
 from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint.storage import ATTEMPTS
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.error_kinds import kinds
 from hvdrecover.errors import (
