@@ -16,7 +16,7 @@ from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.checkpoint.manifest import HasState
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.root import read_layout, read_manifest
-from hvdrecover.checkpoint.storage import Storage, failures
+from hvdrecover.checkpoint.storage.interface import Storage, failures
 from hvdrecover.errors import ExportError
 
 

@@ -38,8 +38,7 @@ from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.manifest import TENSORS
 from hvdrecover.checkpoint.near_root import BUFFERS, Keeper
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import ReadBytes, Storage
-from hvdrecover.checkpoint.storage.interface import TEMPORARY
+from hvdrecover.checkpoint.storage.interface import TEMPORARY, ReadBytes, Storage
 from hvdrecover.checkpoint.writer import step_back
 from hvdrecover.clock import Clock
 

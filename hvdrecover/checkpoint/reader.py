@@ -14,7 +14,7 @@ from hvdrecover.checkpoint.arena import Arena, Bytes, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FileEntry
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import ReadBytes, Storage, retrying
+from hvdrecover.checkpoint.storage.interface import ReadBytes, Storage, retrying
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.errors import (

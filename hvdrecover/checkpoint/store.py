@@ -15,8 +15,7 @@ from hvdrecover.checkpoint.manifest import TENSORS, Manifest
 from hvdrecover.checkpoint.retention import Pruner, delete_commit, incomplete, is_of_before
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import Storage, is_full
-from hvdrecover.checkpoint.storage.interface import TEMPORARY
+from hvdrecover.checkpoint.storage.interface import TEMPORARY, Storage, is_full
 from hvdrecover.clock import Clock
 from hvdrecover.errors import FencedError, ForeignRootError, StorageError
 from hvdrecover.events import Events

@@ -19,7 +19,7 @@ from typing import Any
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import ATTEMPTS, pause_before
+from hvdrecover.checkpoint.storage.interface import ATTEMPTS, pause_before
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.clock import Clock
 from hvdrecover.errors import HvdrecoverError, StorageError

@@ -18,6 +18,7 @@ from tests.contracts.object_stores import STORES, ObjectStore
 from tests.contracts.servers import SSHD, S3Server, SftpServer
 from tests.contracts.storages import Backend
 from tests.integration.conftest import LONG
+from tests.unit.checkpoint.roots import memory_root
 
 SERVED = [pytest.param(name, marks=LONG) for name in STORES]
 REAL = [*SERVED, pytest.param("moosefs", marks=LONG)]
@@ -104,8 +105,8 @@ def drill(tmp_path: Path) -> Backend:
 
 @pytest.fixture
 def memory() -> Iterator[Backend]:
-    with storages.memory() as backend:
-        yield backend
+    with memory_root() as root:
+        yield Backend(root.url, (1 << 25) + 5)
 
 
 @pytest.fixture

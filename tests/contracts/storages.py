@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,17 +114,6 @@ def drill(folder: Path) -> Backend:
         return lambda: set_behaviour(root, how)
 
     return Backend(drill_url(root), (3 << 20) + 5, 1 << 20, stop=behave("away"), start=behave("well"))
-
-
-@contextlib.contextmanager
-def memory() -> Iterator[Backend]:
-    path = f"/{uuid.uuid4().hex}"
-    url = f"memory:/{path}/root"
-    try:
-        yield Backend(url, (1 << 25) + 5)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            fsspec.filesystem("memory").rm(path, recursive=True)
 
 
 def s3(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Backend:

@@ -6,7 +6,7 @@ import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
-from hvdrecover.checkpoint.storage import pause_before
+from hvdrecover.checkpoint.storage.interface import pause_before
 from hvdrecover.errors import ConfigError
 from hvdrecover.state.durable import is_due
 

@@ -1,6 +1,5 @@
 """Writing to a root: its claims, its commits, and the files that are deleted there."""
 
-import json
 import os
 
 import pytest
@@ -73,22 +72,6 @@ def test_a_foreign_root_is_refused_and_left_byte_for_byte(root, files):
 
 
 # -- writing -------------------------------------------------------------------------------------------
-
-
-def test_the_manifest_is_written_last_and_says_who_wrote_it(root):
-    wrapped = Wrapped(root)
-    store = make_store(wrapped, clock=FakeClock(start=7.5))
-    store.claim_next()
-    wrapped.calls.clear()
-    store.write(make_snapshot(1, 5), rank=3)
-    assert [call for call in wrapped.calls if "g0001-c00000005" in call][-3:] == [
-        "write g0001-c00000005/model.safetensors",
-        "write g0001-c00000005/optimizer.safetensors",
-        f"publish g0001-c00000005/{FILE_NAME}",
-    ]
-    fields = json.loads(root.read(f"g0001-c00000005/{FILE_NAME}"))
-    assert (fields["time"], fields["writer"]["rank"], fields["writer"]["host"]) == (7.5, 3, "host")
-    assert fields["world_size"] == 2
 
 
 def test_a_second_attempt_never_alters_files_under_a_manifest(root):

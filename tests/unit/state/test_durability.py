@@ -12,7 +12,7 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.checkpoint.storage import ATTEMPTS
+from hvdrecover.checkpoint.storage.interface import ATTEMPTS
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.error_kinds import kinds
 from hvdrecover.errors import (
