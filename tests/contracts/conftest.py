@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,19 +66,15 @@ def object_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
         yield started
 
 
-@pytest.fixture
-def seaweedfs(object_stores: Callable[[str], ObjectStore], monkeypatch: pytest.MonkeyPatch) -> Backend:
-    return storages.object_store(object_stores("seaweedfs"), monkeypatch)
+def _backend(name: str) -> Any:
+    @pytest.fixture(name=name)
+    def backend(object_stores: Callable[[str], ObjectStore], monkeypatch: pytest.MonkeyPatch) -> Backend:
+        return storages.object_store(object_stores(name), monkeypatch)
+
+    return backend
 
 
-@pytest.fixture
-def azurite(object_stores: Callable[[str], ObjectStore], monkeypatch: pytest.MonkeyPatch) -> Backend:
-    return storages.object_store(object_stores("azurite"), monkeypatch)
-
-
-@pytest.fixture
-def gcs(object_stores: Callable[[str], ObjectStore], monkeypatch: pytest.MonkeyPatch) -> Backend:
-    return storages.object_store(object_stores("gcs"), monkeypatch)
+seaweedfs, azurite, gcs = map(_backend, STORES)
 
 
 @pytest.fixture(scope="session")

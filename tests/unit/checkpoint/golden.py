@@ -17,14 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.checkpoint.values import encode
 from tests.fakes.clock import FakeClock
-from tests.unit.checkpoint.roots import make_store
+from tests.unit.checkpoint.roots import arena_of, make_store
 
 
 class Phase(enum.Enum):
@@ -90,12 +88,10 @@ SAMPLER = {"epoch": 2, "processed_num": 64, "length": 1000, "shuffle": True, "se
 
 
 def snapshot() -> Snapshot:
-    arenas = {}
-    for name, tensors in TENSORS.items():
-        specs = [TensorSpec(key, dtype, array.shape) for key, (dtype, array) in tensors.items()]
-        arenas[name] = Arena(plan(specs))
-        for key, (_, array) in tensors.items():
-            arenas[name].bytes_of(key)[:] = np.frombuffer(array.tobytes(), dtype=np.uint8)
+    arenas = {
+        name: arena_of({key: array for key, (_, array) in tensors.items()})
+        for name, tensors in TENSORS.items()
+    }
     state = {
         "attributes": {"objects": encode(OBJECTS, "state.objects")},
         "samplers": {"sampler": SAMPLER},

@@ -7,7 +7,7 @@ import functools
 import json
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import fsspec
@@ -109,18 +109,38 @@ def memory_root() -> Iterator[Storage]:
             fsspec.filesystem("memory").rm(path, recursive=True)
 
 
+CODES = {
+    np.dtype(code): name
+    for name, code in zip(
+        ["BOOL", "U8", "I8", "U16", "I16", "F16", "U32", "I32", "F32", "U64", "I64", "F64", "C64"],
+        ["?", "u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8", "c8"],
+        strict=True,
+    )
+}
+"""numpy's dtypes: names of safetensors'."""
+
+
+def arena_of(tensors: Mapping[str, Any]) -> Arena:
+    """The file of some arrays."""
+    arena = Arena(
+        plan([TensorSpec(name, CODES[array.dtype], array.shape) for name, array in tensors.items()])
+    )
+    for name, array in tensors.items():
+        arena.bytes_of(name)[:] = np.frombuffer(array.tobytes(), np.uint8)
+    return arena
+
+
 def make_store(storage: Any, *, job: str = "job", keep: int = 3, clock: FakeClock | None = None) -> Store:
     return Store(storage, keep=keep, job=job, host="host", events=Recorder(), clock=clock or FakeClock())
 
 
 def make_snapshot(generation: int, commit: int, *, finished: bool = False) -> Snapshot:
     """A commit whose every byte tells which commit it is of."""
-    arenas = {}
-    for name, count in (("model", 1000), ("optimizer", 7)):
-        arena = Arena(plan([TensorSpec("weight", "F32", (count,)), TensorSpec("empty", "U8", (0,))]))
-        values = np.arange(count, dtype="f4") + np.float32(commit + 1000 * generation)
-        arena.bytes_of("weight")[:] = values.view(np.uint8)
-        arenas[name] = arena
+    first = np.float32(commit + 1000 * generation)
+    arenas = {
+        name: arena_of({"weight": np.arange(count, dtype="f4") + first, "empty": np.zeros(0, "u1")})
+        for name, count in (("model", 1000), ("optimizer", 7))
+    }
     return Snapshot(
         id=CommitId(generation, commit),
         arenas=arenas,

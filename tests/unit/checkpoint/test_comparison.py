@@ -11,18 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrecover.checkpoint import comparison
-from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.values import encode
 from hvdrecover.redaction import printable
-from tests.unit.checkpoint.roots import content, make_store
+from tests.unit.checkpoint.roots import CODES, arena_of, content, make_store
 
-CODES = {
-    np.dtype(name): code
-    for code, name in {"BOOL": "?", "U8": "u1", "I8": "i1", "I64": "i8", "U64": "u8"}.items()
-} | {np.dtype(name): code for code, name in {"F16": "f2", "F32": "f4", "F64": "f8", "C64": "c8"}.items()}
 A, B = CommitId(1, 1), CommitId(1, 2)
 
 
@@ -85,13 +79,7 @@ def test_a_tensor_of_many_chunks_is_compared_whole(monkeypatch):
 
 
 def snapshot(commit, tensors, **objects):
-    arenas = {}
-    for attribute, arrays in tensors.items():
-        arenas[attribute] = Arena(
-            plan([TensorSpec(name, CODES[array.dtype], array.shape) for name, array in arrays.items()])
-        )
-        for name, array in arrays.items():
-            arenas[attribute].bytes_of(name)[:] = array.reshape(-1).view(np.uint8)
+    arenas = {attribute: arena_of(arrays) for attribute, arrays in tensors.items()}
     state = {"attributes": objects, "samplers": {"sampler": {"epoch": commit.commit}}, "random": {"seed": 5}}
     return Snapshot(commit, arenas, state, 2, {"torch": "2.13.0"})
 

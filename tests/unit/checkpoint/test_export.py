@@ -7,12 +7,10 @@ import pytest
 import safetensors.numpy
 
 from hvdrecover.checkpoint import export
-from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import CorruptCheckpointError, ExportError
-from tests.unit.checkpoint.roots import make_store
+from tests.unit.checkpoint.roots import arena_of, make_store
 
 ID = CommitId(1, 1)
 TENSORS = {
@@ -20,18 +18,12 @@ TENSORS = {
     "ema": {"a.weight": np.arange(5, dtype="f4") / 3, "empty": np.zeros((0, 3), "f4")},
     "optimizer": {"state.0.step": np.array([2.0], "f4")},
 }
-CODES = {"float32": "F32", "int64": "I64"}
 
 
 @pytest.fixture
 def storage(root):
     """A commit of two models, an optimizer with options, a plain object and a sampler."""
-    arenas = {}
-    for attribute, arrays in TENSORS.items():
-        specs = [TensorSpec(name, CODES[array.dtype.name], array.shape) for name, array in arrays.items()]
-        arenas[attribute] = Arena(plan(specs))
-        for name, array in arrays.items():
-            arenas[attribute].bytes_of(name)[:] = array.reshape(-1).view(np.uint8)
+    arenas = {attribute: arena_of(arrays) for attribute, arrays in TENSORS.items()}
     attributes = {name: {key: {"$tensor": key} for key in arrays} for name, arrays in TENSORS.items()}
     attributes["optimizer"]["lr"] = 0.1
     state = {"attributes": {**attributes, "epoch": 3}, "samplers": {"sampler": {"epoch": 1}}}

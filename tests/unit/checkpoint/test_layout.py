@@ -9,30 +9,9 @@ from hypothesis import strategies as st
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import ITEM_BYTES, PAGE, TensorSpec, header_size, parse, plan
+from tests.unit.checkpoint.roots import CODES, arena_of
 
-NUMPY = {
-    "BOOL": "?",
-    "U8": "u1",
-    "I8": "i1",
-    "U16": "u2",
-    "I16": "i2",
-    "F16": "f2",
-    "U32": "u4",
-    "I32": "i4",
-    "F32": "f4",
-    "U64": "u8",
-    "I64": "i8",
-    "F64": "f8",
-    "C64": "c8",
-}
-
-
-def arena_of(tensors):
-    names = {np.dtype(code): name for name, code in NUMPY.items()}
-    arena = Arena(plan([TensorSpec(key, names[array.dtype], array.shape) for key, array in tensors.items()]))
-    for key, array in tensors.items():
-        arena.bytes_of(key)[:] = np.frombuffer(array.tobytes(), dtype=np.uint8)
-    return arena
+NUMPY = {name: dtype for dtype, name in CODES.items()}
 
 
 def some_tensors():
