@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.export import chosen, written_aside
+from hvdrecover.checkpoint.inspection import chosen, written_aside
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import Storage

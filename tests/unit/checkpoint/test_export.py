@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from hvdrecover.checkpoint import export
+from hvdrecover.checkpoint import inspection
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import CorruptCheckpointError, ExportError
@@ -42,7 +42,7 @@ def folder(tmp_path):
 
 
 def written(storage, path, *only, force=False):
-    names = export.to_safetensors(storage, ID, only, path, force=force)
+    names = inspection.to_safetensors(storage, ID, only, path, force=force)
     assert names == list(only)
     return safetensors.numpy.load_file(path)
 
