@@ -152,9 +152,6 @@ class Claims:
     def generations(self) -> list[int]:
         return among(self._storage.names(CLAIMS))
 
-    def newest(self) -> int:
-        return max(self.generations(), default=0)
-
     def read(self, generation: int) -> Claim:
         return read(self._storage, generation)
 

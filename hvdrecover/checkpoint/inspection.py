@@ -1,32 +1,41 @@
-"""The commands' view of a checkpoint root, from outside the job that writes it: list, show, verify, prune.
+"""The commands' view of a checkpoint root, from outside the job that writes it.
 
-Only `prune` changes anything. The results are dataclasses; their fields are the keys of ``--json``, which
-docs/commands.md describes. A commit that is listed as complete may still have a damaged data file, which only
-`verify` finds. For a folder that is not a checkpoint root, the functions raise `UnknownCommitError`.
+The functions list, show, verify, prune and export commits. Only `prune` changes the root. The results are
+dataclasses; their fields are the keys of ``--json``, which docs/commands.md describes. A commit that is
+listed as complete may still have a damaged data file, which only `verify` finds. For a folder that is not a
+checkpoint root, the functions raise `UnknownCommitError`.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
-from hvdrecover.checkpoint import claims, root
+import xxhash
+
+from hvdrecover.checkpoint import claims, layout, root
 from hvdrecover.checkpoint.arena import allocate
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import Digest
-from hvdrecover.checkpoint.manifest import FILE_NAME, FileEntry
-from hvdrecover.checkpoint.retention import Pruner, delete_commit, incomplete, is_of_before, metric_of
+from hvdrecover.checkpoint.comparison import only_tensors
+from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.checkpoint.manifest import FILE_NAME, FileEntry, HasState
+from hvdrecover.checkpoint.reader import read_commit
+from hvdrecover.checkpoint.retention import Pruner, delete_commit, incomplete, is_of_before
 from hvdrecover.checkpoint.settings import Keep
-from hvdrecover.checkpoint.storage import Storage
+from hvdrecover.checkpoint.storage.interface import Storage, failures
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.clock import Clock
 from hvdrecover.errors import (
     ConfigError,
     CorruptCheckpointError,
+    ExportError,
     FormatVersionError,
     IncompleteCommitError,
     StorageError,
@@ -36,7 +45,6 @@ from hvdrecover.machine import has_ended
 from hvdrecover.redaction import redact
 
 State = Literal["complete", "finished", "quarantined", "incomplete", "broken", "newer format"]
-WHOLE = ("complete", "finished")  # states from which a job can resume
 PIECE = 1 << 26  # bytes that are verified at a time, so verifying takes little memory
 
 Advance = Callable[[int], None]  # called with the number of bytes that have just been read
@@ -65,7 +73,7 @@ class Entry:
     @property
     def is_whole(self) -> bool:
         """Return whether a job can resume from it, as far as its manifest shows."""
-        return self.state in WHOLE
+        return self.state in ("complete", "finished")
 
 
 # -- listing and finding -------------------------------------------------------------------------------
@@ -139,17 +147,9 @@ def entry(storage: Storage, commit: CommitId) -> Entry | None:
         raise
     if not names:
         return None
-    return Entry(
-        commit=commit.name,
-        generation=commit.generation,
-        number=commit.commit,
-        time=manifest.time if manifest else None,
-        bytes=nbytes,
-        world_size=manifest.world_size if manifest else None,
-        versions=manifest.versions if manifest else None,
-        state=state,
-        reason=reason,
-    )
+    facts: dict[str, Any] = {"commit": commit.name, "generation": commit.generation, "number": commit.commit}
+    facts |= {name: getattr(manifest, name, None) for name in ("time", "world_size", "versions")}
+    return Entry(**facts, bytes=nbytes, state=state, reason=reason)
 
 
 def _note(storage: Storage, path: str) -> str:
@@ -273,16 +273,16 @@ def verify(storage: Storage, found: Entry, advance: Advance) -> Entry:
 def _verify_file(storage: Storage, commit: CommitId, file: FileEntry, advance: Advance) -> None:
     path = f"{commit.name}/{file.name}"
     root.read_layout(storage, commit, file)  # checks size and header
-    buffer, found, position = allocate(min(PIECE, file.size)), Digest(), 0
+    buffer, found, position = allocate(min(PIECE, file.size)), xxhash.xxh3_128(), 0
     while position < file.size:
         piece = buffer[: file.size - position]
         count = storage.read_into(path, piece, position).size
         if count < len(piece):
             break
-        found.update(piece)
+        found.update(piece.data)
         position += count
         advance(count)
-    if found.hex() != file.digest:
+    if found.hexdigest() != file.digest:
         what = "the file's content does not match the manifest's digest"
         raise CorruptCheckpointError(f"{storage.url}/{path}", what)
 
@@ -312,10 +312,13 @@ class Pruning:
 
 def plan_pruning(storage: Storage, keep: Keep, clock: Clock) -> Pruning:
     """Decide what to delete, by the rules of a job's retention; changes nothing."""
-    unwanted = Pruner(storage, keep, clock).expired()
+    pruner = Pruner(storage, keep, clock)
+    unwanted = pruner.expired()
+    problems = [facts.problem for facts in pruner.good.values()]
+    if problems and all(problems):
+        raise ConfigError("--keep-best", f"{problems[0]}, in any of the {len(problems)} commits")
     listing = look(storage)
     good = [each for each in listing.commits if each.is_whole]
-    _check_metric(storage, good, keep)
     begun = [each for each in listing.commits if each.commit in listing.leftovers]
     expired = [each for each in reversed(good) if each.id in unwanted]
     aside = [each for each in listing.aside if each.left_over]
@@ -347,19 +350,6 @@ def check_one_is_intact(storage: Storage, plan: Pruning, advance: Advance) -> No
     raise CorruptCheckpointError(storage.url, problem + "; ".join(broken))
 
 
-def _check_metric(storage: Storage, good: Sequence[Entry], keep: Keep) -> None:
-    problem = ""
-    for each in good if keep.best else ():
-        try:
-            with suppress(IncompleteCommitError):  # deleted meanwhile
-                metric_of(root.read_manifest(storage, each.id), keep.best)
-            return
-        except ValueError as error:
-            problem = problem or str(error)
-    if problem:
-        raise ConfigError("--keep-best", f"{problem}, in any of the {len(good)} commits")
-
-
 def prune(storage: Storage, plan: Pruning) -> Pruning:
     """Delete the commits and files of a plan. Deletions before an error stand."""
     for each in plan.deleted:
@@ -368,3 +358,67 @@ def prune(storage: Storage, plan: Pruning) -> Pruning:
         before = _being_written(storage)
         storage.tidy(lambda folder: is_of_before(folder, before))
     return replace(plan, dry_run=False)
+
+
+# -- export --------------------------------------------------------------------------------------------
+
+
+def to_safetensors(
+    storage: Storage, commit: CommitId, only: Sequence[str], path: Path, *, force: bool
+) -> list[str]:
+    """Write the tensors of some attributes, or all, to a file, verified; returns the attributes.
+
+    If one attribute is exported, its tensors keep their names, for a model the keys of its ``state_dict``. If
+    several are exported, the attribute's name becomes a prefix, as in ``model.layer.weight``. Memory holds
+    one attribute at a time.
+    """
+    manifest, url = root.read_manifest(storage, commit), f"{storage.url}/{commit.name}"
+    names = chosen(manifest, only, url)
+    pure = [name for name, value in manifest.attributes.items() if only_tensors(value)]
+    if others := [name for name in names if name not in pure]:
+        remedy = f"name one that does with --only ({', '.join(pure)})" if pure else "none of this commit does"
+        raise ExportError(
+            url,
+            f"a safetensors file can hold tensors and nothing else, and so can't hold {', '.join(others)}; "
+            f"export to a .pt file, or {remedy}",
+        )
+    sources: dict[str, dict[str, TensorSpec]] = {}  # by attribute and name: the tensor in the new file
+    for name in names:
+        prefix = f"{name}." if len(names) > 1 else ""
+        specs = root.read_layout(storage, commit, manifest.by_attribute[name]).specs
+        sources[name] = {spec.name: replace(spec, name=prefix + spec.name) for spec in specs}
+    planned = layout.plan([spec for named in sources.values() for spec in named.values()])
+    with written_aside(path, force=force) as aside, aside.open("xb") as file:
+        file.truncate(planned.nbytes)
+        file.write(planned.header)
+        for attribute, named in sources.items():
+            arena = read_commit(storage, commit, {attribute}).arenas[attribute]
+            for name, spec in named.items():
+                file.seek(planned.offsets[spec.name])
+                file.write(arena.bytes_of(name).data)
+    return names
+
+
+def chosen(commit: HasState, only: Sequence[str], url: str) -> list[str]:
+    """Return the attributes that a user names, in the order of the commit; all, if none is named."""
+    there = [*commit.attributes, *commit.samplers]
+    for name in only:
+        if name not in there:
+            raise ExportError(url, f"the commit has no attribute '{name}'; it has {', '.join(there)}")
+    return [name for name in there if not only or name in only]
+
+
+@contextmanager
+def written_aside(path: Path, *, force: bool) -> Iterator[Path]:
+    """Yield a temporary path beside a file; at the end, fsync it and rename it to the file."""
+    if path.exists() and not force:
+        raise ExportError(str(path), "the file exists; name another one, or pass --force to replace it")
+    aside = path.with_name(f".hvdrecover-{uuid.uuid4().hex}{path.suffix}")
+    with failures(str(path), "", "write the file"):
+        try:
+            yield aside
+            with aside.open("rb") as file:
+                os.fsync(file.fileno())
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hvdrecover.checkpoint.arena import digest
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import digest
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, UnsupportedValueError
 from hvdrecover.redaction import printable
 
@@ -106,9 +106,9 @@ def loads(data: bytes, url: str, expected: CommitId | None = None) -> Manifest:
         if type(version) is not int:
             raise ValueError(f"format {version!r} is not a number")
         # Another format may make its digest in another way. Format 1 with just the number altered is damage.
-        if version not in READERS and claimed != _digest({**fields, "format": 1}):
+        if version not in READERS and claimed != digest(_canonical({**fields, "format": 1})):
             raise unknown_format(url, version, fields.get("versions"))
-        if claimed != _digest(fields):
+        if claimed != digest(_canonical(fields)):
             raise CorruptCheckpointError(url, "the manifest's digest does not match its content")
         manifest = READERS[version](fields)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -128,10 +128,6 @@ def unknown_format(url: str, version: int, versions: Any = None) -> FormatVersio
         f"it is of format {version}, and this hvdrecover reads format {known}. It was left as it is. Install "
         f"a version that reads it: pip install --upgrade '{printable(wanted)}'",
     )
-
-
-def _digest(fields: dict[str, Any]) -> str:
-    return digest(_canonical(fields))
 
 
 def _canonical(fields: dict[str, Any]) -> bytes:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdrecover.checkpoint.digest import digest
+from hvdrecover.checkpoint.arena import digest
 from hvdrecover.checkpoint.storage.local import mount_of
 from hvdrecover.errors import StorageError
 from hvdrecover.machine import available_memory

@@ -32,15 +32,13 @@ import numpy as np
 
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint import near_root
-from hvdrecover.checkpoint.arena import HUGE_PAGE, Arena, Bytes
+from hvdrecover.checkpoint.arena import HUGE_PAGE, Arena, Bytes, digest
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.manifest import TENSORS
 from hvdrecover.checkpoint.near_root import BUFFERS, Keeper
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import ReadBytes, Storage
-from hvdrecover.checkpoint.storage.interface import TEMPORARY
+from hvdrecover.checkpoint.storage.interface import TEMPORARY, ReadBytes, Storage
 from hvdrecover.checkpoint.writer import step_back
 from hvdrecover.clock import Clock
 
@@ -198,14 +196,13 @@ class NearTier:
                 timeout,
             )
 
-    def stop(self) -> None:
-        """End the thread, and let another process keep the near root. Sealed commits stay."""
-        self._end_thread()
-        self.keeper.release()
-
     def remove(self) -> None:
         """End the thread, and delete the near root."""
-        self._end_thread()
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
         self.keeper.remove()
 
     def _want(self, layouts: Layouts, count: int) -> None:
@@ -213,13 +210,6 @@ class NearTier:
         if layouts and has < count and not self._refused:
             self._wanted = layouts, count
             self._changed.notify_all()
-
-    def _end_thread(self) -> None:
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
 
     # -- on the tier's thread --------------------------------------------------------------------------
 

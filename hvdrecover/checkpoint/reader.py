@@ -13,9 +13,8 @@ from hvdrecover.checkpoint import layout, root
 from hvdrecover.checkpoint.arena import Arena, Bytes, allocate
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FileEntry
-from hvdrecover.checkpoint.retrying import retrying
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import ReadBytes, Storage
+from hvdrecover.checkpoint.storage.interface import ReadBytes, Storage, retrying
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.errors import (

@@ -30,11 +30,17 @@ from hvdrecover.errors import (
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts about a commit that decide whether it is kept; ``metric`` is the number for `Keep.best`."""
+    """The facts about a commit that decide whether it is kept.
+
+    Attributes:
+        metric: the number for `Keep.best`; None if there is none.
+        problem: the reason why `Keep.best` cannot rank the commit; empty if it can.
+    """
 
     commit: CommitId
     time: float
     metric: float | None = None
+    problem: str = ""
 
 
 def expired(commits: Iterable[Facts], keep: Keep, now: float) -> list[CommitId]:
@@ -102,20 +108,20 @@ class Pruner:
         self._clock = clock
         self._facts: dict[CommitId, Facts | None] = {}  # None: the commit is broken, and left to the user
 
-    def note(self, manifest: Manifest) -> str:
-        """Record a complete commit; return the reason why `Keep.best` cannot rank it, if there is one."""
+    def note(self, manifest: Manifest) -> Facts:
+        """Record a complete commit."""
         metric, problem = None, ""
         try:
             metric = metric_of(manifest, self._keep.best)
         except ValueError as error:
             problem = str(error)
-        self._facts[manifest.id] = Facts(manifest.id, manifest.time, metric)
-        return problem
+        facts = self._facts[manifest.id] = Facts(manifest.id, manifest.time, metric, problem)
+        return facts
 
     @property
-    def known(self) -> set[CommitId]:
+    def good(self) -> dict[CommitId, Facts]:
         """The commits that were not broken when the root was last listed."""
-        return {commit for commit, facts in self._facts.items() if facts is not None}
+        return {commit: facts for commit, facts in self._facts.items() if facts is not None}
 
     def expired(self, *, more: int = 0) -> list[CommitId]:
         """Return the commits that may be deleted, oldest first; keep ``more`` than the user asks for."""
@@ -133,9 +139,8 @@ class Pruner:
                 pass  # the others must still be pruned: else the disk fills up
             except (CorruptCheckpointError, FormatVersionError):
                 self._facts[commit] = None  # a reader quarantines it, or a newer hvdrecover reads it
-        good = [facts for facts in self._facts.values() if facts is not None]
         keep = replace(self._keep, last=self._keep.last + more)
-        return expired(good, keep, self._clock.now())
+        return expired(self.good.values(), keep, self._clock.now())
 
     def prune(self, allowed: Callable[[], None], *, more: int = 0, resumed: CommitId | None = None) -> None:
         """Delete the commits that have expired.

@@ -40,8 +40,7 @@ class Best:
             raise ConfigError("best.metric", problem)
         if self.mode not in ("min", "max"):
             raise ConfigError("best.mode", f"must be 'min' or 'max', got {self.mode!r}")
-        if not _is_count(self.count):
-            raise ConfigError("best.count", f"must be an integer ≥ 1, got {self.count!r}")
+        _check_count("best.count", self.count)
 
 
 @dataclass(frozen=True)
@@ -69,13 +68,11 @@ class Keep:
     best: Best | None = None
 
     def __post_init__(self) -> None:
-        if not _is_count(self.last):
-            problem = f"must be an integer ≥ 1, got {self.last!r}; the newest commit is always kept"
-            raise ConfigError("keep.last", problem)
-        if self.period is not None and not _is_count(self.period):
-            raise ConfigError("keep.period", f"must be an integer ≥ 1, got {self.period!r}")
-        if self.within is not None and not _is_positive(self.within):
-            raise ConfigError("keep.within", f"must be a number of seconds > 0, got {self.within!r}")
+        _check_count("keep.last", self.last)
+        if self.period is not None:
+            _check_count("keep.period", self.period)
+        if self.within is not None:
+            _check_seconds("keep.within", self.within)
         if self.best is not None and not isinstance(self.best, Best):
             raise ConfigError("keep.best", f"must be a Best, such as Best('val_loss'), got {self.best!r}")
 
@@ -88,11 +85,9 @@ class Keep:
         """
         if isinstance(keep, Keep):
             return keep
-        if not _is_count(keep):
-            raise ConfigError(
-                "keep",
-                f"must be an integer ≥ 1 or a Keep, got {keep!r}; the newest commit is always kept",
-            )
+        if type(keep) is not int:
+            raise ConfigError("keep", f"must be an integer ≥ 1 or a Keep, got {keep!r}")
+        _check_count("keep", keep)
         return cls(last=keep)
 
 
@@ -140,10 +135,10 @@ class Checkpoint:
         if not (url := os.fspath(self.url)).strip():
             raise ConfigError("checkpoint", "the URL is empty; name a folder or an fsspec URL")
         object.__setattr__(self, "url", config.absolute(url))
-        if self.every_commits is not None and not _is_count(self.every_commits):
-            raise ConfigError("every_commits", f"must be an integer ≥ 1, got {self.every_commits!r}")
-        if self.every_seconds is not None and not _is_positive(self.every_seconds):
-            raise ConfigError("every_seconds", f"must be a number of seconds > 0, got {self.every_seconds!r}")
+        if self.every_commits is not None:
+            _check_count("every_commits", self.every_commits)
+        if self.every_seconds is not None:
+            _check_seconds("every_seconds", self.every_seconds)
         if self.interval not in (None, "auto"):
             reason = "use 'auto', every_commits=N for every N-th commit, or every_seconds=S"
             raise ConfigError("interval", f"{self.interval!r} is not 'auto'; {reason}")
@@ -159,9 +154,11 @@ class Checkpoint:
             raise ConfigError("strict", f"must be True or False, got {self.strict!r}")
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 1
+def _check_count(name: str, value: object) -> None:
+    if type(value) is not int or value < 1:
+        raise ConfigError(name, f"must be an integer ≥ 1, got {value!r}")
 
 
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and type(value) is not bool and value > 0
+def _check_seconds(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or type(value) is bool or not value > 0:
+        raise ConfigError(name, f"must be a number of seconds > 0, got {value!r}")

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.arena import Arena, digest
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.manifest import TENSORS, FileEntry, HasState, Manifest
 
@@ -39,7 +38,7 @@ class Snapshot(HasState):
 
     @classmethod
     def of(cls, manifest: Manifest, arenas: dict[str, Arena]) -> Snapshot:
-        digests = {name: file.digest for name, file in manifest.by_attribute.items()}
+        files = manifest.by_attribute
         return cls(
             id=manifest.id,
             arenas=arenas,
@@ -48,7 +47,7 @@ class Snapshot(HasState):
             versions=manifest.versions,
             finished=manifest.finished,
             dataset=manifest.dataset,
-            digests={name: digests[name] for name in arenas},
+            digests={name: files[name].digest for name in arenas},
             job=str(manifest.writer.get("job", "")),
         )
 

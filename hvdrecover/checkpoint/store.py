@@ -15,8 +15,7 @@ from hvdrecover.checkpoint.manifest import TENSORS, Manifest
 from hvdrecover.checkpoint.retention import Pruner, delete_commit, incomplete, is_of_before
 from hvdrecover.checkpoint.settings import Keep
 from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import Storage, is_full
-from hvdrecover.checkpoint.storage.interface import TEMPORARY
+from hvdrecover.checkpoint.storage.interface import TEMPORARY, Storage, is_full
 from hvdrecover.clock import Clock
 from hvdrecover.errors import FencedError, ForeignRootError, StorageError
 from hvdrecover.events import Events
@@ -97,7 +96,7 @@ class Store:
         self.resumed = None
         self.claims.acknowledge(commit.generation)
         durable()
-        if (problem := self._pruner.note(manifest)) and not self._has_warned:
+        if (problem := self._pruner.note(manifest).problem) and not self._has_warned:
             self._has_warned = True
             message = f"{self.url}: no commit is kept as one of the best: {problem}"
             self.events.emit("no_metric", message, level=logging.WARNING, reason=problem)
@@ -151,7 +150,7 @@ class Store:
         with self._reporting():
             self._pruner.prune(check, more=more, resumed=self.resumed)
         with self._reporting():
-            begun, lost = incomplete(self.storage, commit.generation, self._pruner.known)
+            begun, lost = incomplete(self.storage, commit.generation, self._pruner.good)
             self._quarantine(lost)
             for each in begun:
                 with self._reporting():

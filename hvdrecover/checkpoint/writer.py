@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import Any
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.retrying import ATTEMPTS, pause_before
 from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.storage.interface import ATTEMPTS, pause_before
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.clock import Clock
 from hvdrecover.errors import HvdrecoverError, StorageError
@@ -245,14 +245,6 @@ class BackgroundWriter:
 
     def _attempt(self) -> bool:
         """Write the snapshot; return whether it is durable."""
-        try:
-            self._write()
-        except Exception as error:  # the thread must survive to end the `wait` of the training thread
-            self._failed(error)
-            return False
-        return True
-
-    def _write(self) -> None:
         snapshot, started = self._snapshot, self.store.clock.monotonic()
         assert snapshot is not None  # while an attempt is under way, only this thread releases it
         is_durable = False
@@ -267,10 +259,12 @@ class BackgroundWriter:
 
         try:
             self.store.write(snapshot, self._rank, durable)
-        except Exception as error:
-            if not is_durable:
-                raise
-            _report_unhandled(error)  # perhaps an error of the user's log handler; the commit is durable
+        except Exception as error:  # the thread must survive to end the `wait` of the training thread
+            if is_durable:
+                _report_unhandled(error)  # perhaps an error of the user's log handler; the commit is durable
+            else:
+                self._failed(error)
+        return is_durable
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, HvdrecoverError):

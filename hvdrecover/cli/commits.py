@@ -18,8 +18,7 @@ from rich.console import RenderableType
 
 from hvdrecover import config
 from hvdrecover.checkpoint import comparison, inspection, near_root
-from hvdrecover.checkpoint.export import to_safetensors
-from hvdrecover.checkpoint.inspection import Contents, Entry, Pruning
+from hvdrecover.checkpoint.inspection import Contents, Entry, Pruning, to_safetensors
 from hvdrecover.checkpoint.settings import Best, Keep
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.cli import options, printer

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hvdrecover.checkpoint.arena import Bytes, allocate
+from hvdrecover.checkpoint.arena import Bytes, allocate, digest, digest_numbers
 from hvdrecover.checkpoint.comparison import decode
-from hvdrecover.checkpoint.digest import Digest, digest, digest_numbers
 from hvdrecover.checkpoint.layout import ITEM_BYTES, TensorSpec
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.guard.settings import Guard
@@ -117,10 +116,7 @@ def shared_tensors(snapshot: Snapshot, rank_local: Mapping[str, Collection[str]]
 
 def ballot_of(tensors: Sequence[Tensor]) -> list[int]:
     """Return a rank's ballot: the digest of its tensors as two numbers, and how many tensors there are."""
-    whole = Digest()
-    for each in tensors:
-        whole.update(each.data)
-    return [*whole.numbers(), len(tensors)]
+    return [*digest_numbers(*(each.data for each in tensors)), len(tensors)]
 
 
 def compare(world: World, tensors: Sequence[Tensor], root: int, host: str, *, heal: bool) -> list[str]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from hvdrecover import error_kinds, heartbeat
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.reader import load_newest
-from hvdrecover.checkpoint.retrying import ATTEMPTS, retrying
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import open_storage
+from hvdrecover.checkpoint.storage.interface import ATTEMPTS, retrying
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.checkpoint.writer import BackgroundWriter
 from hvdrecover.errors import (

@@ -25,9 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hvdrecover import error_kinds, heartbeat
-from hvdrecover.checkpoint.arena import Arena, allocate
+from hvdrecover.checkpoint.arena import Arena, allocate, digest_numbers
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import digest_numbers
 from hvdrecover.checkpoint.layout import parse
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import RecoveryError, RendezvousError, StoppedError

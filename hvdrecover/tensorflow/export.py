@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.export import written_aside
+from hvdrecover.checkpoint.inspection import written_aside
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.errors import ExportError, MismatchError
 from hvdrecover.state.loading import load

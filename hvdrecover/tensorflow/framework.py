@@ -15,8 +15,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 
-from hvdrecover.checkpoint import memcpy
-from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.arena import WORTH_A_SPAN, Arena, copy_spans, spans_equal
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.state import horovod
@@ -117,7 +116,7 @@ class TensorFlowFramework:
 
     def copy_out(self, tensors: Sequence[tf.Tensor | tf.Variable], views: Sequence[View]) -> None:
         sources = [_on_host(tensor) for tensor in tensors]
-        memcpy.copy(
+        copy_spans(
             [
                 (_address(view), _address(source), source.nbytes)
                 for view, source in zip(views, sources, strict=True)
@@ -128,11 +127,11 @@ class TensorFlowFramework:
         large: list[tuple[Array, View]] = []  # kept, so that the addresses stay valid
         for tensor, view in pairs:
             mine = _on_host(tensor)
-            if mine.nbytes >= memcpy.WORTH_A_SPAN:
+            if mine.nbytes >= WORTH_A_SPAN:
                 large.append((mine, view))
             elif mine.tobytes() != view.tobytes():
                 return False
-        return memcpy.equal([(_address(view), _address(mine), mine.nbytes) for mine, view in large])
+        return spans_equal([(_address(view), _address(mine), mine.nbytes) for mine, view in large])
 
     def tree(self, component: Any) -> Tree:
         """The component's variables by Keras path or name, but for seeds, which are generators."""

@@ -10,9 +10,15 @@ from typing import Any
 
 import torch
 
-from hvdrecover.checkpoint import memcpy
-from hvdrecover.checkpoint.arena import HUGE_PAGE, Arena, allocate
-from hvdrecover.checkpoint.memcpy import Span
+from hvdrecover.checkpoint.arena import (
+    HUGE_PAGE,
+    WORTH_A_SPAN,
+    Arena,
+    Span,
+    allocate,
+    copy_spans,
+    spans_equal,
+)
 from hvdrecover.state.adapter import Tree
 
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices
@@ -27,7 +33,7 @@ def copy_all(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -
     spans: list[Span] = []
     rest: list[tuple[torch.Tensor, torch.Tensor]] = []
     for source, target in zip(sources, targets, strict=True):
-        if source.nbytes >= memcpy.WORTH_A_SPAN and _is_one_piece(source) and _is_one_piece(target):
+        if source.nbytes >= WORTH_A_SPAN and _is_one_piece(source) and _is_one_piece(target):
             spans.append((target.data_ptr(), source.data_ptr(), source.nbytes))
         else:
             rest.append((source, target))
@@ -38,7 +44,7 @@ def copy_all(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -
                     [target for _, target in rest], [source for source, _ in rest], non_blocking=True
                 )
         if spans:
-            memcpy.copy(spans)
+            copy_spans(spans)
     finally:
         _wait_for_devices(rest)
 
@@ -52,11 +58,11 @@ def _wait_for_devices(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> No
 def all_equal(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
     large: list[tuple[torch.Tensor, torch.Tensor]] = []  # kept, so that the addresses stay valid
     for mine, other in pairs:
-        if mine.nbytes >= memcpy.WORTH_A_SPAN and _is_one_piece(mine) and _is_one_piece(other):
+        if mine.nbytes >= WORTH_A_SPAN and _is_one_piece(mine) and _is_one_piece(other):
             large.append((mine, other))
         elif not torch.equal(bits := _bits(mine), _bits(other).to(bits.device)):
             return False
-    return memcpy.equal([(other.data_ptr(), mine.data_ptr(), mine.nbytes) for mine, other in large])
+    return spans_equal([(other.data_ptr(), mine.data_ptr(), mine.nbytes) for mine, other in large])
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

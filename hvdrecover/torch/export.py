@@ -11,7 +11,7 @@ import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.export import chosen, written_aside
+from hvdrecover.checkpoint.inspection import chosen, written_aside
 from hvdrecover.checkpoint.reader import read_commit
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import Storage

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,33 +19,16 @@ from tests.contracts.object_stores import STORES, ObjectStore
 from tests.contracts.servers import SSHD, S3Server, SftpServer
 from tests.contracts.storages import Backend
 from tests.integration.conftest import LONG
+from tests.unit.checkpoint.roots import memory_root
 
 SERVED = [pytest.param(name, marks=LONG) for name in STORES]
 REAL = [*SERVED, pytest.param("moosefs", marks=LONG)]
 
 
-def _fake() -> Adapter:
-    from tests.contracts.fake_adapter import FakeAdapter
-
-    return FakeAdapter()
-
-
-def _torch() -> Adapter:
-    from tests.contracts.torch_adapter import TorchAdapter
-
-    return TorchAdapter()
-
-
-def _tensorflow() -> Adapter:
-    from tests.contracts.tensorflow_adapter import TensorFlowAdapter
-
-    return TensorFlowAdapter()
-
-
-@pytest.fixture(params=[_fake, _torch, _tensorflow], ids=["fake", "torch", "tensorflow"])
+@pytest.fixture(params=["fake", "torch", "tensorflow"])
 def adapter(request: pytest.FixtureRequest) -> Adapter:
     """Each adapter in turn; its framework is imported only when it is tested."""
-    made: Adapter = request.param()
+    made: Adapter = importlib.import_module(f"tests.contracts.{request.param}_adapter").made()
     return made
 
 
@@ -64,43 +51,30 @@ def sftp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SftpServer
     server.stop()
 
 
-def _served(name: str, factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    server = STORES[name](factory.mktemp(name))
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-
-
 @pytest.fixture(scope="session")
-def seaweedfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    yield from _served("seaweedfs", tmp_path_factory)
+def object_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], ObjectStore]]:
+    """Gives the object store of a name, which is started once."""
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def started(name: str) -> ObjectStore:
+            server = STORES[name](tmp_path_factory.mktemp(name))
+            server.start()
+            stack.callback(server.stop)
+            return server
+
+        yield started
 
 
-@pytest.fixture(scope="session")
-def azurite_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    yield from _served("azurite", tmp_path_factory)
+def _backend(name: str) -> Any:
+    @pytest.fixture(name=name)
+    def backend(object_stores: Callable[[str], ObjectStore], monkeypatch: pytest.MonkeyPatch) -> Backend:
+        return storages.object_store(object_stores(name), monkeypatch)
+
+    return backend
 
 
-@pytest.fixture(scope="session")
-def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    yield from _served("gcs", tmp_path_factory)
-
-
-@pytest.fixture
-def seaweedfs(seaweedfs_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Backend:
-    return storages.object_store(seaweedfs_server, monkeypatch)
-
-
-@pytest.fixture
-def azurite(azurite_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Backend:
-    return storages.object_store(azurite_server, monkeypatch)
-
-
-@pytest.fixture
-def gcs(gcs_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Backend:
-    return storages.object_store(gcs_server, monkeypatch)
+seaweedfs, azurite, gcs = map(_backend, STORES)
 
 
 @pytest.fixture(scope="session")
@@ -128,8 +102,8 @@ def drill(tmp_path: Path) -> Backend:
 
 @pytest.fixture
 def memory() -> Iterator[Backend]:
-    with storages.memory() as backend:
-        yield backend
+    with memory_root() as root:
+        yield Backend(root.url, (1 << 25) + 5)
 
 
 @pytest.fixture

@@ -51,3 +51,6 @@ class FakeAdapter(Adapter):
 
     def draw(self) -> Mapping[str, float]:
         return {"fake": self.framework.generator.uniform()}
+
+
+made = FakeAdapter

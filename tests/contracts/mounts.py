@@ -1,7 +1,6 @@
-"""Shared file systems that are mounted twice on this machine, as two hosts would; each test is one of `LONG`.
+"""MooseFS, mounted twice on this machine, as two hosts would; each test is one of `LONG`.
 
-They take root, and come from Debian: ``apt-get install sshfs moosefs-master moosefs-chunkserver
-moosefs-client``.
+It takes root, and comes from Debian: ``apt-get install moosefs-master moosefs-chunkserver moosefs-client``.
 """
 
 from __future__ import annotations
@@ -9,93 +8,59 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.contracts.servers import HOST, SSHD, SftpServer, die_with_parent, free_port
+from tests.contracts.servers import Server, free_port
 
-_PATIENCE = 30.0  # seconds
 # MooseFS's servers don't talk to 127.0.0.1; this is one for documentation, RFC 5737, and of this process.
 _ADDRESS = f"198.51.100.{os.getpid() % 250 + 1}"
-_NEEDED = {
-    "sshfs": ["sshfs"],
-    "moosefs": ["mfsmaster", "mfschunkserver", "mfsmount", "ip"],
-}
+_NEEDED = ("mfsmaster", "mfschunkserver", "mfsmount", "ip")
 
 Mounts = tuple[Path, Path]
 
 
 @contextmanager
-def sshfs(folder: Path) -> Iterator[Mounts]:
-    """A folder of an OpenSSH server, mounted by sshfs."""
-    _require("sshfs", SSHD is not None)
-    (served := folder / "served").mkdir()
-    server = SftpServer(folder)
-    server.start()
-    (folder / "known").write_text(server.known_hosts())
-    ssh = [f"IdentityFile={server.key}", f"UserKnownHostsFile={folder}/known", "StrictHostKeyChecking=yes"]
-    ssh += ["IdentitiesOnly=yes", "PreferredAuthentications=publickey"]
-    flags = [flag for option in ssh for flag in ("-o", option)]
-    command = ["sshfs", "-f", "-p", str(server.port), f"{server.user}@{HOST}:{served}", *flags]
-    try:
-        with _mounted(folder, lambda place: [*command, str(place)]) as places:
-            yield places
-    finally:
-        server.stop()
-
-
-@contextmanager
 def moosefs(folder: Path) -> Iterator[Mounts]:
     """A MooseFS of a master and one chunk server."""
-    _require("moosefs", True)
+    _require()
     with ExitStack() as stack:
         address = ["ip", "address", "{}", f"{_ADDRESS}/32", "dev", "lo"]
         subprocess.run([each.replace("{}", "add") for each in address], check=True)
         stack.callback(subprocess.run, [each.replace("{}", "delete") for each in address], check=True)
         port = _start_moosefs(folder, stack)
-        command = ["mfsmount", "-f", "-H", _ADDRESS, "-P", str(port)]
-        yield stack.enter_context(_mounted(folder, lambda place: [*command, str(place)]))
-
-
-def _require(kind: str, has_server: bool) -> None:
-    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
-        pytest.skip("mounting takes root and /dev/fuse")
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    missing = [name for name in _NEEDED[kind] if shutil.which(name, path=path) is None]
-    if missing or not has_server:
-        pytest.skip(f"there is no {', '.join(missing) or 'sshd'}; see tests/contracts/mounts.py")
-
-
-@contextmanager
-def _mounted(folder: Path, command: Callable[[Path], list[str]]) -> Iterator[Mounts]:
-    """Mount a file system at two places, each by a process of its own."""
-    places = (folder / "one", folder / "two")
-    with ExitStack() as stack:
+        places = (folder / "one", folder / "two")
         for place in places:
             place.mkdir()
-            stack.enter_context(_running(command(place), folder / f"{place.name}.log", place.is_mount))
+            command = ["mfsmount", "-f", "-H", _ADDRESS, "-P", str(port), str(place)]
+            _run(_Program(command, folder, place.name, place.is_mount), stack)
             stack.callback(subprocess.run, ["umount", "--lazy", place], check=False)
         yield places
 
 
-@contextmanager
-def _running(command: list[str], log: Path, is_up: Callable[[], bool]) -> Iterator[None]:
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=die_with_parent)
-    try:
-        deadline = time.monotonic() + _PATIENCE
-        while not is_up():
-            if process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"{command[0]} does not start:\n{log.read_text()}")
-            time.sleep(0.05)
-        yield
-    finally:
-        process.kill()
-        process.wait()
+def _require() -> None:
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("mounting takes root and /dev/fuse")
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    if missing := [name for name in _NEEDED if shutil.which(name, path=path) is None]:
+        pytest.skip(f"there is no {', '.join(missing)}; see tests/contracts/mounts.py")
+
+
+class _Program(Server):
+    """A program of MooseFS, with its own log, that is up when a function says so."""
+
+    def __init__(self, command: list[str], folder: Path, name: str, is_up: Callable[[], bool]) -> None:
+        super().__init__(command, folder)
+        self.log = folder / f"{name}.log"
+        self.is_up = is_up  # type: ignore[method-assign]
+
+
+def _run(program: Server, stack: ExitStack) -> None:
+    program.start()
+    stack.callback(program.stop)
 
 
 def _start_moosefs(folder: Path, stack: ExitStack) -> int:
@@ -119,8 +84,9 @@ def _start_moosefs(folder: Path, stack: ExitStack) -> int:
     ]
     chunks += [f"DATA_PATH = {data['chunks']}", f"HDD_CONF_FILENAME = {folder}/disks"]
     for name, lines in (("mfsmaster", master), ("mfschunkserver", chunks)):
-        config, log = folder / f"{name}.cfg", folder / f"{name}.log"
+        config = folder / f"{name}.cfg"
         config.write_text("\n".join([*common, *lines, ""]))
+        log = folder / f"{name}.log"
         command = [f"/usr/sbin/{name}", "-f", "-c", str(config), "start"]
-        stack.enter_context(_running(command, log, lambda log=log: b"initialized" in log.read_bytes()))  # type: ignore[misc]
+        _run(_Program(command, folder, name, lambda log=log: b"initialized" in log.read_bytes()), stack)  # type: ignore[misc]
     return ports["MATOCL"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ import fsspec
 import numpy as np
 import pytest
 
-from hvdrecover.checkpoint.storage import LocalStorage, Storage, open_filesystem, open_storage
-from hvdrecover.checkpoint.storage.remote import RemoteStorage, S3Storage
-from hvdrecover.checkpoint.storage.sftp import SftpStorage
+from hvdrecover.checkpoint.storage import Storage, open_storage
+from hvdrecover.checkpoint.storage.remote import RemoteStorage
 from hvdrecover.drill.storage import set_behaviour
 from hvdrecover.drill.storage import url as drill_url
 from tests.contracts.object_stores import BUCKET, ObjectStore
@@ -34,11 +32,10 @@ class Backend:
 
     Attributes:
         url: an empty checkpoint root, which is not there yet.
-        large: bytes of a file that storages of `in_pieces` transfer in at least three pieces.
-        open_in_pieces: opens the root with small pieces.
+        large: bytes of a file that storages of `open_in_pieces` transfer in at least three pieces.
+        piece: bytes of those pieces; None for those that the storage has anyway.
         folders: whether folders are real, so that nothing can lie below a file.
         environment: what a process needs in its environment to open the root as well.
-        shared: whether other processes see the root.
         stop: takes the server away; None if there is none.
         start: brings it back, with all it had.
         others: the same root's URLs by other mounts, as other hosts have it.
@@ -46,9 +43,8 @@ class Backend:
 
     url: str
     large: int
-    open_in_pieces: Callable[[], Storage]
+    piece: int | None = None
     folders: bool = True
-    shared: bool = True
     environment: dict[str, str] = field(default_factory=dict)
     stop: Callable[[], None] | None = None
     start: Callable[[], None] | None = None
@@ -61,6 +57,12 @@ class Backend:
 
     def open(self) -> Storage:
         return open_storage(self.url)
+
+    def open_in_pieces(self) -> Storage:
+        storage = self.open()
+        if isinstance(storage, RemoteStorage) and self.piece is not None:
+            storage.piece = self.piece
+        return storage
 
 
 def buffer(data: bytes) -> Any:
@@ -102,36 +104,16 @@ def kill_when_it_says(word: str, script: str, backend: Backend) -> None:
 def local(folder: Path, *elsewhere: Path) -> Backend:
     """A folder; ``elsewhere`` it is seen by other mounts."""
     others = tuple(f"file://{other}/root" for other in elsewhere)
-    return Backend(
-        f"file://{folder}/root", (1 << 25) + 5, lambda: LocalStorage(folder / "root"), others=others
-    )
+    return Backend(f"file://{folder}/root", (1 << 25) + 5, others=others)
 
 
 def drill(folder: Path) -> Backend:
     root = folder / "root"
-    url = drill_url(root)
 
-    def in_pieces() -> Storage:
-        return RemoteStorage(*fsspec.core.url_to_fs(url), url, piece=1 << 20)
+    def behave(how: str) -> Callable[[], None]:
+        return lambda: set_behaviour(root, how)
 
-    return Backend(
-        url,
-        (3 << 20) + 5,
-        in_pieces,
-        stop=lambda: set_behaviour(root, "away"),
-        start=lambda: set_behaviour(root, "well"),
-    )
-
-
-@contextlib.contextmanager
-def memory() -> Iterator[Backend]:
-    path = f"/{uuid.uuid4().hex}"
-    url = f"memory:/{path}/root"
-    try:
-        yield Backend(url, (1 << 25) + 5, lambda: open_storage(url), shared=False)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            fsspec.filesystem("memory").rm(path, recursive=True)
+    return Backend(drill_url(root), (3 << 20) + 5, 1 << 20, stop=behave("away"), start=behave("well"))
 
 
 def s3(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Backend:
@@ -140,29 +122,23 @@ def s3(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Backend:
     bucket = f"bucket-{uuid.uuid4().hex}"
     fsspec.filesystem("s3").mkdir(bucket)
     server.reset()
-    url = f"s3://{bucket}/runs/one"
-
-    def in_pieces() -> Storage:
-        return S3Storage(*fsspec.core.url_to_fs(url), url, piece=5 << 20)
-
-    environment = {"FSSPEC_S3": json.dumps(options)}
     return Backend(
-        url, 12 << 20, in_pieces, False, environment=environment, stop=server.stop, start=server.start
+        f"s3://{bucket}/runs/one",
+        12 << 20,
+        5 << 20,
+        folders=False,
+        environment={"FSSPEC_S3": json.dumps(options)},
+        stop=server.stop,
+        start=server.start,
     )
 
 
 def object_store(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Backend:
     monkeypatch.setitem(fsspec.config.conf, server.protocol, server.options)
-    url = f"{server.protocol}://{BUCKET}/{uuid.uuid4().hex}/root"
-    kind, piece = (S3Storage, 5 << 20) if server.protocol == "s3" else (RemoteStorage, 1 << 20)
-
-    def in_pieces() -> Storage:
-        return kind(*fsspec.core.url_to_fs(url), url, piece=piece)
-
     return Backend(
-        url,
+        f"{server.protocol}://{BUCKET}/{uuid.uuid4().hex}/root",
         12 << 20,
-        in_pieces,
+        5 << 20 if server.protocol == "s3" else 1 << 20,
         folders=False,
         environment=server.variables(),
         stop=server.stop,
@@ -183,15 +159,13 @@ def s3_options(port: int, **config: Any) -> dict[str, Any]:
 def sftp(server: SftpServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
     options = sftp_options(server)
     monkeypatch.setitem(fsspec.config.conf, "sftp", options)
-    url = f"sftp://{HOST}:{server.port}{folder}/root"
-
-    def in_pieces() -> Storage:
-        opened, path = open_filesystem(url, "checkpoint")
-        return SftpStorage(opened, path, url, piece=1 << 20)
-
-    environment = {"FSSPEC_SFTP": json.dumps(options)}
     return Backend(
-        url, (3 << 20) + 5, in_pieces, environment=environment, stop=server.stop, start=server.start
+        f"sftp://{HOST}:{server.port}{folder}/root",
+        (3 << 20) + 5,
+        1 << 20,
+        environment={"FSSPEC_SFTP": json.dumps(options)},
+        stop=server.stop,
+        start=server.start,
     )
 
 

@@ -89,3 +89,6 @@ class TensorFlowAdapter(Adapter):
             "tensorflow": float(tf.random.get_global_generator().uniform(())),
             "keras": float(keras.random.uniform(())),
         }
+
+
+made = TensorFlowAdapter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -182,53 +183,41 @@ def with_known_hosts(
     return f"sftp://{HOST}:{server.port}{folder}/root", known
 
 
-def test_a_server_whose_key_is_not_known_is_refused_with_the_remedy(
-    sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def hashed(line: str) -> str:
+    name, _, key = line.partition(" ")
+    return f"{paramiko.HostKeys.hash_host(name)} {key}"
+
+
+KNOWN: dict[str, tuple[Callable[[str, str], str], str | None]] = {
+    "that of another server": (lambda right, wrong: f"elsewhere.example {OTHER_KEY}\n", "ssh-keyscan -p"),
+    "another one": (lambda right, wrong: wrong, "ssh-keygen -R"),
+    "another one, hashed": (lambda right, wrong: hashed(wrong), "ssh-keygen -R"),
+    "another one, of two names": (lambda right, wrong: f"x.example,{wrong}", "ssh-keygen -R"),
+    "revoked": (lambda right, wrong: f"{right}@revoked * {right.partition(' ')[2]}", "revoked"),
+    "the right one, hashed": (lambda right, wrong: f"# a comment\n{hashed(right)}", None),
+}
+
+
+@pytest.mark.parametrize(("content", "refusal"), KNOWN.values(), ids=KNOWN.keys())
+def test_only_a_server_whose_key_is_known_is_used(
+    sftp_server: SftpServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: Callable[[str, str], str],
+    refusal: str | None,
 ) -> None:
-    url, known = with_known_hosts(sftp_server, tmp_path, monkeypatch, f"elsewhere.example {OTHER_KEY}\n")
-    with pytest.raises(HostKeyError, match="ssh-keyscan -p") as caught:
-        open_storage(url).names()
-    assert str(known) in str(caught.value) and caught.value.host == f"[{HOST}]:{sftp_server.port}"
-    known.write_text(sftp_server.known_hosts())
+    right = sftp_server.known_hosts()
+    wrong = f"{right.partition(' ')[0]} {OTHER_KEY}\n"
+    url, known = with_known_hosts(sftp_server, tmp_path, monkeypatch, content(right, wrong))
+    if refusal is not None:
+        with pytest.raises(HostKeyError, match=refusal) as caught:
+            open_storage(url).names()
+        assert str(known) in str(caught.value) and HOST in caught.value.host
+        assert not (tmp_path / "root").exists()
+        known.write_text(right)
     storage = open_storage(url)
     storage.publish("f", b"content")
     assert storage.read("f") == b"content"
-
-
-@pytest.mark.parametrize("where", ["as it is", "hashed", "of any port"])
-def test_another_key_than_the_known_one_is_refused(
-    sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    name = f"[{HOST}]:{sftp_server.port}"
-    shown = {
-        "as it is": name,
-        "hashed": paramiko.HostKeys.hash_host(name),
-        "of any port": f"{name},x.example",
-    }
-    url, _ = with_known_hosts(sftp_server, tmp_path, monkeypatch, f"{shown[where]} {OTHER_KEY}\n")
-    with pytest.raises(HostKeyError, match="ssh-keygen -R"):
-        open_storage(url).names()
-    assert not (tmp_path / "root").exists()
-
-
-def test_a_hashed_name_is_known(
-    sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, _, key = sftp_server.known_hosts().partition(" ")
-    hashed = f"# a comment\n{paramiko.HostKeys.hash_host(name)} {key}"
-    url, _ = with_known_hosts(sftp_server, tmp_path, monkeypatch, hashed)
-    assert open_storage(url).names() == []
-
-
-def test_a_revoked_key_is_refused_though_it_is_known(
-    sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line = sftp_server.known_hosts()
-    url, _ = with_known_hosts(
-        sftp_server, tmp_path, monkeypatch, f"{line}@revoked * {line.partition(' ')[2]}"
-    )
-    with pytest.raises(HostKeyError, match="revoked"):
-        open_storage(url).names()
 
 
 def test_by_default_the_users_own_known_hosts_count(

@@ -94,3 +94,6 @@ class TorchAdapter(Adapter):
 
     def draw(self) -> Mapping[str, float]:
         return {"python": random.random(), "numpy": np.random.random(), "torch": torch.rand(()).item()}
+
+
+made = TorchAdapter

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec
 
 from hvdrecover.checkpoint import manifest as manifests
+from hvdrecover.checkpoint.arena import digest as digest_of
 from hvdrecover.checkpoint.claims import among
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import digest as digest_of
 from hvdrecover.checkpoint.manifest import FILE_NAME, TENSORS, Manifest
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import (

@@ -14,11 +14,10 @@ import pytest
 
 from hvdrecover import cli
 from hvdrecover.checkpoint import near_root
-from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
 from tests.support.terminal import on_a_terminal, plain_lines
-from tests.unit.checkpoint.roots import content, make_snapshot, make_store
+from tests.unit.checkpoint.roots import content, make_snapshot, make_store, signed
 
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
 HELP = DOCS.with_name("help.md")
@@ -78,8 +77,7 @@ def write_evil(root: Path) -> None:
     attributes = manifest["state"]["attributes"]
     attributes |= {EVIL: EVIL, "choice": {"$enum": ["os:path", EVIL]}, "key": {EVIL: [EVIL]}}
     manifest["state"]["samplers"][EVIL] = {EVIL: EVIL}
-    text = json.dumps(manifest, separators=(",", ":")).encode()
-    file.write_bytes(text[:-1] + b',"digest":"' + digest(text).encode() + b'"}')
+    file.write_bytes(signed(manifest))
 
 
 @pytest.mark.parametrize(

@@ -10,32 +10,13 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
-from hvdrecover.checkpoint.storage.interface import (
-    TEMPORARY,
-    ReadBytes,
-    Storage,
-    Temporary,
-    failures,
-    is_full,
-)
+from hvdrecover.checkpoint.storage.interface import Storage, failures
 from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.checkpoint.storage.remote import RemoteStorage, S3Storage
 from hvdrecover.errors import ConfigError
 from hvdrecover.redaction import redact
 
-__all__ = [
-    "TEMPORARY",
-    "LocalStorage",
-    "ReadBytes",
-    "RemoteStorage",
-    "Storage",
-    "Temporary",
-    "failures",
-    "is_full",
-    "open_filesystem",
-    "open_storage",
-    "storage_in",
-]
+__all__ = ["LocalStorage", "RemoteStorage", "Storage", "open_filesystem", "open_storage", "storage_in"]
 
 _SFTP = {"sftp", "ssh"}
 

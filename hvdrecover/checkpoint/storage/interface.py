@@ -6,6 +6,7 @@ Paths are relative to the checkpoint root and use ``/``. Every failure of a stor
 from __future__ import annotations
 
 import errno
+import random
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -13,16 +14,23 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import xxhash
 
 from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import Digest
+from hvdrecover.clock import Clock
 from hvdrecover.errors import HvdrecoverError, StorageError
 from hvdrecover.redaction import redact
 
 TEMPORARY = ".hvdrecover-"  # prefix of files that are still being written; `names` leaves them out
 FULL = {errno.ENOSPC, errno.EDQUOT}
+ATTEMPTS = 5  # where somebody waits for the result: 4 to 8 seconds of pauses
+
+# A private generator: drawing from the global one would change the numbers that the script draws.
+_dice = random.Random()
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -83,21 +91,21 @@ class Storage(ABC):
     def read_into(self, path: str, buffer: Bytes, start: int = 0) -> ReadBytes:
         """Fill ``buffer`` with a file's bytes from ``start`` on; fewer only at the end of the file."""
         with self._failures(path, "read the file"):
-            digest, total = Digest(), 0
+            digest, total = xxhash.xxh3_128(), 0
             for piece, count in self._read_pieces(path, buffer, start):
-                digest.update(piece[:count])
+                digest.update(piece[:count].data)
                 total += count
                 if count < len(piece):
                     break
-            return ReadBytes(total, digest.hex())
+            return ReadBytes(total, digest.hexdigest())
 
     def write(self, path: str, buffer: Bytes) -> str:
         """Write a file and return its digest. It is durable on return; a crash may leave a part of it."""
         with self._failures(path, "write the file"):
-            digest = Digest()
+            digest = xxhash.xxh3_128()
             for piece in self._write_pieces(path, buffer):
-                digest.update(piece)
-            return digest.hex()
+                digest.update(piece.data)
+            return digest.hexdigest()
 
     def publish(self, path: str, data: bytes) -> None:
         """Write a small file that is durable on return; readers see all of it or nothing."""
@@ -196,6 +204,29 @@ def failures(url: str, path: str, action: str) -> Iterator[None]:
 def is_full(error: StorageError) -> bool:
     """Return whether a storage has failed because it is full."""
     return getattr(error.__cause__, "errno", None) in FULL
+
+
+class retrying:  # noqa: N801
+    """Repeats a call after each `StorageError`: ``retrying(clock)(function, *arguments)``."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        for attempt in range(1, ATTEMPTS):
+            try:
+                return function(*args, **kwargs)
+            except StorageError:
+                self._clock.wait(threading.Event(), pause_before(attempt))
+        return function(*args, **kwargs)
+
+
+def pause_before(attempt: int) -> float:
+    """Return how many seconds to wait before the ``attempt``-th retry, from 1: 30 at most.
+
+    Up to half is taken off at random: jobs that lost one storage together should not come back together.
+    """
+    return min(30.0, 0.5 * 2.0 ** min(attempt - 1, 10)) * _dice.uniform(0.5, 1.0)
 
 
 def transferred(

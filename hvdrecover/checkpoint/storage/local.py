@@ -15,6 +15,7 @@ import stat
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from hvdrecover.checkpoint.arena import HUGE_PAGE, Bytes
@@ -70,7 +71,7 @@ class LocalStorage(Storage):
         return (self._root / path).read_bytes()
 
     def _read_pieces(self, path: str, buffer: Bytes, start: int) -> Iterator[tuple[Bytes, int]]:
-        with _File(self._root / path, os.O_RDONLY, buffer) as file:
+        with _opened_for(buffer, self._root / path, os.O_RDONLY) as file:
 
             def read(piece: Bytes, at: int) -> int:
                 piece[::HUGE_PAGE] = 0  # allocate the memory first, so the disk does not wait for it
@@ -81,7 +82,7 @@ class LocalStorage(Storage):
     def _write_pieces(self, path: str, buffer: Bytes) -> Iterator[Bytes]:
         target = self._inside(path)
         _make_folder(target.parent)
-        with _File(target, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, buffer) as file:
+        with _opened_for(buffer, target, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW) as file:
             _reserve(file.cached, len(buffer))
 
             def write(piece: Bytes, at: int) -> int:
@@ -141,30 +142,25 @@ class LocalStorage(Storage):
         return target
 
 
+@contextmanager
+def _opened_for(buffer: Bytes, path: Path, flags: int) -> Iterator[_File]:
+    with ExitStack() as stack:
+        file = _File(stack.enter_context(_opened(path, flags)))
+        if len(buffer) >= PAGE and buffer.ctypes.data % PAGE == 0:
+            try:
+                file.direct = stack.enter_context(_opened(path, flags & ~os.O_CREAT | os.O_DIRECT))
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+        yield file
+
+
+@dataclass
 class _File:
-    """An open file, and the same file opened with ``O_DIRECT`` as long as that works.
+    """The descriptor of an open file, and another one with ``O_DIRECT`` as long as that works."""
 
-    Attributes:
-        cached: the descriptor that uses the page cache.
-    """
-
-    def __init__(self, path: Path, flags: int, buffer: Bytes) -> None:
-        with ExitStack() as stack:
-            self.cached = stack.enter_context(_opened(path, flags))
-            self._direct: int | None = None
-            if len(buffer) >= PAGE and buffer.ctypes.data % PAGE == 0:
-                try:
-                    self._direct = stack.enter_context(_opened(path, flags & ~os.O_CREAT | os.O_DIRECT))
-                except OSError as error:
-                    if error.errno != errno.EINVAL:
-                        raise
-            self._stack = stack.pop_all()
-
-    def __enter__(self) -> _File:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+    cached: int
+    direct: int | None = None
 
     def transfer(self, call: Callable[[int, memoryview, int], int], piece: Bytes, start: int) -> int:
         """Read or write a piece at an offset; return the number of bytes, fewer only at the end."""
@@ -172,13 +168,13 @@ class _File:
         while done < len(piece):
             rest, offset = piece[done:].data, start + done
             pages = len(rest) // PAGE * PAGE
-            if self._direct is not None and pages and offset % PAGE == 0:
+            if self.direct is not None and pages and offset % PAGE == 0:
                 try:
-                    count = call(self._direct, rest[:pages], offset)
+                    count = call(self.direct, rest[:pages], offset)
                 except OSError as error:
                     if error.errno != errno.EINVAL:
                         raise
-                    self._direct = None  # some file systems refuse O_DIRECT only now
+                    self.direct = None  # some file systems refuse O_DIRECT only now
                     continue
             else:
                 count = call(self.cached, rest, offset)

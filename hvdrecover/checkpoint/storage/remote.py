@@ -19,7 +19,6 @@ from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.storage.interface import TEMPORARY, Storage, Temporary, failures, transferred
 from hvdrecover.errors import ConfigError
 
-PIECE = 1 << 24  # bytes
 AT_ONCE = 8  # pieces under way; one connection to an object store is too slow for a fast link
 _EXISTS = (errno.EEXIST, errno.EINVAL)  # s3fs raises the latter for a condition that does not hold
 _MOST_PARTS = 10_000  # https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
@@ -32,12 +31,15 @@ class RemoteStorage(Storage):
 
     Args:
         root: the folder's path in it.
+
+    Attributes:
         piece: bytes of a large file that are transferred at a time.
     """
 
-    def __init__(self, filesystem: Any, root: str, url: str, piece: int = PIECE) -> None:
+    piece = 1 << 24
+
+    def __init__(self, filesystem: Any, root: str, url: str) -> None:
         self._fs = filesystem
-        self._piece = piece
         self._root = root
         self.url = url
 
@@ -95,14 +97,14 @@ class RemoteStorage(Storage):
 
         # Only asynchronous file systems can be used by several threads at a time.
         at_once = AT_ONCE if self._fs.async_impl else 1
-        yield from transferred(buffer[: max(nbytes - start, 0)], self._piece, at_once, get)
+        yield from transferred(buffer[: max(nbytes - start, 0)], self.piece, at_once, get)
 
     def _write_pieces(self, path: str, buffer: Bytes) -> Iterator[Bytes]:
         target = self._path(path)
         self._make_folder(target.rpartition("/")[0])
         with self._fs.open(target, "wb") as file:
-            for start in range(0, len(buffer), PIECE):
-                piece = buffer[start : start + PIECE]
+            for start in range(0, len(buffer), self.piece):
+                piece = buffer[start : start + self.piece]
                 if file.write(piece.data) not in (len(piece), None):  # some return None
                     raise OSError(errno.EIO, "the storage accepts no more bytes")
                 yield piece
@@ -139,7 +141,7 @@ class S3Storage(RemoteStorage):
     """A prefix of an S3 bucket, which must exist. `piece` is the size of parts, at least 5 MiB."""
 
     def _write_pieces(self, path: str, buffer: Bytes) -> Iterator[Bytes]:
-        part = max(self._piece, -(-len(buffer) // _MOST_PARTS))
+        part = max(self.piece, -(-len(buffer) // _MOST_PARTS))
         # s3fs uploads a file of at least two parts in parts; a smaller one must be bytes.
         data = _Slices(buffer) if len(buffer) >= 2 * part else buffer.tobytes()
         timeout = _PATIENCE + len(buffer) / _SLOWEST  # s3fs limits the time of reads only

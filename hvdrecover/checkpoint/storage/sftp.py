@@ -34,7 +34,6 @@ from hvdrecover.errors import ConfigError, HostKeyError
 CONFIG = "~/.ssh/config"
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts")
 _FSYNC = "fsync@openssh.com"
-_PIECE = 1 << 23  # bytes
 _REQUEST = paramiko.SFTPFile.MAX_REQUEST_SIZE  # bytes
 _WINDOW = 1 << 24  # bytes that the server may send before it must wait for this process
 _KEEPALIVE = 30  # seconds
@@ -45,8 +44,7 @@ _TIMEOUTS = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout", "channel
 class SftpStorage(RemoteStorage):
     """A folder on an SFTP server, which need not be connected yet."""
 
-    def __init__(self, filesystem: StrictSftpFileSystem, root: str, url: str, piece: int = _PIECE) -> None:
-        super().__init__(filesystem, root, url, piece)
+    piece = 1 << 23
 
     @property
     def _session(self) -> _Session:
@@ -64,8 +62,8 @@ class SftpStorage(RemoteStorage):
     def _read_pieces(self, path: str, buffer: Bytes, start: int) -> Iterator[tuple[Bytes, int]]:
         with self._session.open(self._path(path), "rb") as file:
             wanted = buffer[: max(file.stat().st_size - start, 0)]
-            for at in range(0, len(wanted), self._piece):
-                piece = wanted[at : at + self._piece]
+            for at in range(0, len(wanted), self.piece):
+                piece = wanted[at : at + self.piece]
                 parts = [piece[done : done + _REQUEST] for done in range(0, len(piece), _REQUEST)]
                 # All requests are sent before the first answer is read. One large read took 4 times longer.
                 requests = [(start + at + number * _REQUEST, len(part)) for number, part in enumerate(parts)]
@@ -79,8 +77,8 @@ class SftpStorage(RemoteStorage):
         target = self._path(path)
         self._make_folder(_parent(target))
         with self._session.open(target, "wb") as file:
-            for start in range(0, len(buffer), self._piece):
-                piece = buffer[start : start + self._piece]
+            for start in range(0, len(buffer), self.piece):
+                piece = buffer[start : start + self.piece]
                 # All requests are sent without waiting; for the last one, paramiko reads all answers.
                 file.set_pipelined(True)
                 file.write(piece[:-1].data)
@@ -227,7 +225,7 @@ class StrictSftpFileSystem(SFTPFileSystem):  # type: ignore[misc]
 
     def _open_connection(self) -> None:
         self.client = paramiko.SSHClient()
-        self.client.set_missing_host_key_policy(_Refuse(self._files))
+        self.client.set_missing_host_key_policy(self)
         texts = [file.read_text(errors="replace") for file in self._files if file.is_file()]
         lines = [line.split() for text in texts for line in text.splitlines()]
         for words in reversed(lines):  # the first line for a name counts
@@ -275,12 +273,8 @@ class StrictSftpFileSystem(SFTPFileSystem):  # type: ignore[misc]
             options["sock"] = paramiko.ProxyCommand(command)
         return host, options
 
-
-class _Refuse(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
-    def __init__(self, files: list[Path]) -> None:
-        self._files = files
-
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        """Refuse a server, as a policy of paramiko's."""
         host, _, port = hostname.removeprefix("[").partition("]:")
         command = f"ssh-keyscan -p {port} {host}" if port else f"ssh-keyscan {host}"
         raise HostKeyError(

@@ -17,14 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.checkpoint.values import encode
 from tests.fakes.clock import FakeClock
-from tests.unit.checkpoint.roots import make_store
+from tests.unit.checkpoint.roots import arena_of, make_store
 
 
 class Phase(enum.Enum):
@@ -90,12 +88,10 @@ SAMPLER = {"epoch": 2, "processed_num": 64, "length": 1000, "shuffle": True, "se
 
 
 def snapshot() -> Snapshot:
-    arenas = {}
-    for name, tensors in TENSORS.items():
-        specs = [TensorSpec(key, dtype, array.shape) for key, (dtype, array) in tensors.items()]
-        arenas[name] = Arena(plan(specs))
-        for key, (_, array) in tensors.items():
-            arenas[name].bytes_of(key)[:] = np.frombuffer(array.tobytes(), dtype=np.uint8)
+    arenas = {
+        name: arena_of({key: array for key, (_, array) in tensors.items()})
+        for name, tensors in TENSORS.items()
+    }
     state = {
         "attributes": {"objects": encode(OBJECTS, "state.objects")},
         "samplers": {"sampler": SAMPLER},
@@ -104,6 +100,31 @@ def snapshot() -> Snapshot:
     return Snapshot(
         ID, arenas, state, 4, {"torch": "2.13.0", "horovod": "0.28.1", "hvdrecover": "0.1.0"}, True
     )
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality of values and types, all the way down; NaN equals itself, -0.0 is not 0.0."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray | np.generic):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, float):
+        return repr(a) == repr(b)
+    if isinstance(a, complex):
+        return repr(a.real) == repr(b.real) and repr(a.imag) == repr(b.imag)
+    if isinstance(a, dict):
+        pairs = zip(a.items(), b.items(), strict=True)
+        return len(a) == len(b) and all(
+            same(x, y) for one, other in pairs for x, y in zip(one, other, strict=True)
+        )
+    if isinstance(a, list | tuple | collections.deque):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if dataclasses.is_dataclass(a):
+        return same(
+            [getattr(a, field.name) for field in dataclasses.fields(a)],
+            [getattr(b, field.name) for field in dataclasses.fields(b)],
+        )
+    return bool(a == b)
 
 
 def write(folder: pathlib.Path) -> None:

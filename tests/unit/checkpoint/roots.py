@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import fsspec
 import numpy as np
 
-from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.arena import Arena, digest
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
@@ -49,16 +51,17 @@ class Wrapped:
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
-        self.url = inner.url
         self.calls: list[str] = []
         self.plan: list[Exception | None] = []
         self.kill_at: int | None = None
         self.after = False
-        self.check, self.names, self.size = inner.check, inner.names, inner.size
-        self.read, self.read_into = inner.read, inner.read_into
-        self.temporaries = inner.temporaries
 
-    def _mutate(self, verb: str, path: str, *args: Any) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        if name in ("write", "publish", "create", "remove", "delete"):
+            return functools.partial(self.mutate, name)
+        return getattr(self.inner, name)
+
+    def mutate(self, verb: str, path: str, *args: Any) -> Any:
         number = len(self.calls)
         self.calls.append(f"{verb} {path}")
         if number == self.kill_at and not self.after:
@@ -77,29 +80,6 @@ class Wrapped:
         if verb == "delete":
             for name in self.inner.names(path)[:1]:
                 self.inner.remove(f"{path}/{name}")
-
-    def write(self, path: str, buffer: Any) -> str:
-        digest: str = self._mutate("write", path, buffer)
-        return digest
-
-    def publish(self, path: str, data: bytes) -> None:
-        self._mutate("publish", path, data)
-
-    def create(self, path: str, data: bytes) -> bool:
-        created: bool = self._mutate("create", path, data)
-        return created
-
-    def remove(self, path: str) -> None:
-        self._mutate("remove", path)
-
-    def delete(self, folder: str) -> None:
-        self._mutate("delete", folder)
-
-    def tidy(self, stale: Any) -> None:
-        self.inner.tidy(stale)
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 class Gate:
@@ -129,18 +109,38 @@ def memory_root() -> Iterator[Storage]:
             fsspec.filesystem("memory").rm(path, recursive=True)
 
 
+CODES = {
+    np.dtype(code): name
+    for name, code in zip(
+        ["BOOL", "U8", "I8", "U16", "I16", "F16", "U32", "I32", "F32", "U64", "I64", "F64", "C64"],
+        ["?", "u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8", "c8"],
+        strict=True,
+    )
+}
+"""numpy's dtypes: names of safetensors'."""
+
+
+def arena_of(tensors: Mapping[str, Any]) -> Arena:
+    """The file of some arrays."""
+    arena = Arena(
+        plan([TensorSpec(name, CODES[array.dtype], array.shape) for name, array in tensors.items()])
+    )
+    for name, array in tensors.items():
+        arena.bytes_of(name)[:] = np.frombuffer(array.tobytes(), np.uint8)
+    return arena
+
+
 def make_store(storage: Any, *, job: str = "job", keep: int = 3, clock: FakeClock | None = None) -> Store:
     return Store(storage, keep=keep, job=job, host="host", events=Recorder(), clock=clock or FakeClock())
 
 
 def make_snapshot(generation: int, commit: int, *, finished: bool = False) -> Snapshot:
     """A commit whose every byte tells which commit it is of."""
-    arenas = {}
-    for name, count in (("model", 1000), ("optimizer", 7)):
-        arena = Arena(plan([TensorSpec("weight", "F32", (count,)), TensorSpec("empty", "U8", (0,))]))
-        values = np.arange(count, dtype="f4") + np.float32(commit + 1000 * generation)
-        arena.bytes_of("weight")[:] = values.view(np.uint8)
-        arenas[name] = arena
+    first = np.float32(commit + 1000 * generation)
+    arenas = {
+        name: arena_of({"weight": np.arange(count, dtype="f4") + first, "empty": np.zeros(0, "u1")})
+        for name, count in (("model", 1000), ("optimizer", 7))
+    }
     return Snapshot(
         id=CommitId(generation, commit),
         arenas=arenas,
@@ -161,6 +161,12 @@ def assert_is(found: Snapshot | None, expected: Snapshot) -> None:
     for name, arena in expected.arenas.items():
         assert found.arenas[name].layout == arena.layout
         assert found.arenas[name].buffer.tobytes() == arena.buffer.tobytes()
+
+
+def signed(fields: dict[str, Any]) -> bytes:
+    """A manifest of any fields with the digest that goes with them."""
+    canonical = json.dumps(fields, separators=(",", ":")).encode()
+    return json.dumps({**fields, "digest": digest(canonical)}).encode()
 
 
 def content(storage: Storage, folder: str = "") -> dict[str, bytes]:

@@ -11,7 +11,6 @@ from hvdrecover.errors import FencedError, FormatVersionError, OvertakenError, S
 from tests.fakes.clock import FakeClock
 from tests.fakes.root import FakeRoot, FakeStorage
 from tests.unit.checkpoint.roots import Wrapped, content, make_snapshot, make_store
-from tests.unit.checkpoint.turns import Thread, every_order
 
 
 def claims_at(storage, job, host="host"):
@@ -122,78 +121,72 @@ def test_a_process_of_an_earlier_start_stays_behind_whatever_its_number(root):
 # -- at the same time ----------------------------------------------------------------------------------
 
 
-class Watched:
-    """A storage of which some calls wait for their turn; the others can't make a difference.
+class Interrupted:
+    """A storage whose process is stopped before one of its calls, while another process runs to its end."""
 
-    With ``looked``, the first look does not wait either: all have looked before any of them claims.
-    """
-
-    def __init__(self, thread, storage, verbs=("names", "create", "publish"), *, looked=False):
-        self._thread, self._storage, self._verbs = thread, storage, verbs
-        self._looked = looked
+    def __init__(self, storage, at, other):
+        self._storage, self._left, self._other = storage, at, other
 
     def __getattr__(self, name):
-        if self._looked and name == "names":
-            self._looked = False
-            return self._storage.names
-        return getattr(self._thread if name in self._verbs else self._storage, name)
+        call = getattr(self._storage, name)
+
+        def interrupted(*args):
+            self._left -= 1
+            if self._left == -1:
+                self.let_the_other_run()
+            return call(*args)
+
+        return interrupted if callable(call) else call
+
+    def let_the_other_run(self):
+        other, self._other = self._other, lambda: None
+        other()
 
 
-def recovers(storage, job, generation, *, publishes=True, looked=False):
-    """A process that continues to a generation, and publishes if it may."""
-
-    def go(thread):
-        claims = claims_at(Watched(thread, storage, looked=looked), job)
-        claims.take(generation)
-        if publishes:
-            claims.check(generation)
-            thread.publish(f"by {job}", b"")
-        return generation
-
-    return Thread(go, storage)
-
-
-def starts(storage, job, *, looked=False):
-    """A process that starts."""
-    return Thread(
-        lambda thread: claims_at(Watched(thread, storage, looked=looked), job).take_after(0), storage
-    )
-
-
+@pytest.mark.parametrize("interrupted", ["recovery", "start"])
 @pytest.mark.parametrize(("old_job", "new_job"), [("old", "new"), ("job/1", "job/2")])
-def test_a_start_overtakes_a_recovery_in_every_order(old_job, new_job):
+def test_a_start_overtakes_a_recovery_wherever_one_interrupts_the_other(old_job, new_job, interrupted):
     """The old start is at generation 10 in memory and has claimed 3; the new one finds 3, and claims 4."""
-    orders, storages = 0, []
-
-    def begin():
-        storages.append(in_memory())
-        claims_at(storages[-1], old_job).take_after(2)
-        return [recovers(storages[-1], old_job, 10), starts(storages[-1], new_job)]
-
     generations = set()
-    for old, new in every_order(begin):
-        orders += 1
-        storage = storages[-1]
-        assert isinstance(new.result, int), new.result
-        generations.add(new.result)
-        assert stands(claims_at(storage, new_job), new.result)
-        for job_s_next_process in (claims_at(storage, old_job), claims_at(storage, old_job)):
+    for at in range(40):
+        storage, outcome = in_memory(), {}
+        claims_at(storage, old_job).take_after(2)
+
+        def recovery(seen, storage=storage, outcome=outcome):
+            try:
+                claims = claims_at(seen, old_job)
+                claims.take(10)
+                claims.check(10)
+                storage.publish("by the old job", b"")
+                outcome["old"] = 10
+            except FencedError as error:
+                outcome["old"] = error
+
+        def start(seen, outcome=outcome):
+            outcome["new"] = claims_at(seen, new_job).take_after(0)
+
+        first, second = (recovery, start) if interrupted == "recovery" else (start, recovery)
+        seen = Interrupted(storage, at, lambda second=second, storage=storage: second(storage))
+        first(seen)
+        seen.let_the_other_run()  # if it has not run yet
+        generations.add(outcome["new"])
+        assert stands(claims_at(storage, new_job), outcome["new"])
+        for next_process in (claims_at(storage, old_job), claims_at(storage, old_job)):
             with pytest.raises(FencedError):
-                job_s_next_process.take(11)
+                next_process.take(11)
         if old_job == "old":
             with pytest.raises(FencedError, match="job new on "):
                 claims_at(storage, old_job).take_after(0)
         # What it may have published is older than all that the new one will publish.
-        if storage.size(f"by {old_job}") is not None:
-            assert (old.result, new.result) == (10, 11)
+        if storage.size("by the old job") is not None:
+            assert (outcome["old"], outcome["new"]) == (10, 11)
         else:
-            assert isinstance(old.result, FencedError)
+            assert isinstance(outcome["old"], FencedError)
         # The new job continues, also to the numbers that the old one has claimed in vain.
         later = claims_at(storage, new_job)
-        for generation in range(new.result + 1, new.result + 12):
+        for generation in range(outcome["new"] + 1, outcome["new"] + 12):
             later.take(generation)
             later.check(generation)
-    assert orders > 50
     assert generations == {4, 11}
 
 
@@ -208,7 +201,7 @@ class Lossy(Wrapped):
         self.says = [says]
 
     def create(self, path, data):
-        created = super().create(path, data)
+        created = self.mutate("create", path, data)
         if self.says and created:
             said = self.says.pop()
             if isinstance(said, Exception):

@@ -11,18 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdrecover.checkpoint import comparison
-from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.values import encode
 from hvdrecover.redaction import printable
-from tests.unit.checkpoint.roots import content, make_store
+from tests.unit.checkpoint.roots import CODES, arena_of, content, make_store
 
-CODES = {
-    np.dtype(name): code
-    for code, name in {"BOOL": "?", "U8": "u1", "I8": "i1", "I64": "i8", "U64": "u8"}.items()
-} | {np.dtype(name): code for code, name in {"F16": "f2", "F32": "f4", "F64": "f8", "C64": "c8"}.items()}
 A, B = CommitId(1, 1), CommitId(1, 2)
 
 
@@ -34,34 +28,31 @@ def measured(a, b, code=None):
     )
 
 
-def test_the_largest_difference_of_the_elements():
-    assert measured(np.array([1.0, -4.0, 2.0]), np.array([1.5, -4.0, 0.0])) == (2, 0, 2.0)
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (np.array([1.0, -4.0, 2.0]), np.array([1.5, -4.0, 0.0]), (2, 0, 2.0)),
+        (np.array([2.0, math.nan, math.nan]), np.array([3.0, 1.0, math.nan]), (2, 1, 1.0)),
+        (np.array([2.0, math.inf]), np.array([3.0, -math.inf]), (2, 1, 1.0)),
+        (np.array([0.0]), np.array([-0.0]), (1, 0, 0.0)),
+        (np.array([2**63 - 1, -(2**63)]), np.array([2**63 - 2, 2**63 - 1]), (2, 0, 2.0**64)),
+        (np.array([200], "u1"), np.array([100], "u1"), (1, 0, 100)),
+        (np.array([-128], "i1"), np.array([127], "i1"), (1, 0, 255)),
+        (np.array([True, False]), np.array([False, False]), (1, 0, 1)),
+        (np.array([3 + 4j], "c8"), np.array([0], "c8"), (1, 0, 5.0)),
+        (np.array([-60000], "f2"), np.array([60000], "f2"), (1, 0, 120000)),
+        (np.zeros(0), np.zeros(0), (0, 0, 0.0)),
+    ],
+)
+def test_elements_that_differ_are_counted_and_measured(a, b, expected):
+    assert measured(a, b) == expected
 
 
 @pytest.mark.parametrize(
-    ("a", "b"), [(math.nan, 1.0), (1.0, math.nan), (math.inf, -math.inf), (math.inf, 1.0)]
+    ("code", "items", "one", "two"),
+    [("BF16", "u2", 0x3F80, 0x4000), ("F8_E4M3", "u1", 0x38, 0x40), ("F8_E5M2", "u1", 0x3C, 0x40)],
 )
-def test_elements_that_are_not_finite_are_counted_and_have_no_difference(a, b):
-    assert measured(np.array([2.0, a, math.nan]), np.array([3.0, b, math.nan])) == (2, 1, 1.0)
-
-
-def test_integers_are_compared_exactly():
-    assert measured(np.array([2**63 - 1, -(2**63)]), np.array([2**63 - 2, 2**63 - 1])) == (2, 0, 2**64 - 1)
-    assert measured(np.array([2**64 - 1], "u8"), np.array([2**64 - 2], "u8")) == (1, 0, 1)
-    assert measured(np.array([200], "u1"), np.array([100], "u1")) == (1, 0, 100)
-    assert measured(np.array([-128], "i1"), np.array([127], "i1")) == (1, 0, 255)
-
-
-def test_booleans_complex_numbers_and_half_precision():
-    assert measured(np.array([True, False]), np.array([False, False])) == (1, 0, 1)
-    assert measured(np.array([3 + 4j], "c8"), np.array([0], "c8")) == (1, 0, 5.0)
-    assert measured(np.array([-60000], "f2"), np.array([60000], "f2")) == (1, 0, 120000)
-
-
-@pytest.mark.parametrize("code", ["BF16", "F8_E4M3", "F8_E5M2"])
-def test_types_that_numpy_lacks_are_compared_by_value(code):
-    items = {"BF16": "u2"}.get(code, "u1")
-    one, two = {"BF16": (0x3F80, 0x4000), "F8_E4M3": (0x38, 0x40), "F8_E5M2": (0x3C, 0x40)}[code]
+def test_types_that_numpy_lacks_are_compared_by_value(code, items, one, two):
     assert measured(np.array([one, two], items), np.array([two, two], items), code) == (1, 0, 1.0)
 
 
@@ -88,13 +79,7 @@ def test_a_tensor_of_many_chunks_is_compared_whole(monkeypatch):
 
 
 def snapshot(commit, tensors, **objects):
-    arenas = {}
-    for attribute, arrays in tensors.items():
-        arenas[attribute] = Arena(
-            plan([TensorSpec(name, CODES[array.dtype], array.shape) for name, array in arrays.items()])
-        )
-        for name, array in arrays.items():
-            arenas[attribute].bytes_of(name)[:] = array.reshape(-1).view(np.uint8)
+    arenas = {attribute: arena_of(arrays) for attribute, arrays in tensors.items()}
     state = {"attributes": objects, "samplers": {"sampler": {"epoch": commit.commit}}, "random": {"seed": 5}}
     return Snapshot(commit, arenas, state, 2, {"torch": "2.13.0"})
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvdrecover.checkpoint.arena import allocate
-from hvdrecover.checkpoint.digest import digest
+from hvdrecover.checkpoint.arena import allocate, digest
 from hvdrecover.checkpoint.layout import PAGE
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.checkpoint.storage.local import PIECE

@@ -16,7 +16,6 @@ from hvdrecover.data.order import SampleOrder
 from hvdrecover.errors import FencedError
 from tests.unit.checkpoint import golden
 from tests.unit.checkpoint.roots import make_store
-from tests.unit.checkpoint.test_values import same
 
 FORMAT_1 = Path(__file__).parents[2] / "golden" / "format-1"
 
@@ -57,7 +56,7 @@ def test_its_tensors(loaded):
 def test_its_objects(loaded):
     objects = decode(loaded.state["attributes"]["objects"])
     assert list(objects) == list(golden.OBJECTS)
-    assert [key for key, value in golden.OBJECTS.items() if not same(objects[key], value)] == []
+    assert [key for key, value in golden.OBJECTS.items() if not golden.same(objects[key], value)] == []
 
 
 def test_its_sample_cursor(loaded):

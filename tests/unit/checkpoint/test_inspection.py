@@ -1,24 +1,28 @@
-"""The commands' view of a root: list, verify, prune. tests/unit/test_cli.py tests the commands themselves."""
+"""The commands' view of a root. tests/unit/test_cli.py tests the commands themselves."""
 
 from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from hvdrecover.checkpoint import inspection
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.settings import Best, Keep
+from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import (
     ConfigError,
     CorruptCheckpointError,
+    ExportError,
     FormatVersionError,
     StorageError,
     UnknownCommitError,
 )
 from tests.fakes.clock import FakeClock
-from tests.unit.checkpoint.roots import content, make_snapshot, make_store
+from tests.unit.checkpoint.roots import arena_of, content, make_snapshot, make_store
 
 CLOCK = FakeClock(start=1000.0)
 NEWER_FORMAT = b'{"format": 2, "digest": "of another kind"}'
@@ -72,18 +76,6 @@ def test_what_is_wrong_with_a_commit_is_its_state(storage, note, reason):
     assert newer.state == "newer format" and "format 2," in newer.reason
     assert broken.state == "broken" and broken.reason.startswith("MANIFEST.json: ")
     assert (incomplete.state, incomplete.reason, incomplete.bytes) == ("incomplete", None, 4)
-
-
-@pytest.mark.parametrize(
-    ("names", "fact"),
-    [([], "empty"), (["photo.jpg"], r"'photo\.jpg'"), ([FILE_NAME, "model.safetensors"], "above")],
-)
-def test_a_folder_that_is_no_root_is_an_error_that_says_what_it_is(root, names, fact):
-    for name in names:
-        root.publish(name, b"")
-    for look in (inspection.entries, lambda storage: inspection.find(storage, None)):
-        with pytest.raises(UnknownCommitError, match=fact):
-            look(root)
 
 
 def test_a_commit_is_found_by_its_name_or_its_number_and_else_is_the_newest_complete_one(storage):
@@ -231,3 +223,67 @@ def test_pruning_beside_a_job_leaves_the_newest_commits_whole(root):
     verified = inspection.verify_all(root, inspection.entries(root), ignore)
     assert [each.number for each in verified][:2] == [39, 38]
     assert all(each.intact for each in verified)
+
+
+# -- export --------------------------------------------------------------------------------------------
+
+TENSORS = {
+    "model": {"a.weight": np.arange(5, dtype="f4"), "a.count": np.array([7], "i8")},
+    "ema": {"a.weight": np.arange(5, dtype="f4") / 3, "empty": np.zeros((0, 3), "f4")},
+    "optimizer": {"state.0.step": np.array([2.0], "f4")},
+}
+
+
+@pytest.fixture
+def exportable(root):
+    """A commit of two models, an optimizer with options, a plain object and a sampler."""
+    arenas = {attribute: arena_of(arrays) for attribute, arrays in TENSORS.items()}
+    attributes = {name: {key: {"$tensor": key} for key in arrays} for name, arrays in TENSORS.items()}
+    attributes["optimizer"]["lr"] = 0.1
+    state = {"attributes": {**attributes, "epoch": 3}, "samplers": {"sampler": {"epoch": 1}}}
+    store = make_store(root)
+    store.claim_next()
+    store.write(Snapshot(CommitId(1, 1), arenas, state, 1, {}), rank=0)
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The folder to export to."""
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    return folder
+
+
+def written(storage, path, *only, force=False):
+    names = inspection.to_safetensors(storage, CommitId(1, 1), only, path, force=force)
+    assert names == list(only)
+    return safetensors.numpy.load_file(path)
+
+
+@pytest.mark.parametrize(
+    ("only", "culprits"),
+    [((), "optimizer, epoch, sampler"), (("optimizer",), "optimizer"), (("model", "epoch"), "epoch")],
+)
+def test_what_holds_more_than_tensors_is_refused(exportable, folder, only, culprits):
+    with pytest.raises(ExportError, match=rf" {culprits}; .*\.pt .*--only \(model, ema"):
+        written(exportable, folder / "x.safetensors", *only)
+    assert list(folder.iterdir()) == []
+
+
+def test_an_existing_file_is_replaced_only_if_asked_to(exportable, folder):
+    path = folder / "x.safetensors"
+    path.write_bytes(b"mine")
+    with pytest.raises(ExportError, match=f"^{path}: .*--force"):
+        written(exportable, path, "model")
+    assert path.read_bytes() == b"mine"
+    assert written(exportable, path, "model", force=True)["a.count"] == [7]
+
+
+def test_a_broken_commit_leaves_no_file_and_keeps_the_old_one(exportable, folder):
+    path = folder / "x.safetensors"
+    path.write_bytes(b"mine")
+    flip(exportable, "g0001-c00000001/model.safetensors")
+    with pytest.raises(CorruptCheckpointError, match=r"g0001-c00000001/model\.safetensors: .*digest"):
+        written(exportable, path, "model", force=True)
+    assert [(file.name, file.read_bytes()) for file in folder.iterdir()] == [("x.safetensors", b"mine")]

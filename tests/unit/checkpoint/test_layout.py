@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 import safetensors
@@ -7,30 +9,9 @@ from hypothesis import strategies as st
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import ITEM_BYTES, PAGE, TensorSpec, header_size, parse, plan
+from tests.unit.checkpoint.roots import CODES, arena_of
 
-NUMPY = {
-    "BOOL": "?",
-    "U8": "u1",
-    "I8": "i1",
-    "U16": "u2",
-    "I16": "i2",
-    "F16": "f2",
-    "U32": "u4",
-    "I32": "i4",
-    "F32": "f4",
-    "U64": "u8",
-    "I64": "i8",
-    "F64": "f8",
-    "C64": "c8",
-}
-
-
-def arena_of(tensors):
-    names = {np.dtype(code): name for name, code in NUMPY.items()}
-    arena = Arena(plan([TensorSpec(key, names[array.dtype], array.shape) for key, array in tensors.items()]))
-    for key, array in tensors.items():
-        arena.bytes_of(key)[:] = np.frombuffer(array.tobytes(), dtype=np.uint8)
-    return arena
+NUMPY = {name: dtype for dtype, name in CODES.items()}
 
 
 def some_tensors():
@@ -88,6 +69,54 @@ def test_every_tensor_is_aligned_and_the_first_begins_on_a_page():
 def test_names_that_the_format_cannot_hold_are_refused(names):
     with pytest.raises(ValueError, match="'__metadata__'"):
         plan([TensorSpec(name, "U8", (1,)) for name in names])
+
+
+HEADER = {
+    "weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
+    "bias": {"dtype": "I64", "shape": [1], "data_offsets": [16, 24]},
+}
+
+
+def header(content):
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data_offsets": [15, 24]},
+        {"data_offsets": [0, 8]},
+        {"data_offsets": [16.0, 24.0]},
+        {"data_offsets": [-8, 0]},
+        {"data_offsets": [2**64, 2**64 + 8]},
+        {"shape": [True]},
+        {"shape": [2**62, 2**62]},
+        {"shape": [1] * 70},
+        {"dtype": "X9"},
+    ],
+    ids=str,
+)
+def test_tensors_that_overlap_leave_gaps_or_cannot_be_are_refused(change):
+    assert parse(header(HEADER), len(header(HEADER)) + 24).by_name.keys() == HEADER.keys()
+    wrong = header({**HEADER, "bias": {**HEADER["bias"], **change}})
+    with pytest.raises(ValueError):
+        parse(wrong, len(wrong) + 24)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"[" * 100_000, b'{"x": 1}', b"\xff"])
+def test_a_header_that_is_not_a_table_of_tensors_is_refused(content):
+    with pytest.raises(ValueError):
+        parse(header(content), len(header(content)))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "size"), [(b"1234567", 7), (bytes([255] * 8), 1 << 40), (bytes([9] + [0] * 7), 16)]
+)
+def test_a_length_of_a_header_that_cannot_be_is_refused(prefix, size):
+    with pytest.raises(ValueError):
+        header_size(prefix, size)
 
 
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)

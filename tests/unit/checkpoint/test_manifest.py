@@ -5,9 +5,9 @@ import pytest
 
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.digest import digest
 from hvdrecover.checkpoint.manifest import FileEntry, Manifest
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, UnsupportedValueError
+from tests.unit.checkpoint.roots import signed
 
 HERE = CommitId(3, 120)
 EXAMPLE = Manifest(
@@ -26,13 +26,6 @@ EXAMPLE = Manifest(
 
 def read(data, expected=HERE):
     return manifests.loads(data, "url", expected)
-
-
-def signed(fields):
-    """A manifest of any fields with the digest that goes with them."""
-    return json.dumps(
-        {**fields, "digest": digest(json.dumps(fields, separators=(",", ":")).encode())}
-    ).encode()
 
 
 def fields_of(manifest=EXAMPLE):

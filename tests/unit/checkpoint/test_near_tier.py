@@ -69,7 +69,7 @@ class Process:
 
     def dies(self) -> None:
         self.settle()
-        self.tier.stop()
+        self.tier.keeper.release()
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def path(tmp_path: Path) -> Iterator[Path]:
 def process(path: Path) -> Iterator[Process]:
     process = Process(path)
     yield process
-    process.tier.stop()
+    process.tier.keeper.release()
 
 
 def values(snapshot: Snapshot) -> set[float]:
@@ -139,7 +139,7 @@ def test_the_next_process_takes_the_newest_over_without_a_copy(process: Process)
     assert successor.commit(3) is not None
     assert {each.stat().st_ino for each in process.path.rglob("*.safetensors")} == files  # no new memory
     assert successor.names() == ["g0002-c00000002", "g0002-c00000003"]
-    successor.tier.stop()
+    successor.tier.keeper.release()
 
 
 def test_the_newest_sealed_commit_is_never_overwritten(process: Process) -> None:
@@ -174,7 +174,7 @@ def test_what_is_torn_is_never_used_and_never_fatal(process: Process, damage: Ca
         successor.commit(number)
         successor.settle()
     assert (found := recalled(process.path)) is not None and values(found) == {7.0}
-    successor.tier.stop()
+    successor.tier.keeper.release()
 
 
 def test_a_commit_that_does_not_fit_leaves_nothing(process: Process) -> None:

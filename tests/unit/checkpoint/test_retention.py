@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.retention import Facts, expired, metric_of
-from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
+from hvdrecover.checkpoint.settings import Best, Keep
 from hvdrecover.checkpoint.values import encode
-from hvdrecover.errors import ConfigError
 
 NOW = 1000.0
 
@@ -136,30 +135,3 @@ def test_the_number_is_read_from_the_state(value, metric):
 def test_what_is_no_number_is_said(value):
     with pytest.raises(ValueError, match=r"^state\.loss .*float\(\)"):
         metric_of(manifest({"loss": encode(value, "")}), Best("loss"))
-
-
-# -- settings ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "make"),
-    [
-        ("keep.last", lambda: Keep(last=0)),
-        ("keep.last", lambda: Keep(last=True)),
-        ("keep.period", lambda: Keep(period=0)),
-        ("keep.within", lambda: Keep(within=0)),
-        ("keep.within", lambda: Keep(within=math.nan)),
-        ("keep.within", lambda: Keep(within="1h")),
-        ("keep.best", lambda: Keep(best="val_loss")),
-        ("best.metric", lambda: Best("state.val_loss")),
-        ("best.mode", lambda: Best("loss", mode="least")),
-        ("best.count", lambda: Best("loss", count=0)),
-        ("best.count", lambda: Best("loss", count=True)),
-        ("keep", lambda: Checkpoint("/data", keep={"newest": 3})),
-    ],
-)
-def test_a_setting_that_cannot_be_is_named(name, make):
-    with pytest.raises(ConfigError) as caught:
-        make()
-    assert caught.value.name == name
-    assert str(caught.value).startswith(f"{name}: ")

@@ -1,5 +1,7 @@
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import fsspec
@@ -205,3 +207,33 @@ def test_a_root_in_an_unsupported_mount_is_refused_at_the_start_and_by_the_docto
             start()
         assert caught.value.name == url
     assert open_storage(url).names("claims") == ["g0001.json"]
+
+
+# -- threads -------------------------------------------------------------------------------------------
+
+HANGING = """
+import threading
+import numpy as np
+from hvdrecover.checkpoint.storage.interface import transferred
+
+begun = threading.Semaphore(0)
+
+def hang(piece, at):
+    begun.release()
+    threading.Event().wait()
+
+def run(pieces):
+    for _ in pieces:
+        pass
+
+pieces = transferred(np.zeros(400, np.uint8), 100, 2, hang)
+threading.Thread(target=run, args=(pieces,), daemon=True).start()
+for _ in range(2):
+    begun.acquire()
+print("the program ends")
+"""
+
+
+def test_transfers_that_hang_do_not_keep_a_process_from_exiting():
+    done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("the program ends\n", "", 0)

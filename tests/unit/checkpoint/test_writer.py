@@ -8,7 +8,7 @@ import pytest
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.reader import load_newest
-from hvdrecover.checkpoint.retrying import ATTEMPTS
+from hvdrecover.checkpoint.storage.interface import ATTEMPTS
 from hvdrecover.checkpoint.writer import BackgroundWriter
 from hvdrecover.errors import FencedError, HvdrecoverError, StorageError
 from tests.fakes.clock import SharedClock

@@ -48,7 +48,7 @@ def dies(state: State) -> None:
     state._session.durable.near.settle(30)
     state._session.durable.retire()
     if state._session.memory.arenas.near is not None:
-        state._session.memory.arenas.near.stop()
+        state._session.memory.arenas.near.keeper.release()
 
 
 def job(near: Path, steps: int, **settings: Any) -> list[tuple[Any, CommitId, list[float]]]:

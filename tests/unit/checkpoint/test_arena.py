@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from hvdrecover.checkpoint import memcpy
+from hvdrecover.checkpoint import arena
 
 LARGE = (1 << 25) + 12_345
 
@@ -22,7 +22,7 @@ def test_all_spans_are_copied_on_however_many_threads(sizes: list[int]) -> None:
     sources = [noise(size, seed) for seed, size in enumerate(sizes)]
     targets = [np.zeros_like(source) for source in sources]
     pairs = zip(targets, sources, strict=True)
-    memcpy.copy([(target.ctypes.data, source.ctypes.data, source.nbytes) for target, source in pairs])
+    arena.copy_spans([(target.ctypes.data, source.ctypes.data, source.nbytes) for target, source in pairs])
     assert all(map(np.array_equal, targets, sources))
 
 
@@ -30,36 +30,36 @@ def test_an_error_on_either_thread_is_raised(monkeypatch: pytest.MonkeyPatch) ->
     def fail(piece: bytes) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(memcpy, "_copy", fail)
+    monkeypatch.setattr(arena, "_copy", fail)
     with pytest.raises(MemoryError):
-        memcpy.copy([(0, 0, LARGE)])
+        arena.copy_spans([(0, 0, LARGE)])
 
 
-@pytest.mark.parametrize("nbytes", [1, 63, memcpy._PIECE + 1, LARGE])
+@pytest.mark.parametrize("nbytes", [1, 63, arena._PIECE + 1, LARGE])
 def test_a_difference_is_found_wherever_it_is(nbytes: int) -> None:
     one, other = noise(nbytes + 2), noise(nbytes + 2)
     first, half = (one.ctypes.data + 1, other.ctypes.data + 1), nbytes // 2
     spans = [(*first, half), (first[0] + half, first[1] + half, nbytes - half)]
     for outside in (0, nbytes + 1):
         other[outside] ^= 1
-    assert memcpy.equal(spans)
+    assert arena.spans_equal(spans)
     for place in {1, 1 + nbytes - half, nbytes} - {nbytes + 1}:
         other[place] ^= 1
-        assert not memcpy.equal(spans)
+        assert not arena.spans_equal(spans)
         other[place] ^= 1
-    assert memcpy.equal([])
+    assert arena.spans_equal([])
 
 
 def test_without_the_compiled_part_copies_are_made_all_the_same() -> None:
     script = """
 import sys
 sys.modules["hvdrecover.checkpoint._memcpy"] = None  # an ImportError
-from hvdrecover.checkpoint import memcpy
+from hvdrecover.checkpoint import arena
 import numpy as np
-assert memcpy._copy is memcpy._memmove
+assert arena._copy is arena._memmove
 source = np.arange(5_000_000)
 target = np.zeros_like(source)
-memcpy.copy([(target.ctypes.data, source.ctypes.data, source.nbytes)])
+arena.copy_spans([(target.ctypes.data, source.ctypes.data, source.nbytes)])
 assert (target == source).all()
 """
     subprocess.run([sys.executable, "-c", script], check=True)
