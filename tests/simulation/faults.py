@@ -36,6 +36,7 @@ _KINDS = {
     "exit": 2,
     "hang": 2,
 }
+_OF_ANY = ("kill_any", "stop_any")  # strike any process of a job; the others a training process
 _ELASTIC = {"host_lost": 4, "host_leaves": 2, "host_joins": 3, "partition": 4, "preempt_host": 2}
 _OPERATIONS = ("list", "read", "write", "publish", "remove", "delete", "discard", "size")
 _REPLACED_WITHIN = 60.0  # seconds from the end of a process to its successor
@@ -160,16 +161,20 @@ class Injector:
         world = self._cluster.training.get(process)
         if world is None or world not in job.worlds:
             world = dice.choice(job.worlds) if job.worlds else None
-        of_any = fault.kind in ("kill_any", "stop_any")
-        if world is None and not of_any:
-            return
-        self._cluster.say(f"FAULT: {fault}")
-        self._cluster.invariants.faults[fault.kind] += 1
-        if of_any:
+        if fault.kind in _OF_ANY:
+            self._tell(fault)
             getattr(self, f"_{fault.kind}")(fault, process)
-        elif world is not None:
+        elif world is not None and (fault.kind != "exit" or self._has_committed(world)):
+            self._tell(fault)
             action: Callable[[Fault, Job, SimulatedWorld], None] = getattr(self, f"_{fault.kind}")
             action(fault, job, world)
+
+    def _tell(self, fault: Fault) -> None:
+        self._cluster.say(f"FAULT: {fault}")
+        self._cluster.invariants.faults[fault.kind] += 1
+
+    def _has_committed(self, world: SimulatedWorld) -> bool:
+        return bool(self._cluster.invariants.has_committed(world.process))
 
     # -- what happens ------------------------------------------------------------------------------------
 
@@ -214,9 +219,8 @@ class Injector:
 
     def _exit(self, fault: Fault, job: Job, world: SimulatedWorld) -> None:
         """End a process with exit code 0, as a wrapper does that hides how its program has ended."""
-        if self._cluster.invariants.has_committed(world.process):
-            self._scheduler.say("exits with 0", world.process)
-            self._cluster.system.end(world.process, 0)
+        self._scheduler.say("exits with 0", world.process)
+        self._cluster.system.end(world.process, 0)
 
     def _hang(self, fault: Fault, job: Job, world: SimulatedWorld) -> None:
         """Stop a process in the kernel, as a disk that hangs does: not even SIGKILL ends it until then."""
