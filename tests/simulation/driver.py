@@ -177,9 +177,7 @@ class Driver:
 
     def _resume(self) -> None:
         """Fit the slots to the hosts, and let the processes rendezvous if all are there."""
-        cluster, job = self.job.cluster, self.job
-        now = cluster.scheduler.now
-        hosts = [host for host in job.hosts if host not in cluster.lost and self._resting.get(host, 0) <= now]
+        cluster, job, hosts = self.job.cluster, self.job, self._usable_hosts()
         old = {(slot.host, slot.number): slot for slot in self.slots if slot.code is None}
         places = [(host, number) for host in hosts for number in range(job.per_host)]
         places.sort(key=lambda place: place not in old)
@@ -198,6 +196,11 @@ class Driver:
         if not new and all(slot.is_recorded for slot in self.slots):
             self._bring_together()
 
+    def _usable_hosts(self) -> list[str]:
+        cluster = self.job.cluster
+        there = [host for host in self.job.hosts if host not in cluster.lost]
+        return [host for host in there if self._resting.get(host, 0.0) <= cluster.scheduler.now]
+
     def _bring_together(self) -> None:
         worlds = self.worlds
         self.job.rendezvous += 1
@@ -215,14 +218,11 @@ class Driver:
 
         def wait() -> None:
             while not self.is_over:
-                hosts = [host for host in self.job.hosts if host not in cluster.lost]
-                now = cluster.scheduler.now
-                ready = [host for host in hosts if self._resting.get(host, 0) <= now]
-                if len(ready) * self.job.per_host >= self.job.least:
+                if len(self._usable_hosts()) * self.job.per_host >= self.job.least:
                     self._waits = False
                     self._resume()
                     return
-                if now > until:
+                if cluster.scheduler.now > until:
                     self.result = 1
                     return
                 cluster.scheduler.sleep(1.0)
