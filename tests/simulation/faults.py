@@ -164,7 +164,7 @@ class Injector:
         if fault.kind in _OF_ANY:
             self._tell(fault)
             getattr(self, f"_{fault.kind}")(fault, process)
-        elif world is not None and (fault.kind != "exit" or self._has_committed(world)):
+        elif world is not None and self._is_struck(fault, world):
             self._tell(fault)
             action: Callable[[Fault, Job, SimulatedWorld], None] = getattr(self, f"_{fault.kind}")
             action(fault, job, world)
@@ -173,8 +173,11 @@ class Injector:
         self._cluster.say(f"FAULT: {fault}")
         self._cluster.invariants.faults[fault.kind] += 1
 
-    def _has_committed(self, world: SimulatedWorld) -> bool:
-        return bool(self._cluster.invariants.has_committed(world.process))
+    def _is_struck(self, fault: Fault, world: SimulatedWorld) -> bool:
+        """Return whether a fault changes anything, or a user could tell how it ended."""
+        if fault.kind == "exit":
+            return bool(self._cluster.invariants.has_committed(world.process))
+        return fault.kind not in ("stop", "hang") or not world.process.hangs
 
     # -- what happens ------------------------------------------------------------------------------------
 
@@ -203,7 +206,7 @@ class Injector:
         self._cluster.later(max(HANG_TIMEOUT, STARTUP_TIMEOUT) + 10.0, look)
 
     def _stop_any(self, fault: Fault, process: Running) -> None:
-        if "horovodrun" not in process.name:  # its part is played by no process
+        if "horovodrun" not in process.name and not process.hangs:  # that is decided outside its process
             self._halt(process, fault.seconds)
 
     def _halt(self, process: Running, seconds: float) -> None:

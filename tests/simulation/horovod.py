@@ -164,7 +164,8 @@ class SimulatedWorld:
         def outcome() -> list[Any]:
             size = len(ring.members)
             if not scheduler.wait(lambda: len(call.entries) == size or ring.broken, self._patience):
-                scheduler.say(f"waits no longer for {size - len(call.entries)} ranks in {signature[-1]}")
+                silent = size - len(call.entries)
+                scheduler.say(f"gives up {silent} of {size} ranks, which are silent in {signature[-1]}")
                 ring.tear()
             # A rank that is lost now may have sent its part to some of the others.
             if len(call.entries) < size or (ring.torn and scheduler.dice.random() < 0.5):

@@ -330,7 +330,7 @@ class System:
             processes.allow_open_files: lambda: None,
             processes.is_stopped: self._is_stopped,
             processes.memory_kills: lambda: 0,
-            processes.named: str,
+            processes.named: lambda numbers: ", ".join(f"process {each} (python)" for each in numbers),
             machine.versions: dict,
             Waking: lambda signals: SimulatedWaking(self, signals),
             clock.Bounded: lambda seconds: _at_once,
