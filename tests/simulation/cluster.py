@@ -211,7 +211,7 @@ class Cluster:
     # -- hosts -------------------------------------------------------------------------------------------
 
     def lose_host(self, host: str, *, alive: bool) -> None:
-        """A host is switched off; or it can't be reached, and its processes live on for a while."""
+        """Switch a host off, or cut it off: then its processes live for a while."""
         self.lost.add(host)
         dice = self.scheduler.dice
         if alive:
@@ -238,14 +238,14 @@ class Cluster:
         self.say(f"{host} is back")
 
     def kill(self, process: Running) -> None:
-        if process not in self.training and not process.dead:  # `_gone` tells of a training process
+        if process not in self.training and not process.dead:  # `_gone` reports a training process
             self.scheduler.say("is killed", process)
         self.system.kill(process)
 
     # -- programs ----------------------------------------------------------------------------------------
 
     def _run(self, process: Running) -> int:
-        """Do what a process that the package has started does."""
+        """Run a process that the package has started."""
         assert process.parent is not None
         job = self.job_of(process)
         if "hvdrecover.launch.run_horovodrun" in process.command:
@@ -269,7 +269,7 @@ class Cluster:
         return self._train(process, slot)
 
     def guard(self, process: Running) -> int:
-        """Do what a guardian does."""
+        """Run a guardian."""
         self.scheduler.sleep(self.scheduler.dice.uniform(0.05, 0.5))
         config = configs.read(process.environ)
         try:

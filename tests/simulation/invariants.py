@@ -212,7 +212,7 @@ class Invariants:
         process, content = self._scheduler.process, self._manifest(commit)
         self._scheduler.say(f"publishes {commit}")
         if self._stops and max(self._claims(), default=0) > commit.generation:
-            return  # it was stopped right before that, and its files may be gone; nobody resumes from there
+            return  # it was stopped right before that, and its files may be gone; a start skips the commit
         if content is None or (missing := self._damage(commit, content)) is not None:
             self._scheduler.fail(f"{process.name} publishes {commit}: {missing if content else 'not whole'}")
             return

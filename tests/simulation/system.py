@@ -1,7 +1,7 @@
 """The operating system under the code of `hvdrecover.launch`: processes, signals, descriptors and sockets.
 
-Supervisors, guardians, standbys and training processes are simulated processes in a tree. What the kernel
-does for real ones is done here:
+Supervisors, guardians, standbys and training processes are simulated processes in a tree. This module does
+the kernel's part:
 
 1. When a process ends, its descriptors and sockets are closed, its parent gets SIGCHLD, and each child gets
    the signal that it has asked for (`hvdrecover.launch.processes.die_with_parent`).
@@ -299,7 +299,7 @@ class System:
 
         self.scheduler.start(self.around, "around", wait_and_do)
 
-    # -- what is replaced ----------------------------------------------------------------------------------
+    # -- replacements ---------------------------------------------------------------------------------------
 
     def modules(self) -> dict[ModuleType, dict[str, Any]]:
         """Return what replaces names of modules in the package."""
