@@ -229,7 +229,7 @@ class Cluster:
                     self.system.end(process, -signal.SIGKILL)
         for job in self.jobs:
             if job.driver is not None:
-                job.driver.host_is_lost(host, alive=alive)
+                job.driver.hosts_are_lost()
 
     def find_host(self, host: str) -> None:
         """A host is back."""

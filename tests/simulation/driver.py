@@ -55,7 +55,7 @@ class Slot:
 
     @property
     def is_reachable(self) -> bool:
-        return self.host not in self.driver.job.cluster.lost
+        return self.driver.reaches(self.host)
 
     @property
     def is_removed(self) -> bool:
@@ -115,8 +115,13 @@ class Driver:
     def uses(self, host: str) -> bool:
         """Return whether a host is used, if it can be: it may rest, or not belong to the job any more."""
         rests = self._resting.get(host, 0.0) + _REST > self.job.cluster.scheduler.now
-        left_out = host not in self.job.hosts or host in self.job.cluster.lost
+        left_out = host not in self.job.hosts or not self.reaches(host)
         return self.is_over or rests or left_out or any(slot.host == host for slot in self.slots)
+
+    def reaches(self, host: str) -> bool:
+        """Return whether a host is there, and not cut off from this one."""
+        here, lost = self.process.host, self.job.cluster.lost
+        return host == here or lost.isdisjoint((here, host))
 
     def meet(self) -> None:
         """Decide what follows if all slots are recorded."""
@@ -140,7 +145,7 @@ class Driver:
         rest = max(0.0, self._resting.get(host, 0.0) - self.job.cluster.scheduler.now)
 
         def tell() -> None:
-            if host not in self.job.cluster.lost and not any(slot.host == host for slot in self.slots):
+            if self.reaches(host) and not any(slot.host == host for slot in self.slots):
                 self._tell(2)
 
         self.job.cluster.later(rest + 1.0, tell)
@@ -149,15 +154,16 @@ class Driver:
         """Notify the processes that a host is to leave; it does at the next rendezvous."""
         self._tell(1)
 
-    def host_is_lost(self, host: str, *, alive: bool) -> None:
-        """Let ssh notice that a host is off, or, if its processes are alive, cannot be reached."""
-        for slot in [slot for slot in self.slots if slot.host == host != self.process.host]:
+    def hosts_are_lost(self) -> None:
+        """Let ssh notice which hosts are off, or cannot be reached from here."""
+        for slot in self.slots:
 
             def notice(slot: Slot = slot) -> None:
-                if slot.code is None and (slot.guardian.dead or host in self.job.cluster.lost):
+                if slot.code is None and (slot.guardian.dead or not slot.is_reachable):
                     self.ends(slot, _SSH)
 
-            self.job.cluster.later(self.job.cluster.scheduler.dice.uniform(4.0, 10.0), notice)
+            if not slot.is_reachable:
+                self.job.cluster.later(self.job.cluster.scheduler.dice.uniform(4.0, 10.0), notice)
 
     def ends(self, slot: Slot, code: int) -> None:
         """A guardian has ended, or is taken for lost."""
@@ -198,7 +204,7 @@ class Driver:
 
     def _usable_hosts(self) -> list[str]:
         cluster = self.job.cluster
-        there = [host for host in self.job.hosts if host not in cluster.lost]
+        there = [host for host in self.job.hosts if self.reaches(host)]
         return [host for host in there if self._resting.get(host, 0.0) <= cluster.scheduler.now]
 
     def _bring_together(self) -> None:

@@ -315,7 +315,7 @@ class Injector:
         if job.driver is not None:
             for slot in job.driver.slots:
                 for each in slot.guardian.sockets:
-                    each.peer.break_off()
+                    each.peer.lose(0.0)
                     each.lose(dice.uniform(1.0, 60.0))
                 slot.guardian.parent = None
             self._cluster.kill(job.driver.process)
