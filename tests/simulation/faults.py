@@ -104,8 +104,9 @@ def draw(dice: random.Random, *, elastic: bool, seconds: float) -> list[Fault]:
 class Injector:
     """Has faults strike a cluster."""
 
-    def __init__(self, cluster: Cluster, faults: Sequence[Fault]) -> None:
+    def __init__(self, cluster: Cluster, faults: Sequence[Fault], *, plain: bool) -> None:
         self._cluster = cluster
+        self._is_plain = plain
         self._scheduler = cluster.scheduler
         self._faults = list(faults)
         self._last = 0  # the event of the last fault
@@ -176,7 +177,8 @@ class Injector:
     def _is_struck(self, fault: Fault, world: SimulatedWorld) -> bool:
         """Return whether a fault changes anything, or a user could tell how it ended."""
         if fault.kind == "exit":
-            return bool(self._cluster.invariants.has_committed(world.process))
+            has_committed: bool = self._cluster.invariants.has_committed(world.process)
+            return has_committed and not self._is_plain  # where 0 is the end of a script
         return fault.kind not in ("stop", "hang") or not world.process.hangs
 
     # -- what happens ------------------------------------------------------------------------------------

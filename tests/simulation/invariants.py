@@ -255,7 +255,7 @@ class Invariants:
             if restarts > 3 * total + 6 * self.storage_faults + 1:
                 self._scheduler.fail(f"job {job.name}: {restarts} restarts after {total} faults")
             slots = max(len(driver.slots) for driver in job.drivers)
-            most = 3 * (restarts + total) + 10 * self._training.plain * self.storage_faults
+            most = 3 * (restarts + total) + 10 * self.storage_faults
             if (in_place := self.restarts[job.name, "slot"]) > slots * most:
                 self._scheduler.fail(f"job {job.name}: {in_place} restarts in place after {total} faults")
             if job.rendezvous > 5 * total + 2 + restarts + in_place:

@@ -133,7 +133,7 @@ def _run(
         hosts = [f"h{number + 1}" for number in range(setting.hosts)]
         least = 1 if setting.elastic and setting.hosts > 1 else setting.hosts * setting.per_host
         cluster.submit("A", hosts, setting.per_host, least=least, head="h1" if setting.inside else "h0")
-        Injector(cluster, faults)
+        Injector(cluster, faults, plain=setting.training.plain)
         scheduler.run()
         if scheduler.failure is None:
             invariants.finished()
