@@ -99,6 +99,7 @@ class Job:
             return
         self.submissions += 1
         self.claimed = False  # as far as the new supervisor knows
+        cluster.disk.mount()  # a root that is not mounted looks like a fresh one to a new supervisor
         if self.submissions > SUBMISSIONS:
             cluster.scheduler.fail(f"job {self.name} was submitted {self.submissions} times")
         supervisor = self.supervisor = Running(cluster.scheduler, f"{self.name} supervisor", self.head)
