@@ -65,15 +65,6 @@ def job(near: Path, steps: int, **settings: Any) -> list[tuple[Any, CommitId, li
     return on_ranks(2, body)
 
 
-@pytest.mark.parametrize("guard", [None, Guard(parameters_every_commits=1)])
-def test_a_job_whose_processes_all_died_resumes_from_the_newest_near_commit(
-    near: Path, guard: Guard | None
-) -> None:
-    job(near, 5, guard=guard)
-    assert job(near, 3, guard=guard) == [(5, CommitId(2, 5), [5.0, -5.0])] * 2
-    assert job(near, 0, guard=guard) == [(8, CommitId(3, 8), [8.0, -8.0])] * 2
-
-
 def test_a_root_that_was_emptied_or_unmounted_costs_no_near_commit(near: Path, roots: FakeRoots) -> None:
     job(near, 5)
     before, mounted = sealed(near), roots.by_url.pop(URL)

@@ -12,28 +12,7 @@ from hvdrecover.heartbeat import Page, Phase
 from hvdrecover.state.run import run
 from tests.fakes.framework import FakeSampler
 from tests.fakes.world import alone
-from tests.unit.state.jobs import URL, Process, on_ranks
-
-
-def loop(process: Process, *, until: int, steps: int = 4) -> list[int]:
-    """Train in a plain loop; return the steps that were done."""
-    state, done = process.state(URL, step=0), []
-    state.resume()
-    while state.step < until:
-        state.step += 1
-        done.append(state.step)
-        state.commit()
-    state.flush()
-    if until == steps:
-        state.finish()
-    process.end()
-    return done
-
-
-def test_a_loop_resumes_from_the_newest_commit_and_not_at_all_once_it_is_finished() -> None:
-    assert on_ranks(2, lambda process: loop(process, until=2)) == [[1, 2]] * 2
-    assert on_ranks(3, lambda process: loop(process, until=4)) == [[3, 4]] * 3
-    assert on_ranks(2, lambda process: loop(process, until=4)) == [[]] * 2
+from tests.unit.state.jobs import URL, Process
 
 
 def test_the_guardian_knows_that_the_process_does_not_survive_others(process: Process, page: Page) -> None:
