@@ -25,6 +25,7 @@ Fault = Literal["peers", "hosts", "numbers"]
 _NO_ADASUM = "No Adasum operation enabled"
 _JOINED = "is not supported with Join at this time"
 _SHUT_DOWN = "Horovod is shutting down."  # to who adds a process set as a rank is lost
+_REMOVED = "has been removed from elastic job"
 _WORD = 8  # bytes of the length before a rank's message
 _BLOCK = 4096  # bytes
 
@@ -101,7 +102,7 @@ class HorovodWorld:
                     f"{[each.ranks for each in made]} no longer fit. Start the job with enough processes "
                     "(--min-np), or add the sets in the training function, by hvd.add_process_set()",
                 ) from error
-            kind = RemovedError if "has been removed from elastic job" in reason else RendezvousError
+            kind = RemovedError if _REMOVED in reason else RendezvousError
             raise kind(reason) from error
 
     def shutdown(self) -> None:
@@ -148,11 +149,16 @@ def rendezvous_alone(hvd: Any) -> None:
         hvd.shutdown()
 
 
-def note_start(hvd: Any, started: Callable[[int], object], lost: Callable[[str], object]) -> None:
-    """Call ``started(rank)`` at each initialisation, and ``lost(text)`` at the first `HorovodInternalError`.
+def note_start(
+    hvd: Any,
+    started: Callable[[int], object],
+    removed: Callable[[], object],
+    lost: Callable[[str], object],
+) -> None:
+    """Call ``started(rank)`` at each initialisation, or ``removed()`` if the job has removed this host.
 
-    A script without a training function may catch the error that lost ranks cause, and exit in any way. Its
-    guardian must not take that for an error of the script.
+    At the first `HorovodInternalError`, call ``lost(text)``. A script without a training function may catch
+    the error, and exit in any way. Its guardian must not take that for an error of the script.
     """
     from horovod.common.exceptions import HorovodInternalError
 
@@ -163,6 +169,8 @@ def note_start(hvd: Any, started: Callable[[int], object], lost: Callable[[str],
         result = init(*args)
         if result:
             started(library.horovod_rank())
+        elif _REMOVED in _failure(hvd):
+            removed()
         return result
 
     def note(self: HorovodInternalError, *args: Any) -> None:

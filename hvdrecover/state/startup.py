@@ -59,7 +59,7 @@ def join(hvd: Any) -> None:
     if config.elastic:
         watch_early_collectives(hvd, config)
     if heartbeat.watched():
-        note_start(hvd, heartbeat.initialised, heartbeat.lost_ranks)
+        note_start(hvd, heartbeat.initialised, heartbeat.removed, heartbeat.lost_ranks)
 
 
 def _attach(page: int, stacks: int, notes: int, events: int) -> None:

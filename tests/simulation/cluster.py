@@ -1,347 +1,167 @@
-"""Jobs on hosts: the driver that brings processes together, and what restarts them.
+"""Jobs on hosts. The code of their supervisors, guardians and training processes is the real one.
 
-`Job` stands for one `hvdrecover run`: Horovod's driver, a guardian for each slot, and the supervisor.
-
-- A process that dies is replaced in place, and waits for the others in `SimulatedWorld.init`.
-- If a host is lost, its slots go. If it comes back, new processes join, and the others are told.
-- If no process is left, or one ends with an error, all start again. A job whose root was taken by another job
-  ends.
+`Job` is a user's job: a supervisor on one host, which starts Horovod's driver (`driver.Driver`), which starts
+a guardian for each slot, which starts training processes and standbys. Who submits it starts it again when
+the supervisor has ended and the training is not finished, as a batch system or a person does.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
+import json
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import signal
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from hvdrecover import config as configs
 from hvdrecover import error_kinds, heartbeat
-from hvdrecover.config import Config
-from hvdrecover.errors import FencedError, OvertakenError, RemovedError
-from hvdrecover.heartbeat import Stop
-from hvdrecover.state.leaving import Preempted
-from hvdrecover.state.state import State
-from tests.simulation.disk import URL, Disk
-from tests.simulation.horovod import Ring, SimulatedWorld
-from tests.simulation.scheduler import Died, Process, Scheduler, told
+from hvdrecover.config import FENCED, Config
+from hvdrecover.errors import HvdrecoverError
+from hvdrecover.heartbeat import Page, Phase
+from hvdrecover.launch.guardian import Guardian
+from hvdrecover.launch.horovodrun import Options
+from hvdrecover.launch.supervisor import Supervisor
+from tests.simulation.disk import Disk
+from tests.simulation.driver import Driver, Slot
+from tests.simulation.horovod import SimulatedWorld
+from tests.simulation.scheduler import Died, Scheduler, SimulatedClock, told
+from tests.simulation.system import Running, System
 
-RESTARTS = 40  # of a job; far more than faults can cause
-_STALL = 30.0  # seconds after which collectives give up a rank that says nothing
-_GRACE = 60.0  # seconds for the other processes to end when one has finished
+SUBMISSIONS = 40  # of a job; far more than faults can cause
+HANG_TIMEOUT = 100.0
+STARTUP_TIMEOUT = 180.0
 
-_CONFIG = Config(elastic=True, launched=True)
+_COMMAND = ["python", "train.py"]
+_SETTINGS = {
+    "HVDRECOVER_HANG_TIMEOUT": f"{HANG_TIMEOUT:g}",
+    "HVDRECOVER_STARTUP_TIMEOUT": f"{STARTUP_TIMEOUT:g}",
+    "HVDRECOVER_EVENTS": "/run",
+}
 
 Script = Callable[["Cluster", SimulatedWorld, Config], None]
 
 
-@dataclass(eq=False)
-class Slot:
-    """A place for a process on a host."""
-
-    host: str
-    number: int
-    world: SimulatedWorld | None = None
-    finished: bool = False
-
-
-@dataclass(eq=False)
 class Job:
     """One job.
 
     Attributes:
-        slots: that the driver counts on, in the order of ranks.
-        states: of each process, to be told of changes of hosts.
-        restarts: how often all processes were started again.
+        hosts: that discovery names.
+        per_host: slots of each.
+        least: ranks that suffice.
+        head: the host of the supervisor.
+        drivers: of all starts, in the order of time.
+        submissions: how often the job was started from outside.
+        rendezvous: how often ranks have met.
         outcome: ``finished``, ``replaced`` or empty.
+        claimed: whether a commit was made durable since then.
     """
 
-    cluster: Cluster
-    name: str
-    identity: str
-    hosts: list[str]
-    per_host: int
-    slots: list[Slot] = field(default_factory=list)
-    states: dict[Process, State] = field(default_factory=dict)
-    restarts: int = 0
-    rendezvous: int = 0
-    outcome: str = ""
-    claimed: bool = False
-    _earlier: list[Slot] = field(default_factory=list)  # whose processes may still live
-    _starting: bool = False
-    _finishing: bool = False
+    def __init__(
+        self, cluster: Cluster, name: str, hosts: list[str], per_host: int, least: int, head: str
+    ) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.hosts = hosts
+        self.per_host = per_host
+        self.least = least
+        self.head = head
+        self.supervisor: Running | None = None
+        self.drivers: list[Driver] = []
+        self.submissions = self.rendezvous = 0
+        self.outcome = ""
+        self.claimed = False
 
-    # -- the supervisor ----------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Start processes on all hosts that are there."""
-        if self.outcome:
-            return
-        self._starting = self._finishing = False
-        hosts = [host for host in self.hosts if host not in self.cluster.lost]
-        self.slots = [Slot(host, number) for host in hosts for number in range(self.per_host)]
-        if not hosts:
-            self._starting = True
-            self.cluster.later(10.0, self.start)
-        for slot in self.slots:
-            self._launch(slot)
-
-    def restart(self, reason: str, grace: float = 0.5) -> None:
-        """End all processes, and start them again after a pause, which grows."""
-        if self._starting or self._finishing or self.outcome:
-            return
-        self._starting = True
-        self.restarts += 1
-        self.cluster.say(f"job {self.name}: {reason}; all processes start again")
-        if self.restarts > RESTARTS:
-            self.cluster.scheduler.fail(f"job {self.name} was started {self.restarts} times: {reason}")
-
-        def again() -> None:
-            self.kill_all()
-            self.cluster.scheduler.sleep(min(300.0, 2.5 * 2**self.restarts))
-            self.start()
-
-        self.cluster.later(grace, again)
-
-    def relaunch(self) -> None:
-        """The job is started again, and its processes, which are out of reach, live on for a while."""
-        slots, self.slots = self.slots, []
-        self._earlier += slots
-        for slot in slots:
-            seconds = self.cluster.scheduler.dice.uniform(1.0, 60.0)
-            self.cluster.later(seconds, functools.partial(self._lose, slot, "of an earlier start is killed"))
-        self.start()
-
-    def kill_all(self) -> None:
-        for slot in self.slots:
-            if slot.world is not None:
-                self._lose(slot, "is killed with its job")
-
-    def end(self, outcome: str) -> None:
-        self.kill_all()
-        self.outcome = outcome
-        self.cluster.say(f"job {self.name}: {outcome}")
-        self.cluster.job_ended()
-
-    # -- guardians ---------------------------------------------------------------------------------------
+    @property
+    def driver(self) -> Driver | None:
+        """The present driver."""
+        return self.drivers[-1] if self.drivers and not self.drivers[-1].process.dead else None
 
     @property
     def worlds(self) -> list[SimulatedWorld]:
-        """The processes that live."""
-        return [slot.world for slot in self.slots if slot.world is not None]
+        """The training processes that live, and that the driver counts on."""
+        return self.driver.worlds if self.driver is not None else []
 
-    def _launch(self, slot: Slot, *, rejoins: bool = False) -> None:
-        scheduler = self.cluster.scheduler
-        process = Process(scheduler, f"{self.name} {slot.host}:{slot.number}", slot.host)
-        process.skew = self.cluster.skews.get(slot.host, 0.0)
-        world = slot.world = SimulatedWorld(self, slot, process)
-        config = dataclasses.replace(
-            _CONFIG,
-            host=slot.host,
-            local_rank=slot.number,
-            job=self.identity,
-            rejoins=rejoins,
-            claimed=URL if self.claimed else None,
-            near=self.cluster.near_folder(slot.host),
-        )
-        scheduler.say("starts" + (" in place of a lost process" if rejoins else ""), process)
-        scheduler.start(process, "main", lambda: self._live(slot, world, config))
+    @property
+    def processes(self) -> list[Running]:
+        """All its processes that live."""
+        return [each for each in self.cluster.system.living if each.name.startswith(f"{self.name} ")]
 
-    def _live(self, slot: Slot, world: SimulatedWorld, config: Config) -> None:
-        try:
-            self.cluster.script(self.cluster, world, config)
-        except Died:
-            raise
-        except (Preempted, RemovedError):
-            self._ended(slot, world, "left")
-        except BaseException as error:
-            self.cluster.scheduler.say(f"ends with {told(error)[:300]}")
-            self._ended(slot, world, "failed", error)
-        else:
-            self._ended(slot, world, "returned")
+    @property
+    def is_whole(self) -> bool:
+        """Whether the guardians of all slots of the last start have ended with a finished training."""
+        return bool(self.drivers) and all(slot.code == 0 for slot in self.drivers[-1].slots)
 
-    def _ended(self, slot: Slot, world: SimulatedWorld, how: str, error: BaseException | None = None) -> None:
-        self.cluster.scheduler.say(how)
-        self._gone(slot, world)
-        if slot not in self.slots:  # of an earlier start, or of a host that is lost
-            if error is not None:
-                self.cluster.invariants.process_failed(self, error)
-        elif how == "returned":
-            slot.finished = True
-            if not self._finishing:
-                self._finishing = True
-                self.cluster.later(_GRACE, self._others_end)
-            if not self.worlds:
-                self.end("finished")
-        elif error is not None:
-            self.cluster.invariants.process_failed(self, error)
-            kinds = error_kinds.kinds(error)
-            if FencedError.__name__ in kinds and OvertakenError.__name__ not in kinds:
-                self.cluster.later(1.0, lambda: self.outcome or self.end("replaced"))
-            else:
-                self.restart(f"{world.process.name} failed ({type(error).__name__})")
-        elif world.process.left == "job":
-            self.restart("the job leaves", _GRACE)
-        else:
-            self._removed(slot)
-
-    def _others_end(self) -> None:
-        if self._finishing and not self.outcome:
-            self.end("finished")
-
-    def _removed(self, slot: Slot) -> None:
-        if slot in self.slots:
-            self.slots.remove(slot)
-        if not self.slots:
-            self.restart("all have left")
-        self.meet()
-
-    def _gone(self, slot: Slot, world: SimulatedWorld, *, torn: bool = False) -> None:
-        world.leave(torn=torn)
-        self.states.pop(world.process, None)
-        self.cluster.scheduler.kill(world.process)
-        if slot.world is world:
-            slot.world = None
-
-    def _lose(self, slot: Slot, how: str) -> None:
-        world = slot.world
-        if world is not None:
-            self.cluster.scheduler.say(how, world.process)
-            self.cluster.invariants.process_died(world.process)
-            self._gone(slot, world, torn=True)
-
-    def kill(self, world: SimulatedWorld, how: str = "is killed") -> None:
-        """Kill a process, and have its guardian replace it."""
-        slot = world.slot
-        if slot.world is not world:
+    def submit(self) -> None:
+        """Start the supervisor, when its host is there."""
+        cluster = self.cluster
+        if self.head in cluster.lost:
+            cluster.later(5.0, self.submit)
             return
-        at_init = world.at_init
-        self._lose(slot, how)
-        if at_init and self.cluster.scheduler.dice.random() < 0.5:
-            for other in self.worlds:
-                other.refused = other.at_init
-        if self._finishing:
+        self.submissions += 1
+        self.claimed = False  # as far as the new supervisor knows
+        if self.submissions > SUBMISSIONS:
+            cluster.scheduler.fail(f"job {self.name} was submitted {self.submissions} times")
+        supervisor = self.supervisor = Running(cluster.scheduler, f"{self.name} supervisor", self.head)
+        supervisor.skew = cluster.skews.get(self.head, 0.0)
+        supervisor.at_end.append(lambda: self._ended(supervisor))
+        cluster.system.spawn(supervisor, self._supervise)
+
+    def _supervise(self, process: Running) -> int:
+        hosts = ",".join(f"{host}:{self.per_host}" for host in self.hosts)
+        options = Options(len(self.hosts) * self.per_host, self.least, hosts=hosts, interfaces=("eth0",))
+        config = configs.read(_SETTINGS)
+        clock = SimulatedClock(self.cluster.scheduler)
+        return Supervisor(_COMMAND, options, _SETTINGS, config, clock=clock).run()
+
+    def _ended(self, supervisor: Running) -> None:
+        code = supervisor.returncode
+        outcome = {0: "finished", FENCED: "replaced"}.get(code or 0)
+        self.cluster.say(f"job {self.name}: hvdrecover run has ended with {code}")
+        if outcome is None:
+            self.cluster.later(self.cluster.scheduler.dice.uniform(1.0, 30.0), self.submit)
             return
-        if not self.worlds:
-            self.restart("no process is left")
-        else:
-            self.cluster.later(self.cluster.scheduler.dice.uniform(0.05, 3.0), lambda: self._replace(slot))
+        self.outcome = outcome
+        self.cluster.job_ended()
 
-    def _replace(self, slot: Slot) -> None:
-        if (
-            slot in self.slots
-            and slot.world is None
-            and not (slot.finished or self._starting or self._finishing or self.outcome)
-        ):
-            self._launch(slot, rejoins=True)
+    def guardian_environment(self, environ: Mapping[str, str], host: str, number: int) -> dict[str, str]:
+        """Return the environment of a guardian, from its driver's."""
+        handed_on = {name: value for name, value in environ.items() if name.startswith("HVDRECOVER_")}
+        return {
+            **handed_on,
+            "HOROVOD_ELASTIC": "1",
+            "HOROVOD_RANK": "0",
+            "HOROVOD_HOSTNAME": host,
+            "HOROVOD_LOCAL_RANK": str(number),
+            "HVDRECOVER_NEAR": self.cluster.near_folder(host),
+        }
 
-    # -- the driver --------------------------------------------------------------------------------------
-
-    def meet(self) -> None:
-        """Connect the processes if all that are counted on are there."""
-        worlds = self.worlds
-        if (
-            len(worlds) < len(self.slots)
-            or not worlds
-            or not all(world.at_init and world.ring is None and not world.refused for world in worlds)
-        ):
-            return
-        self.rendezvous += 1
-        ring = Ring(worlds)
-        names = ", ".join(world.process.name for world in worlds)
-        self.cluster.say(f"job {self.name}: rendezvous of {names}")
-        for rank, world in enumerate(worlds):
-            world.joins(ring, rank)
-
-    def lose_host(self, host: str, *, reachable: bool) -> None:
-        """The host is lost; or it cannot be reached, and its processes live on for a while."""
-        for slot in self._earlier:
-            if slot.host == host and reachable:
-                self._lose(slot, "is lost with its host")
-        for slot in [slot for slot in self.slots if slot.host == host]:
-            self.slots.remove(slot)
-            if slot.world is None:
-                continue
-            if reachable:
-                self.cluster.forget_memory(host)
-                self._lose(slot, "is lost with its host")
-            else:
-                if slot.world.ring is not None:
-                    slot.world.ring.tear()
-                self._earlier.append(slot)
-                how = "is lost: its host could not be reached"
-                seconds = self.cluster.scheduler.dice.uniform(1.0, 100.0)
-                self.cluster.later(seconds, functools.partial(self._lose, slot, how))
-        if not self.worlds:
-            self.restart("no host is left")
-        else:
-            self.meet()
+    # -- changes of hosts --------------------------------------------------------------------------------
 
     def add_host(self, host: str) -> None:
-        """A host has come: start processes there, and notify the processes of the other hosts."""
+        """A host has come, or can be reached again."""
         if host not in self.hosts:
             self.hosts.append(host)
-        if self.outcome or self._starting or self._finishing or not self.worlds:
-            return
-        if any(slot.host == host for slot in self.slots):
-            return
-        self._tell(2)
-        for number in range(self.per_host):
-            slot = Slot(host, number)
-            self.slots.append(slot)
-            self._launch(slot)
+        if self.driver is not None:
+            self.driver.meet()
+            self.driver.host_comes(host)
 
     def remove_host(self, host: str) -> None:
-        """A host is to leave: its processes end at the next rendezvous."""
-        self._tell(1)
-        for slot in [slot for slot in self.slots if slot.host == host]:
-            self.slots.remove(slot)
-            if slot.world is not None:
-                slot.world.removed = True
-
-    def _tell(self, update: int) -> None:
-        for process, state in list(self.states.items()):
-
-            def tell(state: State = state) -> None:
-                state.on_hosts_updated(0.0, update)
-
-            self.cluster.scheduler.start(process, "notification", tell)
-
-    # -- faults ------------------------------------------------------------------------------------------
-
-    def ask_to_stop(self, world: SimulatedWorld, stop: Stop) -> None:
-        self.cluster.scheduler.start(world.process, "guardian", lambda: heartbeat.ask_to_stop(stop))
-
-    def halt(self, world: SimulatedWorld, seconds: float) -> None:
-        """Stop a process for a while. If that takes too long, the others give it up, and it is killed."""
-        process = world.process
-        process.stopped = True
-
-        def then() -> None:
-            if seconds > _STALL:
-                self.cluster.scheduler.sleep(_STALL)
-                if world.ring is not None:
-                    world.ring.tear()
-                self.cluster.scheduler.sleep(seconds - _STALL)
-                if not process.dead and self.cluster.scheduler.dice.random() < 0.7:
-                    self.kill(world, "is killed, as it hangs")
-            else:
-                self.cluster.scheduler.sleep(seconds)
-            if not process.dead:
-                process.stopped = False
-                self.cluster.scheduler.say("continues", process)
-
-        self.cluster.later(0.0, then)
+        """A host is to leave."""
+        self.hosts.remove(host)
+        if self.driver is not None:
+            self.driver.host_goes(host)
 
 
 class Cluster:
     """Hosts, a disk, and the jobs on them.
 
     Attributes:
-        script: what each process runs.
+        script: what each training process runs.
         lost: hosts that are away.
         skews: seconds by which the wall clock of a host is ahead.
+        slots: of each guardian.
+        training: processes that run the script.
+        pages: that processes share with their guardians.
         at_collective: called when a process comes to a collective.
         invariants: checks that hold after every event.
         near: a folder for the near tiers of all hosts; None if jobs have none.
@@ -350,47 +170,176 @@ class Cluster:
 
     def __init__(self, scheduler: Scheduler, script: Script, near: str | None = None) -> None:
         self.scheduler = scheduler
+        self.system = System(scheduler)
+        self.system.program = self._run
         self.script = script
         self.disk = Disk(scheduler)
         self.jobs: list[Job] = []
         self.lost: set[str] = set()
         self.skews: dict[str, float] = {}
+        self.slots: dict[Running, Slot] = {}
+        self.training: dict[Running, SimulatedWorld] = {}
+        self.pages: dict[Running, Page] = {}
         self.at_collective: Callable[[SimulatedWorld, str], None] = lambda world, name: None
         self.invariants: Any = None
         self.handler_fails = False
         self.near = near
-        self._around = Process(scheduler, "", "")  # the driver, guardians and the supervisor never die
+        self.later = self.system.later
 
     def say(self, text: str) -> None:
-        self.scheduler.say(text, self._around)
+        self.scheduler.say(text, self.system.around)
 
     def near_folder(self, host: str) -> str:
         """The folder of a host's near tier: real files, as the memory of a host outlives its processes."""
         return "off" if self.near is None else f"{self.near}/{host}"
 
-    def forget_memory(self, host: str) -> None:
-        """The host is switched off."""
-        if self.near is not None:
-            shutil.rmtree(f"{self.near}/{host}", ignore_errors=True)
-
-    def later(self, seconds: float, action: Callable[[], object]) -> None:
-        """Do something after a while."""
-
-        def wait_and_do() -> None:
-            self.scheduler.sleep(seconds)
-            action()
-
-        self.scheduler.start(self._around, "around", wait_and_do)
-
-    def submit(self, name: str, hosts: list[str], per_host: int) -> Job:
-        """Start a job."""
-        identity = f"{self.scheduler.dice.getrandbits(64):016x}"
-        job = Job(self, name, identity, hosts, per_host)
+    def submit(self, name: str, hosts: list[str], per_host: int, *, least: int, head: str) -> Job:
+        """Submit a job."""
+        job = Job(self, name, hosts, per_host, least, head)
         self.jobs.append(job)
-        self.later(0.0, job.start)
+        self.later(0.0, job.submit)
         return job
 
     def job_ended(self) -> None:
         """End the simulation when the last job has ended."""
         if all(job.outcome for job in self.jobs):
-            self.scheduler.stop()
+            self.later(0.0, self.scheduler.stop)
+
+    def job_of(self, process: Running) -> Job:
+        return next(job for job in self.jobs if process.name.startswith(f"{job.name} "))
+
+    # -- hosts -------------------------------------------------------------------------------------------
+
+    def lose_host(self, host: str, *, alive: bool) -> None:
+        """Switch a host off, or cut it off: then its processes live for a while."""
+        self.lost.add(host)
+        dice = self.scheduler.dice
+        if alive:
+            # The kernel notices within ten seconds; a guardian that is stopped does later.
+            self.system.cut(host, lambda: dice.uniform(1.0, dice.choice((10.0, 10.0, 100.0))))
+            for world in self.training.values():
+                if world.process.host == host and world.ring is not None:
+                    world.ring.tear()
+        else:
+            self.system.cut(host, lambda: dice.uniform(1.0, 10.0))
+            if self.near is not None:
+                shutil.rmtree(f"{self.near}/{host}", ignore_errors=True)
+            for process in self.system.living:
+                if process.host == host:
+                    self.system.end(process, -signal.SIGKILL)
+        for job in self.jobs:
+            if job.driver is not None:
+                job.driver.hosts_are_lost()
+
+    def find_host(self, host: str) -> None:
+        """A host is back."""
+        self.lost.discard(host)
+        self.system.join(host)
+        self.say(f"{host} is back")
+
+    def kill(self, process: Running) -> None:
+        if process not in self.training and not process.dead:  # `_gone` reports a training process
+            self.scheduler.say("is killed", process)
+        self.system.kill(process)
+
+    # -- programs ----------------------------------------------------------------------------------------
+
+    def _run(self, process: Running) -> int:
+        """Run a process that the package has started."""
+        assert process.parent is not None
+        job = self.job_of(process)
+        if "hvdrecover.launch.run_horovodrun" in process.command:
+            process.name = f"{job.name} horovodrun"
+            driver = Driver(job, process)
+            job.drivers.append(driver)
+            return driver.run()
+        slot = self.slots[process.parent]
+        name = f"{job.name} {slot.name}"
+        if "hvdrecover.launch.standby" in process.command:
+            process.name = f"{name} standby"
+            self._stand_by(process)
+            process.name = name
+            self.scheduler.say("starts: the standby takes over", process)
+        else:
+            process.name = name
+            again = configs.read(process.environ).rejoins
+            self.scheduler.say("starts" + (" in place of a lost process" if again else ""), process)
+            self.scheduler.sleep(self.scheduler.dice.uniform(0.1, 1.0))  # imports
+            self._attach(process)
+        return self._train(process, slot)
+
+    def guard(self, process: Running) -> int:
+        """Run a guardian."""
+        self.scheduler.sleep(self.scheduler.dice.uniform(0.05, 0.5))
+        config = configs.read(process.environ)
+        try:
+            clock = SimulatedClock(self.scheduler)
+            return Guardian(_COMMAND, dict(process.environ), config, clock).run()
+        except HvdrecoverError as error:
+            self.scheduler.say(f"ends with {told(error)}")
+            return 1
+
+    def _attach(self, process: Running) -> None:
+        slot = configs.read(process.environ).slot
+        assert slot is not None
+        page, _, notes, events = (process.inherited[descriptor] for descriptor in slot)
+        heartbeat.attach(page, notes, events)
+        heartbeat.at_commit(_report_modules)
+        self.pages[process] = heartbeat._page
+
+    def _stand_by(self, process: Running) -> None:
+        """Do as `hvdrecover.launch.standby.main` does."""
+        assert process.stdin is not None
+        self.scheduler.sleep(self.scheduler.dice.uniform(0.5, 3.0))  # imports
+        self._attach(process)
+        heartbeat.enter(Phase.READY)
+        process.environ = {**process.environ, **json.loads(process.stdin.line())}
+        heartbeat.enter(Phase.STARTING)
+
+    def _train(self, process: Running, slot: Slot) -> int:
+        world = slot.world = self.training[process] = SimulatedWorld(slot, process)
+        self.invariants.starts(slot, process)
+        process.at_end.append(lambda: self._gone(slot, world))
+        code = self._play(process, world)
+        for action in process.at_exit:
+            action()
+        return code
+
+    def _play(self, process: Running, world: SimulatedWorld) -> int:
+        """Run the script; return the exit code."""
+        try:
+            self.script(self, world, configs.read(process.environ))
+        except Died:
+            raise
+        except SystemExit as error:
+            self.scheduler.say("leaves")
+            return int(str(error.code))
+        except BaseException as error:
+            self.scheduler.say(f"ends with {told(error)[:300]}")
+            self._report(error)
+            self.invariants.process_failed(world.job, error)
+            return 1
+        self.scheduler.say("returns")
+        return 0
+
+    def _report(self, error: BaseException) -> None:
+        """Do as `hvdrecover.uncaught` does."""
+        name = type(error).__name__
+        heartbeat.notify(error=f"{name}: {error}", identity=name, kinds=error_kinds.kinds(error))
+
+    def _gone(self, slot: Slot, world: SimulatedWorld) -> None:
+        process = world.process
+        assert process.returncode is not None
+        if process.returncode < 0:
+            self.scheduler.say("is killed", process)
+            self.invariants.process_died(process)
+        del self.training[process]
+        slot.driver.leaves(slot, world)
+
+
+def _report_modules() -> None:
+    """Do as `hvdrecover.state.startup` does: at the second commit, a standby may be made."""
+    if heartbeat.commits() < 2:
+        heartbeat.at_commit(_report_modules)
+    else:
+        heartbeat.notify(modules=["json"])

@@ -1,12 +1,13 @@
-"""Horovod's collectives and its elastic driver, simulated; and the guardians and the supervisor around them.
+"""Horovod's collectives, simulated.
 
-The driver brings the processes of all slots together. If a process is lost, the others' collectives fail; a
-collective that was under way may have come through on some ranks only.
+If a process is lost, the others' collectives fail; a collective that was under way may have come through on
+some ranks only. If a rank says nothing for longer than the others wait, they give it up.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,10 +19,10 @@ from horovod.common.exceptions import HorovodInternalError
 from hvdrecover.errors import RemovedError, RendezvousError
 from hvdrecover.state.adapter import Past
 from tests.fakes.framework import FakeFramework
-from tests.simulation.scheduler import Process
+from tests.simulation.system import Running
 
 if TYPE_CHECKING:
-    from tests.simulation.cluster import Job, Slot
+    from tests.simulation.driver import Slot
 
 
 @dataclass
@@ -62,8 +63,8 @@ class SimulatedWorld:
         framework: the framework of the process.
     """
 
-    def __init__(self, job: Job, slot: Slot, process: Process) -> None:
-        self.job = job
+    def __init__(self, slot: Slot, process: Running) -> None:
+        self.job = slot.driver.job
         self.slot = slot
         self.process = process
         self.past = Past()
@@ -72,7 +73,8 @@ class SimulatedWorld:
         self.at_init = self.refused = self.removed = False
         self._rank = 0
         self._position = 0
-        self._scheduler = job.cluster.scheduler
+        self._patience = math.inf
+        self._scheduler = self.job.cluster.scheduler
 
     # -- World -------------------------------------------------------------------------------------------
 
@@ -87,7 +89,8 @@ class SimulatedWorld:
         assert self.ring is None, "init() without a shutdown() before it"
         self._scheduler.pause()
         self.at_init, self.refused = True, False
-        self.job.meet()
+        self.removed = self.removed or self.slot.is_removed
+        self.slot.driver.meet()
         self._scheduler.wait(lambda: self.ring is not None or self.refused or self.removed)
         self.at_init = False
         if self.removed:
@@ -111,7 +114,7 @@ class SimulatedWorld:
             self.ring = None
 
     def allow_stalls(self, seconds: int) -> None:
-        pass
+        self._patience = seconds or math.inf
 
     def lost(self, error: BaseException) -> bool:
         return False
@@ -160,7 +163,10 @@ class SimulatedWorld:
 
         def outcome() -> list[Any]:
             size = len(ring.members)
-            scheduler.wait(lambda: len(call.entries) == size or ring.broken)
+            if not scheduler.wait(lambda: len(call.entries) == size or ring.broken, self._patience):
+                silent = size - len(call.entries)
+                scheduler.say(f"gives up {silent} of {size} ranks, which are silent in {signature[-1]}")
+                ring.tear()
             # A rank that is lost now may have sent its part to some of the others.
             if len(call.entries) < size or (ring.torn and scheduler.dice.random() < 0.5):
                 raise HorovodInternalError(f"{signature[-1]}: a rank was lost")

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec
 
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.arena import digest as digest_of
 from hvdrecover.checkpoint.claims import among
@@ -28,8 +30,10 @@ from hvdrecover.errors import (
 from hvdrecover.state.hooks import Agreement
 from tests.simulation import training as trainings
 from tests.simulation.cluster import Cluster, Job
+from tests.simulation.driver import Slot
 from tests.simulation.horovod import SimulatedWorld
 from tests.simulation.scheduler import Process, told
+from tests.simulation.system import Running
 from tests.simulation.training import Training
 
 _NONE = CommitId(0, 0)
@@ -58,6 +62,7 @@ class Invariants:
 
     Attributes:
         faults: how many faults of each kind there have been.
+        restarts: how many there were of each job, and of all its processes (``job``) or one (``slot``).
         acknowledged: the newest commit that was reported as durable.
         commits: digest of each commit by the start of the job that made it, and its identity.
         seen: the states that were reached: durable commit, generation and what each process is at.
@@ -72,6 +77,7 @@ class Invariants:
         self._training = training
         self._reference = reference
         self.faults: Counter[str] = Counter()
+        self.restarts: Counter[tuple[str, str]] = Counter()
         self.acknowledged = _NONE
         self.commits: dict[tuple[str, CommitId], str] = {}
         self.by_number: dict[int, str] = {}
@@ -119,13 +125,11 @@ class Invariants:
     @_check
     def event(self, process: Process, event: Mapping[str, Any]) -> None:
         """A process has emitted an event."""
-        if event["kind"] == "leave":
-            process.left = event["scope"]
         if event["kind"] == "durable":
             commit = CommitId(event["generation"], event["commit"])
             self.acknowledged = max(self.acknowledged, commit)
-            for job in self._cluster.jobs:
-                job.claimed = job.claimed or any(world.process is process for world in job.worlds)
+            assert isinstance(process, Running)
+            self._cluster.job_of(process).claimed = True
             if self._disk.unmounted is not None:
                 self._scheduler.fail(f"{commit} is acknowledged, and the root is not mounted")
             self._newest_is_there(f"{commit} was acknowledged")
@@ -135,23 +139,41 @@ class Invariants:
     def process_died(self, process: Process) -> None:
         self._newest.pop(process, None)
 
+    def has_committed(self, process: Process) -> bool:
+        """Return whether a process has made a commit, or has got one."""
+        return self._newest.get(process, _NONE).commit > 0
+
+    def starts(self, slot: Slot, process: Running) -> None:
+        """A training process starts, or a standby takes over."""
+        for other in self._cluster.training:
+            if other is not process and other.parent is process.parent and not other.is_doomed:
+                self._scheduler.fail(f"{slot.name} has two training processes")
+
+    @_check
+    def recorded(self, job: Job, event: Mapping[str, Any]) -> None:
+        """A supervisor has recorded an event."""
+        if event["kind"] == "restart":
+            self.restarts[job.name, event["scope"]] += 1
+
     @_check
     def process_failed(self, job: Job, error: BaseException) -> None:
         """A process has ended with an error."""
         if isinstance(error, StoppedError):
             return  # rank 0's is looked at
         faults = self.faults
-        if str(error) == trainings.TORN and faults["copy"]:
+        if (str(error) == trainings.TORN and faults["copy"]) or str(error) == "Horovod initialization failed":
             return
-        of_storage = self._storage_faults
+        of_storage = self.storage_faults
         allowed = {
-            OvertakenError: faults["partition"] + faults["stop"] + faults["relaunch"],
-            FencedError: faults["second_job"],
-            NoProgressError: faults["cut"] + faults["stop"],
+            OvertakenError: faults["partition"] + self._stops + faults["relaunch"],
+            FencedError: faults["second_job"] + job.submissions - 1,
+            NoProgressError: faults["cut"] + self._stops,
             NoUsableCommitError: 0,
             EmptiedRootError: 0,
             StorageError: of_storage,
             RecoveryError: sum(faults.values()),
+            HorovodInternalError: sum(faults.values()) * self._training.plain,
+            HostsUpdatedInterrupt: sum(faults.values()) * self._training.plain,
         }
         kind = next((kind for kind in allowed if isinstance(error, kind)), None)
         if kind is None or not allowed[kind]:
@@ -189,6 +211,8 @@ class Invariants:
     def _publishes(self, commit: CommitId) -> None:
         process, content = self._scheduler.process, self._manifest(commit)
         self._scheduler.say(f"publishes {commit}")
+        if self._stops and max(self._claims(), default=0) > commit.generation:
+            return  # it was stopped right before that, and its files may be gone; a start skips the commit
         if content is None or (missing := self._damage(commit, content)) is not None:
             self._scheduler.fail(f"{process.name} publishes {commit}: {missing if content else 'not whole'}")
             return
@@ -212,7 +236,7 @@ class Invariants:
             self._scheduler.fail(f"{process.name} publishes {commit}, though it had seen a later generation")
         complete = len(self._complete())
         most = self._training.keep + 2 + self.faults["partition"] + self.faults["relaunch"]
-        if complete > most and not self._storage_faults:
+        if complete > most and not self.storage_faults:
             self._scheduler.fail(f"the root holds {complete} commits; {self._training.keep} are to be kept")
 
     # -- at the end --------------------------------------------------------------------------------------
@@ -227,9 +251,14 @@ class Invariants:
                 return
         total = sum(self.faults.values())
         for job in jobs:
-            if job.restarts > 3 * total + 6 * self._storage_faults + 1:
-                self._scheduler.fail(f"job {job.name}: {job.restarts} restarts after {total} faults")
-            if job.rendezvous > 5 * total + 2:
+            restarts = self.restarts[job.name, "job"] + job.submissions - 1
+            if restarts > 3 * total + 6 * self.storage_faults + 1:
+                self._scheduler.fail(f"job {job.name}: {restarts} restarts after {total} faults")
+            slots = max(len(driver.slots) for driver in job.drivers)
+            most = 3 * (restarts + total) + 10 * self.storage_faults
+            if (in_place := self.restarts[job.name, "slot"]) > slots * most:
+                self._scheduler.fail(f"job {job.name}: {in_place} restarts in place after {total} faults")
+            if job.rendezvous > 5 * total + 2 + restarts + in_place:
                 self._scheduler.fail(f"job {job.name}: {job.rendezvous} rendezvous after {total} faults")
         if not any(job.outcome == "finished" for job in jobs):
             self._scheduler.fail("no job has finished")
@@ -243,20 +272,27 @@ class Invariants:
         last = {*()}.union(*(entry[1] for entry in history if entry[0] == self._training.epochs - 1))
         if len(last) < self._training.samples:
             self._scheduler.fail(f"the result lacks samples of the last epoch: it has {sorted(last)}")
-        if self._storage_faults or len(jobs) > 1 or not all(slot.finished for slot in jobs[0].slots):
+        if self.storage_faults or len(jobs) > 1 or not jobs[0].is_whole:
             return
         if len(complete) > self._training.keep + 1:
             self._scheduler.fail(f"the root holds {len(complete)} commits at the end")
         parts = {commit for path in self._disk.files if (commit := CommitId.parse(path.split("/")[0]))}
-        if parts - complete and not any(self.faults[kind] for kind in ("partition", "stop", "relaunch")):
+        lingering = self._stops + self.faults["partition"] + self.faults["relaunch"]
+        if parts - complete and not lingering:
             left = ", ".join(commit.name for commit in sorted(parts - complete))
             self._scheduler.fail(f"the root holds parts of commits at the end: {left}")
+
+    @property
+    def storage_faults(self) -> int:
+        """How many faults of storage there have been."""
+        return sum(self.faults[kind] for kind in _OF_STORAGE)
 
     # -- inside ------------------------------------------------------------------------------------------
 
     @property
-    def _storage_faults(self) -> int:
-        return sum(self.faults[kind] for kind in _OF_STORAGE)
+    def _stops(self) -> int:
+        """How many faults there have been that stop a process for a while."""
+        return sum(self.faults[kind] for kind in ("stop", "stop_any", "hang"))
 
     def _is_sound(self, what: str, commit: Any, arenas: Any, identity: CommitId) -> None:
         flaw = trainings.flaw(commit, arenas, self._training)
@@ -325,7 +361,8 @@ class Invariants:
         places = [
             (
                 job.name,
-                job.restarts,
+                self.restarts[job.name, "job"],
+                job.submissions,
                 [(self._newest.get(w.process, _NONE).name, w.at_init) for w in job.worlds],
             )
             for job in self._cluster.jobs

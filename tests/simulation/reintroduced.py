@@ -16,6 +16,8 @@ from typing import Any
 
 from hvdrecover.checkpoint.claims import Claims
 from hvdrecover.checkpoint.writer import BackgroundWriter
+from hvdrecover.launch import ends
+from hvdrecover.launch.training import Training
 from hvdrecover.state import commit as commits
 from hvdrecover.state.memory import Arenas
 
@@ -82,6 +84,8 @@ MISTAKES = [
         Claims,
         "_place",
         "write(_path(generation), claim.text(acknowledged=False))\n"
+        "    # Read it back: the answer may get lost, and some stores let two processes create "
+        "the same file.\n"
         "    is_placed = self.read(generation).maker == self._maker",
         "is_placed = write(_path(generation), claim.text(acknowledged=False)) is not False",
     ),
@@ -98,6 +102,20 @@ MISTAKES = [
         "_judge",
         "if newest is not None and newest.start != self._start:",
         "if newest is not None and newest.job != self._job:",
+    ),
+    Mistake(
+        "Exit code 0 of a process that did not finish no longer ends a job as finished",
+        ends,
+        "end",
+        "if returncode == 0 and phase == Phase.FINISHED:",
+        "if returncode == 0:",
+    ),
+    Mistake(
+        "Every wait for a killed process has a limit",
+        Training,
+        "kill",
+        "self.process.ends()",
+        'self.process.ends(float("inf"))',
     ),
     Mistake(
         "A handler of log lines that raises an error no longer ends the writing of commits without a word",

@@ -31,7 +31,7 @@ import time
 import traceback
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -58,7 +58,6 @@ class Process:
         dead: whether it has died, or ended.
         stopped: whether it has been stopped, as by SIGSTOP.
         skew: seconds by which its wall clock is ahead.
-        left: with whom it has left, in words of the event ``leave``.
     """
 
     def __init__(self, scheduler: Scheduler, name: str, host: str) -> None:
@@ -67,7 +66,6 @@ class Process:
         self.pid = scheduler.next_pid()
         self.dead = self.stopped = False
         self.skew = 0.0
-        self.left = ""
         self.globals = [(module, name, fresh()) for module, name, fresh in scheduler.process_globals]
 
 
@@ -531,8 +529,13 @@ class SimulatedClock(clock.Clock):
 
 
 @contextmanager
-def installed(scheduler: Scheduler) -> Iterator[None]:
-    """Have the package's modules use simulated threads, time, process numbers and identities."""
+def installed(
+    scheduler: Scheduler, more: Mapping[ModuleType, Mapping[str, Any]] | None = None
+) -> Iterator[None]:
+    """Have the package's modules use simulated threads, time, process numbers and identities.
+
+    ``more`` replaces further names of modules.
+    """
     clock = SimulatedClock(scheduler)
 
     def unhandled(facts: Any) -> None:
@@ -569,14 +572,16 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         holders[file] = scheduler.process, descriptor
         locked.add(descriptor)
 
+    close_file = (more or {}).get(os, {}).get("close", os.close)
+
     def close(descriptor: int) -> None:
         for file, holder in list(holders.items()):
             if holder == (scheduler.process, descriptor):
                 del holders[file]
         locked.discard(descriptor)
-        os.close(descriptor)
+        close_file(descriptor)
 
-    replaced = {
+    replaced: dict[ModuleType, Any] = {
         threading: _Replaced(
             threading,
             Lock=part(Lock),
@@ -592,12 +597,14 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             getpid=lambda: scheduler.process.pid,
             setpriority=lambda *_: None,
             getpriority=lambda *_: 0,
-            close=close,
+            **{**(more or {}).get(os, {}), "close": close},
         ),
         fcntl: _Replaced(fcntl, lockf=lock),
         uuid: _Replaced(uuid, uuid4=new_id),
         shutil: _Replaced(shutil, rmtree=pausing(shutil.rmtree)),
     }
+    for module, names in (more or {}).items():
+        replaced.setdefault(module, _Replaced(module, **names))
     files = {name: pausing(getattr(os, name)) for name in ("rename", "replace", "unlink", "mkdir")}
     undo: list[tuple[dict[str, Any], str, Any]] = [(vars(pathlib), "os", os)]
     vars(pathlib)["os"] = _Replaced(os, **files)  # what `Path` does to the near tier's files

@@ -14,10 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from hvdrecover import events
+from hvdrecover import events, heartbeat, record
 from hvdrecover.checkpoint import storage
+from hvdrecover.discovery import selection
+from hvdrecover.launch import presence, reports, ssh
 from tests.simulation import faults as all_faults
 from tests.simulation.cluster import Cluster
 from tests.simulation.disk import SimulatedStorage
@@ -29,12 +32,18 @@ from tests.simulation.training import Training
 
 @dataclass(frozen=True)
 class Setting:
-    """The job of a seed."""
+    """The job of a seed.
+
+    Attributes:
+        elastic: whether hosts may come and go.
+        inside: whether the supervisor is on the first host of the job, or on one of its own.
+    """
 
     training: Training
     hosts: int
     per_host: int
     elastic: bool
+    inside: bool
 
 
 @dataclass
@@ -67,7 +76,7 @@ class Outcome:
         return "\n".join(lines)
 
 
-def setting_of(dice: random.Random, *, near: bool) -> Setting:
+def setting_of(dice: random.Random, *, near: bool, plain: bool) -> Setting:
     """Draw a job. There are few kinds, so that undisturbed runs can be compared with."""
     training = Training(
         commit_every=dice.choice((1, 2)),
@@ -79,14 +88,16 @@ def setting_of(dice: random.Random, *, near: bool) -> Setting:
         checks=dice.random() < 0.2,
         returns_early=dice.random() < 0.4,
         near=near,
+        plain=plain,
     )
-    return Setting(training, dice.choice((1, 2, 2, 3)), dice.choice((1, 1, 2)), dice.random() < 0.5)
+    hosts, per_host = dice.choice((1, 2, 2, 3)), dice.choice((1, 1, 2))
+    return Setting(training, hosts, per_host, elastic=dice.random() < 0.5, inside=dice.random() < 0.5)
 
 
 def run_seed(seed: int, most: int = 60_000) -> Outcome:
     """Simulate the run of a seed."""
     dice = random.Random(seed)
-    setting = setting_of(dice, near=seed % 5 == 4)
+    setting = setting_of(dice, near=seed % 5 == 4, plain=seed % 6 == 3)
     elastic = setting.elastic and setting.hosts > 1
     reference, seconds = undisturbed(setting)
     faults = all_faults.draw(dice, elastic=elastic, seconds=seconds)
@@ -117,11 +128,12 @@ def _run(
     near = tempfile.mkdtemp(prefix="simulated-", dir="/dev/shm") if setting.training.near else None
     cluster = Cluster(scheduler, setting.training, near)
     invariants = cluster.invariants = cluster.disk.watch = Invariants(cluster, setting.training, reference)
-    with installed(scheduler), _in_place_of(cluster):
+    with installed(scheduler, cluster.system.modules()), _in_place_of(cluster):
         cluster.say(f"{setting.hosts} hosts with {setting.per_host} processes each; {setting.training}")
         hosts = [f"h{number + 1}" for number in range(setting.hosts)]
-        cluster.submit("A", hosts, setting.per_host)
-        Injector(cluster, faults)
+        least = 1 if setting.elastic and setting.hosts > 1 else setting.hosts * setting.per_host
+        cluster.submit("A", hosts, setting.per_host, least=least, head="h1" if setting.inside else "h0")
+        Injector(cluster, faults, plain=setting.training.plain)
         scheduler.run()
         if scheduler.failure is None:
             invariants.finished()
@@ -152,8 +164,13 @@ def _in_place_of(cluster: Cluster) -> Iterator[None]:
     def of_training(config: Any, clock: Any = None) -> events.Events:
         process = scheduler.process
 
+        descriptor = heartbeat.event_pipe()
+        assert descriptor is not None
+        pipe = events.Pipe(descriptor)
+
         def add(event: Any) -> None:
             cluster.invariants.event(process, event)
+            pipe.add(event)
 
         return events.Events(add, config.host, SimulatedClock(scheduler))
 
@@ -166,14 +183,38 @@ def _in_place_of(cluster: Cluster) -> Iterator[None]:
                     cluster.handler_fails = False
                     raise RuntimeError(HANDLER_FAILS)
 
-    replaced = {storage.open_storage: open_storage, events.of_training: of_training}
+    class Recorded:
+        """Stands for `hvdrecover.record.Record`."""
+
+        def __init__(self, folder: Path, seconds: float) -> None:
+            self._job = cluster.job_of(cluster.system.process)
+
+        def add(self, event: Any) -> None:
+            cluster.invariants.recorded(self._job, event)
+
+        put = add
+
+        def flush(self) -> None:
+            scheduler.check()
+
+    replaced = {
+        storage.open_storage: open_storage,
+        events.of_training: of_training,
+        record.Record: Recorded,
+        presence.announce: lambda folder, supervised: Path("/dev/null/announced"),
+        ssh.kept_alive: lambda config, folder: "",
+        selection.report_failure: lambda path, host, now: None,
+        reports._append: lambda file, text: None,
+        **cluster.system.functions(),
+    }
+    by_identity = {id(original): stand_in for original, stand_in in replaced.items()}
     undo = []
     for name, module in sorted(sys.modules.items()):
         if name.startswith("hvdrecover."):
             for key, value in list(vars(module).items()):
-                if callable(value) and getattr(value, "__hash__", None) and value in replaced:
+                if id(value) in by_identity:
                     undo.append((vars(module), key, value))
-                    vars(module)[key] = replaced[value]
+                    vars(module)[key] = by_identity[id(value)]
     handler, level, propagate = Lines(), events.logger.level, events.logger.propagate
     events.logger.addHandler(handler)
     events.logger.setLevel(logging.INFO)

@@ -9,7 +9,7 @@ from tests.simulation.reintroduced import MISTAKES, Mistake
 from tests.simulation.simulate import run_seed
 
 SEEDS = 2000
-RARE = ("leave_if_told", "_place")  # need hundreds of seeds
+RARE = ("_failed", "_place", "take_after")  # need hundreds of seeds
 
 
 @pytest.mark.parametrize(

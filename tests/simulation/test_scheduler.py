@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.simulation.scheduler import Event, Lock, Process, Scheduler
 from tests.simulation.simulate import run_seed
+from tests.simulation.system import Running, SimulatedWaking, System
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,6 +87,66 @@ def test_a_dead_process_has_no_further_effect() -> None:
     scheduler.start(killer, "main", lambda: (scheduler.sleep(1.0), scheduler.kill(victim)))
     scheduler.run()
     assert (done, event.is_set(), scheduler.failure) == ([], False, None)
+
+
+def test_a_child_dies_with_its_parent_and_a_parent_hears_of_a_child() -> None:
+    scheduler = Scheduler(1)
+    system = System(scheduler)
+    parent, heard = Running(scheduler, "parent", "h"), []
+
+    def sleep(process: Running) -> int:
+        scheduler.sleep(5.0)
+        return 3
+
+    def live(process: Running) -> int:
+        with SimulatedWaking(system, [signal.SIGCHLD]) as waking:
+            first = system.start(["first"], {})
+            while first.poll() is None:
+                heard.extend(waking.wait(60.0))
+            system.start(["second"], {})
+            scheduler.sleep(60.0)
+        return 0
+
+    system.program = sleep
+    system.spawn(parent, live)
+    system.later(6.0, lambda: system.kill(parent))
+    scheduler.run()
+    assert (heard, parent.returncode, system.living) == ([signal.SIGCHLD], -signal.SIGKILL, [])
+    assert scheduler.now < 107 and scheduler.failure is None
+
+
+def test_a_host_that_is_cut_off_gets_what_was_sent_when_it_is_back_in_time() -> None:
+    scheduler = Scheduler(1)
+    system = System(scheduler)
+    one, other = Running(scheduler, "one", "h1"), Running(scheduler, "other", "h2")
+    received: list[bytes] = []
+
+    def serve(process: Running) -> int:
+        listener = system.modules()[socket]["create_server"](("", 0))
+        scheduler.wait(lambda: listener.is_readable)
+        end, _ = listener.accept()
+        for _ in range(2):
+            scheduler.wait(lambda: end.is_readable)
+            received.append(end.recv(9))
+        return 0
+
+    def call(process: Running) -> int:
+        scheduler.sleep(1.0)
+        end = system.modules()[socket]["create_connection"](("h1", 1), timeout=5.0)
+        system.cut("h2", lambda: 10.0)
+        end.sendall(b"late")
+        system.later(5.0, lambda: system.join("h2"))
+        scheduler.sleep(8.0)
+        system.cut("h2", lambda: 10.0)
+        end.sendall(b"lost")
+        scheduler.sleep(60.0)
+        return 0
+
+    system.spawn(one, serve)
+    system.spawn(other, call)
+    scheduler.run()
+    assert received == [b"late", b""]
+    assert scheduler.failure is None
 
 
 def test_one_seed_gives_one_transcript() -> None:

@@ -23,6 +23,7 @@ from hvdrecover.checkpoint.manifest import HasState
 from hvdrecover.checkpoint.settings import Checkpoint
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.config import Config
+from hvdrecover.errors import RemovedError, RendezvousError
 from hvdrecover.state.hooks import Agreement, Hook
 from hvdrecover.state.random import Randomness
 from hvdrecover.state.rank_local import PerRank
@@ -54,6 +55,7 @@ class Training:
         returns_early: whether the script ends its loop when the job is to stop, as a handler of SIGTERM would
             have it, before the next commit.
         step_seconds: how long a step takes at most.
+        plain: whether the script has no training function, so that all ranks start again after a fault.
     """
 
     samples: int = 24
@@ -69,11 +71,11 @@ class Training:
     near: bool = False
     returns_early: bool = False
     step_seconds: float = 1.0
+    plain: bool = False
 
     def __call__(self, cluster: Cluster, world: SimulatedWorld, config: Config) -> None:
         scheduler = cluster.scheduler
-        scheduler.sleep(scheduler.dice.uniform(0.1, 1.0))  # imports
-        world.init()
+        _init(world)
         framework = world.framework
         state = State(
             framework,
@@ -98,8 +100,13 @@ class Training:
                 "counted": PerRank(0, _all_of_rank_0),
             },
         )
-        world.job.states[world.process] = state
-        run(lambda state: self._train(cluster, world, state))(state)
+        world.slot.driver.states[world.process] = state
+        if self.plain:
+            state.resume()
+            self._train(cluster, world, state)
+            state.finish()
+        else:
+            run(lambda state: self._train(cluster, world, state))(state)
 
     def _train(self, cluster: Cluster, world: SimulatedWorld, state: State) -> None:
         loader = FakeLoader(state.sampler, self.batch_size, world.framework.generator)
@@ -143,6 +150,19 @@ class Training:
             if self.flush:
                 state.flush()
         return False
+
+
+def _init(world: SimulatedWorld) -> None:
+    """Do as ``hvd.init()`` does in a script."""
+    try:
+        world.init()
+    except RemovedError as error:
+        heartbeat.removed()
+        raise ValueError("Horovod initialization failed") from error
+    except RendezvousError as error:
+        heartbeat.lost_ranks(f"HorovodInternalError: {error}")
+        raise ValueError("Horovod initialization failed") from error
+    heartbeat.initialised(world.rank())
 
 
 def _all_of_rank_0(states: Sequence[int], rank: int, size: int) -> int:

@@ -81,8 +81,3 @@ def come(supervisor: Supervisor, name: str = "h1", slot: int = 0) -> Link:
     supervisor.serve(lambda: len(supervisor.guardians) > known, "a connection")
     supervisor.settle()
     return guardian
-
-
-def closed(end: Link) -> bool:
-    end.receive()
-    return not end.is_open

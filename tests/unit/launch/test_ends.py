@@ -142,12 +142,6 @@ def reasons(*ended: Death, record: Record | None = None) -> list[str]:
     return found
 
 
-def test_a_process_is_restarted_until_its_budget_is_used_up() -> None:
-    first, second, *others = reasons(*[death(KILLED)] * 4)
-    assert (first, second) == ("", "")
-    assert others == [f"{number} deaths in a row without progress" for number in (3, 4)]
-
-
 def test_only_what_goes_beyond_the_farthest_point_is_progress() -> None:
     commits = [death(KILLED, commits=1, commit=number, changed=7) for number in (7, 8, 9)]
     assert reasons(*commits)[2].startswith("3 deaths")  # commits, but nothing had changed

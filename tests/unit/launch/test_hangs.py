@@ -7,7 +7,7 @@ import pytest
 
 from hvdrecover.config import LEAST_TIMEOUT, Config, read
 from hvdrecover.heartbeat import Phase
-from hvdrecover.launch import hangs
+from hvdrecover.launch import hangs, waits
 from tests.unit.launch.readings import reading
 
 
@@ -25,13 +25,8 @@ ADAPTIVE = limits(startup=600.0)
         (Phase.TRAINING, SHORT, 20.0),
         (Phase.TRAINING, LONG, 900.0),
         (Phase.TRAINING, ADAPTIVE, 300.0),
-        (Phase.STARTING, SHORT, 600.0),
-        (Phase.STARTING, LONG, 900.0),
         (Phase.STARTING, ADAPTIVE, 600.0),
         (Phase.BEGINNING, SHORT, 600.0),
-        (Phase.BEGINNING, LONG, 900.0),
-        (Phase.BEGINNING, ADAPTIVE, 600.0),
-        (Phase.RECOVERING, SHORT, 600.0),
         (Phase.RECOVERING, LONG, 900.0),
         (Phase.UNKNOWN, SHORT, 600.0),
         (Phase.LEFT, SHORT, 20.0),
@@ -46,6 +41,11 @@ def test_a_limit_for_each_phase(phase: Phase, limits: Config, seconds: float) ->
 @pytest.mark.parametrize("limits", [SHORT, ADAPTIVE])
 def test_every_phase_has_a_deadline(phase: Phase, limits: Config) -> None:
     assert 0 < hangs.limit(reading(phase, steps=1), limits) <= 86400
+
+
+def test_every_wait_of_guardians_and_supervisors_is_over_within_a_minute() -> None:
+    deadlines = [value for value in vars(waits).values() if isinstance(value, float)]
+    assert len(deadlines) > 15 and all(0 < seconds <= 60 for seconds in deadlines)
 
 
 def test_a_script_that_never_imports_hvdrecover_is_not_judged() -> None:

@@ -84,22 +84,6 @@ def test_pauses_double_and_end_with_the_budget() -> None:
     assert outcome == Outcome("end", 1, "8 restarts in a row have brought no progress")
 
 
-def test_progress_refills_the_budget() -> None:
-    before = [attempt(commit=2), attempt(commit=2)]
-    assert after(*before, attempt(commit=2), without=3).action == "end"
-    assert after(*before, attempt(commit=3), without=3) == Outcome(
-        "restart", 1, "Horovod gave up; the last fault: crash 1", 1.0, without_progress=1
-    )
-
-
-def test_a_script_that_fails_in_the_same_way_again_ends_the_job_with_its_own_code() -> None:
-    failing = attempt(faults=[crash(), script_error(code=3)])
-    assert after(failing).action == "restart"
-    outcome = after(failing, attempt(faults=[script_error(code=3)]), most=99)
-    assert (outcome.action, outcome.code) == ("end", 3)
-    assert "failed in the same way" in outcome.reason
-
-
 def test_the_same_error_twice_in_one_slot_ends_the_job() -> None:
     first, again = script_error(), script_error()
     assert after(attempt(faults=[first, again])).reason == SAME_ERROR
@@ -121,15 +105,6 @@ def test_the_same_error_twice_in_one_slot_ends_the_job() -> None:
 )
 def test_another_error_or_the_same_elsewhere_is_given_another_try(before: list[dict[str, Any]]) -> None:
     assert after(attempt(faults=before), attempt(faults=[script_error()])).action == "restart"
-
-
-def test_an_error_of_a_script_that_has_no_commit_yet() -> None:
-    first = {**script_error(0, code=2), "end": "first_error"}
-    outcome = after(attempt(faults=[first]))
-    assert (outcome.action, outcome.code) == ("end", 2)
-    assert outcome.reason == "an exception before the job's first commit: KeyError: 'x'"
-    assert outcome.traceback == "Traceback …"
-    assert outcome.message == "rank 0 on a: an exception before the job's first commit:"
 
 
 def test_an_error_that_follows_a_recovery_in_place_has_all_processes_start_once() -> None:
@@ -179,20 +154,6 @@ def test_a_fault_that_costs_two_ranks_their_process_is_one_failure() -> None:
     assert after(attempt(faults=[loaded(at="a/0")]), again).suspect == "g0001-c00000007..g0002-c00000007"
 
 
-@pytest.mark.parametrize(
-    "outside",
-    [
-        {"exit": -signal.SIGKILL, "detail": "SIGKILL"},
-        {"exit": -signal.SIGKILL, "detail": "SIGKILL", "fault": "hang", "end": "hang"},
-        {"exit": 1, "detail": "HorovodInternalError: …"},
-        {"exit": 1, "detail": "StorageError: …", "fault": "script_error", "end": "storage"},
-        {"exit": 0, "detail": "exit code 0", "fault": "early_exit", "end": "early_exit"},
-    ],
-)
-def test_what_comes_from_outside_makes_no_commit_suspect(outside: dict[str, Any]) -> None:
-    assert after(*[attempt(faults=[loaded(**outside)] * 3)] * 3).suspect is None
-
-
 def test_the_same_error_right_after_a_load_tries_the_commit_before_once() -> None:
     first, again = {**script_error(), "final": False}, {**script_error(), "again": True}
     at_once = {**again, "loaded": "g0001-c00000004", "commit": [2, 5]}
@@ -236,14 +197,6 @@ def action(*args: Any, **facts: Any) -> str | None:
     return decision and decision.action
 
 
-def test_ranks_outside_a_training_function_start_again_together() -> None:
-    assert decided(plain()) is None
-    assert action(plain(outside())) == "restart"
-    assert action(plain(crash(), in_run=True)) is None  # its guardian repairs it
-    assert action(plain(outside(), in_run=True)) == "over"  # its guardian did not know of `run`, and waits
-    assert action(plain(outside(), rounds=1)) is None  # of a fault before the last restart
-
-
 def test_the_end_of_a_process_whose_collective_failed_is_not_the_cause() -> None:
     decision = decided(plain(of_other(), outside()))
     assert decision is not None and decision.fault["at"] == "a/0"
@@ -256,24 +209,6 @@ def test_all_ranks_start_anew_if_they_cannot_in_place() -> None:
     assert action(plain(outside()), guardians=1) == "over"
     assert action(plain(outside()), begun=False) == "over"
     assert action(plain({"fault": "lost_host", "message": "gone", "time": 1.0})) == "over"
-
-
-def test_an_error_in_the_first_minute_of_the_first_start_ends_the_job() -> None:
-    early = error_outside(age=3.0)
-    assert action(plain(early)) == "end"
-    assert action(plain({**early, "round": 1}, rounds=1)) == "restart"
-    assert action(plain(early, number=2)) == "restart"
-    assert action(plain(error_outside())) == "restart"
-    assert action(plain(outside(age=3.0))) == "restart"  # a kill is not an error
-
-
-def test_the_same_error_twice_in_a_row_ends_the_job() -> None:
-    first = decided(plain(error_outside()))
-    assert first is not None
-    streak = Streak(1, first.error, time=50.0)
-    assert action(plain(error_outside(point=[0, 3])), streak) == "end"  # it has other steps behind it
-    assert action(plain(error_outside("TypeError: 'y'")), streak) == "restart"
-    assert action(plain(error_outside()), Streak(1, None, time=50.0)) == "restart"  # a kill came between
 
 
 def test_a_rank_that_ends_early_is_the_cause_if_the_others_fail() -> None:

@@ -62,6 +62,18 @@ def test_why_a_rendezvous_has_failed(reason: str | None, kind: type[Exception], 
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+def test_a_host_that_was_removed_is_told_from_an_init_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HorovodInternalError, "__init__", HorovodInternalError.__init__)
+    told: list[Any] = []
+    for reason in ("Connection reset by peer", "h1[0] has been removed from elastic job"):
+        hvd = FakeHorovod(reason)
+        library = hvd.mpi_ops._basics.MPI_LIB_CTYPES
+        library.horovod_init = lambda *_: 0
+        horovod.note_start(hvd, told.append, lambda reason=reason: told.append(reason), told.append)
+        assert library.horovod_init() == 0
+    assert told == ["h1[0] has been removed from elastic job"]
+
+
 def test_process_sets_are_made_again_but_for_those_that_were_removed() -> None:
     hvd = FakeHorovod("", fails=False)
     sets = [SimpleNamespace(process_set_id=number, ranks=[0]) for number in (1, None, 3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any, cast
 
 import horovod.torch as hvd
@@ -167,8 +168,9 @@ def test_missing_gradients_are_counted_by_name(
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     layers = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
     optimizer = wrapped(layers, **options)
-    missing = Missing(cast(Any, None))
-    guard.report_missing({"model": layers, "optimizer": optimizer}, missing)
+    components = {"model": layers, "optimizer": optimizer}
+    framework = SimpleNamespace(report=lambda what, hook: guard.report_missing(components, hook))
+    missing = Missing(cast(Any, SimpleNamespace(world=None, framework=framework)))
     for _ in range(3):
         layers[0](torch.ones(1, 2)).sum().backward()
         optimizer.step()
