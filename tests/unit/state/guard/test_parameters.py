@@ -77,25 +77,6 @@ def test_a_slot_that_a_rank_lacks_is_named() -> None:
     assert on_ranks(3, body) == [["number of tensors: 3 on rank 0; 4 on ranks 1-2"]] * 3
 
 
-def test_a_commit_that_was_healed_has_not_the_digests_of_before() -> None:
-    def body(process: Process) -> Any:
-        state = build(process, guard("heal", every=2))
-        state.sync()
-        if process.world.rank() == 1:
-            flip(state.model.weights["w"])
-        state.commit()
-        state._session.memory.take_digests()
-        state.commit()  # the same, but that it is healed
-        newest = state._session.memory.newest
-        assert newest is not None
-        return weights(state), newest.digests is not None
-
-    assert on_ranks(2, body) == [
-        ([list(np.arange(6.0)), [1.0, 2.0]], True),
-        ([list(np.arange(6.0)), [1.0, 2.0]], False),
-    ]
-
-
 def test_ranks_are_compared_only_when_it_is_time() -> None:
     def body(process: Process) -> Any:
         state = build(process, guard("raise", every=3))
