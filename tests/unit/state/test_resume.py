@@ -11,7 +11,6 @@ from hvdrecover.guard.settings import Guard
 from hvdrecover.heartbeat import Page, Phase
 from hvdrecover.state.run import run
 from tests.fakes.framework import FakeSampler
-from tests.fakes.world import alone
 from tests.unit.state.jobs import URL, Process
 
 
@@ -36,12 +35,9 @@ def test_a_call_at_the_wrong_place_is_an_error_that_says_so(process: Process) ->
         run(lambda state: None)(state)
 
 
-def test_resume_in_a_training_function_is_an_error() -> None:
-    process = Process(alone())
-    process.world.init()
+def test_resume_in_a_training_function_is_an_error(process: Process) -> None:
     with pytest.raises(StateError, match="without @run"):
         run(lambda state: state.resume())(process.state(URL, step=0))
-    process.end()
 
 
 def test_a_guard_that_rolls_back_needs_a_training_function(process: Process) -> None:
