@@ -238,6 +238,33 @@ def test_the_time_of_a_step_has_its_waits_and_no_commit(tmp_path: Path) -> None:
     }
 
 
+def test_steps_that_were_not_polled_before_a_rollback_are_rolled_back_too(tmp_path: Path) -> None:
+    def body(process: Process) -> None:
+        state = process.state(tensorboard=str(tmp_path), step=0)
+        state.sync()
+        scalars = process.framework.reports["times"]
+        ended = 0
+
+        def poll() -> None:
+            nonlocal ended
+            steps, ended = ended, 0
+            if steps:
+                scalars.stepped({}, steps)
+
+        scalars.poll = poll
+        for steps in (2, 3):
+            ended = steps
+            state.commit()
+        ended = 4
+        state.restore()
+        ended = 1
+        state.log_metrics(loss=1.0)
+        scalars.closing()
+
+    FakeJob(initialised(body), 1).results()
+    assert [step for step, _, _ in read_run(tmp_path / "rank-0")["seconds/step"]] == [2, 5, 6]
+
+
 def test_a_reported_tensor_is_copied() -> None:
     loss = np.array([0.5])
     taken = as_numbers(FakeFramework(), {"loss": loss, "accuracy": None})
