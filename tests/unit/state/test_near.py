@@ -51,11 +51,11 @@ def dies(state: State) -> None:
         state._session.memory.arenas.near.keeper.release()
 
 
-def job(near: Path, steps: int, **settings: Any) -> list[tuple[Any, CommitId, list[float]]]:
+def job(near: Path, steps: int) -> list[tuple[Any, CommitId, list[float]]]:
     """Run a job of two ranks that is killed after so many steps; return what it began with."""
 
     def body(process: Process) -> Any:
-        state = made(process, near, **settings)
+        state = made(process, near)
         state.sync()
         began = (state.step, state.last_commit, state.model.weights["w"].tolist())
         train(state, steps)

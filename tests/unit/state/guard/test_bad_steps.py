@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,29 +14,22 @@ from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeLoader, FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import fail_at
-from tests.unit.state.jobs import CONFIG, Process, on_ranks
+from tests.unit.state.jobs import Process, on_ranks
 
 SAMPLES = 24
 
 
 class Script:
-    """A training function whose bad sample makes gradients that are not finite.
+    """A training function whose bad sample makes gradients that are not finite."""
 
-    Attributes:
-        done: the samples of the steps that were applied, by all ranks.
-    """
-
-    def __init__(self, guard: Guard, bad: set[int], *, events: Path | None = None) -> None:
+    def __init__(self, guard: Guard, bad: set[int]) -> None:
         self.guard = guard
         self.bad = bad
-        self.events = events
-        self.done: list[int] = []
 
     def __call__(self, process: Process) -> Any:
         model = FakeModel(w=[0.0])
         state = process.state(
             guard=self.guard,
-            config=dataclasses.replace(CONFIG, events=self.events),
             model=model,
             optimizer=FakeOptimizer(model),
             sampler=FakeSampler(SAMPLES, shuffle=False),
