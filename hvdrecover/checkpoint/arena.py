@@ -20,16 +20,20 @@ Bytes = npt.NDArray[np.uint8]
 
 HUGE_PAGE = 1 << 21  # bytes
 
+# Of Linux 4.14, and not in Python's `mmap`.
+_MADV_WIPEONFORK, _MADV_KEEPONFORK = 18, 19
+
 
 def allocate(nbytes: int, *, in_children: bool = False) -> Bytes:
     """Return page-aligned zeroed memory, a uint8 array of shape ``[nbytes]``.
 
-    Child processes do not have it, unless ``in_children``: a data loader's forked workers would keep a copy
-    of each page of an arena that the next commit changes.
+    In child processes it is zero, unless ``in_children``: a data loader's forked workers would keep a copy of
+    each page of an arena that the next commit changes. With MADV_DONTFORK, a child that drops the array
+    would unmap other memory that lies there in the child.
     """
     memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if not in_children:
-        memory.madvise(mmap.MADV_DONTFORK)
+        memory.madvise(_MADV_WIPEONFORK)
     if nbytes >= HUGE_PAGE:
         # A first commit would otherwise spend most of its time in page faults.
         with contextlib.suppress(OSError):  # a kernel built without them
@@ -71,7 +75,7 @@ class Arena:
 
     def show_to_children(self) -> None:
         if (mapping := _mapping(self.buffer)) is not None:
-            mapping.madvise(mmap.MADV_DOFORK)
+            mapping.madvise(_MADV_KEEPONFORK)
 
 
 def _mapping(buffer: Bytes) -> mmap.mmap | None:

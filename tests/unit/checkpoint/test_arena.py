@@ -63,3 +63,23 @@ arena.copy_spans([(target.ctypes.data, source.ctypes.data, source.nbytes)])
 assert (target == source).all()
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_forked_child_has_zeros_and_keeps_its_own_memory_when_it_drops_an_arena() -> None:
+    script = """
+import mmap, os
+from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.layout import TensorSpec, plan
+hidden, shown = (Arena(plan([TensorSpec("weight", "U8", (1 << 26,))])) for _ in range(2))
+for each in (hidden, shown):
+    each.bytes_of("weight")[:] = 7
+shown.show_to_children()
+if (child := os.fork()) == 0:
+    assert (shown.bytes_of("weight")[-1], hidden.bytes_of("weight")[-1]) == (7, 0)
+    own = mmap.mmap(-1, 1 << 26)
+    own[:3] = b"abc"
+    del hidden, shown, each
+    os._exit(own[:3] != b"abc")
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
