@@ -27,9 +27,9 @@ def root(roots: FakeRoots) -> FakeRoot:
     return roots[URL]
 
 
-def begun(process: Process, **settings: object) -> State:
+def begun(process: Process) -> State:
     """A state with one weight after its rendezvous, which writes to the root."""
-    state = process.state(Checkpoint(URL, **settings), model=FakeModel(w=[0.0]))  # type: ignore[arg-type]
+    state = process.state(URL, model=FakeModel(w=[0.0]))
     state.sync()
     return state
 
