@@ -96,12 +96,6 @@ def test_acceptance_tests_and_their_helpers_import_public_names_only(file: str) 
     assert private == []
 
 
-def test_private_names_are_known_as_such() -> None:
-    assert is_public("hvdrecover.torch", "TorchState") and is_public("hvdrecover.examples.digits", "Ledger")
-    assert not is_public("hvdrecover.torch", "framework")
-    assert not is_public("hvdrecover.drill.run", "Job")
-
-
 def test_each_capability_has_a_marked_test() -> None:
     known = {*marked(), *(f"{file}::{test}" for file, tests in marked().items() for test in tests)}
     assert len(capabilities()) > 20

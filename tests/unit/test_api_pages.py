@@ -49,16 +49,6 @@ def test_a_public_name_has_an_example_or_a_reason(package: str) -> None:
     assert [name for name in without_example(package) if not reason(name)] == []
 
 
-def test_a_reason_is_needed() -> None:
-    without = {name for package in api.PAGES for name in without_example(package)}
-    assert set(REASONS) <= without
-
-
-def test_an_error_that_no_page_explains_has_no_reason() -> None:
-    assert reason("StorageError") == RAISED
-    assert reason("PrivateError") == reason("Guard") == ""
-
-
 @pytest.mark.parametrize("name", NEITHER)
 def test_an_example_without_a_framework_does_what_it_says(name: tuple[str, str]) -> None:
     found = doctest.DocTest(api.examples(*name), {}, name[1], None, None, None)

@@ -98,16 +98,6 @@ def test_a_run_that_is_under_way_says_so(run, document):
     assert (document("events")["outcome"], document("events")["faults"][0]["recovery"]) == ("open", None)
 
 
-def test_only_the_last_faults_are_shown(run, document):
-    made = Run(Path("events"))
-    for second in range(25):
-        made.fault(second, detail=f"number {second}")
-    lines = run("events")[1].splitlines()
-    start = lines.index("the last 20 faults (--json lists all 25)") + 2
-    assert [columns(line)[-1] for line in lines[start:]] == [f"number {second}" for second in range(5, 25)]
-    assert len(document("events")["faults"]) == 25
-
-
 def test_what_a_terminal_would_obey_is_escaped(run):
     made = Run(Path("events"))
     made.fault(1, "\x1b[31mcrash", host="node-1", detail="b [/red]c\x1b]0;title\x07\nand more")
@@ -186,15 +176,6 @@ def test_lines_tell_what_changes(capsys):
     ]
     for line, pattern in zip(lines, expected, strict=True):
         assert re.fullmatch(pattern, line)
-
-
-def test_mere_progress_is_told_from_time_to_time(capsys):
-    run = Run(Path("events"))
-    run.rendezvous(0, TWO, 1, 0)
-    commits = [lambda commit=commit: run.commit(TWO, 1, {commit: commit}) for commit in range(1, 121)]
-    follow(runs.lines, *commits, lambda: run.finish(121, TWO, 1, 120))
-    told = re.findall(r"progress: commit (\d+) in", capsys.readouterr().out)
-    assert told == ["0", "30", "60", "90", "120"]  # one look a second, a line each 30 s
 
 
 @pytest.mark.parametrize(

@@ -99,25 +99,6 @@ def test_each_command_that_is_shown_is_understood(page: Path) -> None:
         check(line)
 
 
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        ("hvdrecover run -np 2 --hang-time-out 10m -- python train.py", "--hang-time-out"),
-        ("A=1 hvdrecover run -np 2 --discover 'file hosts --omit gpu7' -- python train.py", "--omit"),
-        ("sudo .venv/bin/hvdrecover drill -np 2 --laps 3 -- python train.py", "--laps"),
-        ("exec hvdrecover discover mpi --addresses x  # of one node", "--addresses"),
-        ("hvdrecover run -np 2", "there is no command"),
-        ("hvdrecover report --watch --page report.html", "--page"),
-        ('horovodrun --host-discovery-script "discover-hosts mpi --adress x" python train.py', "--adress"),
-    ],
-)
-def test_a_wrong_command_would_be_found(line: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = typed(f"Text.\n\n```console\n$ {line}\nwhat it prints\n```\n")
-    with pytest.raises(SystemExit, match="2"):
-        check(found)
-    assert named in capsys.readouterr().err
-
-
 def test_each_command_is_shown_somewhere() -> None:
     shown = [arguments_of(line) for page in PAGES for line in typed((ROOT / page).read_text())]
     known = {name for names in cli.GROUPS.values() for name in names}

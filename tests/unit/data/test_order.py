@@ -33,17 +33,6 @@ def test_the_order_never_changes(length, seed, epoch, order):
 # -- the cursor ----------------------------------------------------------------------------------------
 
 
-def test_naming_the_epoch_under_way_keeps_the_cursor_and_another_one_resets_it():
-    order = SampleOrder(10)
-    order.set_epoch(3)
-    order.record(4)
-    order.set_epoch(3)
-    assert (order.epoch, order.done) == (3, 4)
-    order.set_epoch(4)
-    assert (order.epoch, order.done) == (4, 0)
-    assert order.begin().tolist() == permutation(10, 0, 4).tolist()
-
-
 @pytest.mark.parametrize(("tail", "done"), [("pad", 5), ("drop", 4), ("drop", 5)])
 def test_a_restored_cursor_at_the_end_yields_nothing_once(tail, done):
     order = SampleOrder(5, shuffle=False, tail=tail)

@@ -13,7 +13,6 @@ from horovod.runner.elastic.discovery import HostDiscoveryScript
 from horovod.runner.launch import parse_args
 
 from hvdrecover.errors import ConfigError, HostListError
-from hvdrecover.launch import horovodrun
 from hvdrecover.launch.horovodrun import Options, arguments, hosts, settings
 from hvdrecover.launch.run_horovodrun import ask_by_shell
 from tests.unit.launch.children import environment
@@ -86,12 +85,6 @@ def test_a_hostfile_names_the_hosts_and_an_empty_one_is_an_error(tmp_path: Path)
     file.write_text("# none\n\n")
     with pytest.raises(ConfigError, match=r"^--hostfile: "):
         hosts(Options(2, hostfile=file))
-
-
-def test_the_list_of_hosts_survives_the_shell() -> None:
-    odd = {"h'1": 2, "h$(date)": 1, "h2": 3}
-    assert listed(horovodrun._listing(odd)) == ["h'1:2", "h$(date):1", "h2:3"]
-    assert len(shlex.split(horovodrun._listing(odd))) == 2
 
 
 # -- settings ----------------------------------------------------------------------------------------------

@@ -96,8 +96,8 @@ def ssh(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def called(ssh: dict[str, str], command: str) -> tuple[str, list[str]]:
-    """Return the output of a command on that host, and the arguments of ssh."""
+def test_a_worker_on_another_host_gets_the_environment_and_no_command_line_does(ssh: dict[str, str]) -> None:
+    command = f"cd / > /dev/null 2>&1 ; env {MARK}=abc HOROVOD_RANK=1 {sys.executable} -c '{SHOW}'"
     done = subprocess.run(
         ["ssh", "-p", "22", "h2", command],
         env=ssh,
@@ -108,18 +108,13 @@ def called(ssh: dict[str, str], command: str) -> tuple[str, list[str]]:
         errors="surrogateescape",
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout, Path(ssh["SSH_ARGUMENTS"]).read_text().splitlines()
-
-
-def test_a_worker_on_another_host_gets_the_environment_and_no_command_line_does(ssh: dict[str, str]) -> None:
-    command = f"cd / > /dev/null 2>&1 ; env {MARK}=abc HOROVOD_RANK=1 {sys.executable} -c '{SHOW}'"
-    printed, arguments = called(ssh, command)
-    found, given = json.loads(printed)
+    found, given = json.loads(done.stdout)
     assert found["AWS_SECRET_ACCESS_KEY"] == SECRET
     assert found["HVDRECOVER_SUPERVISOR"] == "h1/4242:token"
     assert (found["HOROVOD_RANK"], found["HOME"], found["PWD"]) == ("1", os.environ["HOME"], "/")
     assert "CUDA_VISIBLE_DEVICES" not in found
     assert given == ""
+    arguments = Path(ssh["SSH_ARGUMENTS"]).read_text().splitlines()
     assert arguments == ["-o", "A=b", "-p", "22", "h2", "exec /bin/sh -s"]
 
 

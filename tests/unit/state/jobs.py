@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hvdrecover.checkpoint.settings import Checkpoint
@@ -68,14 +67,6 @@ class Process:
         """End the threads that may be left."""
         for state in self.states:
             state._session.durable.retire()
-
-
-def in_drill(config: Config, folder: Path, checkpoint: str) -> Config:
-    """Return the settings of a process of a drill; `hvdrecover.drill.run` sets them by variables."""
-    module = "hvdrecover.drill.witness"
-    return dataclasses.replace(
-        config, drill=folder, instruments=module, rehearsal=True, checkpoint=checkpoint
-    )
 
 
 def initialised(body: Callable[[Process], Any], *, seed: int = 1) -> Callable[[FakeWorld], Any]:

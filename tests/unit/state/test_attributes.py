@@ -203,26 +203,3 @@ def test_what_is_kept_beside_the_attributes_rolls_back_and_may_be_absent(process
     part.held = None
     state.commit()
     assert "_part" not in state._session.memory.newest.state["attributes"]  # type: ignore[union-attr]
-
-
-def test_what_has_changed_is_found_before_large_tensors_are_compared(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    equal, compared = process.framework.equal, []
-
-    def noted(pairs: Any) -> Any:
-        for pair in pairs:
-            compared.append(pair[0].nbytes)
-            yield pair
-
-    monkeypatch.setattr(process.framework, "equal", lambda pairs: equal(noted(pairs)))
-    state = process.state(model=FakeModel(large=[0.0] * 1000, count=[0.0]), step=0)
-    state.sync()
-    state.step += 1
-    state.commit()
-    assert compared == []
-    state.model.weights["count"] += 1
-    state.commit()
-    assert len(compared) == 1
-    state.commit()
-    assert compared[1:] == [compared[0], 1000 * compared[0]]

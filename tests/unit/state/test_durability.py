@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -26,9 +27,9 @@ def root(roots: FakeRoots) -> FakeRoot:
     return roots[URL]
 
 
-def begun(process: Process, **settings: object) -> State:
+def begun(process: Process) -> State:
     """A state with one weight after its rendezvous, which writes to the root."""
-    state = process.state(Checkpoint(URL, **settings), model=FakeModel(w=[0.0]))  # type: ignore[arg-type]
+    state = process.state(URL, model=FakeModel(w=[0.0]))
     state.sync()
     return state
 
@@ -50,14 +51,6 @@ def block(root: FakeRoot) -> None:
 
 def wait_until_blocked(root: FakeRoot) -> None:
     assert root.at_the_gate.wait(HANG_SECONDS)
-
-
-def test_every_commit_is_due_by_default(process: Process, root: FakeRoot) -> None:
-    state = begun(process)
-    for _ in range(3):
-        state.commit()
-        state.flush()
-    assert root.published == [CommitId(1, 1), CommitId(1, 2), CommitId(1, 3)]
 
 
 def test_memory_holds_at_most_two_snapshots(process: Process, root: FakeRoot) -> None:
@@ -89,34 +82,6 @@ def test_a_commit_that_is_asked_to_be_durable_waits_for_the_write_in_flight(
 
 
 # -- outages and slow storage --------------------------------------------------------------------------------
-
-
-FOR_EVER = 10**9
-
-
-def break_storage(process: Process, root: FakeRoot, state: State) -> None:
-    """Let all writes fail, and the writer make an attempt only when it is told to."""
-    process.clock.pauses = 0
-    root.failures = FOR_EVER
-    state.commit(durable=True)
-    assert process.clock.in_pause.wait(HANG_SECONDS)
-
-
-def test_training_continues_through_an_outage_and_the_newest_commit_is_what_gets_written(
-    process: Process, root: FakeRoot, roots: FakeRoots
-) -> None:
-    state = begun(process, every_commits=10)
-    break_storage(process, root, state)
-    for _ in range(25):
-        train(state)
-        state.commit()
-    assert state.last_commit == CommitId(1, 26)
-    assert state._session.durable._writer is not None and state._session.durable._writer.in_flight is not None
-    assert state._session.durable._writer.in_flight.id == CommitId(1, 21)  # the newest that was due
-    root.failures = 0
-    state.flush()
-    assert root.published == [CommitId(1, 26)]
-    assert weight_in(roots, CommitId(1, 26)) == 25.0
 
 
 def test_without_memory_for_a_second_commit_one_waits_for_the_write_before_it(
@@ -196,3 +161,18 @@ def test_a_job_whose_storage_hangs_for_too_long_stops(process: Process, root: Fa
         state.flush()
     state._session.durable.settle()
     root.gate.set()
+
+
+@pytest.mark.parametrize("checkpoint", [None, URL, Checkpoint(URL, keep=7)])
+def test_a_process_of_a_drill_never_touches_the_roots_of_its_script(
+    checkpoint: Checkpoint | str | None, process: Process, roots: FakeRoots, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(
+        process.config,
+        drill=tmp_path / "drill",
+        instruments="hvdrecover.drill.witness",
+        rehearsal=True,
+        checkpoint="fake://drill",
+    )
+    process.state(checkpoint, config=config, model=FakeModel(w=[0.0])).sync()
+    assert [*roots.by_url] == ["fake://drill"]

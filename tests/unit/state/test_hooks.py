@@ -10,7 +10,6 @@ import pytest
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import HvdrecoverError, NumericsError
 from hvdrecover.state.hooks import Agreement, Hook, Moment, Table
-from hvdrecover.state.memory import Memory
 from tests.fakes.root import FakeRoot, FakeRoots
 from tests.unit.state.jobs import URL, Process, on_ranks
 
@@ -58,14 +57,9 @@ class Thermometer(Hook):
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.degrees = 0
-        self.looked = 0
 
     def objection(self, *, committing: bool) -> HvdrecoverError | None:
         return NumericsError([f"rank {self.rank} burns"], "Cool it.") if self.degrees > 90 else None
-
-    def inspect(self, memory: Memory) -> bool:
-        self.looked += 1
-        return False
 
     def numbers(self, moment: Moment) -> Sequence[int]:
         return () if moment.kind == "rendezvous" else [self.degrees]
@@ -111,20 +105,6 @@ def test_one_that_fails_is_left_out_with_a_word(process: Process, caplog: pytest
     assert [record.message for record in caplog.records if "Broken" in record.message] == [
         "Broken fails and is left out from now on: OSError('no ink')"
     ]
-
-
-def test_a_vote_is_decided_by_all(root: FakeRoot) -> None:
-    def measuring(process: Process) -> tuple[int, str, int]:
-        thermometer = Thermometer(process.world.rank())
-        state = process.state(hooks=(thermometer,), step=0)
-        state.sync()
-        with pytest.raises(TooHotError) as caught:
-            while True:
-                thermometer.degrees += 10 + process.world.rank()
-                state.commit()
-        return thermometer.looked, str(caught.value), state.last_commit.commit
-
-    assert on_ranks(2, measuring) == [(5, "105 degrees", 5)] * 2
 
 
 def test_ranks_whose_commit_fails_raise_what_all_have_decided_at_it() -> None:

@@ -51,11 +51,11 @@ def dies(state: State) -> None:
         state._session.memory.arenas.near.keeper.release()
 
 
-def job(near: Path, steps: int, **settings: Any) -> list[tuple[Any, CommitId, list[float]]]:
+def job(near: Path, steps: int) -> list[tuple[Any, CommitId, list[float]]]:
     """Run a job of two ranks that is killed after so many steps; return what it began with."""
 
     def body(process: Process) -> Any:
-        state = made(process, near, **settings)
+        state = made(process, near)
         state.sync()
         began = (state.step, state.last_commit, state.model.weights["w"].tolist())
         train(state, steps)
@@ -63,15 +63,6 @@ def job(near: Path, steps: int, **settings: Any) -> list[tuple[Any, CommitId, li
         return began
 
     return on_ranks(2, body)
-
-
-@pytest.mark.parametrize("guard", [None, Guard(parameters_every_commits=1)])
-def test_a_job_whose_processes_all_died_resumes_from_the_newest_near_commit(
-    near: Path, guard: Guard | None
-) -> None:
-    job(near, 5, guard=guard)
-    assert job(near, 3, guard=guard) == [(5, CommitId(2, 5), [5.0, -5.0])] * 2
-    assert job(near, 0, guard=guard) == [(8, CommitId(3, 8), [8.0, -8.0])] * 2
 
 
 def test_a_root_that_was_emptied_or_unmounted_costs_no_near_commit(near: Path, roots: FakeRoots) -> None:

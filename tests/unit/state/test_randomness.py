@@ -76,19 +76,20 @@ def own_streams(process: Process) -> State:
     return process.state(URL, rng="store", model=FakeModel(w=0.0))
 
 
-def resumed(size: int, *, finished: bool = False) -> list[list[int]]:
-    """The draws of each rank of a job that resumed a durable commit of two ranks."""
+def own_draws(rank: int) -> list[int]:
+    generator = FakeGenerator(100 + rank)
+    draws(generator, 5)
+    return draws(generator)
 
+
+def test_ranks_get_their_streams_from_a_durable_commit_and_others_have_seeded_ones() -> None:
     def first(process: Process) -> None:
         state = own_streams(process)
         state.sync()
         draws(process.generator, 5)
         state.model.weights["w"] += 1.0
-        if finished:
-            state.finish()
-        else:
-            state.commit()
-            state.flush()
+        state.commit()
+        state.flush()
 
     def second(process: Process) -> list[int]:
         state = own_streams(process)
@@ -97,22 +98,7 @@ def resumed(size: int, *, finished: bool = False) -> list[list[int]]:
         return draws(process.generator)
 
     on_ranks(2, first)
-    return on_ranks(size, second)
-
-
-def own_draws(rank: int) -> list[int]:
-    generator = FakeGenerator(100 + rank)
-    draws(generator, 5)
-    return draws(generator)
-
-
-@pytest.mark.parametrize("finished", [False, True])
-def test_a_durable_commit_holds_the_streams_of_all_ranks(finished: bool) -> None:
-    assert resumed(2, finished=finished) == [own_draws(0), own_draws(1)]
-
-
-def test_a_rank_that_no_commit_knows_has_a_seeded_stream() -> None:
-    results = resumed(3)
+    results = on_ranks(3, second)
     assert results[:2] == [own_draws(0), own_draws(1)]
     seed = FakeFramework(100).draw_seed()
     assert results[2] == draws(FakeGenerator(stream(seed, 1, 2)("fake")))

@@ -11,29 +11,7 @@ from hvdrecover.guard.settings import Guard
 from hvdrecover.heartbeat import Page, Phase
 from hvdrecover.state.run import run
 from tests.fakes.framework import FakeSampler
-from tests.fakes.world import alone
-from tests.unit.state.jobs import URL, Process, on_ranks
-
-
-def loop(process: Process, *, until: int, steps: int = 4) -> list[int]:
-    """Train in a plain loop; return the steps that were done."""
-    state, done = process.state(URL, step=0), []
-    state.resume()
-    while state.step < until:
-        state.step += 1
-        done.append(state.step)
-        state.commit()
-    state.flush()
-    if until == steps:
-        state.finish()
-    process.end()
-    return done
-
-
-def test_a_loop_resumes_from_the_newest_commit_and_not_at_all_once_it_is_finished() -> None:
-    assert on_ranks(2, lambda process: loop(process, until=2)) == [[1, 2]] * 2
-    assert on_ranks(3, lambda process: loop(process, until=4)) == [[3, 4]] * 3
-    assert on_ranks(2, lambda process: loop(process, until=4)) == [[]] * 2
+from tests.unit.state.jobs import URL, Process
 
 
 def test_the_guardian_knows_that_the_process_does_not_survive_others(process: Process, page: Page) -> None:
@@ -57,12 +35,9 @@ def test_a_call_at_the_wrong_place_is_an_error_that_says_so(process: Process) ->
         run(lambda state: None)(state)
 
 
-def test_resume_in_a_training_function_is_an_error() -> None:
-    process = Process(alone())
-    process.world.init()
+def test_resume_in_a_training_function_is_an_error(process: Process) -> None:
     with pytest.raises(StateError, match="without @run"):
         run(lambda state: state.resume())(process.state(URL, step=0))
-    process.end()
 
 
 def test_a_guard_that_rolls_back_needs_a_training_function(process: Process) -> None:

@@ -23,7 +23,7 @@ from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots
-from tests.fakes.world import FakeJob, change_at, fail_at
+from tests.fakes.world import FakeJob, fail_at
 from tests.unit.state.jobs import CONFIG, STATIC, URL, Process, initialised
 
 
@@ -134,35 +134,6 @@ def test_a_survivor_sends_its_commit_or_what_the_script_has_changed_in_it(
 
 
 # -- hosts that come and go --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("check", [False, True])
-def test_when_hosts_come_nothing_is_rolled_back(check: bool) -> None:
-    entries = []
-
-    def body(process: Process) -> float:
-        state = plain(process)
-
-        def train(state: State) -> None:
-            entries.append((state.step, float(state.model.weights["w"]), process.world.size()))
-            while state.step < 4:
-                count(process, state)
-                if check:
-                    state.check_host_updates()
-
-        run(train)(state)
-        return float(state.model.weights["w"])
-
-    assert FakeJob(initialised(body), 2, [change_at(1, "gradient", 3, add=1)]).results() == [4.0] * 3
-    assert sorted(entries) == [(0, 0.0, 2)] * 2 + [(3, 3.0, 3)] * 3
-
-
-def test_a_static_job_does_not_look_at_hosts(process: Process) -> None:
-    state = process.state(config=STATIC)
-    state.on_hosts_updated(0.0, 2)
-    state.check_host_updates()
-    state.commit()
-    assert process.world.visits == 2  # its ranks ask each other for other things
 
 
 # -- the end, and a start ----------------------------------------------------------------------------------

@@ -21,9 +21,8 @@ from hvdrecover.state.state import State
 from hvdrecover.trackers import KEPT_SECONDS, Feed, MLflow, Row, TensorBoard, Tracker, WandB
 from tests.fakes.clock import FakeClock
 from tests.fakes.framework import FakeBoard, FakeFramework, FakeModel, read_run
-from tests.fakes.root import FakeRoots
 from tests.fakes.world import FakeJob, Fault, fail_at
-from tests.unit.state.jobs import URL, Process, initialised
+from tests.unit.state.jobs import Process, initialised
 
 STEPS = 6
 Series = list[tuple[int, float]]
@@ -80,12 +79,10 @@ class Script:
 
     Args:
         folder: where TensorBoard's runs are.
-        durable_every: the first commit and every so many after it are made durable; 0 for none.
     """
 
-    def __init__(self, folder: Path, durable_every: int = 0) -> None:
+    def __init__(self, folder: Path) -> None:
         self.server = Server()
-        self.durable_every = durable_every
         self._folder = folder
 
     def run(self, size: int, *faults: Fault) -> None:
@@ -97,7 +94,6 @@ class Script:
 
     def _body(self, process: Process) -> None:
         state = process.state(
-            URL if self.durable_every else None,
             tracker=Memory(self.server),
             tensorboard=str(self._folder),
             model=FakeModel(w=[3.0, 4.0]),
@@ -117,19 +113,14 @@ class Script:
                     state.commit()
                     if world.rank() == 0:
                         self.server.wait_for(state.step)
-                    if self.durable_every and (state.step // 2 - 1) % self.durable_every == 0:
-                        state.flush()
                     state.log_metrics(accuracy=state.step / 10)
 
         train(state)
 
 
 @pytest.fixture(autouse=True)
-def roots(monkeypatch: pytest.MonkeyPatch) -> FakeRoots:
-    roots = FakeRoots()
-    monkeypatch.setattr("hvdrecover.state.durable.open_storage", roots.open)
+def board(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hvdrecover.scalars.TensorBoard", FakeBoard)
-    return roots
 
 
 @pytest.fixture
@@ -159,14 +150,6 @@ def steps(series: Series) -> list[int]:
 # -- in a job ----------------------------------------------------------------------------------------------
 
 
-def test_rank_0_reports_each_step_to_a_tracker_once(script: Script) -> None:
-    script.run(2)
-    assert script.server.series("loss") == [(step, float(step)) for step in range(1, STEPS + 1)]
-    assert steps(script.server.series("seconds/commit_stall")) == [2, 4, 6]
-    assert script.server.series("accuracy") == [(2, 0.2), (4, 0.4), (6, 0.6)]  # reported after the commit
-    assert script.server.closed == [True]
-
-
 @pytest.mark.parametrize("at", [3, 4, 5])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_that_is_rolled_back_is_reported_once(script: Script, rank: int, at: int) -> None:
@@ -181,25 +164,6 @@ def test_a_rank_that_replaces_another_continues_its_run(script: Script) -> None:
     assert script.written(1, "norm/averaged_gradient") == [(1, 11.0), (2, 12.0)]
     # The lost process had not written its first rows yet.
     assert script.written(0, "norm/averaged_gradient") == [(3, 3.0), (4, 4.0), (5, 5.0), (6, 6.0)]
-
-
-def test_a_process_that_replaces_another_continues_the_trackers_run(script: Script) -> None:
-    script.run(2, fail_at(0, "step", 4, replacement="in_place"))
-    assert steps(script.server.series("loss")) == [1, 2, 3, 4, 5, 6]
-    assert len(script.server.opened) == 2
-    assert len({*script.server.opened}) == 1
-
-
-def test_a_later_start_continues_the_run_where_it_was(script: Script) -> None:
-    script.durable_every = 3
-    script.run(2, fail_at(0, "step", 6), fail_at(1, "step", 6))
-    assert steps(script.server.series("loss")) == [1, 2, 3, 4]
-    first = list(script.server.rows)
-    script.run(2)
-    assert steps(script.server.series("loss")) == [1, 2, 3, 4, 5, 6]
-    assert script.server.rows[: len(first)] == first
-    for rank in (0, 1):
-        assert steps(script.written(rank, "loss"))[-2:] == [5, 6]
 
 
 def test_a_rank_that_leaves_sends_what_commits_hold_and_does_not_end_the_run(server: Server) -> None:
@@ -315,47 +279,6 @@ def test_a_value_that_is_no_number_is_refused_by_name(value: object, fact: str) 
 
 
 # -- the way to a tracker ----------------------------------------------------------------------------------
-
-
-class Number:
-    """A number that notes when it is asked for."""
-
-    asked = False
-
-    def __float__(self) -> float:
-        self.asked = True
-        return 1.0
-
-
-def test_no_number_is_asked_for_before_it_is_written(feed: Feed, clock: FakeClock) -> None:
-    feed.begin(0)
-    first, later = Number(), Number()
-    feed.row(1)["loss"] = first
-    clock.advance(KEPT_SECONDS - 1)
-    feed.row(2)["loss"] = later
-    feed.keep_up()
-    assert feed._thread is None
-    clock.advance(1)
-    feed.keep_up()
-    feed.close()
-    assert first.asked and later.asked
-
-
-def test_going_back_takes_back_later_steps_written_or_not(
-    feed: Feed, clock: FakeClock, tmp_path: Path
-) -> None:
-    feed.begin(0)
-    for step in range(1, 7):
-        feed.row(step)["loss"] = step
-        if step == 4:
-            clock.advance(KEPT_SECONDS)
-            feed.keep_up()
-    feed.go_to(2)
-    for step in (3, 4):
-        feed.row(step)["loss"] = step + 10
-    feed.close()
-    losses = [(step, value) for step, value, _ in read_run(tmp_path / "rank-0")["loss"]]
-    assert losses == [(1, 1), (2, 2), (3, 13), (4, 14)]
 
 
 def test_a_tracker_that_fails_is_left_out_with_one_warning(

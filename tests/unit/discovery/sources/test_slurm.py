@@ -5,8 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hvdrecover.discovery.hosts import Host
 from hvdrecover.discovery.sources import slurm
@@ -135,11 +133,3 @@ def test_outside_of_a_job():
 )
 def test_lists_of_nodes(nodes, names):
     assert slurm.expanded(nodes) == names
-
-
-@given(st.text())
-def test_nothing_that_slurm_may_print_is_an_error_other_than_ours(text):
-    slurm.expanded(text)
-    slurm.unusable(text)
-    slurm.gpus_per_node(line("n1", text), "1")
-    slurm.tasks_per_node({"SLURM_JOB_NODELIST": text, "SLURM_TASKS_PER_NODE": text})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,29 +14,22 @@ from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeLoader, FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import fail_at
-from tests.unit.state.jobs import CONFIG, Process, on_ranks
+from tests.unit.state.jobs import Process, on_ranks
 
 SAMPLES = 24
 
 
 class Script:
-    """A training function whose bad sample makes gradients that are not finite.
+    """A training function whose bad sample makes gradients that are not finite."""
 
-    Attributes:
-        done: the samples of the steps that were applied, by all ranks.
-    """
-
-    def __init__(self, guard: Guard, bad: set[int], *, events: Path | None = None) -> None:
+    def __init__(self, guard: Guard, bad: set[int]) -> None:
         self.guard = guard
         self.bad = bad
-        self.events = events
-        self.done: list[int] = []
 
     def __call__(self, process: Process) -> Any:
         model = FakeModel(w=[0.0])
         state = process.state(
             guard=self.guard,
-            config=dataclasses.replace(CONFIG, events=self.events),
             model=model,
             optimizer=FakeOptimizer(model),
             sampler=FakeSampler(SAMPLES, shuffle=False),
@@ -135,11 +126,6 @@ def test_a_batch_can_only_be_left_out_of_a_sampler_of_the_state() -> None:
     on_ranks(1, body)
 
 
-def test_a_budget_of_rollbacks_that_is_spent_raises() -> None:
-    script = Script(Guard(numerics="rollback", numerics_budget=1), {9, 17})
-    assert on_ranks(2, script) == [["rank 1 on host, at samples 17, 19 of epoch 0: gradient of model.w"]] * 2
-
-
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_lost_at_it_changes_nothing(policy: Numerics, victim: int) -> None:
@@ -149,39 +135,6 @@ def test_a_rank_that_is_lost_at_it_changes_nothing(policy: Numerics, victim: int
 
 
 # -- parameters --------------------------------------------------------------------------------------------
-
-
-def poisoned(policy: Numerics | None, odd: set[int]) -> Any:
-    def body(process: Process) -> Any:
-        model = FakeModel(w=[1.0])
-        state = process.state(guard=Guard(numerics=policy), model=model, sampler=FakeSampler(SAMPLES), step=0)
-        struck: list[int] = []
-
-        @run
-        def train(state: State) -> Any:
-            while state.step < 4:
-                state.step += 1
-                state.model.weights["w"] += 1.0
-                if state.step == 3 and process.world.rank() in odd and not struck:
-                    struck.append(1)
-                    state.model.weights["w"][0] = np.inf
-                state.commit()
-            return state.model.weights["w"].tolist()
-
-        try:
-            return train(state)
-        except NumericsError as error:
-            return error.findings
-
-    return on_ranks(3, body)
-
-
-@pytest.mark.parametrize("odd", [{0}, {2}, {0, 1, 2}])
-def test_parameters_that_are_not_finite_are_no_commit(odd: set[int]) -> None:
-    lines = [f"rank {rank} on host: parameter model.w" for rank in sorted(odd)]
-    assert poisoned("raise", odd) == [lines] * 3
-    assert poisoned("rollback", odd) == [[5.0]] * 3
-    assert poisoned("skip", odd) == [[5.0]] * 3
 
 
 # -- the budget --------------------------------------------------------------------------------------------

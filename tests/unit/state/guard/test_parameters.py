@@ -77,49 +77,6 @@ def test_a_slot_that_a_rank_lacks_is_named() -> None:
     assert on_ranks(3, body) == [["number of tensors: 3 on rank 0; 4 on ranks 1-2"]] * 3
 
 
-@pytest.mark.parametrize(("size", "odd", "right"), [(2, 1, 0), (3, 0, 1), (4, 2, 0)])
-def test_the_minority_takes_the_tensors_of_the_majority(size: int, odd: int, right: int) -> None:
-    def body(process: Process) -> Any:
-        state = build(process, guard("heal"))
-        state.sync()
-        train(state, 2)
-        if process.world.rank() == odd:
-            flip(state.model.weights["w"])
-            state.model.weights["small"] += 1
-            flip(state.optimizer.velocity["w"])
-        before = weights(state)
-        state.commit()
-        after, local, step = weights(state), state.model.weights["local"].tolist(), state.step
-        train(state, 2)
-        return before, after, local, step, weights(state)
-
-    results = on_ranks(size, body)
-    assert results[odd][0] != results[right][0]
-    assert [each[1] for each in results] == [results[right][0]] * size
-    assert [each[2] for each in results] == [[2.0 * rank] for rank in range(size)]
-    assert [each[3] for each in results] == [2] * size
-    assert all(each[4] == results[right][4] for each in results)
-
-
-def test_a_commit_that_was_healed_has_not_the_digests_of_before() -> None:
-    def body(process: Process) -> Any:
-        state = build(process, guard("heal", every=2))
-        state.sync()
-        if process.world.rank() == 1:
-            flip(state.model.weights["w"])
-        state.commit()
-        state._session.memory.take_digests()
-        state.commit()  # the same, but that it is healed
-        newest = state._session.memory.newest
-        assert newest is not None
-        return weights(state), newest.digests is not None
-
-    assert on_ranks(2, body) == [
-        ([list(np.arange(6.0)), [1.0, 2.0]], True),
-        ([list(np.arange(6.0)), [1.0, 2.0]], False),
-    ]
-
-
 def test_ranks_are_compared_only_when_it_is_time() -> None:
     def body(process: Process) -> Any:
         state = build(process, guard("raise", every=3))

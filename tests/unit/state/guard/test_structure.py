@@ -73,29 +73,13 @@ def test_all_ranks_hear_what_differs(odd: dict[str, Any], line: str) -> None:
     assert results[0] is not None and line in results[0]
 
 
-def test_a_rank_that_joins_later_may_have_other_settings() -> None:
-    # Such as a learning rate that its script scales by the number of ranks; it is sent the others' state.
-    def body(process: Process) -> float:
+def joining(newcomers: dict[str, Any], rate: float = 0.1) -> list[Any]:
+    """The rates after rank 1 of 2 was replaced by one with a larger model or another rate; or differences."""
+
+    def body(process: Process) -> Any:
         newcomer = process.world.newcomer
-        model = FakeModel(**MODEL)
-        state = build(process, model=model, optimizer=FakeOptimizer(model, rate=7.0 if newcomer else 0.1))
-        if not newcomer:
-            state.sync()
-            state.commit()
-            try:
-                process.world.allgather([1], "work")
-            except Exception as error:
-                meet_again(state._session, error)
-        state.sync()
-        return float(state.optimizer.rate)
-
-    assert on_ranks(2, body, [fail_at(1, "work", replacement="in_place")]) == [0.1, 0.1]
-
-
-def test_a_rank_that_joins_later_must_have_the_same_model() -> None:
-    def body(process: Process) -> str | None:
-        newcomer = process.world.newcomer
-        state = build(process, model=FakeModel(**MODEL, **({"b": 0.0} if newcomer else {})))
+        model = FakeModel(**MODEL, **(newcomers if newcomer else {}))
+        state = build(process, model=model, optimizer=FakeOptimizer(model, rate=rate if newcomer else 0.1))
         try:
             if not newcomer:
                 state.sync()
@@ -105,8 +89,13 @@ def test_a_rank_that_joins_later_must_have_the_same_model() -> None:
                     meet_again(state._session, error)
             state.sync()
         except StructureError as error:
-            return str(error.differences)
-        return None
+            return error.differences
+        return state.optimizer.rate
 
-    results = on_ranks(2, body, [fail_at(1, "work", replacement="in_place")])
-    assert results == ["['model.b: missing on rank 0; float64[] on rank 1']"] * 2
+    return on_ranks(2, body, [fail_at(1, "work", replacement="in_place")])
+
+
+def test_a_rank_that_joins_later_may_have_other_settings_but_must_have_the_same_model() -> None:
+    # Such as a learning rate that its script scales by the number of ranks; it is sent the others' state.
+    assert joining({}, rate=7.0) == [0.1, 0.1]
+    assert joining({"b": 0.0}) == [["model.b: missing on rank 0; float64[] on rank 1"]] * 2
