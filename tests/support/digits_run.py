@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections import Counter
@@ -112,11 +111,6 @@ class DigitsRun(Run):
     def process_of(self, rank: int) -> int:
         """Return the process of a rank's last batch."""
         return next(batch.pid for batch in reversed(self.batches()) if batch.rank == rank)
-
-    def digest(self) -> str:
-        """Return the digest of the final weights, from the manifest of the last commit."""
-        manifest = json.loads(max(self.root.glob("g*/MANIFEST.json")).read_text())
-        return next(str(file["digest"]) for file in manifest["files"] if file["name"] == "model.safetensors")
 
     def accuracy(self) -> float:
         """Return the final test accuracy that it printed."""
