@@ -13,7 +13,7 @@ from tests.support import ledger
 from tests.support.digits_run import TRAINING_SAMPLES, DigitsRun
 from tests.support.jobs import GUARDIAN, Batch, Job, durable, running, supervised
 
-SCRIPTS = Path(__file__).parents[1] / "integration" / "scripts"
+SCRIPT = Path(__file__).parents[1] / "integration" / "scripts" / "faulty_digits.py"
 EPOCHS = 6  # of runs with many faults, and of the run that they are compared with
 SLOW = ("--step-seconds", "0.1")  # so that many faults fit into a run
 PATIENT = ("--grace", "300")  # seconds; a commit comes sooner, also on a machine that has much else to do
@@ -33,8 +33,6 @@ class FaultyRun(DigitsRun):
         sizes: epoch to the size of the world that has to be seen before that epoch's first commits are over.
     """
 
-    script = "faulty_digits.py"
-
     def __init__(
         self,
         folder: Path,
@@ -44,7 +42,7 @@ class FaultyRun(DigitsRun):
         *options: str,
         sizes: Mapping[int, int] | None = None,
     ) -> None:
-        program = (str(SCRIPTS / self.script), framework)
+        program = (str(SCRIPT), framework)
         super().__init__(folder, epochs, *SLOW, *options, framework=framework, program=program)
         self.sizes = dict(sizes or {})
         self.faults = {"FAULTS": "\n".join(faults), "FAULTS_STRUCK": str(folder / "struck")}
