@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.support import ledger
-from tests.support.digits_run import TRAINING_SAMPLES, DigitsRun
+from tests.support.digits_run import TRAINING_SAMPLES, DigitsRun, committed
 from tests.support.jobs import GUARDIAN, Batch, Job, durable, running, supervised
 
 SCRIPT = Path(__file__).parents[1] / "integration" / "scripts" / "faulty_digits.py"
@@ -130,7 +129,7 @@ def wait_until_all_train(run: DigitsRun, job: Job, after: int, size: int = 2) ->
 def assert_no_step_is_lost(run: DigitsRun) -> None:
     """Assert that all batches so far count; looks once, as a job that still runs trains more meanwhile."""
     batches = run.batches()
-    assert len(ledger.committed(batches, run.generations())) == len(batches)
+    assert len(committed(batches, run.generations())) == len(batches)
 
 
 def assert_each_sample_once(run: DigitsRun, *, padding: int, epochs: int | None = None) -> None:

@@ -19,8 +19,7 @@ import psutil
 
 from hvdrecover.drill.run import ROOT_MAY_USE_MPI, Job, supervised, wait_until
 from hvdrecover.launch.processes import command, kill, kill_marked, marked
-from tests.support.digits_run import PATIENCE, TRAINING_SAMPLES, DigitsRun, read_events
-from tests.support.ledger import Batch
+from tests.support.digits_run import PATIENCE, TRAINING_SAMPLES, Batch, DigitsRun, read_events
 
 __all__ = [
     "DRIVER",
