@@ -56,7 +56,6 @@ LONGEST = [
     "test_watch",
     "test_slurm",
     "test_launchers",
-    "test_late_worker",
     "test_data_changes",
     "test_drop_in",
     "test_lost_peer",

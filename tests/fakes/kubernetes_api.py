@@ -56,6 +56,25 @@ def pod(name: str, *, labels: dict[str, str] | None = None, **changes: Any) -> d
     return {"metadata": metadata, "spec": spec, "status": status}
 
 
+def kubeconfig(path: Path, url: str, namespace: str | None = None) -> dict[str, str]:
+    """Write a kubeconfig with two contexts: `here`, the current one, and `there` of namespace `there`.
+
+    Return the variable that names it.
+    """
+    context = {"cluster": "c", "user": "u"} | ({"namespace": namespace} if namespace else {})
+    config = {
+        "current-context": "here",
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {"token": TOKEN}}],
+        "contexts": [
+            {"name": "here", "context": context},
+            {"name": "there", "context": {**context, "namespace": "there"}},
+        ],
+    }
+    path.write_text(json.dumps(config))
+    return {"KUBECONFIG": str(path)}
+
+
 class KubernetesApi:
     """The server.
 

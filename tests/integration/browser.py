@@ -72,20 +72,18 @@ class Browser:
         result: Message = answer["result"]
         return result
 
-    def open(self, page: Path, width: int, height: int = 900, scheme: str = "light", media: str = "") -> None:
+    def open(self, page: Path, width: int, height: int = 900, media: str = "") -> None:
         """Load a page, and wait until it is there.
 
         Args:
             page: its file.
             width: of the window, in CSS pixels.
             height: the same.
-            scheme: ``light`` or ``dark``, as the user prefers.
             media: ``print``, to show it as it would be printed.
         """
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width <= PHONE}
         self.do("Emulation.setDeviceMetricsOverride", **metrics)
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.do("Emulation.setEmulatedMedia", media=media, features=features)
+        self.do("Emulation.setEmulatedMedia", media=media)
         self.events.clear()
         begun = self.do("Page.navigate", url=page.absolute().as_uri())
         assert "errorText" not in begun, begun

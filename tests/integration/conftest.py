@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faulty_run import EPOCHS
 from tests.support.jobs import DigitsRun, Job, near_folder, static
 
 # What takes minutes and differs little from what runs always.
@@ -26,6 +25,13 @@ CYCLE = "HOROVOD_CYCLE_TIME"
 # Variables of a job in which frameworks are imported as a user's job does, with all that they bring along.
 WHOLE = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
+# Variables of all others: their processes import less, which is most of what they compute, and wait for each
+# other in peace. See `light/sitecustomize.py`.
+LIGHT = {
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).with_name("light")), *WHOLE.values()])),
+    CYCLE: "5",
+}
+
 # Variables of a job whose script loads scikit-learn's digits.
 SKLEARN = {"LIGHT_KEEPS": "sklearn"}
 
@@ -35,14 +41,9 @@ Finished = Callable[..., DigitsRun]
 
 @pytest.fixture(autouse=True, scope="module")
 def light() -> Iterator[None]:
-    """Have processes import less, which is most of what they compute, and wait for each other in peace.
-
-    See ``light/sitecustomize.py``.
-    """
-    folder = str(Path(__file__).with_name("light"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
-        patch.setenv(CYCLE, "5")
+        for name, value in LIGHT.items():
+            patch.setenv(name, value)
         yield
 
 
@@ -104,23 +105,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         with Path(f"{folder}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / "finished").exists():
-                run.finish(run.start(static(2), {"OMP_NUM_THREADS": "1", **WHOLE}))
+                run.finish(run.start(static(2), {"OMP_NUM_THREADS": "1", **LIGHT}))
                 (folder / "finished").touch()
         return run
 
     return finish
-
-
-@pytest.fixture(scope="session", params=["torch", "tensorflow"])
-def framework(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest.fixture(scope="session")
-def undisturbed_run(framework: str, finished: Finished) -> DigitsRun:
-    """A finished run of two workers, as long as a `FaultyRun`, that nothing happened to."""
-    return finished(EPOCHS, framework)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from typing import Any, Literal
 When = Literal["before", "middle"]
 _PAGE = 4096
 _TEMPORARY = re.compile(r"\.hvdrecover-[\w-]+")
-_LEASE = re.compile(r"-[0-9]+-[0-9a-f]{32}\.json")
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Step:
 
     def __str__(self) -> str:
         text = f"{self.verb} {self.path} {self.to}".strip()
-        return _LEASE.sub("-LEASE", _TEMPORARY.sub("TEMPORARY", text))
+        return _TEMPORARY.sub("TEMPORARY", text)
 
 
 class Traced:

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.__main__ import TOPICS
 from benchmarks.report import PLOT
 from hvdrecover.checkpoint import near_root
@@ -18,17 +20,20 @@ from tests.integration.conftest import LONG, WHOLE
 
 ROOT = Path(__file__).parents[2]
 JOBS = {"recovery": 5, "near": 11, "peers": 8}
-"""Topics that are whole jobs: the number of rows that have a goal. Each topic has its own test."""
+"""Topics that are whole jobs: the number of rows that have a goal."""
 
 GOALS = 27  # rows of all other topics that have a goal
 WHAT, PEER, VERDICT = 0, 3, 8  # columns
 MEASURED = (2, 4, 5)
-RIVALS = (
-    "hvdrecover run --no-standby",
-    "plain elastic horovodrun with spare hosts",
-    "torchrun",
-    "a cold restart",
-)
+RIVALS = {
+    "recovery": (
+        "hvdrecover run --no-standby",
+        "plain elastic horovodrun with spare hosts",
+        "torchrun",
+        "a cold restart",
+    ),
+    "peers": ("torchrun, torch.save", "torchrun, DCP async_save"),
+}
 
 
 @LONG
@@ -45,36 +50,16 @@ def test_every_row_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> Non
 
 
 @LONG
-def test_jobs_are_killed_under_each_launcher_and_none_is_left_behind(tmp_path: Path) -> None:
-    rows = measured(tmp_path, "recovery")
-    check(rows, JOBS["recovery"])
-    for rival in RIVALS:
-        assert any(
-            row[WHAT].startswith("SIGKILL of a worker") and row[PEER].startswith(rival) for row in rows
-        )
-
-
-@LONG
-def test_jobs_are_killed_with_the_near_tier_and_without_and_no_near_root_is_left(tmp_path: Path) -> None:
-    check(measured(tmp_path, "near"), JOBS["near"])
-    assert not near_roots(tmp_path)
-
-
-@LONG
-def test_one_job_is_killed_under_each_peer_that_needs_no_package_and_no_near_root_is_left(
-    tmp_path: Path,
-) -> None:
-    rows = measured(tmp_path, "peers")
-    found = {row[PEER] for row in rows}
-    assert found >= {"", "torchrun, torch.save", "torchrun, DCP async_save"}
+@pytest.mark.parametrize("topic", JOBS)
+def test_jobs_are_killed_and_none_is_left_behind(topic: str, tmp_path: Path) -> None:
+    rows = measured(tmp_path, topic)
+    peers = [row[PEER] for row in rows if topic != "recovery" or row[WHAT].startswith("SIGKILL of a worker")]
+    for rival in RIVALS.get(topic, ()):
+        assert any(peer.startswith(rival) for peer in peers)
     # Horovod's own ends, and is reported as not measured, where a new process takes too long to start.
-    check(rows, JOBS["peers"] if "Horovod's own elastic" in found else JOBS["peers"] - 2)
-    assert not near_roots(tmp_path)
-
-
-def near_roots(tmp_path: Path) -> list[str]:
-    """The near roots of checkpoint roots in a folder."""
-    return [root.url for root in near_root.roots() if os.fspath(tmp_path) in root.url]
+    lacks = 2 if topic == "peers" and "Horovod's own elastic" not in peers else 0
+    check(rows, JOBS[topic] - lacks)
+    assert not [root.url for root in near_root.roots() if os.fspath(tmp_path) in root.url]
 
 
 def measured(tmp_path: Path, *topics: str) -> list[list[str]]:

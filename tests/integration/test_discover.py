@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.kubernetes_api import TOKEN, KubernetesApi, pod
+from tests.fakes.kubernetes_api import KubernetesApi, kubeconfig, pod
 from tests.support.commands import call
 from tests.support.jobs import ROOT_MAY_USE_MPI
 
 PROGRAMS = Path(sys.executable).parent
 NO_CHECKS = "--no-ssh-check"  # of hosts that exist nowhere
+CLUSTER = {"chief": ["a:2222"], "worker": ["b:2222", "c:2222"], "ps": ["d:2222"]}
+TF_CONFIG = json.dumps({"cluster": CLUSTER, "task": {"type": "chief", "index": 0}})
 
 pytestmark = pytest.mark.acceptance
 
@@ -34,6 +36,19 @@ def test_a_file_and_a_command(tmp_path: Path) -> None:
     assert discover(tmp_path, "command", NO_CHECKS, "printf", "c:1\\nd:2\\n") == "c:1\nd:2\n"
 
 
+@pytest.mark.parametrize(
+    ("source", "environ", "hosts"),
+    [
+        ("tf-config", {"TF_CONFIG": TF_CONFIG}, "a:1\nb:1\nc:1\n"),
+        ("lsf", {"LSB_JOBID": "1", "LSB_MCPU_HOSTS": "a 4 b 2"}, "a:4\nb:2\n"),
+    ],
+)
+def test_the_hosts_that_variables_name(
+    source: str, environ: dict[str, str], hosts: str, tmp_path: Path
+) -> None:
+    assert discover(tmp_path, source, NO_CHECKS, **environ) == hosts
+
+
 def test_a_host_that_does_not_answer_is_left_out_and_explained(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.2", 0)) as answering:
         port = answering.getsockname()[1]
@@ -44,33 +59,15 @@ def test_a_host_that_does_not_answer_is_left_out_and_explained(tmp_path: Path) -
     assert told == {"127.0.0.2": "used", "127.0.0.3": "unhealthy"}
 
 
-def test_the_workers_of_tf_config(tmp_path: Path) -> None:
-    cluster = {"chief": ["a:2222"], "worker": ["b:2222", "c:2222"], "ps": ["d:2222"]}
-    config = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
-    assert discover(tmp_path, "tf-config", NO_CHECKS, TF_CONFIG=config) == "a:1\nb:1\nc:1\n"
-
-
 def test_the_pods_of_a_kubernetes_cluster(tmp_path: Path) -> None:
     api = KubernetesApi()
     with api.running():
-        config = {
-            "current-context": "here",
-            "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
-            "users": [{"name": "u", "user": {"token": TOKEN}}],
-            "clusters": [{"name": "c", "cluster": {"server": api.url}}],
-        }
-        (tmp_path / "config").write_text(json.dumps(config))
         api.add(pod("one", ip="10.0.0.1"))
         api.add(pod("two", ip="10.0.0.2"))
         api.add(pod("three", ip="10.0.0.3", ready=False))
         words = ("kubernetes", "--selector", "app=train", "--timeout", "60s", NO_CHECKS)
-        found = discover(tmp_path, *words, KUBECONFIG=str(tmp_path / "config"))
+        found = discover(tmp_path, *words, **kubeconfig(tmp_path / "config", api.url))
     assert sorted(found.splitlines()) == ["10.0.0.1:1", "10.0.0.2:1"]
-
-
-def test_the_hosts_of_a_batch_system(tmp_path: Path) -> None:
-    lsf = {"LSB_JOBID": "1", "LSB_MCPU_HOSTS": "a 4 b 2"}
-    assert discover(tmp_path, "lsf", NO_CHECKS, **lsf) == "a:4\nb:2\n"
 
 
 @pytest.mark.skipif(not (PROGRAMS / "mpirun").exists(), reason="this environment has no mpirun")

@@ -1,17 +1,13 @@
 """Disks that are full, read-only, gone or broken: real ones, in a real kernel.
 
 Whatever happens, what was acknowledged stays, what failed is not acknowledged, and writing continues later.
+The drill has jobs whose disk is full or whose root is moved away (``test_drill``).
 """
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import shutil
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,15 +16,12 @@ from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.store import Store
-from hvdrecover.checkpoint.writer import BackgroundWriter
 from hvdrecover.errors import StorageError
 from tests.fakes.clock import FakeClock
-from tests.integration.crash_checks import check_opens
-from tests.integration.crash_writer import make_commit, open_store
+from tests.integration.crash_writer import check_opens, make_commit, open_store
 from tests.integration.mounts import PAGE, Disk, mounted, while_failing
 from tests.unit.checkpoint.roots import Recorder, assert_is
 
-TIMEOUT = 60.0  # seconds
 NBYTES = 300_000
 
 
@@ -80,22 +73,6 @@ def test_wherever_the_space_runs_out_a_commit_is_acknowledged_or_refused(disk: D
     assert 0 < failed < 24
 
 
-def test_the_writer_never_raises_while_the_disk_is_full_and_continues_by_itself(disk: Disk) -> None:
-    root = disk.folder / "root"
-    with background(store_with_a_commit(root)) as (writer, heard):
-        disk.fill()
-        writer.submit(commit(2))
-        failure = heard("write_failed")
-        assert "No space left on device" in failure["error"]
-        assert failure["error"].startswith(f"file://{root}")
-        for number in range(3, 6):
-            writer.submit(commit(number))  # training continues, and makes commits
-        assert check_opens(root, CommitId(1, 1)) == CommitId(1, 1)
-        disk.free()
-        durable = heard("durable")
-        assert check_opens(root, CommitId(1, durable["commit"])) is not None
-
-
 # -- read-only -------------------------------------------------------------------------------------------
 
 
@@ -128,18 +105,6 @@ def test_a_root_that_is_unmounted_is_not_made_anew_below(disk: Disk, tmp_path: P
     with pytest.raises(StorageError):
         store.write(make_commit(CommitId(2, 2)), rank=0)  # after a recovery
     assert list(disk.folder.iterdir()) == []
-
-
-def test_a_root_that_is_deleted_is_an_outage_and_not_a_fresh_root(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    with background(store_with_a_commit(root)) as (writer, heard):
-        shutil.move(root, tmp_path / "elsewhere")
-        writer.submit(commit(2))
-        assert heard("write_failed")["error"].startswith(f"file://{root}")
-        assert not root.exists()
-        shutil.move(tmp_path / "elsewhere", root)
-        assert heard("durable")["commit"] == 2
-    assert check_opens(root, CommitId(1, 2)) == CommitId(1, 2)
 
 
 # -- broken ----------------------------------------------------------------------------------------------
@@ -197,35 +162,3 @@ def test_a_disk_that_fails_to_read_is_no_broken_commit(tmp_path: Path, call: str
     assert caught.value.url.startswith(store.url)
     assert [path.name for path in tmp_path.rglob("QUARANTINE*")] == []
     assert check_opens(tmp_path, CommitId(1, 2)) == CommitId(1, 2)
-
-
-# -- a writer that suffers them ---------------------------------------------------------------------------
-
-Heard = Callable[[str], dict[str, Any]]
-
-
-class Impatient(FakeClock):
-    """Pauses between attempts take a millisecond, whatever their length."""
-
-    def wait(self, event: threading.Event, timeout: float) -> bool:
-        return super().wait(event, timeout) or event.wait(0.001)
-
-
-@contextlib.contextmanager
-def background(store: Store) -> Iterator[tuple[BackgroundWriter, Heard]]:
-    """A background writer that does not tire of trying, and what waits for an event of a kind."""
-    store.clock = Impatient()
-    told: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
-    store.events.emit = lambda kind, message=None, *, level=0, **facts: told.put((kind, facts))
-    writer = BackgroundWriter(store, rank=0)
-
-    def heard(kind: str) -> dict[str, Any]:
-        while True:
-            found, facts = told.get(timeout=TIMEOUT)
-            if found == kind:
-                return facts
-
-    yield writer, heard
-    writer.stop()
-    with contextlib.suppress(StorageError):
-        assert writer.wait()

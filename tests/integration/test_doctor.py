@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,8 @@ import pytest
 
 from tests.contracts.servers import HOST, S3Server
 from tests.integration.mounts import mounted
-from tests.support.jobs import kill_marked, marked
+from tests.support.jobs import command, kill_marked, marked
+from tests.support.waiting import wait_until
 
 PATIENCE = 600.0  # seconds; on a busy machine, TensorFlow alone takes half a minute to import
 DOCS = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
@@ -181,20 +181,10 @@ def test_an_interrupted_doctor_leaves_nothing(
 ) -> None:
     root = tmp_path / "root"
     process = doctor.start("--checkpoint", str(root))
-    deadline = time.monotonic() + PATIENCE
-    while not any("horovod." in " ".join(words(each)) for each in doctor.processes()):  # the import
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+    # While it imports Horovod.
+    wait_until(lambda: any("horovod." in " ".join(command(each)) for each in doctor.processes()), PATIENCE)
     process.send_signal(number)
     process.communicate(timeout=PATIENCE)
     assert process.returncode == code
     doctor.assert_nothing_is_left()
     assert not root.exists()
-
-
-def words(process: int) -> list[str]:
-    """A process's command."""
-    try:
-        return Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
-    except OSError:
-        return []

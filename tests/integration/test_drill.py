@@ -1,22 +1,26 @@
-"""``hvdrecover drill`` of scripts that recover: all faults, each once; virtual ranks."""
+"""``hvdrecover drill`` of scripts that recover: all faults, each once; virtual ranks; the demo."""
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import LONG
-from tests.support.drills import PATIENCE, QUICK, Drilled, drill
+from tests.support.commands import DRILL_PATIENCE, Drilled, drill
 
+DEMO = Path(__file__).parents[2] / "scripts" / "demo"
+QUICK = ("--epochs", "2", "--step-seconds", "0.1", "--commit-every", "2")
 TORCH = ("-m", "hvdrecover.examples.torch_digits")
 NEEDS_MORE = {"host-cut-off", "resize"}
 FAULTS = {
     *("kill", "kill-all", "kill-supervisor", "stop", "loop", "out-of-memory", "script-error", "preempt"),
     *("storage-away", "disk-full", "corrupt-commit", *NEEDS_MORE),
 }
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(PATIENCE + 60)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(DRILL_PATIENCE + 60)]
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +57,15 @@ def test_virtual_ranks_are_the_same_on_any_number_of_ranks(tmp_path: Path) -> No
     assert drilled.found["findings"] == [], drilled.words
     assert (drilled.code, set(drilled.found["kinds"])) == (0, {"resize", "kill", "kill-all"})
     assert all(run["comparison"]["compared"] > 40 for run in drilled.found["runs"])
+
+
+@LONG
+def test_the_demo_shows_three_faults_and_the_same_weights(tmp_path: Path) -> None:
+    command = [str(DEMO), "--output", str(tmp_path / "drill")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("verdict: the script recovers\n")
+    for fault in ("kill", "stop", "kill-supervisor"):
+        assert re.search(rf"^{fault} +1 +1  \d+\.\d s$", done.stdout, re.MULTILINE)
+    assert re.search(r"^[1-9]\d* commits compared bit by bit", done.stdout, re.MULTILINE)
+    assert "0 samples lost or repeated" in done.stdout

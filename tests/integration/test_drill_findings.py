@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.drills import KILL_ALL, PATIENCE, drill
+from tests.support.commands import DRILL_PATIENCE, call, drill
 
 FORGETFUL = Path(__file__).with_name("scripts") / "forgetful_digits.py"
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(PATIENCE + 60)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(DRILL_PATIENCE + 60)]
 
 
 # Other bugs are found in made-up records, see tests/unit/drill/test_check.py.
 def test_a_bug_is_found_and_its_place_and_remedy_are_named(tmp_path: Path) -> None:
-    drilled = drill(tmp_path / "drill", *KILL_ALL, sys.executable, str(FORGETFUL))
+    drilled = drill(
+        tmp_path / "drill", "--faults", "kill-all", "--no-standby", "--", sys.executable, FORGETFUL
+    )
     assert (drilled.code, drilled.found["recovers"]) == (1, False)
     first = drilled.found["findings"][0]
     assert first["check"] == "commits equal those of the undisturbed run"
@@ -26,9 +27,7 @@ def test_a_bug_is_found_and_its_place_and_remedy_are_named(tmp_path: Path) -> No
 
 
 def test_a_script_that_fails_undisturbed_can_not_be_drilled(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hvdrecover", "drill", "-np", "1", "--output", str(tmp_path / "drill")]
-    command += ["--", sys.executable, "-c"]
-    command += ["import hvdrecover.torch; raise SystemExit('the data are not there')"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    script = "import hvdrecover.torch; raise SystemExit('the data are not there')"
+    done = call("drill", "-np", "1", "--output", tmp_path / "drill", "--", sys.executable, "-c", script)
     assert done.returncode == 1
     assert "fails even undisturbed" in done.stderr and "the data are not there" in done.stderr

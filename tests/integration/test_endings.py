@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import LONG, TENSORFLOW_IF_LONG, Start
+from tests.integration.conftest import LONG, TENSORFLOW_IF_LONG, Finished, Start
+from tests.support.commands import call
 from tests.support.faulty_run import (
+    EPOCHS,
     HOLD,
     PATIENT,
     FaultyRun,
@@ -26,7 +26,6 @@ from tests.support.jobs import (
     DRIVER,
     PATIENCE,
     PREEMPTED,
-    DigitsRun,
     failing_hosts,
     kill,
     running,
@@ -36,13 +35,6 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.acceptance
 
 
-def ask(command: str, run: FaultyRun) -> tuple[int, str]:
-    """Call a command about a run; its exit code, and what it says."""
-    words = [sys.executable, "-m", "hvdrecover", command, str(run.folder / "events")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
-    return done.returncode, done.stdout
-
-
 def resume(run: FaultyRun, start: Start) -> None:
     """Start it again, and see it end as if nothing had happened."""
     job = run.begin(start)
@@ -50,31 +42,32 @@ def resume(run: FaultyRun, start: Start) -> None:
     assert_each_sample_once(run, padding=1)
 
 
-@pytest.mark.parametrize("framework", TENSORFLOW_IF_LONG, indirect=True)
+@pytest.mark.parametrize("framework", TENSORFLOW_IF_LONG)
 def test_a_preempted_job_leaves_with_75_and_loses_no_step(
-    framework: str, undisturbed_run: DigitsRun, start: Start, tmp_path: Path
+    framework: str, finished: Finished, start: Start, tmp_path: Path
 ) -> None:
     run = FaultyRun(tmp_path / "run", framework, ["hold step 0 30"])
     job = run.begin(start, *PATIENT)
     run.wait_for(job, lambda batch: batch.commit >= 4)
-    code, text = ask("status", run)
-    said = dict(line.split(maxsplit=1) for line in text.splitlines())
-    assert (code, said["state"], said["ranks"]) == (0, "training", "2 of 2")
+    events = run.folder / "events"
+    status = call("status", events)
+    said = dict(line.split(maxsplit=1) for line in status.stdout.splitlines())
+    assert (status.returncode, said["state"], said["ranks"]) == (0, "training", "2 of 2")
     assert said["supervisor"].startswith(f"process {job.pid} on ")
     with ThreadPoolExecutor() as threads:
-        stopped = threads.submit(ask, "stop", run)
+        stopped = threads.submit(call, "stop", events)
         wait_until(lambda: "leaves at its next commit" in run.log or stopped.done())
         run.open()
-        assert stopped.result()[0] == 0
+        assert stopped.result().returncode == 0
     assert job.wait(PATIENCE) == PREEMPTED
     assert job.processes() == []
-    assert ask("status", run)[0] == 1
+    assert call("status", events).returncode == 1
     leaving = run.events("leave")
     assert {(event["scope"], event["rank"]) for event in leaving} == {("job", 0), ("job", 1)}
     resume(run, start)
     assert run.generations()[2] == leaving[0]["commit"]
     assert len(run.committed()) == len(run.batches())  # no batch was thrown away
-    assert_same_weights(run, undisturbed_run)
+    assert_same_weights(run, finished(EPOCHS, framework))
 
 
 def test_of_a_job_on_one_host_any_process_can_be_told(start: Start, tmp_path: Path) -> None:
@@ -89,19 +82,10 @@ def test_of_a_job_on_one_host_any_process_can_be_told(start: Start, tmp_path: Pa
     assert run.events("leave")
 
 
-def test_the_end_of_the_grace_ends_a_job_that_makes_no_commit(start: Start, tmp_path: Path) -> None:
-    run = a_run(tmp_path, "deadlock step 0 4")
-    job = run.begin(start, "--grace", "2")
-    wait_until(lambda: (tmp_path / "run" / "struck" / "0").exists())
-    os.kill(job.pid, signal.SIGTERM)
-    assert job.wait(PATIENCE) == PREEMPTED
-    assert job.processes() == []
-    assert run.events("leave") == []
-    resume(run, start)
-
-
-def test_a_second_signal_ends_it_at_once(start: Start, tmp_path: Path) -> None:
-    run = a_run(tmp_path, "deadlock step 0 4")
+def test_without_a_commit_a_second_signal_or_the_end_of_the_grace_ends_it(
+    start: Start, tmp_path: Path
+) -> None:
+    run = a_run(tmp_path, "deadlock step 0 4", "deadlock step 0 8")
     job = run.begin(start, "--grace", "600")
     wait_until(lambda: (tmp_path / "run" / "struck" / "0").exists())
     os.kill(job.pid, signal.SIGTERM)
@@ -109,6 +93,14 @@ def test_a_second_signal_ends_it_at_once(start: Start, tmp_path: Path) -> None:
     os.kill(job.pid, signal.SIGTERM)
     assert job.wait(PATIENCE) == PREEMPTED
     assert job.processes() == []
+
+    job = run.begin(start, "--grace", "2")
+    wait_until(lambda: (tmp_path / "run" / "struck" / "1").exists())
+    os.kill(job.pid, signal.SIGTERM)
+    assert job.wait(PATIENCE) == PREEMPTED
+    assert job.processes() == []
+    assert run.events("leave") == []
+    resume(run, start)
 
 
 def test_ctrl_c_ends_it_without_a_traceback(start: Start, tmp_path: Path) -> None:
@@ -119,34 +111,27 @@ def test_ctrl_c_ends_it_without_a_traceback(start: Start, tmp_path: Path) -> Non
     assert job.wait(PATIENCE) == 130
     assert job.processes() == []
     assert "Traceback" not in run.log
-    run.open()
-    resume(run, start)
 
 
 @pytest.mark.parametrize("framework", TENSORFLOW_IF_LONG)
-@pytest.mark.parametrize("victim", ["horovodrun", "supervisor"])
-def test_no_process_outlives_its_launcher_and_the_next_start_resumes(
-    victim: str, framework: str, start: Start, tmp_path: Path
+def test_no_process_outlives_its_launcher_and_each_start_resumes_from_memory(
+    framework: str, start: Start, tmp_path: Path
 ) -> None:
-    run = a_run(tmp_path, HOLD, framework=framework)
+    run = a_run(tmp_path, "hold step 0 6", HOLD, framework=framework)
     job = run.begin(start, standby=True)
     wait_for_durable(run, job, 4)
-    workers = job.processes()
-    if victim == "supervisor":
-        kill(job.pid)
-        wait_until(lambda: job.processes() == [])
-        run.open()
-        resume(run, start)
-    else:
-        workers.remove(job.pid)
-        kill(running(job, *DRIVER)[0])
-        wait_until(lambda: not set(workers) & set(job.processes()))
-        run.open()
-        assert job.wait(400) == 0, job.tail()
-        assert "launcher_lost" in {event["fault"] for event in run.events("fault")}
-        assert_each_sample_once(run, padding=1)
-    assert len(run.events("start")) == 2
-    assert run.sources()[2] == "near"
+    workers = set(job.processes()) - {job.pid}
+    kill(running(job, *DRIVER)[0])  # the supervisor starts the job again
+    wait_until(lambda: not workers & set(job.processes()))
+    run.open()
+    run.wait_for(job, lambda batch: batch.generation > 1 and batch.commit >= 10)
+    kill(job.pid)
+    wait_until(lambda: job.processes() == [])
+    run.open()
+    resume(run, start)
+    assert "launcher_lost" in {event["fault"] for event in run.events("fault")}
+    assert len(run.events("start")) == 3
+    assert run.sources() == {1: "initial", 2: "near", 3: "near"}
 
 
 @pytest.fixture

@@ -34,7 +34,8 @@ pytestmark = pytest.mark.acceptance
 
 def test_with_mpi_a_lost_rank_restarts_the_job(start: Start, tmp_path: Path) -> None:
     run = a_run(tmp_path, HOLD)
-    job = start(run, supervised("--mpi", "--mpi-args=--oversubscribe"), {"AWS_SECRET_ACCESS_KEY": SECRET})
+    environ = {"AWS_SECRET_ACCESS_KEY": SECRET}
+    job = run.begin(start, "--mpi", "--mpi-args=--oversubscribe", environ=environ)
     wait_for_durable(run, job, 4)
     assert_private(job)
     kill(run.process_of(1))
@@ -64,28 +65,17 @@ def test_a_job_waits_for_a_lost_host_unless_it_may_shrink(start: Start, tmp_path
     assert_each_sample_once(run, padding=1)
 
 
-def test_sigquit_has_all_ranks_say_where_they_are_and_train_on(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_sigquit_has_all_ranks_say_where_they_are_and_a_standby_that_does_not_wake_is_replaced(
+    start: Start, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     run = a_run(tmp_path, HOLD)
-    job = run.begin(start)
+    job = run.begin(start, standby=True, environ={"AWS_SECRET_ACCESS_KEY": SECRET})
     run.wait_for(job, lambda batch: batch.commit >= 4)
     assert_private(job)
     os.kill(job.pid, signal.SIGQUIT)
     wait_until(lambda: {event["rank"] for event in run.events("stacks")} == {0, 1})
-    run.open()
-    run.finish(job)  # what is printed comes through horovodrun, later than the event
-    for event in run.events("stacks"):
-        assert "most recent call first" in Path(event["file"]).read_text()
-        assert f"rank {event['rank']} on localhost is at {event['summary']}" in run.log
     assert run.events("fault") == []
 
-
-def test_a_standby_that_does_not_wake_is_replaced(start: Start, tmp_path: Path) -> None:
-    run = a_run(tmp_path, HOLD)
-    job = run.begin(start, standby=True)
-    run.wait_for(job, lambda batch: batch.commit >= 4)
     training = run.process_of(1)
     guardian = parent(training)
     wait_until(lambda: {event["pid"] for event in run.events("standby")} >= {guardian})
@@ -93,7 +83,10 @@ def test_a_standby_that_does_not_wake_is_replaced(start: Start, tmp_path: Path) 
     os.kill(standby, signal.SIGSTOP)
     kill(training)
     run.open()
-    run.finish(job)
+    run.finish(job)  # what is printed comes through horovodrun, later than the event
+    for event in run.events("stacks"):
+        assert "most recent call first" in Path(event["file"]).read_text()
+        assert f"rank {event['rank']} on localhost is at {event['summary']}" in run.log
     assert [event["fault"] for event in run.events("fault")] == ["crash"]
     assert [event["warm"] for event in run.events("restart")] == [True, False]
     assert run.sources() == {1: "initial", 2: "memory"}
@@ -102,16 +95,16 @@ def test_a_standby_that_does_not_wake_is_replaced(start: Start, tmp_path: Path) 
 
 def test_a_waiting_standby_holds_neither_sockets_nor_loops_that_wake(start: Start, tmp_path: Path) -> None:
     run = DigitsRun(tmp_path / "run", 10_000, *SLOW)
-    job = start(run, supervised(), WHOLE)
+    job = start(run, supervised(workers=1), WHOLE)
 
     def waiting() -> list[int]:
         standbys = running(job, *STANDBY)
         return [each for each in standbys if "pipe" in Path(f"/proc/{each}/wchan").read_text()]
 
-    wait_until(lambda: len(waiting()) == 2)
-    for standby in waiting():
-        links = [str(each.readlink()) for each in Path(f"/proc/{standby}/fd").iterdir()]
-        assert [link for link in links if "socket" in link or "eventpoll" in link] == []
-        assert "libtorch" in Path(f"/proc/{standby}/maps").read_text()
+    wait_until(lambda: len(waiting()) == 1)
+    (standby,) = waiting()
+    links = [str(each.readlink()) for each in Path(f"/proc/{standby}/fd").iterdir()]
+    assert [link for link in links if "socket" in link or "eventpoll" in link] == []
+    assert "libtorch" in Path(f"/proc/{standby}/maps").read_text()
     os.kill(job.pid, signal.SIGINT)
     assert job.wait(PATIENCE) == 130

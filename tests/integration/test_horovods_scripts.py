@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import LONG, SKLEARN
-from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, kill, mpi, supervised
+from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, kill, mpi, supervised, wait_until
 
 SCRIPTS = Path(__file__).with_name("scripts") / "horovods"
 # How much the metric may differ from the undisturbed run: after a fault other dropout masks are drawn, and
@@ -28,6 +27,7 @@ MODULES = {
     "tensorflow_loop.py": "tensorflow",
 }
 
+SUPERVISED = supervised("--no-standby")
 Begin = Callable[..., Job]
 
 pytestmark = pytest.mark.acceptance
@@ -35,8 +35,8 @@ pytestmark = pytest.mark.acceptance
 
 @pytest.fixture
 def begin(jobs: list[Job], tmp_path: Path) -> Begin:
-    def start(name: str, launcher: Sequence[str] = (), **environ: str) -> Job:
-        log, command = tmp_path / f"log-{len(jobs)}", [*(launcher or supervised()), sys.executable]
+    def start(name: str, launcher: Sequence[str] = SUPERVISED, **environ: str) -> Job:
+        log, command = tmp_path / f"log-{len(jobs)}", [*launcher, sys.executable]
         # As in an activated environment: horovodrun looks for mpirun on the path.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         settings = {"FOLDER": str(tmp_path), "PATH": path, **SKLEARN, **environ}
@@ -105,11 +105,12 @@ def result(job: Job) -> list[float]:
 
 def process_at(job: Job, rank: int, epoch: int, batch: int, but: int = 0) -> int:
     """Wait until a rank is at a batch of an epoch, or beyond it; return its process."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline and job.running:
+
+    def look() -> int:
         for process, *numbers in re.findall(r"progress (\d+) (\d+) (\d+) (\d+)", job.log.read_text()):
             place = [int(number) for number in numbers]
             if place[0] == rank and place[1:] >= [epoch, batch] and int(process) != but:
                 return int(process)
-        time.sleep(0.05)
-    raise AssertionError(job.tail(80))
+        return 0
+
+    return wait_until(job, look, f"batch {batch} of epoch {epoch}")

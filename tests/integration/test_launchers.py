@@ -42,7 +42,6 @@ def test_each_launcher_continues_from_where_the_one_before_was_killed(
     starts = [commit for _, commit in sorted(run.generations().items())]
     assert starts[0] == 0 and starts == sorted(set(starts))
     assert_each_sample_once(run, padding=2)
-    assert run.accuracy() > 0.7
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh")

@@ -1,4 +1,4 @@
-"""Survivors whose connections break in a way at which Gloo, unedited, aborts or waits."""
+"""Survivors of a lost rank: at connections that Gloo, unedited, aborts or waits at, and at a commit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, run_job, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "lost_peer.py"
+LATE_NOTICE = SCRIPT.with_name("late_notice.py")
 SETS_AND_JOINS = SCRIPT.with_name("sets_and_joins.py")
 # Nobody is told of a loss by a time-out, and collectives that are started at once are carried out together.
 SETTINGS = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(10 * PATIENCE), "HOROVOD_CYCLE_TIME": "50"}
@@ -39,3 +40,10 @@ def test_a_commit_while_a_rank_has_joined_is_an_error_in_words(tmp_path: Path) -
     (tmp_path / "lost-in-a-set").touch()
     log = run_job(command, tmp_path / "log", ROOT_MAY_USE_MPI, code=1)
     assert "ConfigError: hvd.join" in log and "SIGSEGV" not in log
+
+
+def test_a_commit_is_made_although_a_rank_was_lost_right_before_it(tmp_path: Path) -> None:
+    command = [*supervised(), sys.executable, str(LATE_NOTICE), str(tmp_path)]
+    log = run_job(command, tmp_path / "log", ROOT_MAY_USE_MPI)
+    # Whoever comes back slowly may cost another rollback.
+    assert (tmp_path / "steps").read_text().split()[:2] == ["0", "4"], log

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import LONG
-from tests.support.jobs import PATIENCE, Job, static, supervised
-from tests.support.waiting import wait_until
+from tests.support import waiting
+from tests.support.jobs import PATIENCE, Job, static, supervised, wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "moody_storage.py"
 Launch = Callable[..., Job]
@@ -44,11 +43,8 @@ def launch(jobs: list[Job], tmp_path: Path, mood: Path) -> Launch:
 
 def wait_for(job: Job, what: str, after: int = 0) -> int:
     """Wait until the log says it; return where that ends."""
-    deadline = time.monotonic() + PATIENCE
-    while (match := re.compile(what).search(job.log.read_text(), after)) is None:
-        assert job.running and time.monotonic() < deadline, job.tail()
-        time.sleep(0.02)
-    return match.end()
+    pattern = re.compile(what)
+    return wait_until(job, lambda: pattern.search(job.log.read_text(), after), what).end()
 
 
 def test_training_continues_through_an_outage_and_says_so_twice(
@@ -67,11 +63,8 @@ def test_training_continues_through_an_outage_and_says_so_twice(
     (tmp_path / "exit").touch()
     assert job.wait(PATIENCE) == 0, job.tail()
     log = job.log.read_text()
-    assert (log.count("could not be written"), log.count("works again after"), log.count("on fire")) == (
-        1,
-        1,
-        1,
-    )
+    for said in ("could not be written", "works again after", "on fire"):
+        assert log.count(said) == 1
 
 
 @pytest.mark.parametrize(
@@ -96,4 +89,4 @@ def test_a_job_that_can_make_nothing_durable_for_too_long_ends_on_all_ranks(
     assert "resuming from commit" not in log and "restarted" not in log and "resumed" not in log
     if kind == "supervised":
         assert re.search(r"`HVDRECOVER_MAX_DURABLE_AGE`:$", log, re.MULTILINE)
-    wait_until(lambda: job.processes() == [])  # the launcher's exit is not awaited by its workers
+    waiting.wait_until(lambda: job.processes() == [])  # the launcher's exit is not awaited by its workers

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import LONG
-from tests.support.jobs import PATIENCE, PREEMPTED, Job, supervised
+from tests.support.jobs import PREEMPTED, run_job, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "plain_fit.py"
 EPOCHS = {"1": 2, "2": 3}  # of each fit of the script
@@ -21,22 +21,20 @@ pytestmark = pytest.mark.acceptance
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, light: None) -> list[Any]:
     """The outcome of each rank of a job without a fault."""
-    return outcome(run(tmp_path_factory.mktemp("undisturbed")))
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run(folder, "--no-standby")
+    return outcomes(folder)
 
 
-def run(folder: Path, *options: str, code: int = 0, **environ: str) -> Job:
-    """Start the script, and wait for its end with an exit code."""
+def run(folder: Path, *options: str, code: int = 0, **environ: str) -> str:
+    """Start the script, and wait for its end with an exit code; return the log."""
     settings = {"OMP_NUM_THREADS": "1", **environ}  # for sums that are the same
-    job = Job([*supervised(*options), sys.executable, str(SCRIPT), str(folder)], folder / "log", settings)
-    try:
-        assert job.wait(PATIENCE) == code, job.tail(80)
-    finally:
-        job.kill()
-    return job
+    command = [*supervised(*options), sys.executable, str(SCRIPT), str(folder)]
+    return run_job(command, folder / "log", settings, code=code)
 
 
-def outcome(job: Job) -> list[Any]:
-    return [json.loads((job.log.parent / f"outcome-{rank}").read_text()) for rank in (0, 1)]
+def outcomes(folder: Path) -> list[Any]:
+    return [json.loads((folder / f"outcome-{rank}").read_text()) for rank in (0, 1)]
 
 
 def test_each_fit_trains_on_each_sample_once_an_epoch(undisturbed: list[Any]) -> None:
@@ -49,37 +47,34 @@ def test_each_fit_trains_on_each_sample_once_an_epoch(undisturbed: list[Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("fault", "has_root"),
+    ("faults", "has_root"),
     [
-        # Without a root, a rank that replaces one lost in the second fit gets the first's end from the other.
-        ("2 13 SIGKILL 0", False),
-        ("2 13 SIGKILL all", True),
-        # In the second fit, the new process has traced less than the other.
-        ("1 4 SIGKILL 1", False),
-        ("2 4 SIGSTOP 1", False),
-        pytest.param("1 0 SIGKILL 1", False, marks=LONG),  # outside fit: all ranks start again together
-        pytest.param("1 12 SIGKILL all", True, marks=LONG),
+        # In the second fit, the new process has traced less than the other. Without a root, the one that
+        # replaces a rank lost in the second fit gets the first's end from the other.
+        (["1 4 SIGKILL 1", "2 4 SIGSTOP 1", "2 13 SIGKILL 0"], False),
+        pytest.param(["1 0 SIGKILL 1"], False, marks=LONG),  # outside fit: all ranks start again together
+        pytest.param(["1 12 SIGKILL all"], True, marks=LONG),
     ],
 )
-def test_after_a_kill_or_a_hang_in_mid_epoch_it_ends_as_undisturbed(
-    fault: str, has_root: bool, undisturbed: list[Any], tmp_path: Path
+def test_after_kills_and_a_hang_in_mid_epoch_it_ends_as_undisturbed(
+    faults: list[str], has_root: bool, undisturbed: list[Any], tmp_path: Path
 ) -> None:
     options = ["--checkpoint", str(tmp_path / "root")] if has_root else []
-    job = run(tmp_path, "--hang-timeout", "20", *options, FAULT=fault)
-    assert (tmp_path / "struck").exists()
-    log = job.log.read_text()
+    log = run(tmp_path, "--hang-timeout", "20", *options, FAULTS="\n".join(faults))
+    assert len(list(tmp_path.glob("struck-*"))) == len(faults)
     assert "model.fit resumes after faults" in log
     assert "a fault does not restore the attributes of these callbacks: Seen" in log
-    assert_equal(outcome(job), undisturbed)
+    assert_equal(outcomes(tmp_path), undisturbed)
 
 
-def test_a_preempted_job_leaves_in_mid_epoch_and_the_next_start_ends_as_undisturbed(
+def test_a_job_that_was_killed_as_a_whole_and_preempted_in_mid_epoch_ends_as_undisturbed(
     undisturbed: list[Any], tmp_path: Path
 ) -> None:
-    options = ["--checkpoint", str(tmp_path / "root")]
-    run(tmp_path, *options, code=PREEMPTED, FAULT="2 13 SIGTERM 1")
+    options = ["--no-standby", "--checkpoint", str(tmp_path / "root")]
+    run(tmp_path, *options, code=PREEMPTED, FAULTS="2 13 SIGKILL all\n2 4 SIGTERM 1")
     assert not list(tmp_path.glob("outcome-*"))
-    assert_equal(outcome(run(tmp_path, *options)), undisturbed)
+    run(tmp_path, *options)
+    assert_equal(outcomes(tmp_path), undisturbed)
 
 
 def assert_equal(found: list[Any], expected: list[Any]) -> None:

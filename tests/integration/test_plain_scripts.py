@@ -21,7 +21,7 @@ pytestmark = pytest.mark.acceptance
 
 @pytest.fixture
 def gated(tmp_path: Path) -> Iterator[GatedRun]:
-    run = GatedRun(SCRIPT, tmp_path)
+    run = GatedRun(SCRIPT, tmp_path, "--no-standby")
     yield run
     run.kill()
 
@@ -29,7 +29,7 @@ def gated(tmp_path: Path) -> Iterator[GatedRun]:
 def test_it_ends_with_the_same_weights_after_a_kill_a_hang_and_a_kill_of_all(
     gated: GatedRun, tmp_path: Path
 ) -> None:
-    undisturbed = GatedRun(SCRIPT, tmp_path / "undisturbed")
+    undisturbed = GatedRun(SCRIPT, tmp_path / "undisturbed", "--no-standby")
     undisturbed.begin(0, 1, 2, 3)
     expected = undisturbed.printed("weights")
     job = gated.begin(0)
@@ -54,7 +54,7 @@ def test_it_ends_with_the_same_weights_after_a_kill_a_hang_and_a_kill_of_all(
 
 @LONG
 def test_with_mpi_the_job_starts_again_and_ends_with_the_same_weights(tmp_path: Path) -> None:
-    options = ("--mpi", "--mpi-args=--oversubscribe")
+    options = ("--no-standby", "--mpi", "--mpi-args=--oversubscribe")
     undisturbed = GatedRun(SCRIPT, tmp_path / "undisturbed", *options)
     undisturbed.begin(0, 1, 2, 3, **ROOT_MAY_USE_MPI)
     expected = undisturbed.printed("weights")

@@ -66,51 +66,19 @@ def test_the_faults_times_and_versions_are_on_the_page(tab: Browser, page: Path)
     assert "Linux x86_64, 2 processors" in shown and "torch 2.13.0" in shown
 
 
-def test_what_each_rank_was_doing_is_drawn(tab: Browser, page: Path) -> None:
+def test_the_time_line_has_each_ranks_activities_its_faults_and_commits(tab: Browser, page: Path) -> None:
     tab.open(page, 1100)
     crash, hang = sorted(boxes(tab, "path.fault"), key=lambda box: box["left"])
     assert "crash of rank 1 on node-2" in crash["title"] and "hang of rank 0 on node-1" in hang["title"]
-    lanes: dict[float, list[dict[str, Any]]] = {}
-    for style in ("starting", "training", "recovery"):
-        for bar in boxes(tab, f"rect.{style}"):
-            lanes.setdefault(bar["top"], []).append(bar | {"style": style})
-    for rank, top in enumerate(sorted(lanes)):
-        bars = sorted(lanes[top], key=lambda bar: bar["left"])
-        assert [bar["style"] for bar in bars] == ["starting", *["training", "recovery"] * 2, "training"]
-        assert all(f"rank {rank} on " in bar["title"] for bar in bars)
-        assert bars[2]["left"] == pytest.approx((crash["left"] + crash["right"]) / 2, abs=2.0)
-        assert "rendezvous " in bars[2]["title"]
-        assert (top < crash["top"] < crash["bottom"] < bars[0]["bottom"]) == (rank == 1)
-    assert len(lanes) == 2
-    assert len(boxes(tab, "path.start")) == 1
-
-
-def test_every_commit_is_a_tick_and_the_durable_ones_are_longer(tab: Browser, page: Path) -> None:
-    tab.open(page, 1100)
+    recoveries = sorted(boxes(tab, "rect.recovery"), key=lambda box: (box["top"], box["left"]))
+    assert len(recoveries) == 4  # of two ranks
+    assert all("rendezvous " in each["title"] for each in recoveries)
+    assert recoveries[0]["left"] == pytest.approx((crash["left"] + crash["right"]) / 2, abs=2.0)
+    assert recoveries[0]["top"] < crash["top"] and "rank 0 on " in recoveries[0]["title"]
     commits, (durable,) = boxes(tab, "line.commit"), boxes(tab, "line.durable")
     assert len(commits) == 6
     length = durable["bottom"] - durable["top"]
     assert all(tick["bottom"] - tick["top"] < length for tick in commits)
-
-
-def test_on_a_phone_the_time_line_can_be_scrolled_in_its_box(tab: Browser, page: Path) -> None:
-    tab.open(page, PHONE)
-    box = "document.querySelector('.chart .scroll')"
-    end = tab.value(f"{box}.scrollLeft = 1e6, {box}.scrollLeft + {box}.clientWidth - {box}.scrollWidth")
-    assert abs(end) <= 1
-    assert tab.value(f"{box}.scrollLeft") > 0
-    assert tab.value("scrollX") == 0
-
-
-@pytest.mark.parametrize(
-    ("scheme", "media", "dark"), [("light", "", False), ("dark", "", True), ("dark", "print", False)]
-)
-def test_the_page_is_dark_where_the_reader_prefers_that_but_not_on_paper(
-    tab: Browser, page: Path, scheme: str, media: str, dark: bool
-) -> None:
-    tab.open(page, 1100, scheme=scheme, media=media)
-    ground = tab.value("getComputedStyle(document.body).backgroundColor")
-    assert (ground != "rgb(255, 255, 255)") == dark
 
 
 def test_on_paper_the_whole_time_line_is_shown(tab: Browser, page: Path) -> None:

@@ -28,7 +28,7 @@ def script(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="module")
 def expected(script: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The weights of an undisturbed run."""
-    run = GatedRun(script, tmp_path_factory.mktemp("resume") / "undisturbed")
+    run = GatedRun(script, tmp_path_factory.mktemp("resume") / "undisturbed", "--no-standby")
     run.begin(0, 1, 2)
     yield run.printed("weights")
     run.kill()
@@ -36,7 +36,7 @@ def expected(script: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def gated(script: Path, tmp_path: Path) -> Iterator[GatedRun]:
-    run = GatedRun(script, tmp_path / "disturbed", "--hang-timeout", "60")
+    run = GatedRun(script, tmp_path / "disturbed", "--no-standby", "--hang-timeout", "60")
     yield run
     run.kill()
 
@@ -54,6 +54,7 @@ def await_seal(gated: GatedRun, gate: int) -> int:
     return number
 
 
+@pytest.mark.parametrize("script", ["torch"], indirect=True)
 def test_it_ends_with_the_same_weights_after_a_kill_a_hang_and_a_kill_of_all(
     gated: GatedRun, expected: str
 ) -> None:
@@ -83,11 +84,17 @@ def test_it_ends_with_the_same_weights_after_a_kill_a_hang_and_a_kill_of_all(
     assert log.count("all ranks start again together") == 3
     assert "Traceback" not in log
 
+    again = gated.begin()
+    assert gated.printed("weights") == expected
+    assert "this run was finished at commit" in again.log.read_text()
 
-def test_a_preempted_job_leaves_at_a_commit_and_a_later_start_continues(
+
+def test_a_killed_and_preempted_job_leaves_at_a_commit_and_a_later_start_continues(
     gated: GatedRun, expected: str
 ) -> None:
-    job = gated.begin(0)
+    job = gated.begin()
+    kill(gated.at(0)[1])
+    gated.open(0)
     gated.at(1)
     os.kill(job.pid, signal.SIGTERM)
     gated.open(1, 2)
@@ -95,6 +102,3 @@ def test_a_preempted_job_leaves_at_a_commit_and_a_later_start_continues(
     gated.begin()
     assert gated.printed("weights") == expected
     assert json.loads(gated.printed("seen")) == EACH_SAMPLE_ONCE
-    again = gated.begin()
-    assert gated.printed("weights") == expected
-    assert "this run was finished at commit" in again.log.read_text()

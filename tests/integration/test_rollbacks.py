@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import PATIENCE, Job, read_events, static, supervised
+from tests.support.jobs import read_events, run_job, static, supervised
 
 SCRIPT = Path(__file__).with_name("scripts") / "evaluation.py"
 OPTIONS = ("--no-standby", "--hang-timeout", "40", "--max-restarts", "0")
@@ -21,18 +21,13 @@ pytestmark = pytest.mark.acceptance
 def test_a_long_evaluation_is_learnt_and_what_always_fails_comes_to_an_end(tmp_path: Path) -> None:
     settings = {"BUSY": str(BUSY), "HVDRECOVER_EVENTS": str(tmp_path / "events"), "OMP_NUM_THREADS": "1"}
     settings["HVDRECOVER_CHECKPOINT"] = f"file://{tmp_path}/root"
-    job = Job([*supervised(*OPTIONS), sys.executable, str(SCRIPT)], tmp_path / "log", settings)
-    try:
-        assert job.wait(PATIENCE) not in (0, 75), job.tail()
-    finally:
-        job.kill()
+    log = run_job([*supervised(*OPTIONS), sys.executable, str(SCRIPT)], tmp_path / "log", settings, code=1)
     events = read_events(tmp_path / "events")
     # The evaluation: one rollback, one warning, and the second attempt is waited for.
     (kept,) = [event for event in events if event["kind"] == "kept_waiting"]
     assert (kept["rank"], kept["limit"]) == (0, 15)
     assert kept["seconds"] >= BUSY
     assert kept["where"].startswith(str(SCRIPT)) and kept["where"].endswith("in do_step")
-    log = job.log.read_text()
     assert len(re.findall(r"rank 0 was busy for .* `with recover\.paused\(\):`", log)) == 1
     first_fault = next(place for place, event in enumerate(events) if event["kind"] == "fault")
     before = events[:first_fault]
@@ -49,18 +44,13 @@ def test_after_bad_batches_a_resize_and_a_kill_each_sample_was_seen_once_or_is_l
 ) -> None:
     script = str(Path(__file__).with_name("scripts") / "left_out.py")
 
-    def start(launcher: list[str], **settings: str) -> str:
+    def start(launcher: list[str], code: int | None = 0, **settings: str) -> str:
+        environ = {"OMP_NUM_THREADS": "1", "HVDRECOVER_NEAR": "off", **settings}
         command = [*launcher, sys.executable, script, str(tmp_path)]
-        job = Job(command, tmp_path / "log", {"OMP_NUM_THREADS": "1", "HVDRECOVER_NEAR": "off", **settings})
-        try:
-            assert (job.wait(PATIENCE) == 0) == ("STOP" not in settings), job.tail()
-            return job.log.read_text()
-        finally:
-            job.kill()
+        return run_job(command, tmp_path / "log", environ, code=code)
 
-    start(
-        static(2), BAD="5", RATE="0.1", STOP="yes"
-    )  # the batch of 4..7 is left out; the commit is before 0..3
+    # The batch of 4..7 is left out; the commit is before 0..3.
+    start(static(2), None, BAD="5", RATE="0.1", STOP="yes")
     log = start(supervised("--no-standby", workers=3), BAD="1", RATE="0.2")  # whose batch is 0..3, 8 and 9
     assert len(re.findall("going back to the last commit", log)) == 2, log  # of both jobs
     assert "optimizer.lr to 0.2, but the run was started with 0.1" in log

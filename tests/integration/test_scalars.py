@@ -9,37 +9,31 @@ from pathlib import Path
 import pytest
 
 from tests.integration.scalars import Run, read
-from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job, static
+from tests.support.jobs import ROOT_MAY_USE_MPI, run_job, static
 
 pytestmark = pytest.mark.acceptance
 
 SCRIPT = Path(__file__).with_name("scripts") / "torch_scalars.py"
 STEPS, COMMIT_EVERY = 36, 4
 STOP = 27  # the first start stops here, and the second one continues after the commit before
-SETTLED = range(
-    13, 25
-)  # the second epoch: in the first steps of a start, graphs are made, and data read ahead
+# The second epoch: in the first steps of a start, graphs are made, and data read ahead.
+SETTLED = range(13, 25)
 
 Runs = dict[int, Run]
 
 
-def run(folder: Path, *stop: str) -> int | None:
-    """Start the script once; its exit code."""
+def run(folder: Path, *stop: str) -> None:
+    """Start the script once; with a step to stop at, it fails there."""
     command = [*static(2), sys.executable, str(SCRIPT), str(folder), *stop]
-    job = Job(command, folder / "log", {"OMP_NUM_THREADS": "1", **ROOT_MAY_USE_MPI})
-    try:
-        code = job.wait(PATIENCE)
-        assert code == 0 or stop, job.tail()
-        return code
-    finally:
-        job.kill()
+    environ = {"OMP_NUM_THREADS": "1", **ROOT_MAY_USE_MPI}
+    run_job(command, folder / "log", environ, code=None if stop else 0)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a job that was stopped, and has continued to its end."""
     made = tmp_path_factory.mktemp("scalars")
-    assert run(made, str(STOP)) != 0
+    run(made, str(STOP))
     stopped = read(made / "logs" / "rank-0")
     assert list(stopped.scalars["loss"]) == list(range(1, STOP + 1))
     run(made)

@@ -18,9 +18,9 @@ import pytest
 
 from tests.contracts.object_stores import BUCKET, STORES
 from tests.contracts.servers import HOST, SSHD, S3Server, SftpServer
-from tests.integration.conftest import LONG
+from tests.integration.conftest import LONG, Start
 from tests.support.commands import call, call_json
-from tests.support.jobs import PATIENCE, Job
+from tests.support.jobs import PATIENCE, DigitsRun, run_job, static
 
 SCRIPT = Path(__file__).with_name("scripts") / "few_steps.py"
 KILLED = 3  # exit code of the script when it stops in the middle
@@ -97,18 +97,15 @@ def flip_the_last_bit(url: str, options: Mapping[str, Any], file: str) -> None:
 def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the digest of the weights of an undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    code, log = train(folder, {"HVDRECOVER_CHECKPOINT": str(folder / "root")})
-    assert code == 0, log
+    log = train(folder, {"HVDRECOVER_CHECKPOINT": str(folder / "root")})
     return re.findall(r"weights (\w+)", log)[0]
 
 
-def train(folder: Path, environ: dict[str, str]) -> tuple[int, str]:
-    """Start the script, and wait for its end; its exit code and its log."""
-    job = Job([sys.executable, str(SCRIPT)], folder / "log", {"OMP_NUM_THREADS": "1", **environ})
-    try:
-        return job.wait(PATIENCE), (folder / "log").read_text()
-    finally:
-        job.kill()
+def train(folder: Path, environ: dict[str, str], code: int = 0) -> str:
+    """Start the script, and wait for its end with an exit code; return the log of all starts."""
+    return run_job(
+        [sys.executable, str(SCRIPT)], folder / "log", {"OMP_NUM_THREADS": "1", **environ}, code=code
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,7 +116,7 @@ def test_a_killed_job_walks_back_over_a_damaged_commit_and_ends_bitwise_equal(
 ) -> None:
     with KINDS[kind](tmp_path) as (url, protocol, options):
         environ = {"HVDRECOVER_CHECKPOINT": url, f"FSSPEC_{protocol.upper()}": json.dumps(options)}
-        assert train(tmp_path, {**environ, "STOP": "4"})[0] == KILLED
+        train(tmp_path, {**environ, "STOP": "4"}, KILLED)
         newest, older = call_json("ls", url, environ=environ)["commits"][:2]
         assert newest["state"] == older["state"] == "complete"
         assert call_json("verify", url, environ=environ)["intact"]
@@ -128,10 +125,21 @@ def test_a_killed_job_walks_back_over_a_damaged_commit_and_ends_bitwise_equal(
         done = call("verify", url, environ=environ)
         assert done.returncode == 1 and newest["commit"] in done.stdout + done.stderr
 
-        code, log = train(tmp_path, environ)
-        assert code == 0, log
+        log = train(tmp_path, environ)
         assert re.findall(r"started (\d+)", log) == ["0", str(older["number"])]
         assert re.findall(r"weights (\w+)", log) == [weights]
         states = {each["commit"]: each["state"] for each in call_json("ls", url, environ=environ)["commits"]}
         assert states[newest["commit"]] == "quarantined"
         assert "finished" in states.values()
+
+
+def test_a_foreign_root_stops_all_ranks_with_one_clear_error(start: Start, tmp_path: Path) -> None:
+    run = DigitsRun(tmp_path, 1)
+    run.root.mkdir()
+    (run.root / "thesis.tex").write_text("irreplaceable")
+    job = start(run, static(2))
+    assert job.wait(PATIENCE) != 0
+    assert re.search(f"{run.root}: .*'thesis.tex'", run.log)
+    assert "ForeignRootError" in run.log
+    assert [path.name for path in run.root.iterdir()] == ["thesis.tex"]
+    assert run.batches() == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -14,7 +13,7 @@ import pytest
 from tests.integration.conftest import LONG
 from tests.integration.scripts.tracked import KILLED, STEPS, STOPPED
 from tests.integration.wandb_files import records
-from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job
+from tests.support.jobs import ROOT_MAY_USE_MPI, Job, run_job, wait_until
 
 pytestmark = pytest.mark.acceptance
 
@@ -78,17 +77,10 @@ def test_steps_are_logged_once_and_the_run_continues(
 
     job = Job(command, tmp_path / "log", environ)
     try:
-        deadline = time.monotonic() + PATIENCE
-        while not (tmp_path / f"struck-{STOPPED}").exists():
-            assert job.running and time.monotonic() < deadline, job.tail()
-            time.sleep(0.1)
+        wait_until(job, (tmp_path / f"struck-{STOPPED}").exists)
     finally:
         job.kill()
-    job = Job(command, tmp_path / "log", environ)
-    try:
-        assert job.wait(PATIENCE) == 0, job.tail()
-    finally:
-        job.kill()
+    run_job(command, tmp_path / "log", environ)
 
     steps = Counter(map(int, (tmp_path / "steps").read_text().split()))
     assert [step for step, times in sorted(steps.items()) if times > 1] == [KILLED, *range(21, STOPPED + 1)]

@@ -12,13 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.launch import processes
-from hvdrecover.launch.signals import Waking
-from hvdrecover.launch.training import Training
 from tests.integration.mounts import mounted
 from tests.support.jobs import PREEMPTED, Job, read_events
 from tests.support.waiting import wait_until
-from tests.unit.launch.children import environment, is_alive, state, until
+from tests.unit.launch.children import is_alive, state, until
 
 WRITE = "import os, sys; print(os.getpid(), flush=True); open(sys.argv[1], 'w').write('x')"
 
@@ -48,24 +45,6 @@ def named_in(path: Path) -> int:
     return stuck(int(path.read_text()))
 
 
-def test_killing_ends_while_one_still_waits_and_signals_are_heeded_meanwhile(hung: Path) -> None:
-    mark = f"HVDRECOVER_TEST={os.getpid()}.hung"
-    environ = {**environment(), "HVDRECOVER_TEST": mark.partition("=")[2]}
-    other = processes.start([sys.executable, "-c", WRITE, str(hung)], environ, stdout=subprocess.DEVNULL)
-    stuck(other.pid)
-    heeded: list[int] = []
-    with Waking((signal.SIGTERM,)) as waking:
-
-        def pause(seconds: float) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-            heeded.extend(waking.wait(seconds))
-
-        assert processes.kill_marked(mark, 0.3, pause=pause) == [other.pid]
-    assert signal.SIGTERM in heeded
-    assert state(other.pid) == "D"
-    assert processes.named([other.pid]).startswith(f"process {other.pid} (python")
-
-
 def test_a_job_that_can_not_be_killed_is_left_and_named(
     hung: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -74,18 +53,6 @@ def test_a_job_that_can_not_be_killed_is_left_and_named(
     assert job.kill(patience=0.3) == [job.pid]
     assert f"process {job.pid} (python" in caplog.text
     assert is_alive(job.pid)
-
-
-def test_a_training_process_that_can_not_be_killed_counts_as_killed(
-    hung: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    training = Training([sys.executable, "-c", WRITE, str(hung)], environment())
-    process = stuck(training.pid)
-    assert not training.kill()
-    assert training.returncode == -signal.SIGKILL
-    training.close()
-    assert f"process {process} (python" in caplog.text
-    assert state(process) == "D"
 
 
 # As a training script that is killed in a commit. What it has printed may come late.
@@ -109,9 +76,8 @@ def test_a_preemption_on_a_disk_that_hangs_ends_with_75(hung: Path, tmp_path: Pa
         assert state(process) == "D"  # still: nobody has waited for its end
         assert job.processes() == [process]
         assert f"process {process} (python) can't be killed" in job.tail()
-        found = read_events(
-            tmp_path / "events", "unkillable"
-        )  # of the guardian, or of its supervisor as well
+        # Of the guardian, or of its supervisor as well.
+        found = read_events(tmp_path / "events", "unkillable")
         assert found
         assert all(event["processes"] == [process] for event in found)
     finally:

@@ -7,12 +7,9 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.support.lab import Host, Lab, traces
 from tests.support.waiting import wait_until
@@ -22,7 +19,7 @@ OWNER = """
 from tests.support.lab import Lab
 lab = Lab()
 lab.hosts[1].run(["sleep", "1000"])
-print(lab.number, lab.janitor, flush=True)
+print(lab.number, flush=True)
 input()
 """
 
@@ -60,24 +57,16 @@ def marked(mark: str) -> list[int]:
     return [process.pid for process in found if mark in (process.info["environ"] or {}).values()]
 
 
-def test_every_host_logs_in_to_every_host(lab: Lab) -> None:
+def test_hosts_have_names_of_their_own_and_log_in_by_the_labs_key_alone(lab: Lab) -> None:
+    command = [sys.executable, "-c", "import socket; print(socket.gethostbyname(socket.gethostname()))"]
     for source in lab.hosts:
+        assert said(source.run(command)).strip() == source.address
         for target in lab.hosts:
             answer = said(ssh(lab, source, target, "ip netns identify; echo $SSH_CONNECTION"))
             name, connection = answer.splitlines()
             assert name == target.name
             assert connection.split()[0::2] == [source.address, target.address]
-
-
-def test_the_machines_name_is_each_hosts_own_address(lab: Lab) -> None:
-    command = [sys.executable, "-c", "import socket; print(socket.gethostbyname(socket.gethostname()))"]
-    for host in lab.hosts:
-        assert said(host.run(command)).strip() == host.address
-
-
-def test_ssh_keeps_out_of_the_users_own_settings(lab: Lab) -> None:
-    first, second, _ = lab.hosts
-    session = first.run(["ssh", "-v", *lab.ssh_options, second.address, "true"])
+    session = lab.hosts[0].run(["ssh", "-v", *lab.ssh_options, lab.hosts[1].address, "true"])
     _, steps = session.communicate(timeout=PATIENCE)
     assert session.returncode == 0
     assert str(lab.key) in steps
@@ -148,44 +137,16 @@ def test_a_closed_lab_leaves_nothing() -> None:
     assert not psutil.pid_exists(lab.janitor)
 
 
-@dataclass
-class Owner:
-    """A process that uses a lab.
-
-    Attributes:
-        process: the process.
-        lab: its lab's number.
-        janitor: id of its lab's janitor.
-        mark: part of the environment of all that it started.
-    """
-
-    process: subprocess.Popen[str]
-    lab: int
-    janitor: int
-    mark: str
-
-
-@pytest.fixture
-def owner() -> Iterator[Owner]:
-    """A process with a lab of its own."""
+def test_a_lab_whose_owner_is_killed_is_removed() -> None:
     mark = uuid.uuid4().hex
-    process = subprocess.Popen(
-        [sys.executable, "-c", OWNER],
-        env={**os.environ, "MARK": mark},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    number, janitor = process.stdout.readline().split()
-    yield Owner(process, int(number), int(janitor), mark)
-    process.kill()
-    process.wait()
-
-
-def test_a_lab_whose_owner_is_killed_is_removed(owner: Owner) -> None:
-    assert traces(owner.lab)
-    assert len(marked(owner.mark)) > 1
-    owner.process.kill()
-    owner.process.wait()
-    wait_until(lambda: traces(owner.lab) == [] and marked(owner.mark) == [], PATIENCE)
+    environ = {**os.environ, "MARK": mark}
+    command = [sys.executable, "-c", OWNER]
+    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        try:
+            assert owner.stdout is not None
+            number = int(owner.stdout.readline())
+            assert traces(number)
+            assert len(marked(mark)) > 1
+        finally:
+            owner.kill()
+    wait_until(lambda: traces(number) == [] and marked(mark) == [], PATIENCE)

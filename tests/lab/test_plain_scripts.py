@@ -31,7 +31,7 @@ def gated(lab: Lab, tmp_path: Path) -> Iterator[GatedRun]:
 def test_a_host_loses_its_power_and_a_spare_takes_its_place(
     gated: GatedRun, lab: Lab, tmp_path: Path
 ) -> None:
-    undisturbed = GatedRun(SCRIPT, tmp_path / "undisturbed")
+    undisturbed = GatedRun(SCRIPT, tmp_path / "undisturbed", "--no-standby")
     undisturbed.begin(0, 1, 2, 3)
     expected = undisturbed.printed("weights")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.kubernetes_api import TOKEN, KubernetesApi, pod
+from tests.fakes.kubernetes_api import KubernetesApi, kubeconfig, pod
 from tests.integration.conftest import LONG, Start
 from tests.support.faulty_run import assert_no_step_is_lost
 from tests.support.jobs import PATIENCE
@@ -92,25 +91,13 @@ def serving_in(host: Host, api: KubernetesApi) -> Iterator[None]:
         yield
 
 
-def configured(folder: Path, url: str) -> dict[str, str]:
-    """Return the variable that names a configuration of ``kubectl`` for an API server."""
-    config = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
-        "users": [{"name": "u", "user": {"token": TOKEN}}],
-        "clusters": [{"name": "c", "cluster": {"server": url}}],
-    }
-    (folder / "config").write_text(json.dumps(config))
-    return {"KUBECONFIG": str(folder / "config")}
-
-
 @LONG
 def test_a_pod_leaves_before_it_is_killed(lab: Lab, start: Start, tmp_path: Path) -> None:
     api = KubernetesApi()
     with serving_in(lab.hosts[0], api):
         pods = [Pod(host, api) for host in lab.hosts[1:]]
         api.add(pod(lab.hosts[0].name, ip=lab.hosts[0].address))
-        environ = configured(tmp_path, api.url)
+        environ = kubeconfig(tmp_path / "config", api.url)
         job = JobInLab(lab, tmp_path, "torch", start, "kubernetes --selector app=train", environ)
         job.wait_for(3)
 

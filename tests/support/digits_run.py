@@ -1,24 +1,52 @@
-"""The digits example as a run that tests start, follow and kill, and whose files they read."""
+"""The digits example as a run that tests start, follow and kill, and whose files they read.
+
+Its ledger says which samples were trained on after which commit, and `committed` which batches are part of
+the final state. A batch that was trained on after commit ``k`` of generation ``g`` is lost if a later
+generation resumed from commit ``k`` or an earlier one.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hvdrecover.drill.run import Job, Run, wait_until
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.record import Follower
-from tests.support import ledger
-from tests.support.ledger import Batch
 
 PATIENCE = 400.0  # seconds to wait for anything, on a busy machine
 TRAINING_SAMPLES = 1437
-_ACCURACY = re.compile(r"test accuracy ([\d.]+)")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's part of one training step: a line of `hvdrecover.examples.digits.Ledger`.
+
+    Attributes:
+        time: when it was done, in seconds since the Unix epoch.
+        pid: the process that did it.
+        rank: its rank, or the virtual rank that it carried out.
+        size: number of ranks, or of virtual ranks.
+        generation: generation of the last commit before it.
+        commit: number of the last commit before it.
+        epoch: the epoch.
+        indices: the samples.
+    """
+
+    time: float
+    pid: int
+    rank: int
+    size: int
+    generation: int
+    commit: int
+    epoch: int
+    indices: tuple[int, ...]
 
 
 class DigitsRun(Run):
@@ -99,11 +127,14 @@ class DigitsRun(Run):
 
     def batches(self) -> list[Batch]:
         """Return the batches so far, in order of time."""
-        return ledger.read(self.folder / "ledger")
+        # Incomplete lines of killed processes are skipped.
+        paths = (self.folder / "ledger").glob("*.jsonl")
+        found = (_batch(line) for path in paths for line in path.read_text().splitlines())
+        return sorted(filter(None, found), key=lambda batch: batch.time)
 
     def committed(self) -> list[Batch]:
         """Return the batches that are part of the final state."""
-        return ledger.committed(self.batches(), self.generations())
+        return committed(self.batches(), self.generations())
 
     def samples(self, epoch: int) -> Counter[int]:
         """Return how often each sample of an epoch is in the final state."""
@@ -113,14 +144,28 @@ class DigitsRun(Run):
         """Return the process of a rank's last batch."""
         return next(batch.pid for batch in reversed(self.batches()) if batch.rank == rank)
 
-    def digest(self) -> str:
-        """Return the digest of the final weights, from the manifest of the last commit."""
-        manifest = json.loads(max(self.root.glob("g*/MANIFEST.json")).read_text())
-        return next(str(file["digest"]) for file in manifest["files"] if file["name"] == "model.safetensors")
 
-    def accuracy(self) -> float:
-        """Return the final test accuracy that it printed."""
-        return float(_ACCURACY.findall(self.log)[-1])
+@functools.lru_cache(1 << 16)  # tests that follow a run read the same lines again and again
+def _batch(line: str) -> Batch | None:
+    try:
+        *fields, indices = json.loads(line)
+    except ValueError:
+        return None
+    return Batch(*[*fields, tuple(indices)])
+
+
+def committed(batches: Sequence[Batch], starts: dict[int, int]) -> list[Batch]:
+    """Return the batches that are part of the final state.
+
+    Args:
+        batches: all batches.
+        starts: generation to the commit that it resumed from, for all generations.
+    """
+    return [
+        batch
+        for batch in batches
+        if all(start > batch.commit for generation, start in starts.items() if generation > batch.generation)
+    ]
 
 
 def read_events(folder: Path, *kinds: str) -> list[dict[str, Any]]:

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.support import ledger
-from tests.support.digits_run import TRAINING_SAMPLES, DigitsRun
+from tests.support.digits_run import TRAINING_SAMPLES, DigitsRun, committed
 from tests.support.jobs import GUARDIAN, Batch, Job, durable, running, supervised
 
-SCRIPTS = Path(__file__).parents[1] / "integration" / "scripts"
+SCRIPT = Path(__file__).parents[1] / "integration" / "scripts" / "faulty_digits.py"
 EPOCHS = 6  # of runs with many faults, and of the run that they are compared with
 SLOW = ("--step-seconds", "0.1")  # so that many faults fit into a run
 PATIENT = ("--grace", "300")  # seconds; a commit comes sooner, also on a machine that has much else to do
@@ -33,8 +32,6 @@ class FaultyRun(DigitsRun):
         sizes: epoch to the size of the world that has to be seen before that epoch's first commits are over.
     """
 
-    script = "faulty_digits.py"
-
     def __init__(
         self,
         folder: Path,
@@ -44,7 +41,7 @@ class FaultyRun(DigitsRun):
         *options: str,
         sizes: Mapping[int, int] | None = None,
     ) -> None:
-        program = (str(SCRIPTS / self.script), framework)
+        program = (str(SCRIPT), framework)
         super().__init__(folder, epochs, *SLOW, *options, framework=framework, program=program)
         self.sizes = dict(sizes or {})
         self.faults = {"FAULTS": "\n".join(faults), "FAULTS_STRUCK": str(folder / "struck")}
@@ -132,7 +129,7 @@ def wait_until_all_train(run: DigitsRun, job: Job, after: int, size: int = 2) ->
 def assert_no_step_is_lost(run: DigitsRun) -> None:
     """Assert that all batches so far count; looks once, as a job that still runs trains more meanwhile."""
     batches = run.batches()
-    assert len(ledger.committed(batches, run.generations())) == len(batches)
+    assert len(committed(batches, run.generations())) == len(batches)
 
 
 def assert_each_sample_once(run: DigitsRun, *, padding: int, epochs: int | None = None) -> None:

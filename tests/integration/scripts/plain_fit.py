@@ -2,8 +2,8 @@
 
 It calls ``fit`` twice: with arrays, and with a `PyDataset`.
 
-``FAULT`` is a fit, how many of its batches are done, a signal, and which rank gets it there: one, or ``all``.
-It strikes once.
+A line of ``FAULTS`` is a fit, how many of its batches a process has done, a signal, and which rank gets it
+there: one, or ``all``. They strike one after the other, each once.
 """
 
 import json
@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 FOLDER = Path(sys.argv[1])
+FAULTS = os.environ.get("FAULTS", "").splitlines()
 SAMPLES, BATCH = 36, 4  # of each rank
 
 
@@ -37,11 +38,13 @@ class Seen(keras.callbacks.Callback):
         self.strike(f"{self.fit} {self.batches}")
 
     def strike(self, now):
-        place, name, whom = os.environ.get("FAULT", "  ").rsplit(" ", 2)
-        struck = FOLDER / "struck"
-        if place != now or struck.exists() or self.rank != (1 if whom == "all" else int(whom)):
+        number = len(list(FOLDER.glob("struck-*")))
+        if number >= len(FAULTS):  # a later start has none
             return
-        struck.touch()
+        place, name, whom = FAULTS[number].rsplit(" ", 2)
+        if place != now or self.rank != (1 if whom == "all" else int(whom)):
+            return
+        (FOLDER / f"struck-{number}").touch()
         for rank in [0, 1] if whom == "all" else [int(whom)]:
             os.kill(int((FOLDER / f"pid-{rank}").read_text()), signal.Signals[name])
 

@@ -19,13 +19,10 @@ torch.manual_seed(0)
 stopped: list[int] = []  # by a handler of its own
 if how == "handler":
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
-begun: list[
-    int
-] = []  # the steps that were not done to their end: state that the script keeps outside of `state`
+# The steps that were not done to their end: state that the script keeps outside of `state`.
+begun: list[int] = []
 # For a training process that is killed: at which steps, each once.
 KILLED = {"killed": (2, 5), "killed at 4": (4,) * 4, "leftovers": (2,)}
-if how == "constructor":
-    torch.nn.Linear(2, 1, biass=False)
 
 
 def make(number: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, recover.TorchState]:

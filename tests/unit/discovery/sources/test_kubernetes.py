@@ -2,7 +2,6 @@
 
 import datetime
 import ipaddress
-import json
 import re
 
 import pytest
@@ -14,7 +13,7 @@ from hvdrecover.discovery.hosts import Host
 from hvdrecover.discovery.sources import kubernetes as source
 from hvdrecover.discovery.sources.kubernetes import hosts_of, kubernetes
 from hvdrecover.errors import DiscoveryError
-from tests.fakes.kubernetes_api import HOST, TOKEN, KubernetesApi, pod
+from tests.fakes.kubernetes_api import HOST, TOKEN, KubernetesApi, kubeconfig, pod
 
 PATIENT = 60.0  # seconds, for what does not hang
 
@@ -25,22 +24,6 @@ def api(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with KubernetesApi().running() as server:
         yield server
-
-
-def kubeconfig(path, url, namespace=None):
-    """A kubeconfig with two contexts: `here`, the current one, and `there` of namespace `there`."""
-    context = {"cluster": "c", "user": "u"} | ({"namespace": namespace} if namespace else {})
-    config = {
-        "current-context": "here",
-        "clusters": [{"name": "c", "cluster": {"server": url}}],
-        "users": [{"name": "u", "user": {"token": TOKEN}}],
-        "contexts": [
-            {"name": "here", "context": context},
-            {"name": "there", "context": {**context, "namespace": "there"}},
-        ],
-    }
-    path.write_text(json.dumps(config))
-    return {"KUBECONFIG": str(path)}
 
 
 @pytest.fixture
