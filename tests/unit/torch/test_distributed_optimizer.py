@@ -8,31 +8,14 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from tests.unit.torch.jobs import continues_alike, joined, network, state_of, wrapped
+from tests.unit.torch.jobs import end_allreduces, joined, network, state_of, wrapped
 
 pytestmark = pytest.mark.usefixtures("roots")
 
 
 @pytest.fixture(autouse=True)
 def hooks_as_in_an_elastic_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrapper looks at the variable when it is made; the state, which would ask the driver, must not."""
-    init = hvd.DistributedOptimizer
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        with monkeypatch.context() as elastic:
-            elastic.setenv("HOROVOD_ELASTIC", "1")
-            return init(*args, **kwargs)
-
-    monkeypatch.setattr(hvd, "DistributedOptimizer", wrapped)
-
-
-def wrapped_pair(optimizer: str = "SGD", **options: Any) -> tuple[Any, Any]:
-    model = network()
-    inner = {
-        "SGD": lambda: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        "AdamW": lambda: torch.optim.AdamW(model.parameters()),
-    }[optimizer]()
-    return model, hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters(), **options)
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["named", "unnamed"])
@@ -62,27 +45,8 @@ def interrupted_backward(model: torch.nn.Module, wrapper: Any, layer: int) -> No
     end_allreduces(wrapper)
 
 
-def end_allreduces(wrapper: Any) -> None:
-    """No allreduce is in flight any more, as after Horovod was shut down; the wrapper does not know."""
-    for handle, _ in wrapper._handles.values():
-        if handle is not None:
-            hvd.synchronize(handle)
-
-
 def fail(*_: Any) -> None:
     raise RuntimeError("a rank was lost")
-
-
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
-@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"groups": 2}, {"backward_passes_per_step": 2}])
-def test_the_wrapper_continues_alike(optimizer: str, options: dict[str, Any]) -> None:
-    def train(model: torch.nn.Module, wrapper: Any) -> None:
-        wrapper.zero_grad()
-        for _ in range(options.get("backward_passes_per_step", 1)):
-            backward(model)
-        wrapper.step()
-
-    continues_alike(lambda: wrapped_pair(optimizer, **options), train)
 
 
 @pytest.mark.parametrize("options", [{}, {"groups": 1}, {"groups": 2}, {"backward_passes_per_step": 2}])
@@ -98,11 +62,15 @@ def test_a_step_after_an_interrupted_backward_pass_is_that_of_an_undisturbed_run
         wrapper.step()
         wrapper.zero_grad()  # after the step, so that nothing clears what the interrupted pass has left
 
-    undisturbed = wrapped_pair(**options)
+    def pair() -> tuple[Any, Any]:
+        model = network()
+        return model, wrapped(model, momentum=0.9, **options)
+
+    undisturbed = pair()
     for _ in range(3):
         train(*undisturbed)
 
-    model, wrapper = wrapped_pair(**options)
+    model, wrapper = pair()
     state = joined(model=model, optimizer=wrapper)
     train(model, wrapper)
     state.commit()

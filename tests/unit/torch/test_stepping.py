@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import pytest
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import hvdrecover.torch as recover
-from hvdrecover import heartbeat
 from hvdrecover.errors import ConfigError
 from hvdrecover.scalars import as_numbers
-from hvdrecover.torch import stepping
 from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.stepping import steps_of
 from hvdrecover.torch.virtual import Gradients
 from tests.integration.scalars import read
-from tests.unit.torch.jobs import network, wrapped
+from tests.unit.torch.jobs import end_allreduces, network, wrapped
 
 KINDS = ["plain", "wrapped", "wrapped, without hooks"]
 INSIDE = ["averaging", "averaged"]
@@ -43,17 +39,6 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[torch.nn.Modu
     return make
 
 
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A guardian seems to watch this process."""
-    monkeypatch.setattr(heartbeat, "watched", lambda: True)
-    handle = register_optimizer_step_post_hook(stepping._beat)
-    heartbeat.stand_at(0, 0, 0)
-    yield
-    handle.remove()
-    heartbeat.stand_at(0, 0, 0)
-
-
 def log_of(optimizer: Any) -> list[str]:
     """Return a list that fills with the reports of an optimizer from now on."""
     log: list[str] = []
@@ -67,26 +52,8 @@ def backward(model: torch.nn.Module, optimizer: Any) -> None:
     model(torch.ones(2, 3)).sum().backward()
 
 
-def end_allreduces(optimizer: Any) -> None:
-    """No allreduce is in flight any more; the optimizer does not know."""
-    for handle, _ in getattr(optimizer, "_handles", {}).values():
-        hvd.synchronize(handle)
-
-
 def fail() -> None:
     raise RuntimeError("a rank was lost")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_step_is_told_of_once(kind: str, make: Any) -> None:
-    model, optimizer = make(kind)
-    log = log_of(optimizer)
-    for _ in range(3):
-        backward(model, optimizer)
-        optimizer.step()
-        log.append("-")
-    expected = ["begins", *(INSIDE if kind != "plain" else ()), "applying", "ended", "-"]
-    assert log == expected * 3
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
@@ -142,19 +109,6 @@ def test_virtual_ranks_average_also_what_others_were_told_of_before(make: Any) -
     gradients.finish([1], 0)
     optimizer.step()
     assert log == [*INSIDE, "begins", "applying", "ended"]
-
-
-# -- those that are told -----------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("watched")
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_guardian_counts_each_step_once(kind: str, make: Any) -> None:
-    model, optimizer = make(kind)
-    for step in range(3):
-        backward(model, optimizer)
-        optimizer.step()
-        assert heartbeat.steps() == step + 1
 
 
 # -- times and gradient norms --------------------------------------------------------------------------------
