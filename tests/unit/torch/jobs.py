@@ -37,13 +37,6 @@ def wrapped(
     )
 
 
-def end_allreduces(optimizer: Any) -> None:
-    """No allreduce is in flight any more, as after Horovod was shut down; the optimizer does not know."""
-    for handle, _ in getattr(optimizer, "_handles", {}).values():
-        if handle is not None:
-            hvd.synchronize(handle)
-
-
 def train_one_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """A step that depends on the model's and the optimizer's state alone."""
     dtype = next(model.parameters()).dtype
