@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import h5py
 import pytest
 
 from tests.integration.conftest import IS_LONG
-from tests.support.jobs import PATIENCE, Job, static, supervised
+from tests.support.jobs import PATIENCE, Job, static, supervised, wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "keras_callbacks.py"
 STOPS = 7
@@ -71,11 +70,7 @@ def test_a_job_that_is_killed_again_and_again_decides_and_writes_the_same(
     assert jobs[-1].wait(PATIENCE) == 0, jobs[-1].tail()
     jobs.append(run.start(supervised("--no-standby"), FAULTS))
     last = run.folder / FAULTS[-1].replace(" ", "-")
-    deadline = time.monotonic() + PATIENCE
-    while not last.exists():
-        assert jobs[-1].running, jobs[-1].tail(60)
-        assert time.monotonic() < deadline, jobs[-1].tail(60)
-        time.sleep(0.05)
+    wait_until(jobs[-1], last.exists, "last fault")
     jobs[-1].kill()
     jobs.append(run.start(supervised("--no-standby"), FAULTS))
     assert jobs[-1].wait(PATIENCE) == 0, jobs[-1].tail(60)

@@ -28,7 +28,7 @@ def finish(folder: Path, launcher: list[str], **killed: int) -> list[dict[str, A
 def test_ranks_killed_in_mid_epoch_get_their_very_own_back(tmp_path: Path) -> None:
     expected = finish(tmp_path / "undisturbed", static(2))
     assert expected[0]["losses"] != expected[1]["losses"]
-    assert finish(tmp_path / "killed", supervised("--no-standby"), _5=1, _16=0) == expected
+    assert finish(tmp_path / "killed", supervised("--no-standby"), _8=1, _13=0) == expected
     for epoch in range(2):
         batches = [each["losses"][10 * epoch : 10 * epoch + 10] for each in expected]
         seen = sorted(sample for rank in batches for indices, _ in rank for sample in indices)

@@ -11,22 +11,16 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import LONG
-from tests.support.jobs import PATIENCE, Job, elastic, run_job, supervised
+from tests.support.jobs import elastic, run_job, supervised
 
 SCRIPTS = Path(__file__).with_name("scripts")
 SCRIPT = SCRIPTS / "tensorflow_failures.py"
-Reports = list[dict[str, Any]]
 
 
-def run(launcher: list[str], folder: Path, *case: str) -> tuple[int, Reports, str]:
-    """Run a case to its end; give the exit code, the ranks' reports and the log."""
-    job = Job([*launcher, sys.executable, str(SCRIPT), *case], folder / "log.txt")
-    try:
-        code = job.wait(PATIENCE)
-    finally:
-        job.kill()
-    log = job.log.read_text(errors="replace")
-    return code, [json.loads(line) for line in re.findall(r"report (\{.*\})", log)], log
+def run(launcher: list[str], folder: Path, *case: str) -> tuple[list[dict[str, Any]], str]:
+    """Run a case to its end; give the ranks' reports and the log."""
+    log = run_job([*launcher, sys.executable, str(SCRIPT), *case], folder / "log.txt")
+    return [json.loads(line) for line in re.findall(r"report (\{.*\})", log)], log
 
 
 @pytest.mark.parametrize(
@@ -36,10 +30,9 @@ def run(launcher: list[str], folder: Path, *case: str) -> tuple[int, Reports, st
 def test_a_lost_peer_is_recognised_whichever_collective_it_breaks(
     collective: str, hosts: Path, tmp_path: Path
 ) -> None:
-    code, reports, log = run(elastic(hosts), tmp_path, "lost", collective, str(tmp_path))
+    reports, log = run(elastic(hosts), tmp_path, "lost", collective, str(tmp_path))
     assert (tmp_path / "killed").exists()
     assert reports == [{"rank": 0, "result": "trained", "batch": 10, "traces": 1}], log
-    assert code == 0
 
 
 def test_a_rank_that_joins_late_has_all_that_the_others_have(
@@ -53,8 +46,7 @@ def test_a_rank_that_joins_late_has_all_that_the_others_have(
     # The second host is there as soon as the first has trained.
     script.write_text(f"#!/bin/sh\ncat '{hosts}'\n[ ! -e '{tmp_path}/trained' ] || echo 127.0.0.1:1\n")
     script.chmod(0o755)
-    code, reports, log = run(launcher, tmp_path, "join", str(tmp_path))
-    assert code == 0, log
+    reports, log = run(launcher, tmp_path, "join", str(tmp_path))
     joined = sorted((each for each in reports if "content" in each), key=lambda each: each["rank"])
     assert [each["rank"] for each in joined] == [0, 1], log
     first, second = joined
@@ -68,12 +60,8 @@ def test_a_rank_that_joins_late_has_all_that_the_others_have(
 
 def test_collectives_of_constants_and_joins_recover(tmp_path: Path) -> None:
     """One rank is killed before it joins, another one after its peer has joined."""
-    command = [
-        *supervised("--no-standby"),
-        sys.executable,
-        str(SCRIPTS / "tensorflow_constants.py"),
-        str(tmp_path),
-    ]
+    script = str(SCRIPTS / "tensorflow_constants.py")
+    command = [*supervised("--no-standby"), sys.executable, script, str(tmp_path)]
     run_job(command, tmp_path / "log.txt", {"HVDRECOVER_EVENTS": str(tmp_path / "events")})
     assert {path.name for path in tmp_path.glob("struck-*")} == {"struck-1", "struck-2"}
     table, weights = json.loads((tmp_path / "weights").read_text())

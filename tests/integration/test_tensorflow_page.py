@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import SKLEARN
-from tests.support.jobs import PATIENCE, Job, static
+from tests.support.jobs import run_job, static
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tensorflow.md").read_text()
 STOP = """
@@ -31,21 +31,12 @@ def test_its_script_continues_inside_the_epoch_with_another_number_of_ranks(tmp_
     (tmp_path / "train.py").write_text(
         "import sys\n" + script.replace("\n\n@recover.run", STOP + "\n\n@recover.run")
     )
-    assert run([], tmp_path, "--stop") == 3
-    assert run(static(2), tmp_path) == 0
-    log = (tmp_path / "log").read_text(errors="replace")
+    script = ["sh", "-c", 'cd "$0" && exec "$@"', str(tmp_path), sys.executable, "train.py"]
+    run_job([*script, "--stop"], tmp_path / "log", SKLEARN, code=3)
+    log = run_job([*static(2), *script], tmp_path / "log", SKLEARN)
     assert "resumed from commit 2 " in log
     epochs = re.findall(r"Epoch (\d)/5", log)
     assert epochs == ["1", "1", "2", "3", "4", "5"]
     assert "finished at commit" in log
     assert "ran out of data" not in log
     assert "Warning" not in log
-
-
-def run(launcher: list[str], folder: Path, *options: str) -> int:
-    script = ["sh", "-c", 'cd "$0" && exec "$@"', str(folder), sys.executable, "train.py", *options]
-    job = Job([*launcher, *script], folder / "log", SKLEARN)
-    try:
-        return job.wait(PATIENCE)
-    finally:
-        job.kill()

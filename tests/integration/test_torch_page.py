@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import SKLEARN
-from tests.support.jobs import PATIENCE, ROOT_MAY_USE_MPI, Job
+from tests.support.jobs import ROOT_MAY_USE_MPI, run_job
 
 PAGE = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
 SUPERVISED, *COMMANDS = re.findall(r"^\$ (.*train\.py)$", PAGE, re.MULTILINE)
@@ -37,27 +37,18 @@ def test_its_script_resumes_through_all_its_commands(tmp_path: Path) -> None:
                 raise SystemExit(3)"""
     (tmp_path / "train.py").write_text("import os\n" + script.replace(marker, marker + stop, 1))
     (tmp_path / "hosts").write_text("localhost:1\n127.0.0.1:1\n")
+    path = os.pathsep.join([os.fspath(Path(sys.executable).parent), os.environ["PATH"]])
+
+    def run(command: str, stop_at: int = 10**9) -> str:
+        # sh finds the programs on the path that is set here, as the reader's shell would.
+        words = ["sh", "-c", f"cd {shlex.quote(str(tmp_path))} && {command}"]
+        environ = {"STOP_AT": str(stop_at), "PATH": path, **ROOT_MAY_USE_MPI, **SKLEARN}
+        return run_job(words, tmp_path / "log", environ)
+
     for number, command in enumerate(COMMANDS, start=1):
-        run(command, tmp_path, stop_at=10 * number)
-        resumed = re.findall(r"resumed from commit (\d+)", (tmp_path / "log").read_text())
+        log = run(f"! {command}", stop_at=10 * number)
+        resumed = re.findall(r"resumed from commit (\d+)", log)
         assert [int(commit) for commit in resumed] == [10 * earlier for earlier in range(1, number)]
-    assert run(SUPERVISED, tmp_path, stop_at=10**9) == 0
-    assert "finished at commit" in (tmp_path / "log").read_text()
+    assert "finished at commit" in run(SUPERVISED)
     (look,) = re.findall(r"^\$ (hvdrecover ls .*)$", PAGE, re.MULTILINE)
-    assert run(look, tmp_path, stop_at=0) == 0
-    assert "finished" in (tmp_path / "log").read_text().splitlines()[-3]
-
-
-def run(command: str, folder: Path, stop_at: int) -> int:
-    settings = {
-        "STOP_AT": str(stop_at),
-        "PATH": os.pathsep.join([os.fspath(Path(sys.executable).parent), os.environ["PATH"]]),
-        **ROOT_MAY_USE_MPI,
-        **SKLEARN,
-    }
-    # sh finds the programs on the path that is set here, as the reader's shell would.
-    job = Job(["sh", "-c", f"cd {shlex.quote(str(folder))} && {command}"], folder / "log", settings)
-    try:
-        return job.wait(PATIENCE)
-    finally:
-        job.kill()
+    assert "finished" in run(look).splitlines()[-3]

@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 from tests.integration.conftest import LONG, Start
-from tests.support.jobs import PATIENCE, DigitsRun, Job, durable, elastic, read_events, static
+from tests.support.jobs import DigitsRun, Job, durable, elastic, read_events, static
 from tests.support.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "virtual_digits.py"
@@ -147,10 +147,3 @@ def test_by_speed_and_another_number_of_processes_after_a_restart_end_with_the_s
     run.finish_with(start, ())
     assert run.shares()[-1] == [4]
     assert_same(run, clean)
-
-
-def test_a_collective_in_a_part_ends_the_job_in_words(start: Start, tmp_path: Path) -> None:
-    run = VirtualRun(tmp_path, "adamw", "--virtual-ranks", "3")
-    job = run.begin(start, static(2), allreduce=2)  # type: ignore[arg-type]
-    assert job.wait(PATIENCE) != 0
-    assert "StepError: hvd.allreduce(): " in job.log.read_text()

@@ -54,7 +54,7 @@ def train(state):
             optimizer.step()
             state.losses.value.append([batch.tolist(), loss.item()])
             state.step += 1
-            if state.step % 3 == 0:
+            if state.step % 5 == 0:  # step 10 is the last one of an epoch
                 state.commit()
         state.epoch += 1
 

@@ -1,8 +1,8 @@
 """Virtual ranks that any processes carry out; who is killed, slowed down or joins is in the JSON of PLAN.
 
-``{"kill": {STEP: RANKS}, "hosts": {STEP: [SIZE, HOSTS]}, "slow": {STEP: RANK}, "allreduce": STEP}``: in a
-step, each once, the processes of these ranks are killed; at the end of a step the file HOSTS is changed, and
-all wait until there are so many processes; from a step on, this rank is slow; in a step, each part averages.
+``{"kill": {STEP: RANKS}, "hosts": {STEP: [SIZE, HOSTS]}, "slow": {STEP: RANK}}``: in a step, each once, the
+processes of these ranks are killed; at the end of a step the file HOSTS is changed, and all wait until there
+are so many processes; from a step on, this rank is slow.
 """
 
 import json
@@ -113,8 +113,6 @@ def train(state):
                 losses = torch.nn.functional.cross_entropy(model(images), labels, reduction="none")
                 losses.mean().backward()
                 state.losses.value.append([state.epoch, numbers.tolist(), losses.tolist()])
-                if state.step == plan.get("allreduce"):
-                    hvd.allreduce(losses.mean())
                 may_be_slow()
                 may_be_killed()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,62 +112,37 @@ def judge() -> keras.callbacks.Callback:
     return keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(score=SCORES[epoch]))
 
 
-def used(folder: Path) -> list[keras.callbacks.Callback]:
-    """Keras's callbacks, which judge by `SCORES`, and one of the user's own."""
-    folder.mkdir(exist_ok=True)
+def used(log: Path) -> list[keras.callbacks.Callback]:
+    """One of the user's own, and Keras's, which judge by `SCORES`; a real job has those that write models."""
     return [
         Counting(),
         judge(),
         keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
         keras.callbacks.ReduceLROnPlateau("score", factor=0.5, patience=2, cooldown=1, mode="min"),
         keras.callbacks.EarlyStopping("score", patience=4, mode="min", restore_best_weights=True),
-        keras.callbacks.ModelCheckpoint(
-            str(folder / "best.weights.h5"), "score", save_best_only=True, save_weights_only=True, mode="min"
-        ),
-        keras.callbacks.ModelCheckpoint(
-            str(folder / "{epoch:02d}.weights.h5"), save_freq=7, save_weights_only=True
-        ),
-        keras.callbacks.CSVLogger(str(folder / "log.csv")),
+        keras.callbacks.CSVLogger(str(log)),
     ]
 
 
-def outcome(state: Any, callbacks: list[Any], folder: Path) -> dict[str, Any]:
+def outcome(state: Any, callbacks: list[Any], log: Path) -> dict[str, Any]:
     """Train to the end; return all that the run leaves."""
     history = fit(state, *callbacks)
-    files = sorted(path.name for path in folder.iterdir())
-    assert "best.weights.h5" in files
     return {
         "epoch": state.epoch,
         "weights": weights(state),
         "counted": callbacks[0].names,
         "history": (history.epoch, history.history),
-        "rows": list(csv.reader((folder / "log.csv").read_text().splitlines())),
-        "files": stored({name: folder / name for name in files if name.endswith(".h5")}),
+        "rows": log.read_text().splitlines(),
     }
 
 
-def stored(files: dict[str, Path]) -> dict[str, list[bytes]]:
-    """Return the weights in each file."""
-    model, found = a_state().model, {}
-    for name, path in files.items():
-        model.load_weights(path)
-        found[name] = [each.tobytes() for each in model.get_weights()]
-    return found
-
-
-def undisturbed_outcome(folder: Path) -> dict[str, Any]:
-    found = outcome(a_state(), used(folder), folder)
-    rates = [float(row[found["rows"][0].index("learning_rate")]) for row in found["rows"][1:]]
-    halved = [epoch for epoch in range(1, len(rates)) if rates[epoch] / rates[epoch - 1] < 0.5]
-    assert (found["epoch"], len(rates)) == (STOPS + 1, STOPS + 1)
-    assert halved == [4, 7]
-    assert found["files"]["best.weights.h5"] == found["weights"][: len(found["files"]["best.weights.h5"])]
-    return found
-
-
 def test_wherever_a_fit_is_interrupted_it_ends_the_same(tmp_path: Path) -> None:
-    undisturbed = undisturbed_outcome(tmp_path / "undisturbed")
-    state, callbacks = a_state(tmp_path / "root"), used(tmp_path / "files")
+    log, root = tmp_path / "log.csv", tmp_path / "root"
+    undisturbed = outcome(a_state(), used(tmp_path / "undisturbed.csv"), tmp_path / "undisturbed.csv")
+    rates = undisturbed["history"][1]["learning_rate"]
+    assert [epoch for epoch in range(1, len(rates)) if rates[epoch] / rates[epoch - 1] < 0.5] == [4, 7]
+    assert undisturbed["epoch"] == len(rates) == STOPS + 1
+    state, callbacks = a_state(root), used(log)
     for at, way, place in INTERRUPTIONS:
         interrupted = (*callbacks, Interrupt(state, *at))
         with pytest.raises(InterruptionError):
@@ -178,8 +152,8 @@ def test_wherever_a_fit_is_interrupted_it_ends_the_same(tmp_path: Path) -> None:
             state.sync()
         else:
             state.flush()
-            state, callbacks = a_state(tmp_path / "root"), used(tmp_path / "files")
-    found = outcome(state, callbacks, tmp_path / "files")
+            state, callbacks = a_state(root), used(log)
+    found = outcome(state, callbacks, log)
     for what, value in undisturbed.items():
         assert found[what] == value, what
 
@@ -214,14 +188,6 @@ def test_a_commit_sets_only_known_attributes(tmp_path: Path) -> None:
     state._fit.load(tree)
     fit(state, saves)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.weights.h5"]
-
-
-def test_no_commit_holds_a_fit_that_has_ended(tmp_path: Path) -> None:
-    state = a_state(tmp_path)
-    fit(state, *used(tmp_path / "files"))
-    assert "_callbacks" in state._session.memory.newest.state["attributes"]
-    state.commit()
-    assert "_callbacks" not in state._session.memory.newest.state["attributes"]
 
 
 def test_a_list_of_keras_own_is_put_in_order_too() -> None:

@@ -27,8 +27,8 @@ Y = np.arange(SAMPLES) % 2
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]
     """Shuffles its samples at the end and at the beginning of each epoch."""
 
-    def __init__(self, workers: int = 1) -> None:
-        super().__init__(workers)
+    def __init__(self) -> None:
+        super().__init__()
         self.order = np.arange(SAMPLES)
 
     def __len__(self) -> int:
@@ -49,62 +49,10 @@ def pipeline() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
 
 
-def seeded(number: int, function: Callable[[], None]) -> None:
-    random.seed(number)
-    np.random.seed(number)
-    function()
-
-
-def data_of(x: Any, y: Any = None, *, steps: int | None = None, shuffle: bool = True) -> Resumable:
-    options = {"y": y, "sample_weight": None, "batch_size": BATCH if y is not None else None}
-    options |= {"steps_per_epoch": steps, "class_weight": None, "shuffle": shuffle}
-    return resumable(x, options, EPOCHS, lambda: 7, seeded)
-
-
-def taken(data: Resumable, count: int | None = None) -> list[float]:
-    """The first number of each sample of the next iteration."""
-    data.on_epoch_begin()
-    found = [float(each) for batch in data.get_tf_dataset().take(count or -1) for each in batch[0][:, 0]]
-    data.on_epoch_end()
-    return found
-
-
-FORMS = {
-    "arrays": lambda: data_of(X, Y),
-    "arrays in their order": lambda: data_of(X, Y, shuffle=False),
-    "PyDataset": lambda: data_of(Batches()),
-    "PyDataset with workers": lambda: data_of(Batches(workers=2)),
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_data_of_a_new_process_continue_at_any_place(form: str) -> None:
-    data, epochs = FORMS[form](), []
-    for epoch in range(EPOCHS):
-        data.go_to(epoch, 0)
-        epochs.append(taken(data))
-    assert all(sorted(each) == sorted(X[:, 0].tolist()) for each in epochs)
-    new = FORMS[form]()
-    new.go_to(2, 3)
-    assert taken(new) == epochs[2][3 * BATCH :]
-
-
-def test_epochs_with_steps_follow_each_other_through_the_samples() -> None:
-    data = data_of(X, Y, steps=3)
-    data.go_to(0, 0)
-    whole = taken(data, 9)
-    assert sorted(whole[:SAMPLES]) == sorted(X[:, 0].tolist())
-    data.go_to(2, 1)
-    assert taken(data, 2) == whole[7 * BATCH :]
-
-
-def test_batches_of_a_py_dataset_that_were_fetched_before_a_fault_are_dropped() -> None:
-    data = data_of(Batches(workers=2))
-    data.go_to(0, 0)
-    data.on_epoch_begin()
-    next(iter(data.get_tf_dataset()))  # and a fault
-    data.go_to(0, 0)
-    assert sorted(taken(data)) == sorted(X[:, 0].tolist())
+def data_of(x: Any, *, steps: int | None = None) -> Resumable:
+    options = dict.fromkeys(("y", "sample_weight", "batch_size", "class_weight"))
+    options |= {"steps_per_epoch": steps, "shuffle": True}
+    return resumable(x, options, EPOCHS, lambda: 7, lambda number, function: function())
 
 
 def test_a_pipeline_skips_to_the_place() -> None:

@@ -22,9 +22,19 @@ def network(seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Seque
         return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).to(dtype)
 
 
-def wrapped(model: torch.nn.Module, kind: Any = torch.optim.SGD, *, lr: float = 0.1, **options: Any) -> Any:
+def wrapped(
+    model: torch.nn.Module,
+    kind: Any = torch.optim.SGD,
+    *,
+    lr: float = 0.1,
+    momentum: float = 0.0,
+    **options: Any,
+) -> Any:
     """An optimizer of a model, in Horovod's wrapper."""
-    return hvd.DistributedOptimizer(kind(model.parameters(), lr=lr), model.named_parameters(), **options)
+    more = {"momentum": momentum} if momentum else {}
+    return hvd.DistributedOptimizer(
+        kind(model.parameters(), lr=lr, **more), model.named_parameters(), **options
+    )
 
 
 def train_one_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

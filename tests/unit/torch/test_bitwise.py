@@ -150,11 +150,16 @@ def test_killed_at_every_commit(place: Place, rng: Randomness) -> None:
     kill_and_resume_at_every_commit(places=(place,), rng=rng)
 
 
-@pytest.mark.parametrize("loading", ["no_batches", "drop_last", "batch_sampler"])
-def test_killed_at_every_commit_however_samples_are_loaded(loading: Loading) -> None:
-    kill_and_resume_at_every_commit(loading=loading, samples=7, batch_size=3)
-
-
-@pytest.mark.parametrize(("rng", "loading"), [("reseed", "workers"), ("store", "persistent_workers")])
-def test_killed_in_mid_epoch_while_workers_prefetch(rng: Randomness, loading: Loading) -> None:
-    kill_and_resume_at_every_commit(rng=rng, places=("every_second_batch",), loading=loading, samples=8)
+@pytest.mark.parametrize(
+    ("loading", "options"),
+    [
+        *(
+            (loading, {"samples": 7, "batch_size": 3})
+            for loading in ("no_batches", "drop_last", "batch_sampler")
+        ),
+        ("workers", {"samples": 8, "places": ("every_second_batch",)}),
+        ("persistent_workers", {"samples": 8, "places": ("every_second_batch",), "rng": "store"}),
+    ],
+)
+def test_killed_at_every_commit_however_samples_are_loaded(loading: Loading, options: dict[str, Any]) -> None:
+    kill_and_resume_at_every_commit(loading=loading, **options)

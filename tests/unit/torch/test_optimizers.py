@@ -105,18 +105,6 @@ def test_an_optimizer_of_another_kind_is_named_and_left_as_it_is() -> None:
     assert "betas" in state.optimizer.param_groups[0]
 
 
-def test_an_option_that_the_commit_does_not_know_yet_keeps_its_value() -> None:
-    """Newer releases of torch add options to its optimizers."""
-    model = network()
-    optimizer = Optimizers.AdamW(model.parameters(), lr=0.5)
-    tree = TorchFramework().tree(optimizer)
-    del tree["param_groups"][0]["maximize"]
-    fitting, differences = TorchFramework().fit("optimizer", optimizer, tree)
-    TorchFramework().load(optimizer, fitting)
-    assert differences == []
-    assert (optimizer.param_groups[0]["maximize"], optimizer.param_groups[0]["lr"]) == (False, 0.5)
-
-
 def test_a_commit_from_before_a_scheduler_was_added_keeps_the_schedulers_options() -> None:
     model = network()
     optimizer = Optimizers.SGD(model.parameters(), lr=0.5)
@@ -179,20 +167,15 @@ def test_moments_follow_the_names_of_their_parameters(wrap: Callable[..., Any]) 
 
 
 def test_parameters_that_come_between_commits_have_their_names_in_the_next_one() -> None:
-    def make(*, whole: bool) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        model = network()
-        groups = [{"params": each.parameters()} for each in (model[2], model[0])]
-        return model, Optimizers.Adam(groups if whole else groups[:1])
-
-    model, optimizer = make(whole=False)
+    model, other = network(), network()
+    optimizer = Optimizers.Adam(model[2].parameters())
     state = joined(URL, model=model, optimizer=optimizer)
     state.commit()
     model[0] = torch.nn.Linear(3, 4)
     optimizer.add_param_group({"params": model[0].parameters()})
     train_one_step(model, optimizer)
     commit_durably(state)
-    other, resumed = make(whole=True)
-    resumed.param_groups.reverse()
+    resumed = Optimizers.Adam([{"params": each.parameters()} for each in (other[0], other[2])])
     joined(URL, model=other, optimizer=resumed)
     assert moments(resumed, other) == moments(optimizer, model)
 
@@ -224,14 +207,16 @@ def test_objects_that_others_hold_are_loaded_in_place() -> None:
     state = joined(model=model, optimizer=plain, scheduler=scheduler)
     train_one_step(model, plain)
     state.commit()
-    group, rate, weight = plain.param_groups[0], plain.param_groups[0]["lr"], model[0].weight
-    entries, moment = plain.state[weight], plain.state[weight]["exp_avg"]
-    held = [plain.param_groups, plain.state, group, group["params"], rate, entries, moment, weight]
+    weight = model[0].weight
+
+    def held() -> list[Any]:
+        group, entries = plain.param_groups[0], plain.state[weight]
+        own = [group, group["params"], group["lr"], entries, entries["exp_avg"], model[0].weight]
+        return [plain.param_groups, plain.state, *own]
+
+    before = held()
     train_one_step(model, plain)
     scheduler.step()
     state.restore()
-    entries = plain.state[weight]
-    now = [plain.param_groups, plain.state, plain.param_groups[0], group["params"], group["lr"], entries]
-    now += [entries["exp_avg"], model[0].weight]
-    assert all(one is other for one, other in zip(now, held, strict=True))
-    assert group["lr"].item() == 0.5
+    assert all(one is other for one, other in zip(held(), before, strict=True))
+    assert plain.param_groups[0]["lr"].item() == 0.5

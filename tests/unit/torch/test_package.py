@@ -1,14 +1,19 @@
-"""The effects of importing the adapter, and scripts of which only the import line names us."""
+"""The effects of importing the adapter, its examples, and scripts of which only the import line names us."""
 
 from __future__ import annotations
 
+import doctest
 import random
 import types
 
+import horovod.torch as hvd
+import numpy as np
+import pytest
 import torch
 
 import hvdrecover.torch as recover
 from tests.support.processes import answer
+from tests.unit import api
 
 VARIANTS = [
     ({}, "gloo gloo"),
@@ -32,6 +37,17 @@ for variant in eval(sys.stdin.read()):
     for name in variant:
         del os.environ[name]
 """
+
+
+PACKAGES = ("hvdrecover", "hvdrecover.torch")
+SHOWN = [(each, name) for each in PACKAGES for name in api.names(each) if api.examples(each, name)]
+
+
+@pytest.mark.parametrize(("package", "name"), SHOWN)
+def test_an_example_does_what_it_says(package: str, name: str) -> None:
+    names = {"hvd": hvd, "np": np, "recover": recover, "torch": torch}
+    found = doctest.DocTest(api.examples(package, name), names, name, None, None, None)
+    assert doctest.DocTestRunner().run(found).failed == 0
 
 
 def test_the_public_names() -> None:

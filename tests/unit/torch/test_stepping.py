@@ -1,31 +1,29 @@
-"""The reports of an optimizer's steps, and the scalars made of them, in a job of one."""
+"""Steps of optimizers in a job of one: their reports, Horovod's wrapper, and the scalars made of them."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
 import pytest
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import hvdrecover.torch as recover
-from hvdrecover import heartbeat
 from hvdrecover.errors import ConfigError
 from hvdrecover.scalars import as_numbers
-from hvdrecover.torch import stepping
 from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.stepping import steps_of
 from hvdrecover.torch.virtual import Gradients
 from tests.integration.scalars import read
-from tests.unit.torch.jobs import network, wrapped
+from tests.unit.torch.jobs import joined, network, state_of, wrapped
 
 KINDS = ["plain", "wrapped", "wrapped, without hooks"]
 INSIDE = ["averaging", "averaged"]
+INPUTS = torch.linspace(-1, 1, 15).view(5, 3)
 
 
 @pytest.fixture
@@ -43,17 +41,6 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[torch.nn.Modu
     return make
 
 
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A guardian seems to watch this process."""
-    monkeypatch.setattr(heartbeat, "watched", lambda: True)
-    handle = register_optimizer_step_post_hook(stepping._beat)
-    heartbeat.stand_at(0, 0, 0)
-    yield
-    handle.remove()
-    heartbeat.stand_at(0, 0, 0)
-
-
 def log_of(optimizer: Any) -> list[str]:
     """Return a list that fills with the reports of an optimizer from now on."""
     log: list[str] = []
@@ -68,25 +55,14 @@ def backward(model: torch.nn.Module, optimizer: Any) -> None:
 
 
 def end_allreduces(optimizer: Any) -> None:
-    """No allreduce is in flight any more; the optimizer does not know."""
+    """No allreduce is in flight any more, as after Horovod was shut down; the optimizer does not know."""
     for handle, _ in getattr(optimizer, "_handles", {}).values():
-        hvd.synchronize(handle)
+        if handle is not None:
+            hvd.synchronize(handle)
 
 
-def fail() -> None:
+def fail(*_: Any) -> None:
     raise RuntimeError("a rank was lost")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_step_is_told_of_once(kind: str, make: Any) -> None:
-    model, optimizer = make(kind)
-    log = log_of(optimizer)
-    for _ in range(3):
-        backward(model, optimizer)
-        optimizer.step()
-        log.append("-")
-    expected = ["begins", *(INSIDE if kind != "plain" else ()), "applying", "ended", "-"]
-    assert log == expected * 3
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
@@ -144,23 +120,82 @@ def test_virtual_ranks_average_also_what_others_were_told_of_before(make: Any) -
     assert log == [*INSIDE, "begins", "applying", "ended"]
 
 
-# -- those that are told -----------------------------------------------------------------------------------
+# -- Horovod's wrapper, whose hooks an elastic job has even when it is one process -------------------------
 
 
-@pytest.mark.usefixtures("watched")
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_guardian_counts_each_step_once(kind: str, make: Any) -> None:
-    model, optimizer = make(kind)
-    for step in range(3):
-        backward(model, optimizer)
-        optimizer.step()
-        assert heartbeat.steps() == step + 1
+@pytest.fixture
+def elastic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+
+
+@pytest.mark.usefixtures("elastic")
+@pytest.mark.parametrize("told", [True, False], ids=["named", "unnamed"])
+def test_horovod_averages_by_names_that_neither_order_nor_compilation_changes(told: bool) -> None:
+    model = network()
+    compiled = torch.compile(model, backend="eager")
+    inner = torch.optim.SGD(list(model.parameters())[::-1], lr=0.1)
+    optimizer: Any = hvd.DistributedOptimizer(inner, compiled.named_parameters() if told else None)
+    joined(model=compiled, optimizer=optimizer)
+    prefix = "" if told else "model."
+    expected = {f"{prefix}{name}": each for name, each in model.named_parameters()}
+    found = {name: each for each, name in optimizer._parameter_names.items()}
+    assert found.keys() == expected.keys()
+    assert all(found[name] is each for name, each in expected.items())
+
+
+def interrupted_backward(model: torch.nn.Module, wrapper: Any, layer: int) -> None:
+    """A backward pass that ends in an error when it has come down to a layer."""
+    handle = model[layer].register_full_backward_hook(fail)
+    with pytest.raises(RuntimeError, match="a rank was lost"):
+        model(INPUTS.clone().requires_grad_()).square().sum().backward()
+    handle.remove()
+    end_allreduces(wrapper)
+
+
+@pytest.mark.usefixtures("elastic", "roots")
+@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"groups": 2}, {"backward_passes_per_step": 2}])
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_step_after_an_interrupted_backward_pass_is_that_of_an_undisturbed_run(
+    options: dict[str, Any], layer: int
+) -> None:
+    passes = options.get("backward_passes_per_step", 1)
+
+    def train(model: torch.nn.Module, wrapper: Any) -> None:
+        for _ in range(passes):
+            model(INPUTS).square().sum().backward()
+        wrapper.step()
+        wrapper.zero_grad()  # after the step, so that nothing clears what the interrupted pass has left
+
+    def pair() -> tuple[Any, Any]:
+        model = network()
+        return model, wrapped(model, momentum=0.9, **options)
+
+    undisturbed = pair()
+    for _ in range(3):
+        train(*undisturbed)
+
+    model, wrapper = pair()
+    state = joined(model=model, optimizer=wrapper)
+    train(model, wrapper)
+    state.commit()
+    interrupted_backward(model, wrapper, layer)
+    state.restore()
+    for _ in range(2):
+        train(model, wrapper)
+    assert state_of(model, wrapper) == state_of(*undisturbed)
+
+
+@pytest.mark.usefixtures("elastic")
+def test_sparse_gradients_of_a_transposed_parameter_are_averaged() -> None:
+    model = torch.nn.Embedding(4, 2, sparse=True)
+    model.weight = torch.nn.Parameter(torch.ones(2, 4).t())
+    wrapper = wrapped(model, lr=1.0)
+    model(torch.tensor([3])).sum().backward()
+    wrapper.step()
+    assert model.weight.tolist() == [[1, 1], [1, 1], [1, 1], [0, 0]]
 
 
 # -- times and gradient norms --------------------------------------------------------------------------------
-
-
-INPUTS = torch.linspace(-1, 1, 15).view(5, 3)
 
 
 @pytest.mark.parametrize("kind", ["wrapped", "plain"])
