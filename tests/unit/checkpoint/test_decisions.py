@@ -23,15 +23,6 @@ def test_a_commit_and_its_folder(commit, name):
     assert (commit.name, str(commit), CommitId.parse(name)) == (name, name, commit)
 
 
-def test_commits_are_ordered_by_generation_first():
-    assert sorted([CommitId(2, 5), CommitId(10, 1), CommitId(1, 900), CommitId(2, 40)]) == [
-        CommitId(1, 900),
-        CommitId(2, 5),
-        CommitId(2, 40),
-        CommitId(10, 1),
-    ]
-
-
 @pytest.mark.parametrize(
     ("every_commits", "every_seconds", "commits_since", "seconds_since", "due"),
     [

@@ -4,8 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import Manifest
@@ -72,35 +70,6 @@ def test_the_best_are_kept():
     assert kept(commits, last=1, best=Best("loss", count=99)) == [0, 1, 2, 3, 4, 5]
     commits = measured(3.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0)
     assert kept(commits, last=1, best=Best("loss", count=2)) == [1, 4, 6]
-
-
-# -- what always holds ---------------------------------------------------------------------------------
-
-numbers = st.floats(allow_nan=True, allow_infinity=True)
-facts = st.builds(
-    Facts,
-    st.builds(CommitId, st.integers(1, 4), st.integers(0, 40)),
-    st.floats(-1e12, 1e12),
-    st.none() | st.integers(-3, 3).map(float) | numbers,
-)
-roots = st.lists(facts, unique_by=lambda found: found.commit, max_size=30)
-keeps = st.builds(
-    Keep,
-    st.integers(1, 5),
-    st.none() | st.integers(1, 50),
-    st.none() | st.floats(1e-3, 1e12),
-    st.none() | st.builds(Best, st.just("loss"), st.sampled_from(["min", "max"]), st.integers(1, 4)),
-)
-times = st.floats(-1e12, 1e12)
-
-
-@given(roots, keeps, times)
-def test_the_newest_ones_stay(commits, keep, now):
-    gone = expired(commits, keep, now)
-    good = sorted(found.commit for found in commits)
-    assert gone == sorted(set(gone))
-    assert set(gone) <= set(good)
-    assert not set(gone) & set(good[-keep.last :])
 
 
 # -- the number ----------------------------------------------------------------------------------------
