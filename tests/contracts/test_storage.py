@@ -65,6 +65,7 @@ def test_names_are_those_directly_below_and_sorted(storage: Storage) -> None:
     assert storage.names("a") == ["deep"]
     assert storage.names("a/deep") == ["er"]
     assert storage.names("nowhere") == []
+    assert storage.size("a/deep") is None  # a folder has no size
 
 
 @core
@@ -79,17 +80,8 @@ def test_a_shorter_file_replaces_a_longer_one_whole(backend: Backend) -> None:
     assert (storage.read("f"), storage.read("g")) == (b"short", b"short")
 
 
-def test_read_into_tells_how_much_there_was(storage: Storage) -> None:
-    storage.write("f", buffer(b"12345"))
-    longer, shorter = np.zeros(8, dtype=np.uint8), np.zeros(3, dtype=np.uint8)
-    assert storage.read_into("f", longer) == (5, digest(b"12345"))
-    assert longer.tobytes() == b"12345\0\0\0"
-    assert storage.read_into("f", shorter) == (3, digest(b"123"))
-    assert shorter.tobytes() == b"123"
-
-
 @core
-def test_read_into_begins_where_it_is_told(storage: Storage) -> None:
+def test_read_into_begins_where_it_is_told_and_tells_how_much_there_was(storage: Storage) -> None:
     storage.write("f", buffer(b"0123456789"))
     for start, expected in ((0, b"0123"), (3, b"3456"), (8, b"89"), (10, b""), (12, b"")):
         into = np.zeros(4, dtype=np.uint8)
@@ -114,11 +106,6 @@ def test_delete_takes_a_folder_and_all_below(storage: Storage) -> None:
     storage.delete("a")
     assert storage.names() == ["ab"]
     assert storage.size("a/1") is None
-
-
-def test_a_folder_has_no_size(storage: Storage) -> None:
-    storage.publish("a/b/c", b"")
-    assert storage.size("a/b") is None
 
 
 # -- exclusive creation --------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Of all that claim one root, at any time and in any order, the job that was started last continues."""
 
+import itertools
 import json
 
 import pytest
@@ -126,6 +127,7 @@ class Interrupted:
 
     def __init__(self, storage, at, other):
         self._storage, self._left, self._other = storage, at, other
+        self.other_has_run = False
 
     def __getattr__(self, name):
         call = getattr(self._storage, name)
@@ -139,8 +141,9 @@ class Interrupted:
         return interrupted if callable(call) else call
 
     def let_the_other_run(self):
-        other, self._other = self._other, lambda: None
-        other()
+        if not self.other_has_run:
+            self.other_has_run = True
+            self._other()
 
 
 @pytest.mark.parametrize("interrupted", ["recovery", "start"])
@@ -148,7 +151,7 @@ class Interrupted:
 def test_a_start_overtakes_a_recovery_wherever_one_interrupts_the_other(old_job, new_job, interrupted):
     """The old start is at generation 10 in memory and has claimed 3; the new one finds 3, and claims 4."""
     generations = set()
-    for at in range(40):
+    for at in itertools.count():
         storage, outcome = in_memory(), {}
         claims_at(storage, old_job).take_after(2)
 
@@ -168,7 +171,8 @@ def test_a_start_overtakes_a_recovery_wherever_one_interrupts_the_other(old_job,
         first, second = (recovery, start) if interrupted == "recovery" else (start, recovery)
         seen = Interrupted(storage, at, lambda second=second, storage=storage: second(storage))
         first(seen)
-        seen.let_the_other_run()  # if it has not run yet
+        was_interrupted = seen.other_has_run
+        seen.let_the_other_run()
         generations.add(outcome["new"])
         assert stands(claims_at(storage, new_job), outcome["new"])
         for next_process in (claims_at(storage, old_job), claims_at(storage, old_job)):
@@ -187,6 +191,8 @@ def test_a_start_overtakes_a_recovery_wherever_one_interrupts_the_other(old_job,
         for generation in range(outcome["new"] + 1, outcome["new"] + 12):
             later.take(generation)
             later.check(generation)
+        if not was_interrupted:  # it makes fewer calls
+            break
     assert generations == {4, 11}
 
 
