@@ -16,17 +16,17 @@ from hvdrecover.checkpoint.layout import TensorSpec, plan
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.state.adapter import Component, Framework, Tree
 from hvdrecover.state.random import stream
-from hvdrecover.state.trees import rebuild
+from hvdrecover.state.trees import Copier, rebuild
 from tests.contracts.adapters import Adapter, some_bytes
-from tests.fakes.capture import capture
 
 SHAPES = [(), (1,), (3, 5), (2, 0, 3), (1, 1, 4097)]
 
 
 def stored(framework: Framework, tree: Tree) -> tuple[Any, Arena | None]:
     """A tree as a commit holds it: JSON, and the bytes of a file."""
-    structure, arenas = capture(framework, {"it": tree}, {})
-    return json.loads(json.dumps(structure["it"])), arenas.get("it")
+    copier = Copier(framework)
+    parts = copier.take_apart({"it": tree})
+    return json.loads(json.dumps(parts["it"].structure)), copier.copy(parts, {}).get("it")
 
 
 def load(framework: Framework, component: Component, structure: Any, arena: Arena | None) -> list[str]:

@@ -132,7 +132,7 @@ print(sum(storage.create(f"claims/{number}", content) for number in range(20)), 
 
 
 @pytest.mark.parametrize("kind", ["local", "drill", "s3", "sftp", *REAL])
-def test_one_of_many_processes_creates_a_file(request: pytest.FixtureRequest, kind: str) -> None:
+def test_one_of_two_processes_creates_a_file(request: pytest.FixtureRequest, kind: str) -> None:
     backend: Backend = request.getfixturevalue(kind)
     environment = {**os.environ, **backend.environment}
     processes = [
@@ -143,7 +143,7 @@ def test_one_of_many_processes_creates_a_file(request: pytest.FixtureRequest, ki
             stdout=subprocess.PIPE,
             text=True,
         )
-        for name, url in zip("abc", cycle(backend.urls), strict=False)
+        for name, url in zip("ab", cycle(backend.urls), strict=False)
     ]
     try:
         assert all(process.stdout and process.stdout.readline() == "ready\n" for process in processes)
@@ -151,14 +151,14 @@ def test_one_of_many_processes_creates_a_file(request: pytest.FixtureRequest, ki
             assert process.stdin
             process.stdin.write("\n")
             process.stdin.flush()
-        won = {name: int(process.communicate()[0]) for name, process in zip("abc", processes, strict=True)}
+        won = {name: int(process.communicate()[0]) for name, process in zip("ab", processes, strict=True)}
     finally:
         for process in processes:
             process.kill()
             process.wait()
     storage = backend.open()
     found = [storage.read(f"claims/{number}").decode() for number in range(20)]
-    assert {name: found.count(name) for name in "abc"} == won
+    assert {name: found.count(name) for name in "ab"} == won
 
 
 # -- failures ------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ import json
 import pytest
 
 from hvdrecover.checkpoint.claims import Claims
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.root import commits
 from hvdrecover.errors import FencedError, FormatVersionError, OvertakenError, StorageError
 from tests.fakes.clock import FakeClock
 from tests.fakes.root import FakeRoot, FakeStorage
@@ -102,23 +100,6 @@ def test_a_start_of_a_job_that_was_replaced_is_refused_and_touches_nothing(root)
     assert (content(root), wrapped.calls) == (before, [])
 
 
-def test_a_process_of_an_earlier_start_stays_behind_whatever_its_number(root):
-    """It was stopped, with generation 10 in memory; the job was started again, and has claimed 4."""
-    stopped = claims_at(root, "job/first")
-    stopped.take_after(2)
-    started_again = claims_at(root, "job/second")
-    assert started_again.take_after(0) == 4
-    for process in (stopped, claims_at(root, "job/first")):
-        with pytest.raises(OvertakenError) as caught:
-            process.take(10)
-        assert caught.value.by == ""
-    for generation in range(5, 12):
-        claims_at(root, "job/second").take(generation)
-    claims_at(root, "new/first").take_after(0)
-    with pytest.raises(FencedError, match="job new on "):
-        started_again.check(11)
-
-
 # -- at the same time ----------------------------------------------------------------------------------
 
 
@@ -196,38 +177,6 @@ def test_a_start_overtakes_a_recovery_wherever_one_interrupts_the_other(old_job,
     assert generations == {4, 11}
 
 
-# -- answers that are lost -----------------------------------------------------------------------------
-
-
-class Lossy(Wrapped):
-    """A storage that creates a file, and then says ``says``: a lost answer, or one to the second request."""
-
-    def __init__(self, inner, says):
-        super().__init__(inner)
-        self.says = [says]
-
-    def create(self, path, data):
-        created = self.mutate("create", path, data)
-        if self.says and created:
-            said = self.says.pop()
-            if isinstance(said, Exception):
-                raise said
-            return said
-        return created
-
-
-@pytest.mark.parametrize("says", [False, StorageError("url", "the answer is lost")], ids=["exists", "failed"])
-def test_a_claim_whose_answer_is_lost_is_ours_in_a_recovery(root, says):
-    make_store(root, job="job").claim_next()
-    store = make_store(Lossy(root, says), job="job")
-    if says is not False:
-        with pytest.raises(StorageError):
-            store.write(make_snapshot(2, 1), rank=0)
-    store.write(make_snapshot(2, 1), rank=0)
-    assert store.claims.generations() == [2, 1]
-    assert commits(root) == [CommitId(2, 1)]
-
-
 # -- a root that has vanished --------------------------------------------------------------------------
 
 
@@ -239,18 +188,6 @@ def test_a_job_that_took_the_root_and_made_nothing_durable_has_replaced_nobody(r
         if job == "a/1" or (wrote and job == "b/2"):
             claims.acknowledge(generation)
     assert claims.unreplaced() == left
-
-
-def test_a_new_rank_0_does_not_make_a_vanished_root_anew(root):
-    first = make_store(root)
-    first.claim_next()
-    first.write(make_snapshot(1, 1), rank=0)
-    for name in root.names():
-        root.delete(name)
-    for store in (first, make_store(root)):
-        with pytest.raises(StorageError, match="claim"):
-            store.write(make_snapshot(2, 2), rank=0)
-    assert content(root) == {}
 
 
 def test_a_claim_that_is_gone_since_the_claims_were_listed_replaces_no_job(root):

@@ -12,7 +12,7 @@ from hvdrecover.checkpoint.storage.interface import ATTEMPTS
 from hvdrecover.checkpoint.writer import BackgroundWriter
 from hvdrecover.errors import FencedError, HvdrecoverError, StorageError
 from tests.fakes.clock import SharedClock
-from tests.unit.checkpoint.roots import Wrapped, assert_is, make_snapshot, make_store
+from tests.unit.checkpoint.roots import Wrapped, assert_is, content, make_snapshot, make_store
 
 TIMEOUT = 30  # seconds; never reached unless something is broken
 
@@ -90,6 +90,20 @@ def test_an_outage_is_one_line_when_it_begins_and_one_when_it_ends(store, wrappe
     (facts,) = store.events.of("outage_over")
     assert (facts["attempts"], facts["seconds"]) == (6, 300.0)
     assert len(store.events.of("write_failed")) == 6
+
+
+def test_in_a_pause_a_newer_commit_takes_the_place_of_the_one_that_waits(store, wrapped, clock, writer):
+    old = begin_outage(writer, wrapped, clock)
+    newer = make_snapshot(1, 9)
+    assert writer.in_flight is old
+    assert writer.submit(newer)
+    assert writer.in_flight is newer
+    wrapped.plan.clear()
+    writer.hurry()
+    writer.wait()
+    assert writer.progress.last_durable == CommitId(1, 9)
+    assert f"{CommitId(1, 2)}/MANIFEST.json" not in content(wrapped.inner)
+    assert_is(load_newest(store), newer)
 
 
 def test_the_wait_ends_with_the_reasons_and_the_writer_continues(store, wrapped, clock, writer):
