@@ -65,6 +65,7 @@ def test_names_are_those_directly_below_and_sorted(storage: Storage) -> None:
     assert storage.names("a") == ["deep"]
     assert storage.names("a/deep") == ["er"]
     assert storage.names("nowhere") == []
+    assert storage.size("a/deep") is None  # a folder has no size
 
 
 @core
@@ -79,17 +80,8 @@ def test_a_shorter_file_replaces_a_longer_one_whole(backend: Backend) -> None:
     assert (storage.read("f"), storage.read("g")) == (b"short", b"short")
 
 
-def test_read_into_tells_how_much_there_was(storage: Storage) -> None:
-    storage.write("f", buffer(b"12345"))
-    longer, shorter = np.zeros(8, dtype=np.uint8), np.zeros(3, dtype=np.uint8)
-    assert storage.read_into("f", longer) == (5, digest(b"12345"))
-    assert longer.tobytes() == b"12345\0\0\0"
-    assert storage.read_into("f", shorter) == (3, digest(b"123"))
-    assert shorter.tobytes() == b"123"
-
-
 @core
-def test_read_into_begins_where_it_is_told(storage: Storage) -> None:
+def test_read_into_begins_where_it_is_told_and_tells_how_much_there_was(storage: Storage) -> None:
     storage.write("f", buffer(b"0123456789"))
     for start, expected in ((0, b"0123"), (3, b"3456"), (8, b"89"), (10, b""), (12, b"")):
         into = np.zeros(4, dtype=np.uint8)
@@ -116,11 +108,6 @@ def test_delete_takes_a_folder_and_all_below(storage: Storage) -> None:
     assert storage.size("a/1") is None
 
 
-def test_a_folder_has_no_size(storage: Storage) -> None:
-    storage.publish("a/b/c", b"")
-    assert storage.size("a/b") is None
-
-
 # -- exclusive creation --------------------------------------------------------------------------------
 
 
@@ -145,7 +132,7 @@ print(sum(storage.create(f"claims/{number}", content) for number in range(20)), 
 
 
 @pytest.mark.parametrize("kind", ["local", "drill", "s3", "sftp", *REAL])
-def test_one_of_many_processes_creates_a_file(request: pytest.FixtureRequest, kind: str) -> None:
+def test_one_of_two_processes_creates_a_file(request: pytest.FixtureRequest, kind: str) -> None:
     backend: Backend = request.getfixturevalue(kind)
     environment = {**os.environ, **backend.environment}
     processes = [
@@ -156,7 +143,7 @@ def test_one_of_many_processes_creates_a_file(request: pytest.FixtureRequest, ki
             stdout=subprocess.PIPE,
             text=True,
         )
-        for name, url in zip("abc", cycle(backend.urls), strict=False)
+        for name, url in zip("ab", cycle(backend.urls), strict=False)
     ]
     try:
         assert all(process.stdout and process.stdout.readline() == "ready\n" for process in processes)
@@ -164,14 +151,14 @@ def test_one_of_many_processes_creates_a_file(request: pytest.FixtureRequest, ki
             assert process.stdin
             process.stdin.write("\n")
             process.stdin.flush()
-        won = {name: int(process.communicate()[0]) for name, process in zip("abc", processes, strict=True)}
+        won = {name: int(process.communicate()[0]) for name, process in zip("ab", processes, strict=True)}
     finally:
         for process in processes:
             process.kill()
             process.wait()
     storage = backend.open()
     found = [storage.read(f"claims/{number}").decode() for number in range(20)]
-    assert {name: found.count(name) for name in "abc"} == won
+    assert {name: found.count(name) for name in "ab"} == won
 
 
 # -- failures ------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ class FakeRoot:
         files: path to content.
         gate: writes of data files wait for it.
         at_the_gate: set while a write waits.
-        delete_gate: deletions of folders wait for it.
         failures: how many of the next writes of data files fail; used once each and counted down.
         refusals: how many of the next looks at what is there fail; used once each and counted down.
         attempts: how many writes of data files there were.
@@ -33,7 +32,6 @@ class FakeRoot:
     files: dict[str, bytes] = field(default_factory=dict)
     gate: threading.Event = field(default_factory=threading.Event)
     at_the_gate: threading.Event = field(default_factory=threading.Event)
-    delete_gate: threading.Event = field(default_factory=threading.Event)
     failures: float = 0
     refusals: int = 0
     attempts: int = 0
@@ -42,7 +40,6 @@ class FakeRoot:
 
     def __post_init__(self) -> None:
         self.gate.set()
-        self.delete_gate.set()
 
     def commits(self) -> list[CommitId]:
         """The complete commits, oldest first."""
@@ -127,7 +124,6 @@ class FakeStorage:
             files.pop(path, None)
 
     def delete(self, folder: str) -> None:
-        assert self._root.delete_gate.wait(HANG_SECONDS), "the test never opened the gate of deletions"
         with self._files() as files:
             for path in [path for path in files if path.startswith(f"{folder}/")]:
                 del files[path]

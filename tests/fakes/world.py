@@ -50,7 +50,6 @@ class Fault:
         add: how many ranks a change adds.
         remove: the ranks that a change removes.
         ahead: whether the added ranks come before all others.
-        optional: whether the test may end without it.
         visits: how often the rank has come to the collective.
         fired: whether it has happened.
     """
@@ -63,7 +62,6 @@ class Fault:
     add: int = 0
     remove: tuple[int, ...] = ()
     ahead: bool = False
-    optional: bool = False
     visits: int = 0
     fired: bool = False
 
@@ -383,7 +381,7 @@ class FakeJob:
             raise AssertionError(self.failure)
         alive = [member.describe() for member in self._members if member.status == "runs"]
         assert not alive, f"still running: {alive}"
-        idle = [fault for fault in self.faults if not fault.fired and not fault.optional]
+        idle = [fault for fault in self.faults if not fault.fired]
         assert not idle, f"never happened: {idle}"
         return sorted(self._outcomes, key=lambda outcome: (outcome.status != "returned", outcome.world.place))
 

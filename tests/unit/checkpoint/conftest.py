@@ -1,10 +1,7 @@
 import pytest
 
 from hvdrecover.checkpoint.storage import LocalStorage
-from tests.fakes.examples import use_the_same_examples_everywhere
 from tests.unit.checkpoint.roots import memory_root
-
-use_the_same_examples_everywhere()
 
 
 @pytest.fixture(params=["local", "memory"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -80,23 +79,6 @@ class Wrapped:
         if verb == "delete":
             for name in self.inner.names(path)[:1]:
                 self.inner.remove(f"{path}/{name}")
-
-
-class Gate:
-    """A storage whose data files wait until `open` is set; `reached` says that one waits."""
-
-    def __init__(self, inner: Storage) -> None:
-        self._inner = inner
-        self.open = threading.Event()
-        self.reached = threading.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def write(self, path: str, buffer: Any) -> str:
-        self.reached.set()
-        assert self.open.wait(30)
-        return self._inner.write(path, buffer)
 
 
 @contextlib.contextmanager

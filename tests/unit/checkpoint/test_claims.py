@@ -1,12 +1,11 @@
 """Of all that claim one root, at any time and in any order, the job that was started last continues."""
 
+import itertools
 import json
 
 import pytest
 
 from hvdrecover.checkpoint.claims import Claims
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.root import commits
 from hvdrecover.errors import FencedError, FormatVersionError, OvertakenError, StorageError
 from tests.fakes.clock import FakeClock
 from tests.fakes.root import FakeRoot, FakeStorage
@@ -101,23 +100,6 @@ def test_a_start_of_a_job_that_was_replaced_is_refused_and_touches_nothing(root)
     assert (content(root), wrapped.calls) == (before, [])
 
 
-def test_a_process_of_an_earlier_start_stays_behind_whatever_its_number(root):
-    """It was stopped, with generation 10 in memory; the job was started again, and has claimed 4."""
-    stopped = claims_at(root, "job/first")
-    stopped.take_after(2)
-    started_again = claims_at(root, "job/second")
-    assert started_again.take_after(0) == 4
-    for process in (stopped, claims_at(root, "job/first")):
-        with pytest.raises(OvertakenError) as caught:
-            process.take(10)
-        assert caught.value.by == ""
-    for generation in range(5, 12):
-        claims_at(root, "job/second").take(generation)
-    claims_at(root, "new/first").take_after(0)
-    with pytest.raises(FencedError, match="job new on "):
-        started_again.check(11)
-
-
 # -- at the same time ----------------------------------------------------------------------------------
 
 
@@ -126,6 +108,7 @@ class Interrupted:
 
     def __init__(self, storage, at, other):
         self._storage, self._left, self._other = storage, at, other
+        self.other_has_run = False
 
     def __getattr__(self, name):
         call = getattr(self._storage, name)
@@ -139,8 +122,9 @@ class Interrupted:
         return interrupted if callable(call) else call
 
     def let_the_other_run(self):
-        other, self._other = self._other, lambda: None
-        other()
+        if not self.other_has_run:
+            self.other_has_run = True
+            self._other()
 
 
 @pytest.mark.parametrize("interrupted", ["recovery", "start"])
@@ -148,7 +132,7 @@ class Interrupted:
 def test_a_start_overtakes_a_recovery_wherever_one_interrupts_the_other(old_job, new_job, interrupted):
     """The old start is at generation 10 in memory and has claimed 3; the new one finds 3, and claims 4."""
     generations = set()
-    for at in range(40):
+    for at in itertools.count():
         storage, outcome = in_memory(), {}
         claims_at(storage, old_job).take_after(2)
 
@@ -168,7 +152,8 @@ def test_a_start_overtakes_a_recovery_wherever_one_interrupts_the_other(old_job,
         first, second = (recovery, start) if interrupted == "recovery" else (start, recovery)
         seen = Interrupted(storage, at, lambda second=second, storage=storage: second(storage))
         first(seen)
-        seen.let_the_other_run()  # if it has not run yet
+        was_interrupted = seen.other_has_run
+        seen.let_the_other_run()
         generations.add(outcome["new"])
         assert stands(claims_at(storage, new_job), outcome["new"])
         for next_process in (claims_at(storage, old_job), claims_at(storage, old_job)):
@@ -187,39 +172,9 @@ def test_a_start_overtakes_a_recovery_wherever_one_interrupts_the_other(old_job,
         for generation in range(outcome["new"] + 1, outcome["new"] + 12):
             later.take(generation)
             later.check(generation)
+        if not was_interrupted:  # it makes fewer calls
+            break
     assert generations == {4, 11}
-
-
-# -- answers that are lost -----------------------------------------------------------------------------
-
-
-class Lossy(Wrapped):
-    """A storage that creates a file, and then says ``says``: a lost answer, or one to the second request."""
-
-    def __init__(self, inner, says):
-        super().__init__(inner)
-        self.says = [says]
-
-    def create(self, path, data):
-        created = self.mutate("create", path, data)
-        if self.says and created:
-            said = self.says.pop()
-            if isinstance(said, Exception):
-                raise said
-            return said
-        return created
-
-
-@pytest.mark.parametrize("says", [False, StorageError("url", "the answer is lost")], ids=["exists", "failed"])
-def test_a_claim_whose_answer_is_lost_is_ours_in_a_recovery(root, says):
-    make_store(root, job="job").claim_next()
-    store = make_store(Lossy(root, says), job="job")
-    if says is not False:
-        with pytest.raises(StorageError):
-            store.write(make_snapshot(2, 1), rank=0)
-    store.write(make_snapshot(2, 1), rank=0)
-    assert store.claims.generations() == [2, 1]
-    assert commits(root) == [CommitId(2, 1)]
 
 
 # -- a root that has vanished --------------------------------------------------------------------------
@@ -233,18 +188,6 @@ def test_a_job_that_took_the_root_and_made_nothing_durable_has_replaced_nobody(r
         if job == "a/1" or (wrote and job == "b/2"):
             claims.acknowledge(generation)
     assert claims.unreplaced() == left
-
-
-def test_a_new_rank_0_does_not_make_a_vanished_root_anew(root):
-    first = make_store(root)
-    first.claim_next()
-    first.write(make_snapshot(1, 1), rank=0)
-    for name in root.names():
-        root.delete(name)
-    for store in (first, make_store(root)):
-        with pytest.raises(StorageError, match="claim"):
-            store.write(make_snapshot(2, 2), rank=0)
-    assert content(root) == {}
 
 
 def test_a_claim_that_is_gone_since_the_claims_were_listed_replaces_no_job(root):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hvdrecover.checkpoint import comparison
 from hvdrecover.checkpoint.commit_id import CommitId
@@ -49,21 +46,19 @@ def test_elements_that_differ_are_counted_and_measured(a, b, expected):
 
 
 @pytest.mark.parametrize(
-    ("code", "items", "one", "two"),
-    [("BF16", "u2", 0x3F80, 0x4000), ("F8_E4M3", "u1", 0x38, 0x40), ("F8_E5M2", "u1", 0x3C, 0x40)],
+    ("code", "items", "one", "two", "expected"),
+    [
+        ("BF16", "u2", 0x3F80, 0x4000, (1, 0, 1.0)),
+        ("F8_E4M3", "u1", 0x38, 0x40, (1, 0, 1.0)),
+        ("F8_E4M3", "u1", 0x7E, 0x81, (1, 0, 448 + 2**-9)),
+        ("F8_E4M3", "u1", 0x7F, 0x40, (1, 1, 0.0)),
+        ("F8_E5M2", "u1", 0x3C, 0x40, (1, 0, 1.0)),
+        ("F8_E5M2", "u1", 0x7B, 0x81, (1, 0, 57344 + 2**-16)),
+        ("F8_E5M2", "u1", 0x7C, 0x40, (1, 1, 0.0)),
+    ],
 )
-def test_types_that_numpy_lacks_are_compared_by_value(code, items, one, two):
-    assert measured(np.array([one, two], items), np.array([two, two], items), code) == (1, 0, 1.0)
-
-
-def test_the_extremes_of_the_small_types():
-    every = np.arange(256, dtype=np.uint8)
-    e4m3, e5m2 = comparison.decode(every, "F8_E4M3"), comparison.decode(every, "F8_E5M2")
-    assert np.nanmax(e4m3) == 448
-    assert np.isnan(e4m3).sum() == 2
-    assert (e4m3[1], e4m3[0x81], e4m3[8]) == (2**-9, -(2**-9), 2**-6)
-    assert np.isfinite(e5m2).sum() == 256 - 8
-    assert (e5m2[0x7B], e5m2[0x7C], e5m2[0xFC], e5m2[1]) == (57344, math.inf, -math.inf, 2**-16)
+def test_types_that_numpy_lacks_are_compared_by_value(code, items, one, two, expected):
+    assert measured(np.array([one, two], items), np.array([two, two], items), code) == expected
 
 
 def test_a_tensor_of_many_chunks_is_compared_whole(monkeypatch):
@@ -157,30 +152,6 @@ def test_nothing_that_a_terminal_obeys_gets_through():
     assert printable("plain ü") == "plain ü"
     paths = comparison.differences(value, {**value, "d": 0, hostile: [1, 2]})
     assert all(path.isprintable() for path in paths)
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.floats() | st.text() | st.integers(),
-        lambda inner: (
-            st.lists(inner)
-            | st.dictionaries(st.text(), inner)
-            | st.dictionaries(
-                st.sampled_from(
-                    ["$tuple", "$dict", "$enum", "$dataclass", "$deque", "$numpy", "$int", "$tensor"]
-                ),
-                inner,
-                min_size=1,
-                max_size=2,
-            )
-        ),
-    )
-)
-def test_any_json_has_a_text_that_is_printable(value):
-    value = json.loads(json.dumps(value))
-    assert comparison.text(value).isprintable()
-    found = comparison.differences(value, None)
-    assert all(text.isprintable() for path, texts in found.items() for text in (path, *texts))
 
 
 def test_differences_name_the_way_to_each():

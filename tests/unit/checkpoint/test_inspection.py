@@ -132,24 +132,6 @@ def test_looking_into_a_broken_commit_is_an_error_that_names_the_file(storage):
 # -- verify --------------------------------------------------------------------------------------------
 
 
-def test_an_intact_commit_is_read_through_piece_by_piece(storage, monkeypatch):
-    monkeypatch.setattr(inspection, "PIECE", 4096)
-    told = []
-    (verified,) = inspection.verify_all(storage, [inspection.entry(storage, CommitId(1, 1))], told.append)
-    assert (verified.intact, verified.problems) == (True, {})
-    sizes = [storage.size(f"g0001-c00000001/{name}.safetensors") for name in ("model", "optimizer")]
-    assert told == [4096, sizes[0] - 4096, 4096, sizes[1] - 4096]
-
-
-@pytest.mark.parametrize("where", [5000, -1], ids=["in the middle", "at the end"])
-def test_a_flipped_bit_is_found(storage, where):
-    flip(storage, "g0001-c00000001/model.safetensors", where)
-    verified = inspection.verify(storage, inspection.entry(storage, CommitId(1, 1)), ignore)
-    assert not verified.intact
-    assert list(verified.problems) == ["model.safetensors"]
-    assert "digest" in verified.problems["model.safetensors"]
-
-
 def test_a_commit_that_a_job_deletes_meanwhile_is_left_out(storage):
     entries = inspection.entries(storage)
     storage.delete("g0001-c00000002")
@@ -168,18 +150,6 @@ def test_storage_that_fails_says_nothing_about_the_commit(storage, monkeypatch):
 
 
 # -- prune ---------------------------------------------------------------------------------------------
-
-
-def test_a_plan_tells_what_goes_what_stays_and_what_is_never_touched(storage):
-    storage.publish("g0001-c00000002/QUARANTINE.json", b"{}")
-    storage.publish("g0002-c00000004/model.safetensors", b"half")
-    before = content(storage)
-    plan = inspection.plan_pruning(storage, Keep(1), CLOCK)
-    assert [each.commit for each in plan.deleted] == ["g0001-c00000001"]
-    assert plan.kept == ["g0002-c00000002"]
-    assert [each.commit for each in plan.untouched] == ["g0002-c00000004", "g0001-c00000002"]
-    assert plan.bytes_freed == plan.deleted[0].bytes
-    assert content(storage) == before
 
 
 def test_a_metric_that_no_commit_has_is_an_error(storage):

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import ITEM_BYTES, PAGE, TensorSpec, header_size, parse, plan
@@ -117,18 +115,3 @@ def test_a_header_that_is_not_a_table_of_tensors_is_refused(content):
 def test_a_length_of_a_header_that_cannot_be_is_refused(prefix, size):
     with pytest.raises(ValueError):
         header_size(prefix, size)
-
-
-shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
-specs = st.lists(
-    st.builds(TensorSpec, st.text(max_size=5), st.sampled_from(sorted(ITEM_BYTES)), shapes),
-    max_size=8,
-    unique_by=lambda spec: spec.name,
-)
-
-
-@given(specs)
-def test_parse_finds_what_plan_laid_out(specs):
-    layout = plan(specs)
-    assert header_size(layout.header[:8], layout.nbytes) == len(layout.header)
-    assert parse(layout.header, layout.nbytes) == layout

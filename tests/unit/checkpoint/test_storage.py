@@ -2,7 +2,6 @@ import errno
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -157,23 +156,6 @@ def test_what_a_killed_process_left_is_neither_listed_nor_in_the_way(local, tmp_
     assert (local.names("claims"), local.read("claims/g0001.json")) == (["g0001.json"], b"whole")
     local.delete("claims")
     assert files_below(tmp_path) == []
-
-
-def test_files_and_their_folders_are_synced_before_a_write_returns(local, tmp_path, monkeypatch):
-    synced = []
-    fsync = os.fsync
-
-    def note(descriptor):
-        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", note)
-    local.write("new/file", buffer(b"x"))
-    assert synced == [str(tmp_path), str(tmp_path / "new" / "file"), str(tmp_path / "new")]
-    synced.clear()
-    local.publish("new/small", b"x")
-    assert synced[0].startswith(str(tmp_path / "new" / ".hvdrecover-"))
-    assert synced[1:] == [str(tmp_path / "new")]
 
 
 # -- mounts --------------------------------------------------------------------------------------------

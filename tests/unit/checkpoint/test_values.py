@@ -52,26 +52,19 @@ class Slotted:
     b: tuple[int, ...]
 
 
-@dataclasses.dataclass
-class Busy:
-    """Its construction must be noticed."""
-
-    value: int
-    made = 0
-
-    def __post_init__(self):
-        Busy.made += 1
-        self.double = 2 * self.value
-
-
-@dataclasses.dataclass
-class BusyOfOneTest(Busy):
-    """Its ``__new__`` is replaced, which Python does not wholly take back."""
-
-
 @dataclasses.dataclass(frozen=True)
 class FrozenOfOneTest(Frozen):
-    """As `BusyOfOneTest`."""
+    """As `Busy`."""
+
+
+@dataclasses.dataclass
+class Busy:
+    """Of one test: its ``__new__`` is replaced, which Python does not wholly take back."""
+
+    value: int
+
+    def __post_init__(self):
+        self.double = 2 * self.value
 
 
 @dataclasses.dataclass
@@ -171,13 +164,6 @@ def test_containers_are_fresh_and_arrays_writable():
     assert (inner, copy["b"], array[0]) == ([1], [1], 0)
 
 
-def test_what_post_init_put_beside_the_fields_comes_back_without_calling_it():
-    busy = Busy(2)
-    before = Busy.made
-    copy = round_trip(busy)
-    assert (copy.value, copy.double, Busy.made) == (2, 4, before)
-
-
 def test_a_field_without_a_default_that_is_missing_is_named():
     encoded = encode(Schedule(0.5, []), "x")
     del encoded["$dataclass"][1]["rate"]
@@ -225,13 +211,10 @@ class MyList(list):
     ("value", "kind"),
     [
         (lambda: 0, "function"),
-        (len, "builtin"),
         (types, "module"),
         (Custom, "type"),
-        (Schedule, "type"),
         (Custom(), "Custom"),
         (MyList(), "MyList"),
-        (object(), "object"),
         (np.array([None, 1]), "dtype object"),
         (np.array([(1, 2)], dtype="i4,i4"), "dtype"),
         (np.ma.masked_array([1, 2], [True, False]), "MaskedArray"),
@@ -242,7 +225,6 @@ class MyList(list):
         (IsAList(), "IsAList"),
         (datetime.datetime(2024, 1, 1, tzinfo=SomewhereElse()), "time zone"),
         (deep(200), "deep"),
-        (iter([]), "list_iterator"),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )
@@ -352,13 +334,13 @@ def test_decoding_calls_no_constructor(monkeypatch):
     def forbidden(*args, **kwargs):
         raise AssertionError("called")
 
-    values = [BusyOfOneTest(1), FrozenOfOneTest("x"), Point(1, 2), Phase.TRAIN]
+    values = [Busy(1), FrozenOfOneTest("x"), Point(1, 2), Phase.TRAIN]
     encoded = json.loads(json.dumps(encode(values, "x")))
-    for kind in (BusyOfOneTest, FrozenOfOneTest, Point):
+    for kind in (Busy, FrozenOfOneTest, Point):
         monkeypatch.setattr(kind, "__new__", forbidden)
-    for kind in (BusyOfOneTest, FrozenOfOneTest):
+    for kind in (Busy, FrozenOfOneTest):
         monkeypatch.setattr(kind, "__init__", forbidden)
         monkeypatch.setattr(kind, "__post_init__", forbidden, raising=False)
     monkeypatch.setattr(Phase, "_missing_", forbidden)
     busy, frozen, point, phase = decode(encoded)
-    assert (busy.value, frozen.name, point.x, phase) == (1, "x", 1, Phase.TRAIN)
+    assert (busy.value, busy.double, frozen.name, point.x, phase) == (1, 2, "x", 1, Phase.TRAIN)

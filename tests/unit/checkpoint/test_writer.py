@@ -12,7 +12,7 @@ from hvdrecover.checkpoint.storage.interface import ATTEMPTS
 from hvdrecover.checkpoint.writer import BackgroundWriter
 from hvdrecover.errors import FencedError, HvdrecoverError, StorageError
 from tests.fakes.clock import SharedClock
-from tests.unit.checkpoint.roots import Gate, Wrapped, assert_is, content, make_snapshot, make_store
+from tests.unit.checkpoint.roots import Wrapped, assert_is, content, make_snapshot, make_store
 
 TIMEOUT = 30  # seconds; never reached unless something is broken
 
@@ -66,15 +66,6 @@ def try_again(clock):
 
 def messages(store, kind):
     return [facts["message"] for facts in store.events.of(kind)]
-
-
-def test_a_commit_becomes_durable(store, writer):
-    assert (writer.progress.last_durable, writer.in_flight) == (None, None)
-    snapshot = make_snapshot(1, 2)
-    assert writer.submit(snapshot)
-    assert writer.wait()
-    assert (writer.progress.last_durable, writer.in_flight) == (CommitId(1, 2), None)
-    assert_is(load_newest(store), snapshot)
 
 
 # -- outages -------------------------------------------------------------------------------------------------
@@ -161,33 +152,6 @@ def test_being_fenced_is_final(store, wrapped, clock, writer):
     assert store.events.of("outage") == []
     assert not writer.submit(make_snapshot(1, 3))
     assert_is(load_newest(store), make_snapshot(1, 1))
-
-
-# -- slow writes ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def gated(root, clock):
-    """A writer whose first write waits at a gate."""
-    gate = Gate(root)
-    writer = BackgroundWriter(make_store(gate, clock=clock), rank=0)
-    snapshot = make_snapshot(1, 1)
-    writer.submit(snapshot)
-    assert gate.reached.wait(TIMEOUT)
-    yield writer, snapshot, gate
-    gate.open.set()
-    writer.wait()
-
-
-def test_one_commit_is_written_at_a_time(gated):
-    writer, snapshot, gate = gated
-    assert not writer.submit(make_snapshot(1, 2))
-    assert writer.in_flight is snapshot
-    gate.open.set()
-    writer.wait()
-    assert writer.submit(make_snapshot(1, 2))
-    writer.wait()
-    assert writer.progress.last_durable == CommitId(1, 2)
 
 
 # -- threads and memory --------------------------------------------------------------------------------------

@@ -1,3 +1,6 @@
-from tests.fakes.examples import use_the_same_examples_everywhere
+"""The examples of hypothesis: the same everywhere, without time limits that a busy machine would break."""
 
-use_the_same_examples_everywhere()
+from hypothesis import settings
+
+settings.register_profile("hvdrecover", derandomize=True, deadline=None, database=None)
+settings.load_profile("hvdrecover")

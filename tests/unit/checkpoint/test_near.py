@@ -1,6 +1,10 @@
+"""The near tier: its commits, and whose its folder is."""
+
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +21,7 @@ from hvdrecover.checkpoint.reader import Load, copied, read_commit, read_newest
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.checkpoint.storage import LocalStorage
 from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.errors import NoUsableCommitError
+from hvdrecover.errors import NoUsableCommitError, StorageError
 from tests.fakes.clock import FakeClock
 
 SIZE = 3000
@@ -181,3 +185,61 @@ def test_a_commit_that_does_not_fit_leaves_nothing(process: Process) -> None:
     assert process.commit(1, size=1 << 46) is None
     assert "3 commits of" in str(process.decisions[0])
     assert {each.name for each in process.path.iterdir()} == {"root.json", "lock"}
+
+
+# -- whose a near root is ----------------------------------------------------------------------------------
+
+KEEP = "import sys, pathlib; from hvdrecover.checkpoint.near_root import Keeper; "
+KEEP += "k = Keeper.take(pathlib.Path(sys.argv[1])); print(k is not None, flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def kept(path: Path) -> Path:
+    """A near root with a file of 5000 bytes."""
+    near_root.make(path, "file:///root")
+    (path / "data").write_bytes(b"x" * 5000)
+    return path
+
+
+def test_a_near_root_is_private_and_says_whose_it_is(tmp_path: Path, kept: Path) -> None:
+    assert kept.stat().st_mode & 0o777 == kept.parent.stat().st_mode & 0o777 == 0o700
+    (seen,) = near_root.roots(str(tmp_path))
+    assert (seen.path, seen.url, seen.in_use) == (kept, "file:///root", False)
+    assert seen.nbytes >= 5000
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, kept: Path) -> None:
+    kept.parent.chmod(0o777)
+    with pytest.raises(StorageError) as caught:
+        near_root.make(kept, "file:///root")
+    assert caught.value.url == str(kept.parent)
+    with pytest.raises(StorageError):
+        near_root.roots(str(tmp_path))
+
+
+def test_what_another_process_keeps_is_in_use_until_that_ends(tmp_path: Path, kept: Path) -> None:
+    command = [sys.executable, "-c", KEEP, str(kept)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"True\n"
+        assert near_root.roots(str(tmp_path))[0].in_use
+        assert Keeper.take(kept) is None and not near_root.remove(kept)
+        assert kept.is_dir()
+        other.kill()
+    assert not near_root.roots(str(tmp_path))[0].in_use
+    assert near_root.remove(kept)
+    assert not kept.parent.exists()
+
+
+def test_looking_does_not_lose_this_processs_own_lock(tmp_path: Path, kept: Path) -> None:
+    keeper = Keeper.take(kept)
+    assert keeper is not None and near_root.roots(str(tmp_path))[0].in_use
+    command = [sys.executable, "-c", KEEP, str(kept)]
+    assert subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).stdout == b"False\n"
+    keeper.release()
+    assert Keeper.take(kept) is not None
+    near_root._kept.discard(kept)
+
+
+def test_a_root_whose_owner_is_unreadable_is_still_listed(tmp_path: Path, kept: Path) -> None:
+    (kept / "root.json").write_text("[1")
+    assert near_root.roots(str(tmp_path))[0].url == ""
