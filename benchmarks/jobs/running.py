@@ -15,9 +15,9 @@ from benchmarks.jobs import steps
 from benchmarks.jobs.launchers import Launcher
 from benchmarks.jobs.steps import Step
 from benchmarks.measure import cpu_time
-from hvdrecover.drill.run import Job
+from hvdrecover.drill.run import Job, Run, wait_until
 from hvdrecover.launch.processes import kill
-from tests.support.jobs import GUARDIAN, STANDBY, Run, running, wait_until
+from tests.support.jobs import GUARDIAN, STANDBY, running
 
 COLLECTIVE_SECONDS = "10"  # Horovod's time-out, the same for all
 _PATIENCE = 180.0  # seconds to wait for anything

@@ -18,7 +18,7 @@ PUBLIC = re.compile(r"hvdrecover\.examples\b")
 HARNESS = re.compile(r"hvdrecover\.(examples|launch\.processes|drill|record)\b")
 IMPORT = re.compile(r"^\s*(?:from\s+(hvdrecover[\w.]*)\s+)?import\s+(\([^)]*\)|.*)$", re.MULTILINE)
 # Helpers of tests that are not marked: these tests look inside.
-INSIDE = {"alone.py", "crash_writer.py", "tensorflow_gradients.py"}
+INSIDE = {"alone.py", "crash_writer.py", "repair_faults.py", "tensorflow_gradients.py"}
 
 
 @cache
