@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import LONG, Start
-from tests.support.faulty_run import FaultyRun, assert_each_sample_once, assert_same_weights
-from tests.support.jobs import DigitsRun
+from tests.integration.conftest import LONG, Finished, Start
+from tests.support.faulty_run import EPOCHS, FaultyRun, assert_each_sample_once, assert_same_weights
 
 # Pairs: the first fault, and what strikes while it is being repaired.
 PAIRS = [
@@ -37,9 +36,9 @@ class RunWithFaultyRepairs(FaultyRun):
     script = "repair_faults.py"
 
 
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"], indirect=True)
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_it_recovers_as_from_one_fault(
-    framework: str, undisturbed_run: DigitsRun, start: Start, tmp_path: Path
+    framework: str, finished: Finished, start: Start, tmp_path: Path
 ) -> None:
     pairs = PAIRS if framework == "torch" else [PAIRS[number] for number in TENSORFLOWS]
     faults = [*(fault for pair in pairs for fault in pair), LOAD]
@@ -49,7 +48,7 @@ def test_it_recovers_as_from_one_fault(
     assert job.wait(1500) == 0, job.tail(60)
     assert len(list((tmp_path / "run" / "struck").iterdir())) == len(faults)
     assert len(run.events("start")) == 1  # the supervisor had nothing to do
-    assert_same_weights(run, undisturbed_run)
+    assert_same_weights(run, finished(EPOCHS, framework))
     assert_each_sample_once(run, padding=1)
     assert job.processes() == []
 

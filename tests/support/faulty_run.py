@@ -12,7 +12,7 @@ import torch
 from tests.support.digits_run import TRAINING_SAMPLES, DigitsRun, committed
 from tests.support.jobs import GUARDIAN, Batch, Job, durable, running, supervised
 
-SCRIPT = Path(__file__).parents[1] / "integration" / "scripts" / "faulty_digits.py"
+SCRIPTS = Path(__file__).parents[1] / "integration" / "scripts"
 EPOCHS = 6  # of runs with many faults, and of the run that they are compared with
 SLOW = ("--step-seconds", "0.1")  # so that many faults fit into a run
 PATIENT = ("--grace", "300")  # seconds; a commit comes sooner, also on a machine that has much else to do
@@ -32,6 +32,8 @@ class FaultyRun(DigitsRun):
         sizes: epoch to the size of the world that has to be seen before that epoch's first commits are over.
     """
 
+    script = "faulty_digits.py"
+
     def __init__(
         self,
         folder: Path,
@@ -41,7 +43,7 @@ class FaultyRun(DigitsRun):
         *options: str,
         sizes: Mapping[int, int] | None = None,
     ) -> None:
-        program = (str(SCRIPT), framework)
+        program = (str(SCRIPTS / self.script), framework)
         super().__init__(folder, epochs, *SLOW, *options, framework=framework, program=program)
         self.sizes = dict(sizes or {})
         self.faults = {"FAULTS": "\n".join(faults), "FAULTS_STRUCK": str(folder / "struck")}

@@ -1,11 +1,11 @@
 """The digits example with faults in it: the lines of FAULTS, one after the other, each once in all processes.
 
 A line is ``WHAT PLACE RANK COMMIT``: what happens, where, to which rank (-1 is any), at which commit or after
-it. The places are ``start`` (of the process) and ``step``. The folder FAULTS_STRUCK remembers which have
-struck. A rank that is to hold waits for a file beside it: ``open-0`` for the first line of FAULTS, and so on.
-Under the folder FAULTS_NEAR, if there is one, each host has a near tier of its own. By a word ``EPOCH:SIZE``
-of SIZES, from that epoch on the ranks make one commit after the other until they have been so many: hosts
-come and go at commits.
+it. The places are ``start`` (of the process) and ``step``; ``repair_faults.py`` adds more. The folder
+FAULTS_STRUCK remembers which have struck. A rank that is to hold waits for a file beside it: ``open-0`` for
+the first line of FAULTS, and so on. Under the folder FAULTS_NEAR, if there is one, each host has a near tier
+of its own. By a word ``EPOCH:SIZE`` of SIZES, from that epoch on the ranks make one commit after the other
+until they have been so many: hosts come and go at commits.
 """
 
 import importlib
@@ -40,6 +40,14 @@ def be_killed():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def be_killed_soon():
+    threading.Timer(0.03, be_killed).start()
+
+
+def be_killed_late():
+    threading.Timer(0.3, be_killed).start()
+
+
 def fail():
     raise RuntimeError("the script is wrong")
 
@@ -62,6 +70,9 @@ WHAT = {
     "loop": hang_in_a_loop,
     "deadlock": hang_in_a_deadlock,
     "kill": be_killed,
+    "kill-soon": be_killed_soon,
+    "kill-late": be_killed_late,
+    "abort": os.abort,  # as an exception does that nobody catches in C++
     "fail": fail,
     "leave": leave_early,
     "hunger": be_hungry,
