@@ -290,6 +290,8 @@ class Guardian:
     def _start_again(self, pause: float) -> None:
         if self._stop_by is not None:
             return
+        self._note(self._training.read())
+        self._root(self._training.notes())  # the next process must not take an unmounted root for a new one
         self._kill()
         self._record.rounds += 1
         self._how, self._hung = "", None
