@@ -107,9 +107,20 @@ def claims(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "claims").iterdir())
 
 
-def test_a_job_that_was_stopped_while_it_was_replaced_ends_and_leaves_the_other_alone(
-    begin: Begin, tmp_path: Path
-) -> None:
+def test_a_job_that_is_replaced_ends_and_leaves_the_other_alone(begin: Begin, tmp_path: Path) -> None:
+    old, root = begin("old"), tmp_path / "root"
+    wait_until(lambda: len(commits(root)) > 1)
+    new = begin("new", "train", 60, workers=1)
+    assert old.wait(PATIENCE) == FENCED, old.tail()
+    assert old.processes() == []
+    assert new.wait(PATIENCE) == 0, new.tail()
+    assert len(starts(tmp_path, "old")) == len(starts(tmp_path, "new")) == 1
+    assert claims(root) == ["g0001.json", "g0002.json"]
+    log = old.log.read_text()
+    assert "another job has claimed the checkpoint root" in log and "restarted" not in log
+
+
+def test_a_job_that_was_stopped_while_it_was_replaced_finds_out(begin: Begin, tmp_path: Path) -> None:
     old, root = begin("old"), tmp_path / "root"
     wait_until(lambda: len(commits(root)) > 1)
     stopped = old.processes()
@@ -124,9 +135,7 @@ def test_a_job_that_was_stopped_while_it_was_replaced_ends_and_leaves_the_other_
     assert old.wait(PATIENCE) == FENCED, old.tail()
     assert old.processes() == []
     assert claims(root) == ["g0001.json", "g0002.json"]
-    assert len(starts(tmp_path, "old")) == len(starts(tmp_path, "new")) == 1
-    log = old.log.read_text()
-    assert "another job has claimed the checkpoint root" in log and "restarted" not in log
+    assert len(starts(tmp_path, "new")) == 1
 
 
 def test_a_script_that_always_fails_at_one_place_ends_with_its_traceback(
