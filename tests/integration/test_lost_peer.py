@@ -45,5 +45,5 @@ def test_a_commit_while_a_rank_has_joined_is_an_error_in_words(tmp_path: Path) -
 def test_a_commit_is_made_although_a_rank_was_lost_right_before_it(tmp_path: Path) -> None:
     command = [*supervised(), sys.executable, str(LATE_NOTICE), str(tmp_path)]
     log = run_job(command, tmp_path / "log", ROOT_MAY_USE_MPI)
-    # Whoever comes back slowly may cost another rollback.
+    # A process that comes back slowly may cost another rollback.
     assert (tmp_path / "steps").read_text().split()[:2] == ["0", "4"], log
