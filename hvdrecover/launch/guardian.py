@@ -174,7 +174,8 @@ class Guardian:
         if self._clock.monotonic() < self._until:
             return None
         before = self._training.read()
-        self._reports.forward(self._training)
+        self._note(before)
+        self._root(self._training.notes())  # the next process must not take an unmounted root for a new one
         self._training.close()
         self._divergences = 0
         woken = self._readiness.wake(self._record.handed_down)
@@ -290,8 +291,6 @@ class Guardian:
     def _start_again(self, pause: float) -> None:
         if self._stop_by is not None:
             return
-        self._note(self._training.read())
-        self._root(self._training.notes())  # the next process must not take an unmounted root for a new one
         self._kill()
         self._record.rounds += 1
         self._how, self._hung = "", None
