@@ -110,18 +110,23 @@ def measure(dtype: str, a: Bytes, b: Bytes) -> tuple[int, int, float]:
     the largest difference of the others, by modulus of complex numbers.
     """
     changed, non_finite, largest = 0, 0, 0.0
-    wide = np.complex128 if dtype == "C64" else np.float64
     step = CHUNK * ITEM_BYTES[dtype]
     for start in range(0, len(a), step):
-        rows = [side[start : start + step].reshape(-1, ITEM_BYTES[dtype]) for side in (a, b)]
-        differ = (rows[0] != rows[1]).any(axis=1)
-        x, y = (decode(each[differ].reshape(-1), dtype).astype(wide) for each in rows)
+        x, y = different(dtype, a[start : start + step], b[start : start + step])
         finite = np.isfinite(x) & np.isfinite(y)
         changed += len(finite)
         non_finite += int(np.count_nonzero(~finite))
         with np.errstate(over="ignore", invalid="ignore"):
             largest = max(largest, float(np.max(np.abs(y - x), initial=0.0, where=finite)))
     return changed, non_finite, largest
+
+
+def different(dtype: str, a: Bytes, b: Bytes) -> list[npt.NDArray[Any]]:
+    """Return the elements of two tensors whose bits differ, as float64 or complex128."""
+    rows = [each.reshape(-1, ITEM_BYTES[dtype]) for each in (a, b)]
+    differ = (rows[0] != rows[1]).any(axis=1)
+    wide = np.complex128 if dtype == "C64" else np.float64
+    return [decode(each[differ].reshape(-1), dtype).astype(wide) for each in rows]
 
 
 def decode(data: Bytes, dtype: str) -> npt.NDArray[Any]:

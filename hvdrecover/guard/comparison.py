@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from hvdrecover.checkpoint.arena import Bytes, allocate, digest, digest_numbers
-from hvdrecover.checkpoint.comparison import decode
-from hvdrecover.checkpoint.layout import ITEM_BYTES, TensorSpec
+from hvdrecover.checkpoint.comparison import different
+from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.guard.settings import Guard
 from hvdrecover.state.adapter import Entry, Framework, World
@@ -160,14 +160,9 @@ def _measure(world: World, tensor: Tensor, root: int, *, heal: bool) -> tuple[in
 
 def _apart(mine: Bytes, others: Bytes, dtype: str) -> tuple[int, float]:
     """Return how many numbers differ in their bits, and the largest absolute difference."""
-    rows = [each.reshape(-1, ITEM_BYTES[dtype]) for each in (mine, others)]
-    places = np.flatnonzero((rows[0] != rows[1]).any(axis=1))
-    if not len(places):
-        return 0, 0.0
-    wide = np.complex128 if dtype == "C64" else np.float64
-    pair = [decode(each[places].reshape(-1), dtype).astype(wide) for each in rows]
+    x, y = different(dtype, mine, others)
     with np.errstate(all="ignore"):
-        return len(places), float(np.abs(pair[0] - pair[1]).max())
+        return len(x), float(np.max(np.abs(x - y), initial=0.0))
 
 
 # -- votes, and the words for groups of ranks ----------------------------------------------------------------
