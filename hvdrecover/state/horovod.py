@@ -24,7 +24,13 @@ Fault = Literal["peers", "hosts", "numbers"]
 
 _NO_ADASUM = "No Adasum operation enabled"
 _JOINED = "is not supported with Join at this time"
-_SHUT_DOWN = "Horovod is shutting down."  # to who adds a process set as a rank is lost
+# When a rank is lost, Horovod's library ends, and forgets the process sets. What a script then does with one
+# fails, but with a ValueError in place of a HorovodInternalError.
+_SET_LOST = (
+    "Horovod is shutting down.",
+    "Process set provided does not exist, or has not been registered.",
+    "Process set does not exist or has not been registered.",
+)
 _REMOVED = "has been removed from elastic job"
 _WORD = 8  # bytes of the length before a rank's message
 _BLOCK = 4096  # bytes
@@ -46,8 +52,8 @@ def fault_of(error: BaseException, world: World) -> Fault | None:
 
     if isinstance(error, HostsUpdatedInterrupt):
         return "hosts"
-    lost = isinstance(error, HorovodInternalError) or str(error) == _SHUT_DOWN or world.lost(error)
-    return "peers" if lost else None
+    set_lost = any(text in str(error) for text in _SET_LOST)
+    return "peers" if isinstance(error, HorovodInternalError) or set_lost or world.lost(error) else None
 
 
 def mistake_of(error: BaseException) -> ConfigError | None:

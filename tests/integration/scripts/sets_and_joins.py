@@ -4,7 +4,8 @@
 
     hvdrecover run -np 2 -- python sets_and_joins.py FOLDER [commit]
 
-First rank 1 is lost in a step with process sets, then while rank 0 has joined. Each rank writes its process
+Rank 1 is lost in two steps with process sets, and then while rank 0 has joined. In the first step, rank 0
+uses its process set only when Horovod's library has ended and forgotten it. Each rank writes its process
 id to ``FOLDER/starts-RANK`` whenever it starts to train. With ``commit``, rank 1 commits while rank 0 has
 joined.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import horovod.torch as hvd
@@ -32,6 +34,7 @@ def main(folder: Path, *, commits: bool) -> None:
     torch.set_num_threads(1)
     sets = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
     hvd.init(process_sets=sets)
+    library = hvd.mpi_ops._basics.MPI_LIB_CTYPES
     state = recover.TorchState(step=0, sums=[])
 
     @recover.run
@@ -39,7 +42,13 @@ def main(folder: Path, *, commits: bool) -> None:
         with (folder / f"starts-{hvd.rank()}").open("a") as file:
             file.write(f"{os.getpid()}\n")
         while state.step < 4:
-            if state.step == 2:
+            if state.step == 1:
+                lose_once("lost-before-a-set", folder)
+                if hvd.rank() == 0 and not (folder / "waited").exists():
+                    (folder / "waited").touch()
+                    while library.horovod_number_of_process_sets() > 1:
+                        time.sleep(0.01)
+            elif state.step == 2:
                 lose_once("lost-in-a-set", folder)
             own = sets[hvd.rank()]
             alone = hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=own, name="alone")
