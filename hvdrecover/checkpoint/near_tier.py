@@ -4,7 +4,8 @@ The memory that a commit is copied into *is* a folder of files at the near root,
 checkpoint root (`hvdrecover.checkpoint.near_root`):
 
 1. The tier's thread makes two buffers: folders of mapped files whose names are no commits' names. It makes a
-   third one when both were in use. Until they are ready, commits use private memory.
+   third one when both were in use. Until they are ready, the next commit waits if it is small; else it uses
+   private memory.
 2. `NearTier.acquire` returns a buffer, and deletes the manifest of the commit that was in it.
 3. The training thread copies the next commit into the mapped files.
 4. `NearTier.seal` has the thread compute digests, publish the manifest, and rename the folder to the commit's
@@ -44,6 +45,8 @@ from hvdrecover.clock import Clock
 
 BUFFER = f"{TEMPORARY}buffer-"
 _NICENESS = 5  # niceness of the tier's thread: training comes first, but sealing keeps up with commits
+_SMALL = 1 << 26  # bytes of a commit whose memory is made in some milliseconds
+_PATIENCE = 1.0  # seconds that a small commit waits for its memory
 _HEAD_START = 0.005  # seconds for the ranks to end the commit before sealing takes CPU time
 
 Layouts = Mapping[str, Layout]
@@ -156,6 +159,10 @@ class NearTier:
             return None  # a state without tensors is not worth a file
         with self._changed:
             fitting = [each for each in self._buffers if each.fits(layouts)]
+            if not fitting and sum(each.nbytes for each in layouts.values()) <= _SMALL:
+                self._want(layouts, 2)
+                self._changed.wait_for(lambda: self._wanted is None, _PATIENCE)
+                fitting = [each for each in self._buffers if each.fits(layouts)]
             free = [
                 each
                 for each in fitting

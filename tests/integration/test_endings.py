@@ -21,6 +21,7 @@ from tests.support.faulty_run import (
     assert_each_sample_once,
     assert_same_weights,
     wait_for_durable,
+    wait_until_in_memory,
 )
 from tests.support.jobs import (
     DRIVER,
@@ -119,12 +120,12 @@ def test_no_process_outlives_its_launcher_and_each_start_resumes_from_memory(
 ) -> None:
     run = a_run(tmp_path, "hold step 0 6", HOLD, framework=framework)
     job = run.begin(start, standby=True)
-    wait_for_durable(run, job, 4)
+    wait_until_in_memory(run, job, 6)
     workers = set(job.processes()) - {job.pid}
     kill(running(job, *DRIVER)[0])  # the supervisor starts the job again
     wait_until(lambda: not workers & set(job.processes()))
     run.open()
-    run.wait_for(job, lambda batch: batch.generation > 1 and batch.commit >= 10)
+    wait_until_in_memory(run, job, 12)
     kill(job.pid)
     wait_until(lambda: job.processes() == [])
     run.open()
