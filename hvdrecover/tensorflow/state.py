@@ -24,8 +24,7 @@ from hvdrecover.tensorflow.variables import Variable, build_optimizer, refuse_un
 from hvdrecover.tensorflow.virtual import Step
 from hvdrecover.tensorflow.world import TensorFlowWorld
 from hvdrecover.trackers import Tracker
-from hvdrecover.virtual.ranks import virtual_of
-from hvdrecover.virtual.shares import Policy
+from hvdrecover.virtual.ranks import Policy, virtual_of
 from hvdrecover.virtual.steps import steps
 
 
