@@ -112,7 +112,7 @@ class Guardian:
                 self._readiness.drop()
 
     def _look(self) -> int | None:
-        """Act on orders, signals, a lost supervisor and the state; return the exit code when the slot ends."""
+        """Act on orders, signals, a lost supervisor and the state; return the exit code at the end."""
         while self._orders:
             self._follow(self._orders.pop(0))
         while self._signals:
