@@ -7,8 +7,9 @@ import fsspec
 import numpy as np
 import pytest
 
-from hvdrecover.checkpoint.storage import LocalStorage, RemoteStorage, open_storage
-from hvdrecover.checkpoint.storage.local import UNSUPPORTED_MOUNTS, fuse_program
+from hvdrecover.checkpoint.storage import open_storage
+from hvdrecover.checkpoint.storage.local import UNSUPPORTED_MOUNTS, LocalStorage, fuse_program
+from hvdrecover.checkpoint.storage.remote import RemoteStorage
 from hvdrecover.doctor import host as doctor
 from hvdrecover.errors import ConfigError, StorageError
 from hvdrecover.redaction import redact
@@ -196,7 +197,7 @@ def test_a_root_in_an_unsupported_mount_is_refused_at_the_start_and_by_the_docto
 HANGING = """
 import threading
 import numpy as np
-from hvdrecover.checkpoint.storage.interface import transferred
+from hvdrecover.checkpoint.storage import transferred
 
 begun = threading.Semaphore(0)
 
