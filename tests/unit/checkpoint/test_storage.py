@@ -103,10 +103,9 @@ def test_a_server_that_cannot_be_reached_is_a_storage_error(monkeypatch, error):
         raise error("no route to ftp://user:secret@host")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", connect)
-    with pytest.raises(StorageError) as caught:
+    with pytest.raises(StorageError, match=r"^ftp://host/run: .*: no route to ftp://host\.") as caught:
         open_storage("ftp://user:secret@host/run")
-    message = "ftp://host/run: could not open the storage: no route to ftp://host."
-    assert str(caught.value).startswith(message)
+    assert "secret" not in str(caught.value)
 
 
 def test_a_missing_package_is_a_config_error_without_credentials(monkeypatch):
