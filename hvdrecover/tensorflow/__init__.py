@@ -26,7 +26,6 @@ from hvdrecover.state.startup import join as _join
 from hvdrecover.tensorflow import elastic as elastic
 from hvdrecover.tensorflow.averaging import DistributedGradientTape, PartialDistributedGradientTape
 from hvdrecover.tensorflow.collectives import (
-    BroadcastGlobalVariablesHook,
     allreduce,
     broadcast_,
     broadcast_variables,
@@ -42,7 +41,6 @@ from hvdrecover.virtual.ranks import virtual_rank, virtual_size
 
 __all__ = [
     "Best",
-    "BroadcastGlobalVariablesHook",
     "Checkpoint",
     "DataChangedError",
     "DataVersion",
