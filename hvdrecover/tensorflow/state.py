@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import horovod.tensorflow as hvd
 import keras
 
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint import Checkpoint, CommitId
 from hvdrecover.errors import ConfigError
 from hvdrecover.guard.settings import Guard
 from hvdrecover.state import loading

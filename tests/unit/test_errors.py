@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover import errors
-from hvdrecover.checkpoint import manifest
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.settings import Checkpoint, Keep
+from hvdrecover.checkpoint import Checkpoint, CommitId, Keep, manifest
 from hvdrecover.checkpoint.values import encode
 from hvdrecover.data.order import SampleOrder
 from hvdrecover.discovery import lists
