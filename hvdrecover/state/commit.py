@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from hvdrecover import heartbeat
-from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage.interface import ATTEMPTS
+from hvdrecover.checkpoint.manifest import Snapshot
+from hvdrecover.checkpoint.storage import ATTEMPTS
 from hvdrecover.errors import HvdrecoverError, RecoveryError
 from hvdrecover.guard.numbers import RolledBack
 from hvdrecover.state import liveness

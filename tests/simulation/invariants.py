@@ -11,12 +11,11 @@ from typing import Any, Concatenate, ParamSpec
 
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.arena import digest as digest_of
 from hvdrecover.checkpoint.claims import among
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.manifest import FILE_NAME, TENSORS, Manifest
-from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.manifest import FILE_NAME, TENSORS, Manifest, Snapshot
 from hvdrecover.errors import (
     EmptiedRootError,
     FencedError,
