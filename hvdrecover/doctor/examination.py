@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hvdrecover import config
-from hvdrecover.checkpoint.near_root import size
-from hvdrecover.checkpoint.settings import Keep
+from hvdrecover.checkpoint import Keep
+from hvdrecover.checkpoint.near_tier import size
 from hvdrecover.discovery.discover import command_on
 from hvdrecover.discovery.selection import Checks
 from hvdrecover.doctor.host import FRAMEWORKS, MARK, Facts

@@ -13,7 +13,7 @@ if tuple(map(int, _tf.__version__.split(".")[:2])) < (2, 16):  # before the impo
 
 import horovod.tensorflow as _hvd
 
-from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
+from hvdrecover.checkpoint import Best, Checkpoint, Keep
 from hvdrecover.data.version import DataVersion
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError
 from hvdrecover.guard.settings import Guard

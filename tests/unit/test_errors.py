@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover import errors
-from hvdrecover.checkpoint import manifest
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.settings import Checkpoint, Keep
+from hvdrecover.checkpoint import Checkpoint, CommitId, Keep, manifest
 from hvdrecover.checkpoint.values import encode
 from hvdrecover.data.order import SampleOrder
 from hvdrecover.discovery import lists
@@ -75,7 +73,7 @@ def test_the_golden_file_has_what_errors_say():
     "fail",
     [
         lambda: Keep(last=0),
-        lambda: Checkpoint("root", interval="now"),
+        lambda: Checkpoint("root", near=""),
         lambda: encode([object()], "state.log"),
         lambda: lists.parse("a\na", "hosts"),
         lambda: manifest.loads(b"{}", "file:///data", CommitId(1, 1)),
