@@ -20,7 +20,7 @@ from hvdrecover import config
 from hvdrecover.checkpoint import near_root
 from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.drill.lab import INTERFACE, Host, Lab
-from hvdrecover.drill.records import Reader, Records
+from hvdrecover.drill.witness import Reader, Records
 from hvdrecover.errors import DrillError
 from hvdrecover.launch import processes, waits
 
