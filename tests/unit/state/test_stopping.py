@@ -55,13 +55,14 @@ def test_who_leaves(
 TRAIN = """
 import signal, time
 from hvdrecover import config, heartbeat
+from hvdrecover.heartbeat import Stop
 from hvdrecover.state.leaving import signals
 {before}
 with signals(config.read().stop_signals):
     print("trains", flush=True)
-    while not heartbeat.stop_asked():
+    while not heartbeat.page.stop:
         time.sleep(0.005)  # a signal that came before a signal.pause() would not end it
-    print(heartbeat.stop_asked().name, flush=True)
+    print(Stop(heartbeat.page.stop).name, flush=True)
     while True:
         signal.pause()
 """
