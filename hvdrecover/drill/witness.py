@@ -24,7 +24,7 @@ from typing import Any
 
 import xxhash
 
-from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.checkpoint.values import Json

@@ -9,8 +9,8 @@ from importlib import metadata
 from pathlib import Path
 
 from hvdrecover import config
-from hvdrecover.discovery.hosts import Host, output_of, parse
-from hvdrecover.discovery.sources import lists
+from hvdrecover.discovery import lists
+from hvdrecover.discovery.sources import Host, output_of
 from hvdrecover.errors import ConfigError, DiscoveryError, HostListError, LaunchError
 from hvdrecover.launch import hangs, waits
 from hvdrecover.machine import is_local, source_towards
@@ -122,7 +122,7 @@ def ask(command: str) -> list[Host]:
     """
     printed = output_of(("/bin/sh", "-c", command), config.environment(), waits.DISCOVERY)
     lines = dict.fromkeys(printed.decode(errors="replace").splitlines())  # some scripts print a host twice
-    return parse("\n".join(lines), "--host-discovery-script")
+    return lists.parse("\n".join(lines), "--host-discovery-script")
 
 
 def _discovered(command: str) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.config import PREEMPTED
 from hvdrecover.launch import ends, waits
 from hvdrecover.launch.ends import BY_NAME, FIRST_ERROR, End

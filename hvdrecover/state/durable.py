@@ -10,14 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hvdrecover import error_kinds, heartbeat
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.reader import load_newest
-from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import open_storage
-from hvdrecover.checkpoint.storage.interface import ATTEMPTS, retrying
-from hvdrecover.checkpoint.store import Store
-from hvdrecover.checkpoint.writer import BackgroundWriter
+from hvdrecover.checkpoint import Checkpoint, CommitId
+from hvdrecover.checkpoint.manifest import Snapshot
+from hvdrecover.checkpoint.storage import ATTEMPTS, open_storage, retrying
+from hvdrecover.checkpoint.store import BackgroundWriter, Store, load_newest
 from hvdrecover.errors import (
     DurableAgeError,
     FlushTimeoutError,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from hvdrecover.checkpoint.store import Progress
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.checkpoint.writer import Progress
 from hvdrecover.clock import Clock
 from hvdrecover.state.hooks import Hook
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Literal
 
-from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint import Checkpoint
 from hvdrecover.config import Config
 from hvdrecover.guard.guard import GuardHook
 from hvdrecover.guard.numbers import Judge, Missing

@@ -20,10 +20,10 @@ from hvdrecover.errors import ConfigError, StepError
 from hvdrecover.state.adapter import Framework
 from hvdrecover.state.rank_local import PerRank
 from hvdrecover.tensorflow.averaging import own, sums_of
+from hvdrecover.tensorflow.collectives import raised
 from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.optimizer import is_distributed
 from hvdrecover.tensorflow.variables import Gradient, Variable, name_of, named, raw
-from hvdrecover.tensorflow.world import raised
 from hvdrecover.virtual import buffers, ranks, steps
 from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up, buckets
 from hvdrecover.virtual.ranks import OURS, VirtualRanks

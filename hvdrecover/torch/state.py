@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint import Checkpoint, CommitId
 from hvdrecover.guard.settings import Guard
 from hvdrecover.state import loading
 from hvdrecover.state.loading import Loaded

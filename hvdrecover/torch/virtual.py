@@ -18,7 +18,7 @@ from hvdrecover.data.order import SampleOrder, is_sampler
 from hvdrecover.errors import ConfigError
 from hvdrecover.state.adapter import Framework
 from hvdrecover.state.rank_local import PerRank
-from hvdrecover.torch.copying import all_equal
+from hvdrecover.torch.framework import all_equal
 from hvdrecover.torch.optimizers import parameters_of
 from hvdrecover.torch.stepping import averages, refuse_late, steps_of, tell
 from hvdrecover.virtual import buffers, ranks

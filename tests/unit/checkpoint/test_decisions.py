@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint import Best, Checkpoint, CommitId, Keep
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.retention import Facts, expired, metric_of
-from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
-from hvdrecover.checkpoint.storage.interface import pause_before
+from hvdrecover.checkpoint.storage import pause_before
 from hvdrecover.checkpoint.values import encode
 from hvdrecover.errors import ConfigError
 from hvdrecover.state.durable import is_due

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.launch import link
+from hvdrecover.launch import link, restarts
 from hvdrecover.launch.guardians import ConnectedGuardian, Guardians
 from hvdrecover.launch.link import Link, Message
 from tests.unit.launch.children import until
@@ -29,7 +29,7 @@ FAULT: Message = {
 class Supervisor:
     """Serves guardians as the supervisor does, and keeps their messages."""
 
-    greeting: list[Message] = field(default_factory=list)
+    greeting: list[Message] = field(default_factory=lambda: [{"order": "know", **restarts.known([])}])
     heard: list[tuple[str, int | None, Message]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     clock: Any = SYSTEM_CLOCK
