@@ -107,7 +107,7 @@ def test_a_rank_whose_commit_fails_as_all_leave_makes_it_again(roots: FakeRoots)
         @run
         def train(state: State) -> None:
             state.step = 1
-            heartbeat.ask_to_stop(Stop.JOB)
+            heartbeat.page.ask(Stop.JOB)
             process.framework.tear = 0 if process.world.rank() == 1 else None
             with suppress(RuntimeError):  # as a script that continues without the commit
                 state.commit()
