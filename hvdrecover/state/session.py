@@ -69,7 +69,6 @@ class Session:
                 *_instruments(context),
                 # It watches gradients before the judge, which may skip a step.
                 *([Scalars(tensorboard, context, tracker)] if tensorboard or tracker else []),
-                *([self.durable.pacing] if self.durable.pacing is not None else []),
                 self.durable,
                 GuardHook(guard, context),
                 *([Missing(context), Judge(guard, context)] if guard is not None else []),
