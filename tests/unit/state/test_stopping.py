@@ -115,7 +115,7 @@ def test_a_rank_whose_commit_fails_as_all_leave_makes_it_again(roots: FakeRoots)
 
         with pytest.raises(Preempted):
             train(state)
-        heartbeat._page.stop = 0
+        heartbeat.page.stop = 0
         return [state.last_commit.commit]
 
     assert on_ranks(2, body) == [[1], [1]]
