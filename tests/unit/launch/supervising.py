@@ -9,8 +9,7 @@ from typing import Any
 
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.launch import link
-from hvdrecover.launch.guardians import ConnectedGuardian, Guardians
-from hvdrecover.launch.link import Link, Message
+from hvdrecover.launch.link import ConnectedGuardian, Guardians, Link, Message
 from tests.unit.launch.children import until
 
 FAULT: Message = {
