@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdrecover.checkpoint.reader import read_commit
-from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.checkpoint.root import read_commit
+from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.drill.faults import complete
 from hvdrecover.drill.records import Line, Records
 from hvdrecover.drill.run import ScriptRun

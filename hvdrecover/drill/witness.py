@@ -19,7 +19,7 @@ from typing import Any
 import xxhash
 
 from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.data.order import SampleOrder

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from hvdrecover.checkpoint.arena import Bytes, allocate, digest, digest_numbers
-from hvdrecover.checkpoint.comparison import different
+from hvdrecover.checkpoint.inspection import different
 from hvdrecover.checkpoint.layout import TensorSpec
-from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.guard.settings import Guard
 from hvdrecover.state.adapter import Entry, Framework, World
 from hvdrecover.state.contents import Contents

@@ -13,8 +13,8 @@ import logging
 from collections.abc import Sequence
 
 from hvdrecover import heartbeat
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint import CommitId
+from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.data import version
 from hvdrecover.errors import DataChangedError, DivergedError, StructureError
 from hvdrecover.guard import comparison

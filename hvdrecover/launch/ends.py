@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.config import FENCED, PREEMPTED
 from hvdrecover.heartbeat import Phase, Reading
 from hvdrecover.launch import processes, waits

@@ -39,6 +39,7 @@ from hvdrecover.events import Events
 from hvdrecover.heartbeat import Phase, Reading, Stop
 from hvdrecover.launch import ends, link, processes, slurm, waits
 from hvdrecover.launch.ends import FIRST_ERROR, Death, End, Record
+from hvdrecover.launch.link import Message
 from hvdrecover.launch.processes import Waking
 from hvdrecover.launch.training import Readiness, Training, early_environment, parse
 from hvdrecover.record import number
@@ -84,6 +85,7 @@ class Guardian:
         self._hung: float | None = None  # seconds without progress for which the process was killed
         self._stop_by: float | None = None  # when a process that was asked to leave is killed
         self._signals: list[int] = []
+        self._orders: list[Message] = []  # of the supervisor, that wait to be followed
         self._signalled = self._handed_on = False
         self._divergences = 0
         self._stall: tuple[int, int, list[int]] | None = None  # the last one that was reported
@@ -100,6 +102,8 @@ class Guardian:
         processes.die_with_parent(signal.SIGHUP)  # handled here, even if nohup ignores it
         heeded = (*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
         with Waking((*heeded, signal.SIGCHLD)) as waking:
+            waking.selector.register(self._supervisor, selectors.EVENT_READ, self._receive_orders)
+            self._await_facts(waking)
             try:
                 self._training = self._start()
             except LaunchError as error:  # the supervisor shows it, and ends the job
@@ -107,7 +111,6 @@ class Guardian:
                 facts |= {"fault": "script_error", "exit": 1, "final": True}
                 self._supervisor.send(kind="fault", message=str(error), detail=str(error), **facts)
                 return 1
-            waking.selector.register(self._supervisor, selectors.EVENT_READ, self._follow_orders)
             try:
                 code = None
                 while code is None:
@@ -121,7 +124,9 @@ class Guardian:
                 self._readiness.drop()
 
     def _look(self) -> int | None:
-        """Act on signals, on a lost supervisor, and on the state; return the exit code when the slot ends."""
+        """Act on orders, signals, a lost supervisor and the state; return the exit code at the end."""
+        while self._orders:
+            self._follow(self._orders.pop(0))
         while self._signals:
             if (code := self._handle_signal(self._signals.pop(0))) is not None:
                 return code
@@ -216,21 +221,37 @@ class Guardian:
         self._stop_by = self._clock.monotonic() + grace
         self._training.page.ask(stop)
 
-    def _follow_orders(self) -> None:
-        for message in self._supervisor.receive():
-            match message["order"]:
-                case "leave":
-                    self._ask(Stop.JOB, message["grace"])
-                case "stop":
-                    self._signals.append(signal.SIGHUP)
-                case "stacks":
-                    self._show_place(message.get("ranks"))
-                case "know":
-                    self._record.learn(message)
-                case "restart":
-                    self._start_again(message["pause"])
-                case "exit":
-                    self._until = 0.0
+    def _receive_orders(self) -> None:
+        self._orders += self._supervisor.receive()
+
+    def _await_facts(self, waking: Waking) -> None:
+        """Wait for the supervisor's first message: the first process of a slot needs its facts, too.
+
+        Horovod's driver may start a slot again in the middle of a job. Without the facts, the process would
+        take a root that is not mounted for a new one.
+        """
+        until = self._clock.monotonic() + waits.MESSAGE
+        while not self._orders and self._supervisor.is_open:
+            if (left := until - self._clock.monotonic()) <= 0:
+                return
+            self._signals += waking.wait(left)
+        if self._orders:
+            self._follow(self._orders.pop(0))
+
+    def _follow(self, order: Message) -> None:
+        match order["order"]:
+            case "leave":
+                self._ask(Stop.JOB, order["grace"])
+            case "stop":
+                self._signals.append(signal.SIGHUP)
+            case "stacks":
+                self._show_place(order.get("ranks"))
+            case "know":
+                self._record.learn(order)
+            case "restart":
+                self._start_again(order["pause"])
+            case "exit":
+                self._until = 0.0
 
     # -- the end of a training process -----------------------------------------------------------------
 

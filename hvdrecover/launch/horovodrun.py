@@ -28,8 +28,8 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 from hvdrecover import config
-from hvdrecover.discovery.hosts import Host, output_of, parse
-from hvdrecover.discovery.sources import lists
+from hvdrecover.discovery import lists
+from hvdrecover.discovery.sources import Host, output_of
 from hvdrecover.errors import ConfigError, DiscoveryError, HostListError, LaunchError
 from hvdrecover.events import Events, recorded, show_on_terminal
 from hvdrecover.launch import ends, output, processes, ssh, waits
@@ -146,7 +146,7 @@ def ask(command: str) -> list[Host]:
     """
     printed = output_of(("/bin/sh", "-c", command), config.environment(), waits.DISCOVERY)
     lines = dict.fromkeys(printed.decode(errors="replace").splitlines())  # some scripts print a host twice
-    return parse("\n".join(lines), "--host-discovery-script")
+    return lists.parse("\n".join(lines), "--host-discovery-script")
 
 
 def _discovered(command: str) -> list[str]:

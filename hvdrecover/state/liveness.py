@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 from hvdrecover import heartbeat
-from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.clock import Clock
 from hvdrecover.events import Events
 from hvdrecover.state.adapter import World

@@ -13,7 +13,7 @@ if tuple(map(int, _tf.__version__.split(".")[:2])) < (2, 16):  # before the impo
 
 import horovod.tensorflow as _hvd
 
-from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
+from hvdrecover.checkpoint import Best, Checkpoint, Keep
 from hvdrecover.data.version import DataVersion
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError
 from hvdrecover.guard.settings import Guard
@@ -26,7 +26,6 @@ from hvdrecover.state.startup import join as _join
 from hvdrecover.tensorflow import elastic as elastic
 from hvdrecover.tensorflow.averaging import DistributedGradientTape, PartialDistributedGradientTape
 from hvdrecover.tensorflow.collectives import (
-    BroadcastGlobalVariablesHook,
     allreduce,
     broadcast_,
     broadcast_variables,
@@ -42,7 +41,6 @@ from hvdrecover.virtual.ranks import virtual_rank, virtual_size
 
 __all__ = [
     "Best",
-    "BroadcastGlobalVariablesHook",
     "Checkpoint",
     "DataChangedError",
     "DataVersion",

@@ -25,7 +25,7 @@ from hvdrecover.errors import ConfigError, MissingGradientError
 from hvdrecover.guard.comparison import first_lines, named
 from hvdrecover.state.adapter import gather_json
 from hvdrecover.tensorflow import scalars
-from hvdrecover.tensorflow.collectives import counter, refuse_xla, taking_what
+from hvdrecover.tensorflow.collectives import TensorFlowWorld, counter, raised, refuse_xla, taking_what
 from hvdrecover.tensorflow.variables import (
     Gradient,
     Layers,
@@ -36,7 +36,6 @@ from hvdrecover.tensorflow.variables import (
     weights_of,
     without_numbers,
 )
-from hvdrecover.tensorflow.world import TensorFlowWorld, raised
 from hvdrecover.virtual import ranks
 
 _KEEPING_OPS = (hvd.Average, hvd.Sum, hvd.Max)  # the result of a number that is not 0 somewhere is not 0

@@ -1,24 +1,36 @@
-"""Horovod's functions for TensorFlow 2 and Keras 3: reductions, broadcasts, and their needs in graphs.
+"""Horovod's collectives for TensorFlow 2 and Keras 3, and how to tell that ranks were lost.
 
 TensorFlow computes operations of constants once, while it makes a graph. A process that makes its graphs
 again after a recovery would then wait for ranks that have theirs. Horovod's other collectives are declared
 stateful, which forbids that. Allreduces are not, as Horovod's tape puts each into a condition of its own, and
 TensorFlow would run stateful conditions one after the other. So ours make their input depend on a variable.
+
+TensorFlow hands a failed collective on as an error of some kind, with a text that may name the node. It does
+the same with errors that user code raises inside a graph. Neither kind nor text can be relied on. But once a
+rank is lost, every collective fails; and while all ranks are there, a collective that the others do not take
+part in waits. So an error that may come of a lost rank is followed by a collective of our own, the probe: if
+that fails, ranks were lost.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import horovod.tensorflow as hvd
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
+from hvdrecover import config
+from hvdrecover.checkpoint.arena import Bytes
 from hvdrecover.errors import ConfigError
+from hvdrecover.state.horovod import HorovodWorld
 from hvdrecover.tensorflow.variables import Variable, raw
 
 Made = TypeVar("Made")
@@ -89,14 +101,6 @@ def broadcast_(variables: Iterable[Variable], *args: Any, **options: Any) -> Any
     return hvd.broadcast_([raw(each) for each in variables], *args, **options)
 
 
-class BroadcastGlobalVariablesHook:
-    """A hook of TensorFlow 1's sessions, which TensorFlow 2 lacks: it always raises a `ConfigError`."""
-
-    def __init__(self, root_rank: int, device: str = "") -> None:
-        remedy = "TensorFlow 2 has no session hooks; call hvd.broadcast_variables(model.variables, root_rank)"
-        raise ConfigError("BroadcastGlobalVariablesHook", remedy)
-
-
 def taking_what(horovods: Callable[..., Any], function: Callable[..., Made]) -> Callable[..., Made]:
     """Return a function that takes the arguments of one of Horovod's, and hands them on by name.
 
@@ -113,8 +117,8 @@ def taking_what(horovods: Callable[..., Any], function: Callable[..., Made]) -> 
 
     wrapper.__name__ = wrapper.__qualname__ = horovods.__name__
     wrapper.__signature__ = signature
-    taking: Callable[..., Made] = wrapper
-    return taking
+    unconverted: Callable[..., Made] = wrapper
+    return unconverted
 
 
 def outside_of_traces(make: Callable[[], Made]) -> Made:
@@ -139,12 +143,10 @@ def counter(dtype: tf.DType = tf.int64) -> tf.Variable:
 
 
 def xla_compiles() -> bool:
-    """Return whether the graph that is being made, or one around it, is for XLA."""
     return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 
 def refuse_xla() -> None:
-    """Raise an error if XLA is about to compile the present graph."""
     if xla_compiles():
         raise ConfigError(
             "jit_compile",
@@ -152,3 +154,86 @@ def refuse_xla() -> None:
             "finite; pass jit_compile=False to tf.function or to model.compile, or hvdrecover's callbacks to "
             "model.fit",
         )
+
+
+# -- the ranks, and how to tell that some were lost
+# The errors of a failed collective, and of operations that TensorFlow cancels for that reason.
+_POSSIBLE = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+    tf.errors.UnknownError,
+)
+_MARGIN = 5.0  # seconds beyond the time after which Horovod gives up a rank that says nothing
+
+
+class TensorFlowWorld(HorovodWorld):
+    def __init__(self) -> None:
+        super().__init__(hvd)
+
+    def lost(self, error: BaseException) -> bool:
+        """Return whether an error came of a collective that failed because ranks were lost.
+
+        If it did not, but might have, this takes until a lost rank would have been given up, unless all ranks
+        ask at once.
+        """
+        global _probe
+        if not isinstance(error, _POSSIBLE):
+            return False
+        if not hvd.is_initialized():
+            return True
+        if _probe is None or not _probe.is_alive():  # a second one of the same name would fail for that
+            _probe = _Probe()
+            _probe.start()
+        _probe.join(config.read().collective_seconds + _MARGIN)
+        return _probe.has_failed
+
+    def join(self, mine: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64]:
+        if self.size() == 1:
+            return mine
+        with tf.device("CPU:0"):
+            joined: npt.NDArray[np.int64] = hvd.allgather(tf.constant(mine), name=name).numpy()
+        return joined
+
+    def broadcast(self, buffer: Bytes, root: int, name: str) -> None:
+        if self.size() > 1 and len(buffer):
+            with tf.device("CPU:0"):
+                sent = hvd.broadcast(tf.constant(buffer), root, name=name)
+            if self.rank() != root:
+                buffer[:] = sent.numpy()
+
+
+class _Probe(threading.Thread):
+    """The probe. It runs on its own thread, as it may wait for as long as the job lasts."""
+
+    def __init__(self) -> None:
+        super().__init__(name="hvdrecover-probe", daemon=True)
+        self.has_failed = False
+
+    def run(self) -> None:
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+        def probe() -> tf.Tensor:
+            return hvd.allreduce(tf.zeros(()), op=hvd.Sum, name="hvdrecover_probe", ignore_name_scope=True)
+
+        try:
+            with tf.device("CPU:0"):
+                probe()
+        except tf.errors.OpError:
+            self.has_failed = True
+
+
+_probe: _Probe | None = None
+_raised: Exception | None = None
+
+
+def raised(error: Exception) -> None:
+    """Remember an error of ours that is raised where it may have to pass through a graph."""
+    global _raised
+    _raised = error
+
+
+def original(error: BaseException) -> Exception | None:
+    """Return the error of ours that TensorFlow has made another one of; None if it has not."""
+    passed = isinstance(error, tf.errors.OpError) and _raised is not None and str(_raised) in str(error)
+    return _raised if passed else None

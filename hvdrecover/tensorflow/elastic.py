@@ -19,9 +19,9 @@ from hvdrecover.state import drop_in
 from hvdrecover.state.random import Randomness
 from hvdrecover.state.run import run
 from hvdrecover.tensorflow import state
+from hvdrecover.tensorflow.collectives import TensorFlowWorld
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.variables import Variable
-from hvdrecover.tensorflow.world import TensorFlowWorld
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 

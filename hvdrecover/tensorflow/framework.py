@@ -21,7 +21,7 @@ from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.state import horovod
 from hvdrecover.state import random as streams
 from hvdrecover.state.adapter import Entry, StepReport, Tree, fit_tensors
-from hvdrecover.tensorflow import world
+from hvdrecover.tensorflow import collectives
 from hvdrecover.tensorflow.averaging import is_finite, sums_of
 from hvdrecover.tensorflow.optimizer import forget_sums, report_gradients
 from hvdrecover.tensorflow.scalars import watch
@@ -226,7 +226,7 @@ class TensorFlowFramework:
             mine.assign(stored)
 
     def original(self, error: BaseException) -> BaseException | None:
-        return world.original(error)
+        return collectives.original(error)
 
     def report(self, what: StepReport, hook: Any) -> None:
         if what == "steps":

@@ -22,9 +22,8 @@ import tensorflow as tf
 from hvdrecover.errors import ConfigError, NumericsError
 from hvdrecover.guard.numbers import Judge, RolledBack
 from hvdrecover.tensorflow.averaging import Reduction, is_finite, numbers_of, own, sums_of
-from hvdrecover.tensorflow.collectives import outside_of_traces, refuse_xla, taking_what
+from hvdrecover.tensorflow.collectives import outside_of_traces, raised, refuse_xla, taking_what
 from hvdrecover.tensorflow.variables import Gradient, Layers, Variable, named, raw, weights_of
-from hvdrecover.tensorflow.world import raised
 
 
 def distribute(

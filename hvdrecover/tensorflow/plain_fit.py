@@ -40,6 +40,7 @@ from hvdrecover.state.liveness import paused
 from hvdrecover.state.random import Randomness
 from hvdrecover.state.run import run
 from hvdrecover.tensorflow.callback_state import forgetful, history_text, set_history
+from hvdrecover.tensorflow.collectives import TensorFlowWorld
 from hvdrecover.tensorflow.dataset import PerRank
 from hvdrecover.tensorflow.fit import Commit, Logs, Progress
 from hvdrecover.tensorflow.fit_data import Resumable, resumable
@@ -47,7 +48,6 @@ from hvdrecover.tensorflow.keras.callbacks import BroadcastGlobalVariablesCallba
 from hvdrecover.tensorflow.optimizer import is_distributed
 from hvdrecover.tensorflow.state import TensorFlowKerasState
 from hvdrecover.tensorflow.variables import build_optimizer, is_seed, raw
-from hvdrecover.tensorflow.world import TensorFlowWorld
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import horovod.tensorflow as hvd
 import keras
 
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint import Checkpoint, CommitId
 from hvdrecover.errors import ConfigError
 from hvdrecover.guard.settings import Guard
 from hvdrecover.state import loading
@@ -18,14 +17,13 @@ from hvdrecover.state.random import Randomness
 from hvdrecover.state.state import State
 from hvdrecover.tensorflow import virtual
 from hvdrecover.tensorflow.callback_state import NAME, FitState
+from hvdrecover.tensorflow.collectives import TensorFlowWorld
 from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.variables import Variable, build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.virtual import Step
-from hvdrecover.tensorflow.world import TensorFlowWorld
 from hvdrecover.trackers import Tracker
-from hvdrecover.virtual.ranks import virtual_of
-from hvdrecover.virtual.shares import Policy
+from hvdrecover.virtual.ranks import Policy, virtual_of
 from hvdrecover.virtual.steps import steps
 
 

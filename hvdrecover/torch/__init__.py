@@ -2,7 +2,7 @@
 
 import horovod.torch as _hvd
 
-from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
+from hvdrecover.checkpoint import Best, Checkpoint, Keep
 from hvdrecover.data.version import DataVersion
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError, StepError
 from hvdrecover.guard.settings import Guard

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import random
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -19,14 +21,14 @@ from horovod.common.exceptions import HorovodInternalError
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from hvdrecover.checkpoint.arena import Arena, Bytes
+from hvdrecover.checkpoint.arena import WORTH_A_SPAN, Arena, Bytes, Span, copy_spans, spans_equal
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.state import horovod
 from hvdrecover.state import random as streams
 from hvdrecover.state.adapter import Entry, StepReport, Tree, fit_tensors
 from hvdrecover.state.horovod import HorovodWorld
-from hvdrecover.torch import copying, guard, optimizers, stepping
+from hvdrecover.torch import guard, optimizers, stepping
 from hvdrecover.torch.optimizers import by_name, parameters_of, renamed
 
 _DTYPES = {
@@ -48,6 +50,7 @@ _DTYPES = {
     torch.complex64: "C64",
 }
 _CPU = torch.device("cpu")
+_PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 _REPLICATED_ONLY = (
     "replicated state only, got a tensor that is sharded over ranks (DTensor, FSDP). A commit would "
     "hold the shard of rank 0 only. Train with hvd.DistributedOptimizer, or keep sharded state with "
@@ -112,14 +115,14 @@ class TorchFramework:
 
     def views(self, arena: Arena, sources: Sequence[torch.Tensor] = ()) -> dict[str, torch.Tensor]:
         if _cuda_in_use() and any(tensor.is_cuda for tensor in sources):
-            copying.pin(arena)  # so that devices copy into it by themselves
+            pin(arena)  # so that devices copy into it by themselves
         return {spec.name: _view(arena, spec) for spec in arena.layout.specs}
 
     def clone(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().clone()
 
     def equal(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-        return copying.all_equal(pairs)
+        return all_equal(pairs)
 
     def move(self, tree: Tree, present: Any) -> Tree:
         # If the value's own tensors are on several devices, nobody knows which tensor belongs where.
@@ -130,7 +133,26 @@ class TorchFramework:
         return pytree.tree_map(lambda each: each.to(device) if isinstance(each, torch.Tensor) else each, tree)
 
     def copy_out(self, tensors: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:
-        copying.copy_all(tensors, views)
+        # Large tensors that lie in one piece are copied as memory. The rest go to torch's multi-tensor copy,
+        # which spends next to nothing on each but does not get all of the memory's bandwidth.
+        spans: list[Span] = []
+        rest: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for source, target in zip(tensors, views, strict=True):
+            if source.nbytes >= WORTH_A_SPAN and _is_one_piece(source) and _is_one_piece(target):
+                spans.append((target.data_ptr(), source.data_ptr(), source.nbytes))
+            else:
+                rest.append((source, target))
+        try:
+            if rest:
+                sources, targets = [source for source, _ in rest], [target for _, target in rest]
+                with torch.no_grad():
+                    torch._foreach_copy_(targets, sources, non_blocking=True)
+            if spans:
+                copy_spans(spans)
+        finally:
+            if _cuda_in_use():
+                for device in {source.device for source, target in rest if source.is_cuda and target.is_cpu}:
+                    torch.cuda.current_stream(device).synchronize()
 
     def tree(self, component: Any) -> Tree:
         """The component's ``state_dict``; of an optimizer by the names of its parameters."""
@@ -170,7 +192,7 @@ class TorchFramework:
         if isinstance(component, torch.nn.Module):
             _load_module(component, tree)
         elif isinstance(component, torch.optim.Optimizer):
-            optimizers.load(component, tree, by_name(self.attributes), keep=keep)
+            optimizers.load(component, tree, by_name(self.attributes), None if keep else self.copy_out)
         else:
             component.load_state_dict(tree if keep else pytree.tree_map_only(torch.Tensor, self.clone, tree))
             if isinstance(component, torch.amp.GradScaler) and component.is_enabled():
@@ -314,6 +336,48 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
+# -- tensors at the speed of the machine's memory ------------------------------------------------------------
+
+
+def all_equal(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    large: list[tuple[torch.Tensor, torch.Tensor]] = []  # kept, so that the addresses stay valid
+    for mine, other in pairs:
+        if mine.nbytes >= WORTH_A_SPAN and _is_one_piece(mine) and _is_one_piece(other):
+            large.append((mine, other))
+        elif not torch.equal(bits := _bits(mine), _bits(other).to(bits.device)):
+            return False
+    return spans_equal([(other.data_ptr(), mine.data_ptr(), mine.nbytes) for mine, other in large])
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+
+
+def _is_one_piece(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def pin(arena: Arena) -> None:
+    """Pin an arena's memory until it is freed: a device copies into it by itself, several times as fast.
+
+    CUDA refuses memory of some file systems, and more than the machine can spare. Copies are slower then.
+    """
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = arena.buffer.ctypes.data
+    if int(cudart.cudaHostRegister(address, arena.buffer.nbytes, _PORTABLE)) == 0:
+        weakref.finalize(arena, cudart.cudaHostUnregister, address).atexit = False
+    else:
+        with contextlib.suppress(RuntimeError):  # CUDA would report the refusal to who launches a kernel next
+            torch.zeros((), device="cuda")
+
+
 # -- ranks ---------------------------------------------------------------------------------------------------
 
 
@@ -341,7 +405,7 @@ class TorchWorld(HorovodWorld):
             hvd.broadcast_(torch.from_numpy(buffer), root, name=name)
 
     def _begin_join(self, mine: npt.NDArray[np.int64], name: str) -> Callable[[], npt.NDArray[np.int64]]:
-        if self.size() == 1:
+        if hvd.size() == 1:
             return lambda: mine
         try:
             handle = hvd.allgather_async(torch.tensor(mine), name=name)

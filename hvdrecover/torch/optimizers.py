@@ -21,13 +21,15 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from hvdrecover.checkpoint.arena import HUGE_PAGE, allocate
 from hvdrecover.state.adapter import Tree
-from hvdrecover.torch.copying import can_take, own
 
 logger = logging.getLogger("hvdrecover")
 
 Named = Mapping[str, torch.Tensor]
 """The parameters of all modules of a state, by name."""
+Copy = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
+"""Copies tensors into others of the same dtypes and shapes."""
 _Group = dict[str, Any]
 
 # The groups that an optimizer had when a state was made of it. A rollback may remove others.
@@ -71,21 +73,21 @@ def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -
     return {**tree, "param_groups": options}, []
 
 
-def load(optimizer: torch.optim.Optimizer, tree: Tree, named: Named, *, keep: bool) -> None:
+def load(optimizer: torch.optim.Optimizer, tree: Tree, named: Named, copy_all: Copy | None) -> None:
     """Put a stored state that fits into an optimizer, in the dtypes that it was stored in.
 
     ``load_state_dict`` casts to the parameter's dtype, which would spoil, say, float32 moments of bfloat16
     parameters. It is still what must be called: Horovod's wrapper forgets unfinished allreduces in it.
 
-    Unless the optimizer may ``keep`` them, tensors are copied, and into those that it has where they fit:
-    memory that is new to the process costs several times as much as the copy.
+    Tensors are copied by ``copy_all``, into those that the optimizer has where they fit: memory that is new
+    to the process costs several times as much as the copy. Without it, the optimizer may keep them.
 
     Gradients are forgotten: leftovers of an interrupted backward pass would be added to the next pass's.
     """
     if "param_groups" in tree and _is_numbered(optimizer.state_dict(), _keys(optimizer, named)):
         tree = _aligned(optimizer, tree, named)
-    if not keep:
-        tree = own(tree, optimizer.state_dict())
+    if copy_all is not None:
+        tree = _own(tree, optimizer.state_dict(), copy_all)
     groups, state = optimizer.param_groups, optimizer.state
     optimizer.load_state_dict(tree)
     parameters = list(parameters_of(optimizer))
@@ -141,10 +143,60 @@ def _replace(old: dict[Any, Any], new: dict[Any, Any]) -> None:
         del old[key]
     for key, value in new.items():
         present: Any = old.get(key)
-        if isinstance(value, torch.Tensor) and present is not value and can_take(present, value):
+        if isinstance(value, torch.Tensor) and present is not value and _can_take(present, value):
             present.copy_(value)
         else:
             old[key] = value
+
+
+def _own(tree: Tree, present: Tree, copy_all: Copy) -> Tree:
+    """A copy of a tree. Tensors of the tree ``present`` that fit are overwritten, and become part of it."""
+    sources: list[torch.Tensor] = []
+    targets: list[torch.Tensor] = []
+    taken: set[int] = set()
+
+    def copied(value: Any, old: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if not _can_take(old, value) or old.data_ptr() in taken:
+                old = _new_like(value)
+            taken.add(old.data_ptr())
+            sources.append(value)
+            targets.append(old)
+            return old
+        if type(value) is dict:
+            old = old if isinstance(old, dict) else {}
+            return {key: copied(item, old.get(key)) for key, item in value.items()}
+        if type(value) is list:
+            old = old if isinstance(old, list) and len(old) == len(value) else [None] * len(value)
+            return [copied(item, other) for item, other in zip(value, old, strict=True)]
+        return copy.deepcopy(value)
+
+    outcome = copied(tree, present)
+    copy_all(sources, targets)
+    return outcome
+
+
+def _new_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor of the same dtype and shape; the content is undefined.
+
+    A large one lies in huge pages. torch would take small ones, and spend several times as long on getting
+    them as on filling them.
+    """
+    if tensor.nbytes < HUGE_PAGE or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return torch.empty_like(tensor)
+    memory = allocate(tensor.nbytes, in_children=True)
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
+
+
+def _can_take(target: Any, value: torch.Tensor) -> bool:
+    """Return whether a value can be copied into a tensor without changing its bits or other elements."""
+    return (
+        type(target) is torch.Tensor
+        and (target.dtype, target.shape) == (value.dtype, value.shape)
+        and target.is_contiguous()
+        and not target.requires_grad
+        and not target.is_inference()
+    )
 
 
 # -- parameters by name ------------------------------------------------------------------------------------

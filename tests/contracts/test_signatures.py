@@ -38,18 +38,25 @@ CLASSES = {
 }
 """Classes that Horovod has elsewhere: ours to Horovod's, ``module:name``."""
 
+_POSITION = "horovod.keras and horovod.tensorflow.keras differ; ours is the latter"
 DIFFERENT: dict[str, str] = {
-    f"hvdrecover.tensorflow.{place}": why
-    for place, why in {
-        "keras.keras": "keras and tensorflow.keras are one since Keras 3",
-        "keras.callbacks.keras": "the same",
-        "SyncBatchNormalization.call(*args)": "it is that of Keras's layer, which says what it takes",
-        "SyncBatchNormalization.call(**kwargs)": "the same",
-        "SyncBatchNormalization.call(inputs)": "the same",
-        "sync_batch_norm.SyncBatchNormalization.call(*args)": "the same",
-        "sync_batch_norm.SyncBatchNormalization.call(**kwargs)": "the same",
-        "sync_batch_norm.SyncBatchNormalization.call(inputs)": "the same",
-    }.items()
+    "hvdrecover.keras.callbacks": "hvdrecover.keras is hvdrecover.tensorflow.keras",
+    "hvdrecover.keras.callbacks.BestModelCheckpoint(mode)": _POSITION,
+    "hvdrecover.keras.callbacks.BestModelCheckpoint(save_freq)": _POSITION,
+    "hvdrecover.keras.elastic": "the same",
+    **{
+        f"hvdrecover.tensorflow.{place}": why
+        for place, why in {
+            "keras.keras": "keras and tensorflow.keras are one since Keras 3",
+            "keras.callbacks.keras": "the same",
+            "SyncBatchNormalization.call(*args)": "it is that of Keras's layer, which says what it takes",
+            "SyncBatchNormalization.call(**kwargs)": "the same",
+            "SyncBatchNormalization.call(inputs)": "the same",
+            "sync_batch_norm.SyncBatchNormalization.call(*args)": "the same",
+            "sync_batch_norm.SyncBatchNormalization.call(**kwargs)": "the same",
+            "sync_batch_norm.SyncBatchNormalization.call(inputs)": "the same",
+        }.items()
+    },
 }
 """Place of a difference, as the test names it: why it is right."""
 

@@ -10,7 +10,7 @@ import torch
 from hvdrecover.checkpoint import layout
 from hvdrecover.checkpoint.arena import Arena, allocate
 from hvdrecover.checkpoint.layout import TensorSpec
-from hvdrecover.torch import copying
+from hvdrecover.torch import framework
 from tests.gpu.jobs import joined, pair, train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="nothing is pinned for a CPU")
@@ -31,7 +31,7 @@ def test_it_is_pinned_until_the_commit_is_let_go() -> None:
     memory = torch.from_numpy(allocate(LAYOUT.nbytes))
     arena = Arena(LAYOUT, memory.numpy())
     assert not memory.is_pinned()
-    copying.pin(arena)
+    framework.pin(arena)
     assert memory.is_pinned()
     del arena
     gc.collect()
@@ -40,8 +40,8 @@ def test_it_is_pinned_until_the_commit_is_let_go() -> None:
 
 def test_a_refusal_disturbs_nobody(device: torch.device) -> None:
     arena = Arena(LAYOUT)
-    copying.pin(arena)
-    copying.pin(arena)  # CUDA refuses memory that is pinned already
+    framework.pin(arena)
+    framework.pin(arena)  # CUDA refuses memory that is pinned already
     assert torch.ones(3, device=device).sum().item() == 3.0
     assert is_pinned(arena)
 

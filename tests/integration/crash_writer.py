@@ -19,15 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import TensorSpec, plan
-from hvdrecover.checkpoint.manifest import FILE_NAME
-from hvdrecover.checkpoint.reader import load_newest
-from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.checkpoint.store import Store
-from hvdrecover.checkpoint.writer import BackgroundWriter
+from hvdrecover.checkpoint.manifest import FILE_NAME, Snapshot
+from hvdrecover.checkpoint.storage.local import LocalStorage
+from hvdrecover.checkpoint.store import BackgroundWriter, Store, load_newest
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from tests.unit.checkpoint.roots import Recorder, assert_is
 

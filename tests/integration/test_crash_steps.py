@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint import CommitId
 from tests.integration.crash_writer import (
     Child,
     Message,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdrecover.checkpoint.claims import Claims
-from hvdrecover.checkpoint.writer import BackgroundWriter
+from hvdrecover.checkpoint.store import BackgroundWriter
 from hvdrecover.launch import ends
 from hvdrecover.launch.training import Training
 from hvdrecover.state import commit as commits

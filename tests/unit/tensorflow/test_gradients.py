@@ -15,7 +15,7 @@ from tensorflow.python.framework import op_def_registry
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError, MissingGradientError
 from hvdrecover.tensorflow.averaging import _checked
-from hvdrecover.tensorflow.world import original, raised
+from hvdrecover.tensorflow.collectives import original, raised
 
 OPERATIONS = [name for name in vars(MPI_LIB) if name.startswith("Horovod")]
 NO_CONSTANTS = ("Allreduce", "Inplace")  # of gradients and of variables
