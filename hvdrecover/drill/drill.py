@@ -25,8 +25,8 @@ from hvdrecover.drill import check
 from hvdrecover.drill.check import Comparison, Finding, compare
 from hvdrecover.drill.faults import FAULTS, Fault, complete
 from hvdrecover.drill.lab import Lab
-from hvdrecover.drill.records import Records
 from hvdrecover.drill.run import PATIENCE, Command, ScriptRun
+from hvdrecover.drill.witness import Records
 from hvdrecover.errors import ConfigError, DrillError
 from hvdrecover.launch.waits import HANG_FACTOR
 from hvdrecover.reporting.summary import Tally

@@ -156,7 +156,7 @@ class GuardHook(Hook):
             tensors=list(tensors[:100]),
         )
         if self._world.rank() in result.wrong and not result.tied:
-            heartbeat.diverged()  # a host that diverges twice is excluded
+            heartbeat.page.diverged += 1  # a host that diverges twice is excluded
         if policy not in follows:
             raise DivergedError(
                 problem,

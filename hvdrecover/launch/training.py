@@ -165,9 +165,13 @@ class Training:
         return [each for each in found if isinstance(each, dict)]
 
     def stalled(self) -> dict[int, list[str]]:
-        """Return which tensors wait for which ranks, if Horovod has reported that since the last call."""
+        """Return which tensors wait for which ranks, if Horovod has reported that since the last call.
+
+        Horovod reports them on rank 0 only, and whenever it ends a stall.
+        """
         seen, self._seen = self._seen, os.fstat(self._notes).st_size
-        return heartbeat.stalled_since(self._notes, seen) if self._seen > seen else {}
+        stalled = heartbeat.notes_since(self._notes, seen).get("stalled", {})
+        return {int(rank): names for rank, names in stalled.items()}
 
     def stacks(self) -> str:
         """Ask the process for its stacks, and return them; '' if it does not answer."""

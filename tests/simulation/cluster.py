@@ -286,7 +286,7 @@ class Cluster:
         page, _, notes, events = (process.inherited[descriptor] for descriptor in slot)
         heartbeat.attach(page, notes, events)
         heartbeat.at_commit(_report_modules)
-        self.pages[process] = heartbeat._page
+        self.pages[process] = heartbeat.page
 
     def _stand_by(self, process: Running) -> None:
         """Do as `hvdrecover.launch.training.main` does."""
@@ -340,7 +340,7 @@ class Cluster:
 
 def _report_modules() -> None:
     """Do as `hvdrecover.state.startup` does: at the second commit, a standby may be made."""
-    if heartbeat.commits() < 2:
+    if heartbeat.page.commits < 2:
         heartbeat.at_commit(_report_modules)
     else:
         heartbeat.notify(modules=["json"])

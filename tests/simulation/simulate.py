@@ -164,7 +164,7 @@ def _in_place_of(cluster: Cluster) -> Iterator[None]:
     def of_training(config: Any, clock: Any = None) -> events.Events:
         process = scheduler.process
 
-        descriptor = heartbeat.event_pipe()
+        descriptor = heartbeat.event_pipe
         assert descriptor is not None
         pipe = events.Pipe(descriptor)
 

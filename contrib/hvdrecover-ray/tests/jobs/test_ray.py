@@ -20,9 +20,9 @@ from hvdrecover.drill.run import Job
 from hvdrecover.launch.processes import command, kill
 from raylets import Raylets, environment, raylets
 from tests.integration.conftest import LONG, Start
+from tests.support.commands import wait_until
 from tests.support.faulty_run import FaultyRun, assert_each_sample_once, wait_until_all_train
 from tests.support.jobs import durable, parent, read_events, running
-from tests.support.waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "example.py"
 SCRIPT = Path(__file__).with_name("scripts") / "ray_digits.py"
