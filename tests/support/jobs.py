@@ -42,9 +42,9 @@ SHARED_MEMORY = Path("/dev/shm")
 
 # The first words of processes of a job; see `running`.
 GUARDIAN = ("hvdrecover", "worker")
-STANDBY = ("hvdrecover.launch.standby",)
+STANDBY = ("hvdrecover.launch.training", "standby")
 SUPERVISOR = ("hvdrecover", "run")
-DRIVER = ("hvdrecover.launch.run_horovodrun",)  # of Horovod
+DRIVER = ("hvdrecover.launch.horovodrun",)  # of Horovod
 
 _COMMIT = re.compile(r"g(\d+)-c(\d+)")
 
