@@ -31,7 +31,6 @@ LAYERS = {
     "install": 1,
     "reporting": 1,
     "scalars": 2,
-    "trackers": 1,
     "state": 2,
     "guard": 2,
     "virtual": 2,
