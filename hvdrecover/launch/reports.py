@@ -17,11 +17,10 @@ from typing import Any
 from hvdrecover.clock import Bounded, Clock
 from hvdrecover.config import STACKS_SIGNAL, Config
 from hvdrecover.errors import ConfigError, LaunchError
-from hvdrecover.events import Events
+from hvdrecover.events import Events, number
 from hvdrecover.heartbeat import Phase, Reading
 from hvdrecover.launch import link, waits
 from hvdrecover.launch.training import Training
-from hvdrecover.record import number
 from hvdrecover.uncaught import is_library
 
 logger = logging.getLogger(__name__)

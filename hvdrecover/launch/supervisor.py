@@ -35,7 +35,7 @@ from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import selection
 from hvdrecover.errors import LaunchError
-from hvdrecover.events import Events
+from hvdrecover.events import Events, Record
 from hvdrecover.launch import ends, horovodrun, presence, processes, restarts, ssh, waits
 from hvdrecover.launch.ends import FIRST_ERROR
 from hvdrecover.launch.guardians import ConnectedGuardian, Guardians
@@ -44,7 +44,6 @@ from hvdrecover.launch.presence import Supervised
 from hvdrecover.launch.restarts import Attempt, Outcome
 from hvdrecover.launch.signals import Waking
 from hvdrecover.launch.slurm import SlurmJob
-from hvdrecover.record import Record
 from hvdrecover.redaction import redact
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from typing import Any
 
 from hvdrecover.drill.run import Job, Run, wait_until
 from hvdrecover.errors import HvdrecoverError
-from hvdrecover.record import Follower
+from hvdrecover.events import Follower
 
 PATIENCE = 400.0  # seconds to wait for anything, on a busy machine
 TRAINING_SAMPLES = 1437

@@ -16,7 +16,6 @@ LAYERS = {
     "errors": 0,
     "error_kinds": 0,
     "events": 0,
-    "record": 0,
     "config": 0,
     "clock": 0,
     "heartbeat": 0,
