@@ -286,8 +286,9 @@ class Follower:
         if kind is None and facts.get("schema", SCHEMA) != SCHEMA:
             problem = f"schema {facts['schema']!r}; this version of hvdrecover reads schema {SCHEMA}"
             raise ConfigError("FOLDER", f"'{self._path}' has {problem}")
-        named = isinstance(kind, str) and isinstance(host, str)
-        if time is None or not 0 <= time < _END_OF_TIME or not named:
+        if not isinstance(kind, str) or not isinstance(host, str):
+            return None
+        if time is None or not 0 <= time < _END_OF_TIME:
             return None
         rank = whole(facts.get("rank"))
         return Event(time, kind, host, -1 if rank is None else rank, whole(facts.get("pid")) or 0, facts)

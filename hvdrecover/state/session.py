@@ -12,7 +12,7 @@ from typing import Literal
 
 from hvdrecover.checkpoint import Checkpoint
 from hvdrecover.config import Config
-from hvdrecover.guard.guard import GuardHook
+from hvdrecover.guard.comparison import GuardHook
 from hvdrecover.guard.numbers import Judge, Missing
 from hvdrecover.guard.settings import Guard
 from hvdrecover.scalars import Scalars, Tracker

@@ -13,8 +13,8 @@ import pytest
 
 from hvdrecover import config
 from hvdrecover.events import read
-from hvdrecover.launch.guardians import ConnectedGuardian, Guardians
 from hvdrecover.launch.horovodrun import Options
+from hvdrecover.launch.link import ConnectedGuardian, Guardians
 from hvdrecover.launch.supervisor import JobState, Supervisor
 from tests.fakes.clock import FakeClock
 
