@@ -288,7 +288,6 @@ class Progress:
     Times are monotonic seconds. Only the thread that handles the snapshot changes it; any thread may read.
 
     Attributes:
-        seconds: how long the write of the last durable commit took.
         error: why the last attempt failed; None if it succeeded, so there is no outage.
         failure: the error after which no commit is written any more; None if there was none.
     """
@@ -302,7 +301,6 @@ class Progress:
         self._outage_since = 0.0
         self._attempts = 0
         self.last_durable: CommitId | None = None
-        self.seconds = 0.0
         self.error: StorageError | None = None
         self.failure: HvdrecoverError | None = None
 
@@ -326,7 +324,6 @@ class Progress:
 
     def succeeded(self, snapshot: Snapshot, seconds: float) -> None:
         commit, attempts = snapshot.id, self._attempts
-        self.seconds = seconds
         self.last_durable, self._durable_since = commit, self._submitted
         self.error, self._behind_since, self._attempts = None, None, 0
         self._emit("durable", commit, bytes=snapshot.nbytes, seconds=seconds)
