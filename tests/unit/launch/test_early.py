@@ -81,7 +81,7 @@ def test_a_script_that_does_not_use_horovod_starts_as_fast_as_without_it(tmp_pat
     script = write(tmp_path, "import sys; print(*sys.modules, file=open(sys.argv[1], 'w'))")
     command, environ = [sys.executable, str(script)], environment()
     loaded = []
-    for name, early in (("with", python_command.early_environment(command, environ)), ("without", {})):
+    for name, early in (("with", early_environment(command, environ)), ("without", {})):
         training = Training([*command, str(tmp_path / name)], {**environ, **early})
         assert training.process.wait(60) == 0
         training.close()
