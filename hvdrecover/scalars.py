@@ -13,9 +13,9 @@ from typing import Any
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.errors import ConfigError
-from hvdrecover.state import liveness
 from hvdrecover.state.adapter import Framework
 from hvdrecover.state.hooks import Agreement, Context, Hook
+from hvdrecover.state.horovod import paused
 from hvdrecover.trackers import Feed, TensorBoard, Tracker
 
 Number = Any
@@ -108,7 +108,7 @@ class Scalars(Hook):
 
     def closing(self) -> None:
         self.poll()
-        with liveness.paused():  # on all ranks: they wait for rank 0, which waits for its tracker
+        with paused():  # on all ranks: they wait for rank 0, which waits for its tracker
             for feed in self._feeds:
                 feed.send(self._steps)
                 feed.close(finished=True)

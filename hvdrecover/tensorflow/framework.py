@@ -19,7 +19,7 @@ from hvdrecover.checkpoint.arena import WORTH_A_SPAN, Arena, copy_spans, spans_e
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.state import horovod
-from hvdrecover.state import random as streams
+from hvdrecover.state import rank_local as streams
 from hvdrecover.state.adapter import Entry, StepReport, Tree, fit_tensors
 from hvdrecover.tensorflow import collectives
 from hvdrecover.tensorflow.averaging import is_finite, sums_of

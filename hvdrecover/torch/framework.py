@@ -25,7 +25,7 @@ from hvdrecover.checkpoint.arena import WORTH_A_SPAN, Arena, Bytes, Span, copy_s
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.state import horovod
-from hvdrecover.state import random as streams
+from hvdrecover.state import rank_local as streams
 from hvdrecover.state.adapter import Entry, StepReport, Tree, fit_tensors
 from hvdrecover.state.horovod import HorovodWorld
 from hvdrecover.torch import guard, optimizers, stepping
