@@ -30,7 +30,7 @@ from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.storage import ATTEMPTS
 from hvdrecover.config import Config
 from hvdrecover.errors import HvdrecoverError, RecoveryError
-from hvdrecover.guard.guard import GuardHook
+from hvdrecover.guard.comparison import GuardHook
 from hvdrecover.guard.numbers import Judge, Missing, RolledBack
 from hvdrecover.guard.settings import Guard
 from hvdrecover.scalars import Scalars

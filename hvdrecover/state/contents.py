@@ -1,4 +1,4 @@
-"""The tracked attributes of a state. A commit copies them; a recovery, or `load`, loads a commit into them."""
+"""The tracked attributes of a state. A commit copies them; a recovery or `load` fills them from a commit."""
 
 from __future__ import annotations
 

@@ -359,7 +359,7 @@ class Leaving(Hook):
         self.hosts_changed = threading.Event()
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        return [heartbeat.stop_asked(), self._host, self.hosts_changed.is_set()]
+        return [heartbeat.page.stop, self._host, self.hosts_changed.is_set()]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
         asked, hosts, changes = table.T.tolist()

@@ -5,13 +5,13 @@ holds the states of all ranks at that very commit, and a process that has lost i
 from any other. With virtual ranks, each process has the states of those that it carries out; the process that
 carries them out next finds them in the commit.
 
-The random streams of a job: with ``"reseed"``, each rank seeds its generators at every commit with numbers
-derived from the run's seed, the stream's number and the rank. So a commit stores two numbers, a rank that lost
-its memory continues with the very stream it had, and a rank that joins has one of its own. A stream's number
-rises at every commit, except one at which nothing has changed since the last: a script that commits before it
-trains commits once more when it is resumed, and must continue with the same stream. With ``"store"``, the
-user's own streams continue through commits. Each rank's states are part of a commit, and a rank without
-stored states is seeded as above.
+Random streams: with ``"reseed"``, each rank seeds its generators at every commit, by numbers derived from the
+run's seed, the stream's number and the rank. So a commit stores two numbers, a rank that lost its memory
+continues with the very stream it had, and a rank that joins has one of its own. A stream's number rises at
+every commit, except one at which nothing has changed since the last: a script that commits before it trains
+commits once more when it is resumed, and must continue with the same stream. With ``"store"``, the user's own
+streams continue through commits. Each rank's states are part of a commit, and a rank without stored states is
+seeded as above.
 """
 
 from __future__ import annotations

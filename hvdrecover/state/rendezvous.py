@@ -99,7 +99,7 @@ def agree(session: Session, *, state_unchanged: bool = False) -> Source:
     started = clock.monotonic()
     context.place.arrived()
     context.events.rank = context.world.rank()
-    heartbeat.take_rank(context.world.rank())
+    heartbeat.page.rank = context.world.rank()
     recalled = _recall(session)
     election = _elect(session, recalled)
     carried = context.ranks.carried_by(context.world.rank(), context.world.size())
@@ -128,7 +128,7 @@ def agree(session: Session, *, state_unchanged: bool = False) -> Source:
 
 def _training_begins(session: Session, snapshot: Snapshot) -> None:
     context, commit = session.context, snapshot.id
-    heartbeat.stand_at(commit.generation, commit.commit, snapshot.state["random"]["stream"])
+    heartbeat.page.stand_at(commit.generation, commit.commit, snapshot.state["random"]["stream"])
     heartbeat.resume()
     limit_waits(context.world)
     session.agreements += 1
@@ -161,10 +161,10 @@ def _elect(session: Session, recalled: Snapshot | None) -> Election:
     if recalled is not None:
         own, job = recalled.id, recalled.job
     numbers = [digest_numbers(text.encode())[0] for text in (job, session.durable.root)]
-    silence = math.ceil(heartbeat.longest() * 1000)
+    silence = math.ceil(heartbeat.page.longest * 1000)
     row = [own.generation, own.commit, recalled is not None, *numbers, context.world.past.functions, silence]
     published, *tables = hooks.send(context.world, moment, row)()
-    heartbeat.has_seen(int(published[:, 6].max()) / 1000)  # so that all ranks judge hangs alike
+    heartbeat.page.has_seen(int(published[:, 6].max()) / 1000)  # so that all ranks judge hangs alike
     if (published[:, 4:6] != published[0, 4:6]).any():
         raise RecoveryError(
             "the ranks are at different states of the script: this one is in call "

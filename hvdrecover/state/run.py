@@ -178,9 +178,9 @@ def _loop(train: Callable[[], Result], state: Any, session: Session) -> Result |
                     raise
                 raise cause from None
             reason = f"{type(cause).__name__}: {cause}"
-            steps = 0 if fault == "hosts" else heartbeat.steps()
+            steps = 0 if fault == "hosts" else heartbeat.page.read().steps
             if fault == "peers":
-                rollbacks.note(heartbeat.read(), heartbeat.stall_seconds(), cause)
+                rollbacks.note(heartbeat.page.read(), heartbeat.stall_seconds(), cause)
             heartbeat.enter(heartbeat.Phase.RECOVERING)
             if isinstance(cause, RolledBack):
                 session.call("restore", functools.partial(commits.skip, session, cause))
@@ -287,5 +287,5 @@ def _report_others(numbers: Sequence[int]) -> None:
 
 
 def _take_note(number: int, frame: FrameType | None) -> None:
-    heartbeat.ask_to_stop(Stop.HOST)
+    heartbeat.page.ask(Stop.HOST)
     signal.signal(number, signal.SIG_DFL)

@@ -89,11 +89,18 @@ def test_a_near_commit_counts_if_nothing_newer_is_durable(
     assert revive(left, Standing({"a": 2, "c": 5}, *durable)) == expected
 
 
-def test_all_ranks_learn_the_longest_silence_of_any(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    silences = {0: 2.0, 1: 7.2504, 2: 0.0}
-    monkeypatch.setattr(heartbeat, "longest", lambda: silences[current_world().rank()])
+def test_all_ranks_learn_the_longest_silence_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    silences, seen = {0: 2.0, 1: 7.2504, 2: 0.0}, []
+
+    class PageOfRank(Page):
+        longest = property(lambda self: silences[current_world().rank()])
+
+        def has_seen(self, seconds: float) -> None:
+            seen.append(seconds)
+
+    monkeypatch.setattr(heartbeat, "page", PageOfRank())
     jobs.on_ranks(3, lambda process: process.state(step=0).sync())
-    assert page.read().longest == 7.251  # in whole milliseconds, rounded up
+    assert seen == [7.251] * 3  # in whole milliseconds, rounded up
 
 
 def receive_or_keep(held: dict[int, Snapshot], sent: Snapshot) -> list[tuple[int, Agreement]]:

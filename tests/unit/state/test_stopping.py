@@ -63,13 +63,14 @@ def test_who_leaves(
 TRAIN = """
 import signal, time
 from hvdrecover import config, heartbeat
+from hvdrecover.heartbeat import Stop
 from hvdrecover.state.run import stop_signals
 {before}
 with stop_signals(config.read().stop_signals):
     print("trains", flush=True)
-    while not heartbeat.stop_asked():
+    while not heartbeat.page.stop:
         time.sleep(0.005)  # a signal that came before a signal.pause() would not end it
-    print(heartbeat.stop_asked().name, flush=True)
+    print(Stop(heartbeat.page.stop).name, flush=True)
     while True:
         signal.pause()
 """
@@ -106,7 +107,7 @@ def test_a_rank_whose_commit_fails_as_all_leave_makes_it_again(roots: FakeRoots)
         @run
         def train(state: State) -> None:
             state.step = 1
-            heartbeat.ask_to_stop(Stop.JOB)
+            heartbeat.page.ask(Stop.JOB)
             process.framework.tear = 0 if process.world.rank() == 1 else None
             with suppress(RuntimeError):  # as a script that continues without the commit
                 state.commit()
@@ -114,7 +115,7 @@ def test_a_rank_whose_commit_fails_as_all_leave_makes_it_again(roots: FakeRoots)
 
         with pytest.raises(Preempted):
             train(state)
-        heartbeat._page.stop = 0
+        heartbeat.page.stop = 0
         return [state.last_commit.commit]
 
     assert on_ranks(2, body) == [[1], [1]]
