@@ -33,14 +33,13 @@ from hvdrecover.errors import HvdrecoverError, RecoveryError
 from hvdrecover.guard.comparison import GuardHook
 from hvdrecover.guard.numbers import Judge, Missing, RolledBack
 from hvdrecover.guard.settings import Guard
-from hvdrecover.scalars import Scalars
+from hvdrecover.scalars import Scalars, Tracker
 from hvdrecover.state.contents import Strict
 from hvdrecover.state.durable import FINISH_ATTEMPTS, DurableSide
 from hvdrecover.state.hooks import Context, Departure, Hook, Hooks, Leaving, Moment, Preempted, Unresumed
 from hvdrecover.state.horovod import fault_of, hosts_updated, limit_waits, paused
 from hvdrecover.state.memory import Memory
 from hvdrecover.state.rank_local import Randomness, RankLocalState
-from hvdrecover.trackers import Tracker
 from hvdrecover.version import __version__
 
 Part = Literal["reset", "rendezvous", "load", "sync", "first_step"]  # of a recovery

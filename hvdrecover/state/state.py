@@ -14,7 +14,7 @@ from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.errors import StateError
 from hvdrecover.events import of_training
 from hvdrecover.guard.settings import Guard
-from hvdrecover.scalars import as_numbers
+from hvdrecover.scalars import Tracker, as_numbers
 from hvdrecover.state import commit as commits
 from hvdrecover.state import run as runs
 from hvdrecover.state.adapter import Framework, HiddenAttribute, World
@@ -25,7 +25,6 @@ from hvdrecover.state.horovod import paused
 from hvdrecover.state.horovod import rank as horovod_rank
 from hvdrecover.state.rank_local import Place, Randomness, Ranks
 from hvdrecover.state.rendezvous import agree, reset
-from hvdrecover.trackers import Tracker
 
 # The methods of Horovod's states; no attribute can have one of these names.
 HOROVODS = {
