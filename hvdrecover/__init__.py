@@ -4,7 +4,7 @@ Importing this package imports neither a framework nor Horovod. Training scripts
 their framework: ``import hvdrecover.torch as recover``.
 """
 
-from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
+from hvdrecover.checkpoint import Best, Checkpoint, Keep
 from hvdrecover.version import __version__
 
 __all__ = ["Best", "Checkpoint", "Keep", "__version__"]

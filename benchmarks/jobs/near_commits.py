@@ -16,7 +16,7 @@ import hvdrecover.torch as recover
 from benchmarks.measure import PeakMemory, by_turns, resident, stopwatch
 from benchmarks.states import Setting, Shape, Training
 from benchmarks.topics.slowdown import Work
-from hvdrecover.checkpoint import near_root
+from hvdrecover.checkpoint import near_tier
 from hvdrecover.checkpoint.manifest import FILE_NAME
 from hvdrecover.errors import HvdrecoverError
 
@@ -41,7 +41,7 @@ class Tier:
 
     def __init__(self, training: Training, folder: Path, *, on: bool) -> None:
         folder.mkdir(exist_ok=True)
-        self.near = near_root.folder("auto", near_root.named(str(folder))) if on else None
+        self.near = near_tier.folder("auto", near_tier.named(str(folder))) if on else None
         self.state = recover.TorchState(
             model=training.model,
             optimizer=training.optimizer,

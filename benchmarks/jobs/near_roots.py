@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hvdrecover.checkpoint import near_root
+from hvdrecover.checkpoint import near_tier
 
 _PATIENCE, _LOOK = 10.0, 0.1  # seconds: a thread of a killed process may be unmapping gigabytes still
 
@@ -20,10 +20,10 @@ def tidied(*roots: Path) -> Iterator[None]:
         yield
     finally:
         for root in roots:
-            _remove(near_root.folder("auto", near_root.named(os.fspath(root))))
+            _remove(near_tier.folder("auto", near_tier.named(os.fspath(root))))
 
 
 def _remove(near: Path) -> None:
     deadline = time.monotonic() + _PATIENCE
-    while near.is_dir() and not near_root.remove(near) and time.monotonic() < deadline:
+    while near.is_dir() and not near_tier.remove(near) and time.monotonic() < deadline:
         time.sleep(_LOOK)

@@ -15,7 +15,7 @@ import torch
 import hvdrecover.torch as recover
 from benchmarks.measure import PeakMemory, forget_cached, resident, stopwatch
 from benchmarks.states import Shape, Training
-from hvdrecover.checkpoint import near_root
+from hvdrecover.checkpoint import near_tier
 from hvdrecover.checkpoint.manifest import FILE_NAME
 
 Figures = dict[str, list[float]]
@@ -97,7 +97,7 @@ def near(shape: Shape, rounds: int, folder: Path) -> Figures:
         began = time.monotonic()
         state.commit()
         seconds = time.monotonic() - began
-        sealed = near_root.folder(tier, near_root.named(root)) / state.last_commit.name / FILE_NAME
+        sealed = near_tier.folder(tier, near_tier.named(root)) / state.last_commit.name / FILE_NAME
         if number < _BURST:  # the tier gets its memory in the background
             state.flush()
             time.sleep(_SETTLE)

@@ -1,8 +1,8 @@
-"""The manifest: what makes a folder of files a commit.
+"""The manifest: what makes a folder of files a commit. And the same commit in memory: a snapshot.
 
-A JSON object with the fields of `Manifest`, and ``digest``: the xxh3-128 of the same object without it and
-without spaces. Keys keep their order, which matters in a user's dict. The manifest is written last, so a
-commit exists if and only if its manifest validates.
+A manifest is a JSON object with the fields of `Manifest`, and ``digest``: the xxh3-128 of the same object
+without it and without spaces. Keys keep their order, which matters in a user's dict. The manifest is written
+last, so a commit exists if and only if its manifest validates.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hvdrecover.checkpoint.arena import digest
-from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint import CommitId
+from hvdrecover.checkpoint.arena import Arena, digest
+from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, UnsupportedValueError
 from hvdrecover.redaction import printable
 
@@ -36,7 +37,7 @@ class FileEntry:
 
 
 class HasState:
-    """A commit, with or without its tensors: a `Manifest` or a `hvdrecover.checkpoint.snapshot.Snapshot`."""
+    """A commit, with or without its tensors: a `Manifest` or a `hvdrecover.checkpoint.manifest.Snapshot`."""
 
     state: dict[str, Any]
 
@@ -58,7 +59,7 @@ class Manifest(HasState):
     Attributes:
         time: when it was written, in seconds since the Unix epoch.
         writer: host, pid and rank of the process that wrote it.
-        state: see `hvdrecover.checkpoint.snapshot.Snapshot`.
+        state: see `hvdrecover.checkpoint.manifest.Snapshot`.
     """
 
     generation: int
@@ -80,6 +81,78 @@ class Manifest(HasState):
     def by_attribute(self) -> dict[str, FileEntry]:
         """The data files by the attributes whose tensors they hold."""
         return {file.name.removesuffix(TENSORS): file for file in self.files}
+
+
+@dataclass(frozen=True)
+class Snapshot(HasState):
+    """Everything that a job needs to resume from one commit; it does not change.
+
+    Attributes:
+        id: which commit this is.
+        arenas: a safetensors file for each attribute of the state that holds tensors, by attribute name.
+        state: all else, as plain JSON values, and mappings that are read when it is written; see
+            `hvdrecover.state.state`.
+        dataset: version of the training data as plain JSON values, or None.
+        digests: of the files, by attribute name; None if they have not been computed.
+        job: identity of the start of the job that made it, as ``JOB/START``; of near commits only.
+    """
+
+    id: CommitId
+    arenas: dict[str, Arena]
+    state: dict[str, Any]
+    world_size: int
+    versions: dict[str, str]
+    finished: bool = False
+    dataset: dict[str, Any] | None = None
+    digests: dict[str, str] | None = None
+    job: str = ""
+
+    @classmethod
+    def of(cls, manifest: Manifest, arenas: dict[str, Arena]) -> Snapshot:
+        files = manifest.by_attribute
+        return cls(
+            id=manifest.id,
+            arenas=arenas,
+            state=manifest.state,
+            world_size=manifest.world_size,
+            versions=manifest.versions,
+            finished=manifest.finished,
+            dataset=manifest.dataset,
+            digests={name: files[name].digest for name in arenas},
+            job=str(manifest.writer.get("job", "")),
+        )
+
+    def digested(self) -> Snapshot:
+        """Return the commit with the digests of its files; a gigabyte takes 50 ms, if they are not known."""
+        if self.digests is not None:
+            return self
+        return replace(self, digests={name: digest(arena.buffer) for name, arena in self.arenas.items()})
+
+    def manifest(self, digests: Mapping[str, str], writer: dict[str, Any], time: float) -> Manifest:
+        files = [
+            FileEntry(f"{name}{TENSORS}", arena.layout.nbytes, digests[name])
+            for name, arena in self.arenas.items()
+        ]
+        return Manifest(
+            generation=self.id.generation,
+            commit=self.id.commit,
+            time=time,
+            writer=writer,
+            world_size=self.world_size,
+            versions=self.versions,
+            files=tuple(files),
+            state=self.state,
+            dataset=self.dataset,
+            finished=self.finished,
+        )
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        return {name: arena.layout for name, arena in self.arenas.items()}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(arena.layout.nbytes for arena in self.arenas.values())
 
 
 def dumps(manifest: Manifest) -> bytes:

@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hvdrecover.checkpoint import claims, root, values
-from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint import Best, CommitId, Keep, claims, root, values
 from hvdrecover.checkpoint.manifest import Manifest
-from hvdrecover.checkpoint.settings import Best, Keep
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.clock import Clock
 from hvdrecover.errors import (

@@ -1,4 +1,4 @@
-"""The layout of a checkpoint root.
+"""A checkpoint root: its layout, and how a commit is read from it.
 
 ::
 
@@ -9,27 +9,36 @@
         model.safetensors     one file per attribute of the state that holds tensors
         MANIFEST.json         written last
         QUARANTINE.json       only if the commit was found broken: when and why
+
+A reader verifies every byte that it reads, and walks back over broken commits.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection
 
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint import layout as layouts
 from hvdrecover.checkpoint import manifest as manifests
-from hvdrecover.checkpoint.arena import allocate
-from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint.arena import Arena, Bytes, allocate
 from hvdrecover.checkpoint.layout import Layout
-from hvdrecover.checkpoint.manifest import FileEntry, Manifest
-from hvdrecover.checkpoint.storage import Storage
-from hvdrecover.clock import Clock
-from hvdrecover.errors import CorruptCheckpointError, IncompleteCommitError, StorageError
+from hvdrecover.checkpoint.manifest import FileEntry, Manifest, Snapshot
+from hvdrecover.checkpoint.storage import ReadBytes, Storage, retrying
+from hvdrecover.clock import SYSTEM_CLOCK, Clock
+from hvdrecover.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    IncompleteCommitError,
+    NoUsableCommitError,
+    StorageError,
+)
 
 CLAIMS = "claims"
 READERS = "readers"
 QUARANTINE = "QUARANTINE.json"
-_MAX_NOTE = 1 << 16  # bytes; a larger file is not one of our notes, and might not fit into memory
 MANIFEST_GONE = "its manifest is gone"  # the reason for quarantine if all other files are there
+_MAX_NOTE = 1 << 16  # bytes; a larger file is not one of our notes, and might not fit into memory
 
 
 def commits(storage: Storage) -> list[CommitId]:
@@ -123,3 +132,108 @@ def read_manifest(storage: Storage, commit: CommitId) -> Manifest:
     if size > manifests.MAX_BYTES:
         raise CorruptCheckpointError(url, f"the file has {size} bytes, more than any manifest")
     return manifests.loads(storage.read(path), url, commit)
+
+
+# -- reading commits ---------------------------------------------------------------------------------
+
+Skipped = Callable[[CommitId, str, CheckpointError | None], None]
+"""Called for each skipped commit: its identity, the reason, and the error; None if it was never completed."""
+Load = Callable[[Storage, str, int], tuple[Bytes, ReadBytes]]
+_NEVER_COMPLETED = "it has no manifest, so it was never completed, or is being deleted"
+
+
+def copied(storage: Storage, path: str, size: int) -> tuple[Bytes, ReadBytes]:
+    """Read a file into new memory."""
+    buffer = allocate(size)
+    return buffer, storage.read_into(path, buffer)
+
+
+def read_commit(
+    storage: Storage, commit: CommitId, only: Collection[str] | None = None, load: Load = copied
+) -> Snapshot:
+    """Read one commit, and verify every byte that is read.
+
+    Args:
+        only: the attributes of the state whose tensors to read, such as ``{"model"}``; None reads all.
+            `Snapshot.state` is complete in any case.
+        load: reads a file, given the storage, the path and the size; returns the bytes and their digest.
+
+    Raises:
+        IncompleteCommitError: the commit has no manifest, or was deleted while it was being read.
+    """
+    try:
+        manifest = read_manifest(storage, commit)
+        arenas = {
+            name: _read_file(storage, commit, entry, load)
+            for name, entry in manifest.by_attribute.items()
+            if only is None or name in only
+        }
+    except (CorruptCheckpointError, StorageError) as error:
+        if isinstance(error, IncompleteCommitError) or may_be_complete(storage, commit):
+            raise
+        url = f"{storage.url}/{commit.name}"
+        raise IncompleteCommitError(url, "the commit was deleted while it was being read") from error
+    return Snapshot.of(manifest, arenas)
+
+
+def read_newest(
+    storage: Storage,
+    skipped: Skipped,
+    only: Collection[str] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    order: Callable[[list[CommitId]], list[CommitId]] = lambda commits: commits,
+    load: Load = copied,
+) -> Snapshot | None:
+    """Read the newest commit that verifies; None if none was ever completed.
+
+    If the storage fails, the call is retried for some seconds. If the root answers and one commit still
+    cannot be read, that commit is skipped like a broken one.
+
+    Args:
+        order: takes the commits, newest first, and returns them in the order in which to try them.
+
+    Raises:
+        NoUsableCommitError: the root holds commits, and none of them verifies.
+        FormatVersionError: a newer hvdrecover wrote the newest commit.
+    """
+    again = retrying(clock)
+    reasons: dict[str, str] = {}
+    unread: StorageError | None = None
+    for commit in order(again(commits, storage)):
+        try:
+            return again(read_commit, storage, commit, only, load)
+        except IncompleteCommitError:
+            marked = again(is_quarantined, storage, commit)
+            skipped(commit, MANIFEST_GONE if marked else _NEVER_COMPLETED, None)
+        except CorruptCheckpointError as error:
+            reasons[commit.name] = reason(storage, commit, error)
+            skipped(commit, reasons[commit.name], error)
+        except StorageError as error:
+            storage.names()  # raises if the whole root is unreachable: then older commits are, too
+            unread = unread or error
+            skipped(commit, reason(storage, commit, error), error)
+    if unread is not None:
+        raise unread
+    if reasons:
+        raise NoUsableCommitError(storage.url, reasons)
+    return None
+
+
+def _read_file(storage: Storage, commit: CommitId, entry: FileEntry, load: Load) -> Arena:
+    path = f"{commit.name}/{entry.name}"
+    url = f"{storage.url}/{path}"
+    size = entry.size
+    check_size(storage, commit, entry)
+    try:
+        try:
+            buffer, found = load(storage, path, size)
+        except StorageError:
+            raise
+        except (OSError, OverflowError, MemoryError) as error:
+            raise StorageError(url, f"there is no memory for its {size} bytes ({error})") from error
+        if found != ReadBytes(size, entry.digest):
+            raise CorruptCheckpointError(url, "the file's content does not match the manifest's digest")
+        header = buffer[: layouts.header_size(buffer[:8].tobytes(), size)].tobytes()
+        return Arena(layouts.parse(header, size), buffer)
+    except ValueError as error:
+        raise CorruptCheckpointError(url, str(error)) from error

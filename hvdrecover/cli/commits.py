@@ -17,9 +17,8 @@ from typing import Any
 from rich.console import RenderableType
 
 from hvdrecover import config
-from hvdrecover.checkpoint import comparison, inspection, near_root
+from hvdrecover.checkpoint import Best, Keep, inspection, near_tier
 from hvdrecover.checkpoint.inspection import Contents, Entry, Pruning, to_safetensors
-from hvdrecover.checkpoint.settings import Best, Keep
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.cli import options, printer
 from hvdrecover.clock import SYSTEM_CLOCK
@@ -80,7 +79,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "name": ("name", str),
     "dtype": ("dtype", str),
     "shape": ("shape", lambda shape: str(list(shape))),
-    "bytes": ("size>", near_root.size),
+    "bytes": ("size>", near_tier.size),
     "change": ("change", str),
     "largest": ("largest difference>", lambda largest: "" if largest is None else f"{largest:.3g}"),
 }
@@ -128,7 +127,7 @@ def run_ls(arguments: argparse.Namespace) -> int:
     nbytes = sum(each.bytes for each in found.commits if each.commit in found.leftovers)
     nbytes += sum(each.bytes for each in found.aside if each.left_over)
     if nbytes:
-        notes.append(f"left by ended processes: {near_root.size(nbytes)}; the next job or prune deletes them")
+        notes.append(f"left by ended processes: {near_tier.size(nbytes)}; the next job or prune deletes them")
     printer.put(found, _with_notes(found.commits, notes), as_json=arguments.json)
     return 0
 
@@ -179,19 +178,19 @@ def _content(found: Contents) -> Iterator[RenderableType]:
     facts = {title.rstrip(">"): text for title, text in _cells(found, *_OF_A_COMMIT).items()}
     facts |= {"root": found.root, "written": found.written, "writer": _versions(found.writer)}
     if found.dataset is not None:
-        facts["dataset"] = comparison.text(found.dataset)
+        facts["dataset"] = inspection.text(found.dataset)
     yield printer.pairs(facts)
     for file in found.files:
-        title = f"{file['name']}, {near_root.size(file['size'])}"
+        title = f"{file['name']}, {near_tier.size(file['size'])}"
         yield printer.section(title, *_table(file["tensors"], "name", "dtype", "shape", "bytes"))
     for title, values in (("objects", found.attributes), ("sample cursors", found.samplers)):
         # The tables of files show the tensors.
-        shown = {name: value for name, value in values.items() if not comparison.only_tensors(value)}
+        shown = {name: value for name, value in values.items() if not inspection.only_tensors(value)}
         if shown:
-            lines = (f"{name} = {comparison.text(value)}" for name, value in shown.items())
+            lines = (f"{name} = {inspection.text(value)}" for name, value in shown.items())
             yield printer.section(title, printer.plain("\n".join(lines)))
     if found.random is not None:
-        yield printer.section("random streams", printer.plain(comparison.text(found.random)))
+        yield printer.section("random streams", printer.plain(inspection.text(found.random)))
 
 
 def add_diff(parser: argparse.ArgumentParser) -> None:
@@ -208,7 +207,7 @@ def run_diff(arguments: argparse.Namespace) -> int:
     a, b = (inspection.find(storage, name) for name in (arguments.a, arguments.b))
     entries = (inspection.entry(storage, commit) for commit in (a, b))
     with printer.progress("comparing", sum(each.bytes for each in entries if each is not None)) as advance:
-        found = comparison.compare(storage, a, b, advance)
+        found = inspection.compare(storage, a, b, advance)
     text = [f"{a.name} → {b.name}", *_table(found.differences, "name", "change", "largest")]
     printer.put(found, [*text, "", f"{counted(found.unchanged, 'tensor')} unchanged"], as_json=arguments.json)
     return 0
@@ -267,35 +266,35 @@ def _pruned(plan: Pruning) -> Iterator[str]:
     verb = "would delete" if plan.dry_run else "deleted"
     for each in plan.deleted:
         never_completed = ", which was never completed" if each.commit in plan.leftovers else ""
-        yield f"{verb} {each.commit}, {near_root.size(each.bytes)}{never_completed}"
+        yield f"{verb} {each.commit}, {near_tier.size(each.bytes)}{never_completed}"
     for each in plan.untouched:
         reason = f": {each.reason}" if each.reason else ""
         yield f"left {each.commit}, which is {each.state}{reason}"
     for file in plan.aside:
-        yield f"{verb} {file.path}, {near_root.size(file.bytes)}"
+        yield f"{verb} {file.path}, {near_tier.size(file.bytes)}"
     yield f"kept: {', '.join(plan.kept) or 'none'}"
-    yield f"{verb} {counted(len(plan.deleted), 'commit')}, {near_root.size(plan.bytes_freed)}"
+    yield f"{verb} {counted(len(plan.deleted), 'commit')}, {near_tier.size(plan.bytes_freed)}"
 
 
 def _prune_near(arguments: argparse.Namespace) -> int:
     setting = config.read().near
     near = "auto" if setting == "off" else setting
-    only = None if arguments.url is None else near_root.folder(near, near_root.named(arguments.url))
-    roots = [each for each in near_root.roots(near) if only is None or each.path == only]
+    only = None if arguments.url is None else near_tier.folder(near, near_tier.named(arguments.url))
+    roots = [each for each in near_tier.roots(near) if only is None or each.path == only]
     deleted = [each for each in roots if not each.in_use]
 
     def text(verb: str) -> Iterator[str]:
         for root in roots:
             what = verb if root in deleted else "left, since a process uses it:"
-            of = f"{near_root.size(root.nbytes)} of {root.url or 'an unknown root'}"
+            of = f"{near_tier.size(root.nbytes)} of {root.url or 'an unknown root'}"
             yield f"{what} {root.path}: {of}, last used {_age(root.used)} ago"
-        freed = near_root.size(sum(each.nbytes for each in deleted))
+        freed = near_tier.size(sum(each.nbytes for each in deleted))
         yield f"{verb} {counted(len(deleted), 'near root')}, {freed}"
 
     if deleted and not _agreed(arguments, text("would delete")):
         return 1
     if not arguments.dry_run:
-        deleted = [each for each in deleted if near_root.remove(each.path)]
+        deleted = [each for each in deleted if near_tier.remove(each.path)]
     document = {
         "dry_run": arguments.dry_run,
         "deleted": deleted,
@@ -354,7 +353,7 @@ def run_export(arguments: argparse.Namespace) -> int:
     names = write(storage, commit, arguments.only, file, force=arguments.force)
     size = file.stat().st_size
     document = {"root": storage.url, "commit": commit.name, "attributes": names, "file": file, "bytes": size}
-    text = f"{', '.join(names)} of {commit.name}: {file}, {near_root.size(size)}"
+    text = f"{', '.join(names)} of {commit.name}: {file}, {near_tier.size(size)}"
     printer.put(document, [text], as_json=arguments.json)
     return 0
 

@@ -273,7 +273,7 @@ def add_install_horovod(parser: argparse.ArgumentParser) -> None:
 
 
 def run_install_horovod(arguments: argparse.Namespace) -> int:
-    from hvdrecover.install import install_horovod, source_diff
+    from hvdrecover.install.horovod import install_horovod, source_diff
 
     if arguments.diff:
         sys.stdout.write(source_diff())

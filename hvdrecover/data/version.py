@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdrecover.checkpoint.arena import digest
-from hvdrecover.checkpoint.storage import open_filesystem, storage_in
-from hvdrecover.checkpoint.storage.interface import failures, retrying
+from hvdrecover.checkpoint.storage import failures, open_filesystem, retrying, storage_in
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.errors import ConfigError
 from hvdrecover.redaction import redact

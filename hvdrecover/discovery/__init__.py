@@ -1,6 +1,5 @@
 """Host discovery: ask a source of hosts, check the hosts, and answer in bounded time."""
 
-from hvdrecover.discovery.hosts import Host
-from hvdrecover.discovery.sources import source
+from hvdrecover.discovery.sources import Host, source
 
 __all__ = ["Host", "source"]

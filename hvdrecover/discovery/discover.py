@@ -32,9 +32,8 @@ from pathlib import Path
 
 from hvdrecover.clock import Bounded
 from hvdrecover.discovery import selection
-from hvdrecover.discovery.hosts import Host, check, output_of
 from hvdrecover.discovery.selection import Answer, Checks, Health, History, Settings
-from hvdrecover.discovery.sources import Source
+from hvdrecover.discovery.sources import Host, Source, check, output_of
 from hvdrecover.errors import DiscoveryError
 from hvdrecover.machine import is_local
 

@@ -23,19 +23,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hvdrecover import config
-from hvdrecover.checkpoint.near_root import size
-from hvdrecover.checkpoint.settings import Keep
+from hvdrecover.checkpoint import Keep
+from hvdrecover.checkpoint.near_tier import size
 from hvdrecover.discovery.discover import command_on
 from hvdrecover.discovery.selection import Checks
 from hvdrecover.doctor.host import FRAMEWORKS, MARK, Facts
 from hvdrecover.errors import ConfigError, LaunchError
-from hvdrecover.install.build import ended_by_exception
+from hvdrecover.install.horovod import ended_by_exception
 from hvdrecover.launch import processes, ssh
 from hvdrecover.machine import is_local
 
-VERSIONS, HOROVOD, SSH = "versions", "horovod", "ssh"
-NETWORK, CLOCKS, MEMORY = "network", "clocks", "host memory"
-ROOT, WRITING, SHARED, SPACE = "checkpoint root", "root: writing", "root: shared", "root: space"
 MOST_SKEW = 1.0  # seconds; with more, ages of commits and of claims are wrong
 BUFFERS = 2  # copies of the state on each rank, at most: the newest commit, and one that is being written
 COMMITS = Keep().last + 1  # commits at a root by default, and one that is being written
@@ -74,10 +71,9 @@ def select(
     """
     excluded: dict[str, Finding] = {}
     for finding in (each for each in findings if each.outcome == "failure"):
-        at_fault = [host for host in finding.at_fault if host in hosts]
-        if not at_fault:
+        if not finding.at_fault:
             raise LaunchError("--preflight", str(finding))
-        for host in at_fault:
+        for host in finding.at_fault:
             excluded.setdefault(host, finding)
     left = {host: slots for host, slots in hosts.items() if host not in excluded}
     if sum(left.values()) < least:
@@ -122,14 +118,14 @@ def check_versions(hosts: Hosts) -> Finding:
     if differences:
         others = [name for name, each in hosts.items() if each.versions != usual.versions]
         remedy = "Install the same versions on all hosts."
-        return Finding(VERSIONS, "failure", "; ".join(differences), remedy, others)
+        return Finding("versions", "failure", "; ".join(differences), remedy, others)
     if not any(usual.versions[framework] for framework in FRAMEWORKS):
         remedy = "Install one: `pip install 'hvdrecover[torch]'` or `pip install 'hvdrecover[tensorflow]'`."
         what = f"neither torch nor tensorflow is installed on {host}"
-        return Finding(VERSIONS, "failure", what, remedy)
+        return Finding("versions", "failure", what, remedy)
     everywhere = f" on all {len(hosts)} hosts" if len(hosts) > 1 else ""
     shown = ", ".join(f"{package} {version}" for package, version in usual.versions.items() if version)
-    return Finding(VERSIONS, "ok", shown + everywhere)
+    return Finding("versions", "ok", shown + everywhere)
 
 
 def _usual(hosts: Hosts) -> tuple[str, Facts]:
@@ -143,27 +139,27 @@ def check_horovod(hosts: Hosts) -> Iterator[Finding]:
     host, usual = _usual(hosts)
     version = usual.versions["horovod"]
     if version is None:
-        yield Finding(HOROVOD, "failure", f"Horovod is not installed on {host}", f"{_INSTALL}.")
+        yield Finding("horovod", "failure", f"Horovod is not installed on {host}", f"{_INSTALL}.")
         return
     has = next((each.features for each in hosts.values() if each.features), {})
     found = list(_import_errors(hosts, any_well=bool(has)))
     if not has.get("gloo", True):
         what = "built without Gloo, so jobs cannot be elastic: a lost process or host restarts the whole job"
         found.append(
-            Finding(HOROVOD, "warning", what, f"Use `hvdrecover run --mpi`. {_INSTALL} to get Gloo.")
+            Finding("horovod", "warning", what, f"Use `hvdrecover run --mpi`. {_INSTALL} to get Gloo.")
         )
     if usual.lacks:
         what = f"{version} lacks fixes that recovery needs: {', '.join(usual.lacks)}"
         remedy = f"{_REBUILD}. hvdrecover/install/horovod.edits describes what fails without each fix."
-        found.append(Finding(HOROVOD, "warning", what, remedy))
+        found.append(Finding("horovod", "warning", what, remedy))
     if not has.get("nccl", True) and any(each.gpus for each in hosts.values()):
         remedy = f"Set HOROVOD_GPU_OPERATIONS=NCCL. {_REBUILD}."
-        found.append(Finding(HOROVOD, "warning", "built without NCCL, and the hosts have GPUs", remedy))
+        found.append(Finding("horovod", "warning", "built without NCCL, and the hosts have GPUs", remedy))
     if not found:
         frameworks = " and ".join(f"{by} {usual.versions[by]}" for by in usual.horovod)
         features = ", ".join(f"{'with' if yes else 'without'} {name}" for name, yes in has.items())
         what = f"{version} works with {frameworks}, {features}; it has all of hvdrecover's fixes"
-        found.append(Finding(HOROVOD, "ok", what))
+        found.append(Finding("horovod", "ok", what))
     yield from found
 
 
@@ -176,22 +172,22 @@ def _import_errors(hosts: Hosts, *, any_well: bool) -> Iterator[Finding]:
         what = f"it cannot be imported for {by}: {reasons}"
         remedy = f"{_REBUILD}, which builds it for the installed frameworks."
         if errors and any_well and all("has not been built" in error for error in errors.values()):
-            yield Finding(HOROVOD, "warning", what, remedy)
+            yield Finding("horovod", "warning", what, remedy)
         elif errors:
             at_fault = list(errors) if len(errors) < len(answers) else []
-            yield Finding(HOROVOD, "failure", what, remedy, at_fault)
+            yield Finding("horovod", "failure", what, remedy, at_fault)
 
 
 def check_ssh(problems: Mapping[str, str], local: Sequence[str]) -> Iterator[Finding]:
     """All hosts must start this Python when ``horovodrun`` logs in; hosts without a problem have ''."""
     if well := [host for host in problems if host not in local and not problems[host]]:
-        yield Finding(SSH, "ok", f"{', '.join(well)}: login works, and this Python starts there")
+        yield Finding("ssh", "ok", f"{', '.join(well)}: login works, and this Python starts there")
     elif not any(problems.values()):
-        yield Finding(SSH, "skipped", "this host only")
+        yield Finding("ssh", "skipped", "this host only")
     for host, problem in problems.items():
         if problem:
             fits = (remedy for pattern, remedy in _SSH_REMEDIES.items() if re.search(pattern, problem, re.I))
-            yield Finding(SSH, "failure", f"{host}: {problem}", next(fits), [host])
+            yield Finding("ssh", "failure", f"{host}: {problem}", next(fits), [host])
 
 
 def check_network(own: Mapping[str, tuple[str, str]], reached: Mapping[str, Mapping[str, Any]]) -> Finding:
@@ -210,16 +206,16 @@ def check_network(own: Mapping[str, tuple[str, str]], reached: Mapping[str, Mapp
     usual = Counter(interface for interface, _ in own.values()).most_common()[0][0]
     if without := [host for host, (interface, _) in own.items() if not interface]:
         what = f"no interface of {', '.join(without)} leads to the other hosts"
-        return Finding(NETWORK, "failure", what, "Name the right one with --network-interface.", without)
+        return Finding("network", "failure", what, "Name the right one with --network-interface.", without)
     if broken:
         remedy = "Allow connections between the hosts on all ports, or name another --network-interface."
         at_fault = _to_leave_out([*own], set(broken))
-        return Finding(NETWORK, "failure", "; ".join(broken.values()), remedy, at_fault)
+        return Finding("network", "failure", "; ".join(broken.values()), remedy, at_fault)
     if others := [host for host, (interface, _) in own.items() if interface != usual]:
         what = f"the interfaces that connect the hosts have different names: {shown}"
-        return Finding(NETWORK, "failure", what, "Give the interface the same name on all hosts.", others)
+        return Finding("network", "failure", what, "Give the interface the same name on all hosts.", others)
     slowest = max(seconds for results in reached.values() for seconds in results.values())
-    return Finding(NETWORK, "ok", f"all connect to all within {slowest * 1e3:.1f} ms: {shown}")
+    return Finding("network", "ok", f"all connect to all within {slowest * 1e3:.1f} ms: {shown}")
 
 
 def _to_leave_out(hosts: Sequence[str], broken: set[tuple[str, str]]) -> list[str]:
@@ -242,12 +238,12 @@ def check_clocks(ahead: Mapping[str, float], error: float) -> Finding:
     spread = max(ahead.values()) - min(ahead.values()) - wrong  # the certain part, on a slow network
     if spread <= MOST_SKEW:
         what = f"at most {max(map(abs, ahead.values())):.2f} s apart (± {wrong:.2f} s)"
-        return Finding(CLOCKS, "ok", what)
+        return Finding("clocks", "ok", what)
     shown = ", ".join(f"{host} {seconds:+.1f} s" for host, seconds in ahead.items() if host != first)
     what = f"compared with {first}: {shown} (± {wrong:.1f} s)"
     # Servers refuse clients whose clocks are far off: Kerberos from 5 minutes on, S3 from 15.
     remedy = "Synchronise all clocks with the same time server (chrony, systemd-timesyncd)."
-    return Finding(CLOCKS, "warning", what, remedy)
+    return Finding("clocks", "warning", what, remedy)
 
 
 def check_memory(hosts: Hosts, ranks: Mapping[str, int], state: int | None) -> Finding:
@@ -257,10 +253,10 @@ def check_memory(hosts: Hosts, ranks: Mapping[str, int], state: int | None) -> F
     what = f"enough for a state of {shown}: a commit takes up to {BUFFERS} copies of the state on each rank"
     tight = [host for host, nbytes in largest.items() if state is not None and nbytes < state]
     if state is None or not tight:
-        return Finding(MEMORY, "ok", what)
+        return Finding("host memory", "ok", what)
     remedy = f"Free memory on {', '.join(tight)}, or use fewer slots, larger hosts or a larger cgroup."
     too_small = [host for host in tight if hosts[host].memory < state * ranks[host]]
-    return Finding(MEMORY, "failure" if too_small else "warning", what, remedy, too_small)
+    return Finding("host memory", "failure" if too_small else "warning", what, remedy, too_small)
 
 
 # -- storage -------------------------------------------------------------------------------------------
@@ -271,50 +267,52 @@ def check_root(found: Mapping[str, Any], now: float) -> Finding:
     url, newest = found["url"], found["newest"]
     listed = ", ".join(f"{count} {state}" for state, count in found["commits"].items())
     if not listed:
-        return Finding(ROOT, "ok", f"{url}: no commits yet")
+        return Finding("checkpoint root", "ok", f"{url}: no commits yet")
     if newest is None:
         remedy = f"Look at it with `hvdrecover verify {url}`; repair it, or name another root."
-        return Finding(ROOT, "failure", f"{url}: no commit is usable: {listed}", remedy)
+        return Finding("checkpoint root", "failure", f"{url}: no commit is usable: {listed}", remedy)
     minutes = max(0.0, now - newest["time"]) / 60
     what = f"{url}: {listed}; a job resumes from {newest['commit']}, which is {minutes:.0f} min old"
     if found["commits"].keys() - {"complete", "finished", "incomplete"}:
         remedy = f"Look at it with `hvdrecover ls {url}`. Jobs skip broken commits."
-        return Finding(ROOT, "warning", what, remedy)
-    return Finding(ROOT, "ok", what)
+        return Finding("checkpoint root", "warning", what, remedy)
+    return Finding("checkpoint root", "ok", what)
 
 
 def check_writing(problem: str, host: str) -> Finding:
     """The root must return the bytes that were written."""
     if problem:
         remedy = "Check the root, the permissions and the storage."
-        return Finding(WRITING, "failure", f"{host}: {problem}", remedy, [host])
-    return Finding(WRITING, "ok", f"{host} wrote a file and read the same bytes")
+        return Finding("root: writing", "failure", f"{host}: {problem}", remedy, [host])
+    return Finding("root: writing", "ok", f"{host} wrote a file and read the same bytes")
 
 
 def check_shared(seen: Mapping[str, bool | LaunchError], writer: str) -> Finding:
     """All hosts should see the file that the writer wrote, since rank 0 may move to any host."""
     if not seen:
-        return Finding(SHARED, "skipped", "no other host answers")
+        return Finding("root: shared", "skipped", "no other host answers")
     if broken := [str(error) for error in seen.values() if isinstance(error, LaunchError)]:
         remedy = "Give these hosts the same access to the root: packages, credentials, mounts."
-        return Finding(SHARED, "failure", f"not all hosts can open the root: {'; '.join(broken)}", remedy)
+        return Finding(
+            "root: shared", "failure", f"not all hosts can open the root: {'; '.join(broken)}", remedy
+        )
     if blind := [host for host, sees in seen.items() if not sees]:
         what = f"{', '.join(blind)} cannot see the file that {writer} wrote"
         remedy = "Use a folder that all hosts share, or an object store. Rank 0 may move to any host."
-        return Finding(SHARED, "warning", what, remedy)
-    return Finding(SHARED, "ok", f"{', '.join(seen)} can see the file that {writer} wrote")
+        return Finding("root: shared", "warning", what, remedy)
+    return Finding("root: shared", "ok", f"{', '.join(seen)} can see the file that {writer} wrote")
 
 
 def check_space(free: int | None, state: int | None) -> Finding:
     """The root needs space for the commits that it keeps."""
     if free is None:
-        return Finding(SPACE, "skipped", "this storage does not report free space")
+        return Finding("root: space", "skipped", "this storage does not report free space")
     fits = f"enough for a state of {size(free / COMMITS)}: by default, a root has up to {COMMITS} commits"
     what = f"{size(free)} free, {fits}"
     if state is None or free >= COMMITS * state:
-        return Finding(SPACE, "ok", what)
+        return Finding("root: space", "ok", what)
     remedy = "Free space, keep fewer commits (Checkpoint(keep=...)), or name a larger root."
-    return Finding(SPACE, "failure" if free < state else "warning", what, remedy)
+    return Finding("root: space", "failure" if free < state else "warning", what, remedy)
 
 
 # -- the examination ----------------------------------------------------------------------------------
@@ -350,7 +348,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of all"""
+    """The result of all checks."""
 
     ok: bool
     ranks: Mapping[str, int]
@@ -364,8 +362,8 @@ def examine(settings: Settings, *, hosts_only: bool = False) -> Report:
         findings = list(examination.hosts())
         if not hosts_only:
             findings += examination.storage()
-        ok = all(finding.outcome != "failure" for finding in findings)
-        return Report(ok, settings.ranks(), findings)
+    ok = all(finding.outcome != "failure" for finding in findings)
+    return Report(ok, examination.ranks, findings)
 
 
 class Examination:
@@ -373,13 +371,12 @@ class Examination:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._ranks = settings.ranks()
-        self._local = [name for name in self._ranks if is_local(name)]  # names of this host: without ssh
+        self.ranks = settings.ranks()
+        self._local = [name for name in self.ranks if is_local(name)]  # names of this host: without ssh
         self._facts: dict[str, Facts] = {}
 
     def hosts(self) -> Iterator[Finding]:
-        asked = {host: (host, [*self._ranks]) for host in self._ranks}
-        answers = self.ask("facts", asked, _FACTS)
+        answers = self._ask("facts", {host: (host, [*self.ranks]) for host in self.ranks}, _FACTS)
         problems = {h: each.problem if isinstance(each, LaunchError) else "" for h, each in answers.items()}
         self._facts = {host: Facts(**answers[host]) for host, problem in problems.items() if not problem}
         yield from check_ssh(problems, self._local)
@@ -387,9 +384,9 @@ class Examination:
             return
         yield check_versions(self._facts)
         yield from check_horovod(self._facts)
-        for check, look in ((NETWORK, self._network), (CLOCKS, self._clocks)):
+        for check, look in (("network", self._network), ("clocks", self._clocks)):
             if len(self._facts) < 2 or set(self._facts) <= set(self._local):
-                lost = len(self._facts) < len(self._ranks)
+                lost = len(self._facts) < len(self.ranks)
                 why = "it takes two hosts that answer" if lost else "this host only"
                 yield Finding(check, "skipped", why)
                 continue
@@ -399,27 +396,21 @@ class Examination:
                 remedy = "Repair this host, then run `hvdrecover doctor` again."
                 yield Finding(check, "failure", str(error).rstrip("."), remedy, [error.program])
 
-    def storage(self) -> Iterator[Finding]:
-        yield from self._root()
-        if self._facts:
-            yield check_memory(self._facts, self._ranks, self._settings.state)
-
     def _network(self) -> Finding:
         own = {host: self._interface(host) for host in self._facts}
         ports = {host: (own[host][1], each.port) for host, each in self._facts.items()}
         asked = {
-            host: (each.port, {peer: port for peer, port in ports.items() if peer != host})
-            for host, each in self._facts.items()
+            host: (port, {peer: place for peer, place in ports.items() if peer != host})
+            for host, (_, port) in ports.items()
         }
-        return check_network(own, _all_of(self.ask("reach", asked, _QUESTION)))
+        return check_network(own, self._ask_all("reach", asked))
 
     def _interface(self, host: str) -> tuple[str, str]:
         """Return a host's interface that leads to the other hosts, and its address; empty if unknown."""
         facts = self._facts[host]
         if wanted := self._settings.interfaces:
-            return next(
-                ((each, facts.interfaces[each]) for each in wanted if each in facts.interfaces), ("", "")
-            )
+            name = next((each for each in wanted if each in facts.interfaces), "")
+            return name, facts.interfaces.get(name, "")
         # A host that does not know the other hosts' names may be known to them.
         known = [each.addresses[host] for each in self._facts.values() if host in each.addresses]
         address = next(filter(None, [facts.source, *known]), "")
@@ -428,29 +419,33 @@ class Examination:
     def _clocks(self) -> Finding:
         """Read all clocks. Each was read between question and answer, so their middle is close to it."""
         asked = time.time()
-        read = _all_of(self.ask("clock", dict.fromkeys(self._facts, ()), _QUESTION))
+        read = self._ask_all("clock", dict.fromkeys(self._facts, ()))
         error = (time.time() - asked) / 2
         return check_clocks({host: each - asked - error for host, each in read.items()}, error)
 
-    def _root(self) -> Iterator[Finding]:
-        """Try out the root from the first host, where rank 0 would write."""
-        url, host = self._settings.checkpoint, next(iter(self._ranks))
+    def storage(self) -> Iterator[Finding]:
+        """Try out the root from the first host, where rank 0 would write; then check the memory."""
+        url, host = self._settings.checkpoint, next(iter(self.ranks))
         if url is None:
             what = "no root is named; --checkpoint or HVDRECOVER_CHECKPOINT names it"
-            yield Finding(ROOT, "skipped", what)
-            return
-        if host not in self._facts:
+            yield Finding("checkpoint root", "skipped", what)
+        elif host not in self._facts:
             what = f"{host}, which would write to it, does not answer"
-            yield Finding(ROOT, "skipped", what)
-            return
-        found = self.ask("root", {host: (url,)}, _STORAGE)[host]
+            yield Finding("checkpoint root", "skipped", what)
+        else:
+            yield from self._root(url, host)
+        if self._facts:
+            yield check_memory(self._facts, self.ranks, self._settings.state)
+
+    def _root(self, url: str, host: str) -> Iterator[Finding]:
+        found = self._ask("root", {host: (url,)}, _STORAGE)[host]
         if isinstance(found, LaunchError):
             remedy = "Check the URL, and install the packages that it needs."
-            yield Finding(ROOT, "failure", str(found).rstrip("."), remedy, [host])
+            yield Finding("checkpoint root", "failure", str(found).rstrip("."), remedy, [host])
             return
         asked = {each: (url, found["folder"]) for each in self._facts if each != host}
-        seen = {} if found["problem"] else self.ask("see", asked, _STORAGE)
-        cleaned = self.ask("clean", {host: (url, found["folder"], found["made"])}, _STORAGE)[host]
+        seen = {} if found["problem"] else self._ask("see", asked, _STORAGE)
+        cleaned = self._ask("clean", {host: (url, found["folder"], found["made"])}, _STORAGE)[host]
         if isinstance(cleaned, LaunchError) and not found["problem"]:
             found["problem"] = f"its test files cannot be deleted ({cleaned.problem})"
         yield check_root(found, time.time())
@@ -461,59 +456,45 @@ class Examination:
 
     # -- questions -------------------------------------------------------------------------------------
 
-    def ask(self, question: str, about: Mapping[str, Sequence[Any]], seconds: float) -> dict[str, Any]:
+    def _ask_all(self, question: str, about: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """Return the answers of hosts. Raise the LaunchError of one that has not answered."""
+        answers = self._ask(question, about, _QUESTION)
+        if error := next((each for each in answers.values() if isinstance(each, LaunchError)), None):
+            raise error
+        return answers
+
+    def _ask(self, question: str, about: Mapping[str, Sequence[Any]], seconds: float) -> dict[str, Any]:
         """Ask several hosts at the same time; return host to its answer, or to its LaunchError."""
-
-        def ask(name: str) -> Any:
-            try:
-                return self._ask(name, question, about[name], seconds)
-            except LaunchError as error:
-                return error
-
         with ThreadPoolExecutor(max(1, len(about))) as pool:
-            return dict(zip(about, pool.map(ask, about), strict=True))
+            answers = pool.map(lambda name: self._ask_one(name, question, about[name], seconds), about)
+            return dict(zip(about, answers, strict=True))
 
-    def _ask(self, name: str, question: str, about: Sequence[Any], seconds: float) -> Any:
+    def _ask_one(self, name: str, question: str, about: Sequence[Any], seconds: float) -> Any:
         here, settings, environ = name in self._local, config.read(), config.environment()
-        command = Checks(self._settings.ssh_port, self._settings.identity, _command())
-        words = command_on(name, command, here=here, seconds=_CONNECT)
+        # The same Python in the same folder, if that exists there.
+        variables = [f"{needed}={environ[needed]}" for needed in _NEEDED if needed in environ]
+        python = shlex.join(["env", *variables, sys.executable, "-m", "hvdrecover.doctor.host"])
+        command = f"cd {shlex.quote(os.fspath(Path.cwd()))} 2>/dev/null; exec {python}"
+        login = Checks(self._settings.ssh_port, self._settings.identity, command)
+        words = command_on(name, login, here=here, seconds=_CONNECT)
         if settings.remote_shell and not here:  # instead of ssh, as for ranks
             words = [*ssh.remote_shell(settings.remote_shell, settings.path), *words[1:]]
         passed_on = {k: v for k, v in environ.items() if not here and not k.startswith(_NOT_PASSED_ON)}
         asked, pipe = {"variables": passed_on, "ask": question, "about": about}, subprocess.PIPE
         process = processes.start(words, environ, stdin=pipe, stdout=pipe, stderr=pipe)
         try:
-            output, errors = process.communicate(json.dumps(asked).encode(), timeout=seconds)
+            printed = process.communicate(json.dumps(asked).encode(), timeout=seconds)
         except subprocess.TimeoutExpired:
-            raise LaunchError(name, f"no answer in {seconds:.0f} s") from None
+            return LaunchError(name, f"no answer in {seconds:.0f} s")
         finally:
             process.kill_group()
             process.ends()
-        for line in _lines(output):  # login scripts may print other lines
+        output, errors = (
+            [line.strip() for line in each.decode(errors="replace").split("\n")] for each in printed
+        )
+        for line in output:  # login scripts may print other lines
             if line.startswith(MARK):
                 message = json.loads(line.removeprefix(MARK))
-                if "error" in message:
-                    raise LaunchError(name, message["error"])
-                return message["answer"]
+                return LaunchError(name, message["error"]) if "error" in message else message["answer"]
         ended = f"its process ended with {processes.describe(process.wait())}"
-        raise LaunchError(name, next((line for line in reversed(_lines(errors)) if line), ended))
-
-
-def _all_of(answers: dict[str, Any]) -> dict[str, Any]:
-    """Return the answers. Raise the LaunchError of a host that has not answered."""
-    for answer in answers.values():
-        if isinstance(answer, LaunchError):
-            raise answer
-    return answers
-
-
-def _lines(output: bytes) -> list[str]:
-    return [line.strip() for line in output.decode(errors="replace").split("\n")]
-
-
-def _command() -> str:
-    """Return the shell command for a host: the same Python in the same folder, if that exists there."""
-    environ = config.environment()
-    variables = [f"{name}={environ[name]}" for name in _NEEDED if name in environ]
-    words = ["env", *variables, sys.executable, "-m", "hvdrecover.doctor.host"]
-    return f"cd {shlex.quote(os.fspath(Path.cwd()))} 2>/dev/null; exec {shlex.join(words)}"
+        return LaunchError(name, next((line for line in reversed(errors) if line), ended))

@@ -30,10 +30,9 @@ import numpy as np
 from hvdrecover import config, machine
 from hvdrecover.checkpoint import inspection
 from hvdrecover.checkpoint.arena import allocate
-from hvdrecover.checkpoint.storage import Storage, open_storage
-from hvdrecover.checkpoint.storage.interface import TEMPORARY
+from hvdrecover.checkpoint.storage import TEMPORARY, Storage, open_storage
 from hvdrecover.checkpoint.store import check_is_ours
-from hvdrecover.discovery.hosts import output_of
+from hvdrecover.discovery.sources import output_of
 from hvdrecover.errors import DiscoveryError, StorageError, UnknownCommitError
 from hvdrecover.install.edits import EDITS
 from hvdrecover.install.environment import PROBE

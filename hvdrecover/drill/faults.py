@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint import root as roots
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.config import PREEMPTED
 from hvdrecover.drill import storage
 from hvdrecover.drill.lab import Lab

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from hvdrecover import config
-from hvdrecover.checkpoint import near_root
-from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint import CommitId, near_tier
 from hvdrecover.drill.lab import INTERFACE, Host, Lab
-from hvdrecover.drill.records import Reader, Records
+from hvdrecover.drill.witness import Reader, Records
 from hvdrecover.errors import DrillError
 from hvdrecover.launch import processes, waits
 
@@ -226,12 +225,12 @@ class ScriptRun(Run):
             self._job.kill()
         for path in self.near_roots():
             with suppress(OSError):
-                near_root.remove(path)
+                near_tier.remove(path)
 
     def near_roots(self) -> list[Path]:
         """Return the folders of this run's near tier on this host."""
         near = config.read().near
-        found = near_root.roots(near) if near != "off" else ()
+        found = near_tier.roots(near) if near != "off" else ()
         return [each.path for each in found if each.url.endswith(f"://{self.root}")]
 
     # -- following -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from fsspec.implementations.local import LocalFileSystem
 
-from hvdrecover.checkpoint.storage.interface import TEMPORARY
+from hvdrecover.checkpoint.storage import TEMPORARY
 
 PROTOCOL = "hvdrecover-drill"
 Behaviour = Literal["well", "away", "full"]

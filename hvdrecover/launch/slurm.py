@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 from hvdrecover import config
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
-from hvdrecover.discovery.hosts import output_of
-from hvdrecover.discovery.sources.slurm import expanded
+from hvdrecover.discovery.slurm import expanded
+from hvdrecover.discovery.sources import output_of
 from hvdrecover.errors import DiscoveryError
 from hvdrecover.launch import waits
 

@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint import CommitId
+from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.clock import Clock
 from hvdrecover.config import Config

@@ -8,13 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hvdrecover.checkpoint import inspection, values
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.comparison import holds_tensors
-from hvdrecover.checkpoint.reader import read_commit, read_newest
-from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import Storage, open_storage
-from hvdrecover.checkpoint.storage.interface import retrying
+from hvdrecover.checkpoint import CommitId, inspection, values
+from hvdrecover.checkpoint.inspection import holds_tensors
+from hvdrecover.checkpoint.manifest import Snapshot
+from hvdrecover.checkpoint.root import read_commit, read_newest
+from hvdrecover.checkpoint.storage import Storage, open_storage, retrying
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.data.order import is_sampler
 from hvdrecover.errors import CheckpointError, ConfigError, UnknownCommitError

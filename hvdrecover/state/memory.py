@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from hvdrecover import machine
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import Layout
+from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.near_tier import NearTier
-from hvdrecover.checkpoint.snapshot import Snapshot
 from hvdrecover.errors import HvdrecoverError, StateError
 from hvdrecover.machine import Available
 from hvdrecover.state.contents import Contents, Present, Strict

@@ -6,14 +6,11 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hvdrecover.checkpoint import near_root, near_tier, reader, root
+from hvdrecover.checkpoint import Checkpoint, CommitId, near_tier, root
 from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.near_root import Keeper
-from hvdrecover.checkpoint.near_tier import NearTier
-from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.checkpoint.manifest import Snapshot
+from hvdrecover.checkpoint.near_tier import Keeper, NearTier
+from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.errors import CheckpointError, NoUsableCommitError, StorageError
 from hvdrecover.state.hooks import Context
 from hvdrecover.state.memory import Memory
@@ -32,8 +29,8 @@ class NearSide:
         if settings is not None and settings.near is not None:
             near = context.config.near if settings.near == "auto" else settings.near
             if near != "off" and (near != "auto" or context.config.supervisor is not None):
-                self._url = near_root.named(settings.url)
-                self.folder = near_root.folder(near, self._url)
+                self._url = near_tier.named(settings.url)
+                self.folder = near_tier.folder(near, self._url)
         self._keeper: Keeper | None = None
         self._recalled: Snapshot | None = None
         self._said: str | None = ""  # why the tier is off, None if it is on; empty at first
@@ -124,15 +121,15 @@ class NearSide:
                     storage.remove(root.manifest_path(commit))
 
         try:
-            near_root.check_private(path)
+            near_tier.check_private(path)
             if self._keeps and self._keeper is None:
                 self._keeper = Keeper.take(path)
-            found = reader.read_newest(
+            found = root.read_newest(
                 storage,
                 skipped,
                 clock=self._context.clock,
                 order=lambda commits: list(filter(usable, commits)),
-                load=reader.copied if self._keeper is None else near_tier.mapped,
+                load=root.copied if self._keeper is None else near_tier.mapped,
             )
             for arena in found.arenas.values() if found is not None else ():
                 arena.shared = self._keeper is not None  # then the files must not become private memory
@@ -145,7 +142,7 @@ class NearSide:
 
     def _begin(self, path: Path) -> None:
         try:
-            near_root.make(path, self._url)
+            near_tier.make(path, self._url)
             self._keeper = self._keeper or Keeper.take(path)
             self._awaits_lock = self._keeper is None
             if self._keeper is None:
@@ -171,8 +168,8 @@ class NearSide:
         if refusal is None:
             level = logging.INFO
             message = (
-                f"near tier: on: commits of {near_root.size(nbytes)} outlive their processes in "
-                f"{self.folder}, which has memory for {near_root.BUFFERS} of them at most"
+                f"near tier: on: commits of {near_tier.size(nbytes)} outlive their processes in "
+                f"{self.folder}, which has memory for {near_tier.BUFFERS} of them at most"
             )
         facts = {"on": refusal is None, "reason": refusal or "", "bytes": nbytes, "path": str(self.folder)}
         # Called on the tier's thread, too, perhaps between two rendezvous: `World.rank` would fail there.

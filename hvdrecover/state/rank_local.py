@@ -19,10 +19,9 @@ from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from hvdrecover.checkpoint import layout, values
+from hvdrecover.checkpoint import CommitId, layout, values
 from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.data.order import SampleOrder, is_sampler
 from hvdrecover.errors import (
     ConfigError,

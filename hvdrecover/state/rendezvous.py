@@ -25,10 +25,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hvdrecover import error_kinds, heartbeat
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint.arena import Arena, allocate, digest_numbers
-from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import parse
-from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.errors import RecoveryError, RendezvousError, StoppedError
 from hvdrecover.state.adapter import World, gather_json
 from hvdrecover.state.commit import among_ranks, load
@@ -98,7 +98,7 @@ def agree(session: Session, *, state_unchanged: bool = False) -> Source:
     started = clock.monotonic()
     context.place.arrived()
     context.events.rank = context.world.rank()
-    heartbeat.take_rank(context.world.rank())
+    heartbeat.page.rank = context.world.rank()
     recalled = _recall(session)
     election = _elect(session, recalled)
     carried = context.ranks.carried_by(context.world.rank(), context.world.size())

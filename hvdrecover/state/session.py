@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Literal
 
-from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint import Checkpoint
 from hvdrecover.config import Config
-from hvdrecover.guard.guard import GuardHook
+from hvdrecover.guard.comparison import GuardHook
 from hvdrecover.guard.numbers import Judge, Missing
 from hvdrecover.guard.settings import Guard
-from hvdrecover.scalars import Scalars
+from hvdrecover.scalars import Scalars, Tracker
 from hvdrecover.state.durable import DurableSide
 from hvdrecover.state.hooks import Context, Hook, Hooks
 from hvdrecover.state.leaving import Leaving
@@ -24,7 +24,6 @@ from hvdrecover.state.memory import Memory
 from hvdrecover.state.random import Randomness
 from hvdrecover.state.rank_local import RankLocalState
 from hvdrecover.state.unresumed import Unresumed
-from hvdrecover.trackers import Tracker
 from hvdrecover.version import __version__
 
 
@@ -69,7 +68,6 @@ class Session:
                 *_instruments(context),
                 # It watches gradients before the judge, which may skip a step.
                 *([Scalars(tensorboard, context, tracker)] if tensorboard or tracker else []),
-                *([self.durable.pacing] if self.durable.pacing is not None else []),
                 self.durable,
                 GuardHook(guard, context),
                 *([Missing(context), Judge(guard, context)] if guard is not None else []),

@@ -13,11 +13,12 @@ if tuple(map(int, _tf.__version__.split(".")[:2])) < (2, 16):  # before the impo
 
 import horovod.tensorflow as _hvd
 
-from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
+from hvdrecover.checkpoint import Best, Checkpoint, Keep
 from hvdrecover.data.version import DataVersion
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError
 from hvdrecover.guard.settings import Guard
 from hvdrecover.heartbeat import heartbeat
+from hvdrecover.scalars import MLflow, Tracker, WandB
 from hvdrecover.stand_in import standing_in as _standing_in
 from hvdrecover.state.liveness import paused
 from hvdrecover.state.loading import Loaded
@@ -36,7 +37,6 @@ from hvdrecover.tensorflow.fit import fit_callbacks
 from hvdrecover.tensorflow.optimizer import DistributedOptimizer
 from hvdrecover.tensorflow.state import TensorFlowKerasState, TensorFlowState, load
 from hvdrecover.tensorflow.sync_batch_norm import SyncBatchNormalization
-from hvdrecover.trackers import MLflow, Tracker, WandB
 from hvdrecover.virtual.ranks import virtual_rank, virtual_size
 
 __all__ = [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import keras
 
-from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint.inspection import written_aside
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.errors import ExportError, MismatchError

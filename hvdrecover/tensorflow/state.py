@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import horovod.tensorflow as hvd
 import keras
 
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint import Checkpoint, CommitId
 from hvdrecover.errors import ConfigError
 from hvdrecover.guard.settings import Guard
+from hvdrecover.scalars import Tracker
 from hvdrecover.state import loading
 from hvdrecover.state.loading import Loaded
 from hvdrecover.state.random import Randomness
@@ -23,9 +23,7 @@ from hvdrecover.tensorflow.fit import NAME, FitState
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.variables import Variable, build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.virtual import Step
-from hvdrecover.trackers import Tracker
-from hvdrecover.virtual.ranks import virtual_of
-from hvdrecover.virtual.shares import Policy
+from hvdrecover.virtual.ranks import Policy, virtual_of
 from hvdrecover.virtual.steps import steps
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint.inspection import chosen, written_aside
-from hvdrecover.checkpoint.reader import read_commit
-from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.manifest import Snapshot
+from hvdrecover.checkpoint.root import read_commit
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.errors import ExportError
 from hvdrecover.state.trees import rebuild

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint import Checkpoint, CommitId
 from hvdrecover.guard.settings import Guard
+from hvdrecover.scalars import Tracker
 from hvdrecover.state import loading
 from hvdrecover.state.loading import Loaded
 from hvdrecover.state.random import Randomness
@@ -15,9 +15,7 @@ from hvdrecover.state.state import State
 from hvdrecover.torch import virtual
 from hvdrecover.torch.framework import TorchFramework, TorchWorld
 from hvdrecover.torch.stepping import name_parameters
-from hvdrecover.trackers import Tracker
-from hvdrecover.virtual.ranks import virtual_of
-from hvdrecover.virtual.shares import Policy
+from hvdrecover.virtual.ranks import Policy, virtual_of
 from hvdrecover.virtual.steps import Step, steps
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from hvdrecover.checkpoint.arena import digest
-from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.storage import Storage, open_storage
+from hvdrecover.checkpoint.store import load_newest
 from hvdrecover.errors import FencedError, StorageError
 from tests.contracts.conftest import REAL, core
 from tests.contracts.storages import SECRET, Backend, buffer, every_call, noise

@@ -16,8 +16,8 @@ from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.data.order import SampleOrder, Tail
 from hvdrecover.errors import UnsupportedTensorError
+from hvdrecover.scalars import Row, Tracker
 from hvdrecover.state.adapter import Entry, StepReport, fit_tensors
-from hvdrecover.trackers import Row, Tracker
 
 Array = npt.NDArray[Any]
 Events = dict[str, list[tuple[int, float, float]]]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint.arena import Bytes, digest
-from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FILE_NAME
-from hvdrecover.checkpoint.storage.interface import ReadBytes, Temporary
+from hvdrecover.checkpoint.storage import ReadBytes, Temporary
 from hvdrecover.errors import FencedError, StorageError
 from tests.fakes.world import HANG_SECONDS, FakeWorld, current_world
 

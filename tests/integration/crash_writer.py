@@ -19,15 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import TensorSpec, plan
-from hvdrecover.checkpoint.manifest import FILE_NAME
-from hvdrecover.checkpoint.reader import load_newest
-from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.checkpoint.store import Store
-from hvdrecover.checkpoint.writer import BackgroundWriter
+from hvdrecover.checkpoint.manifest import FILE_NAME, Snapshot
+from hvdrecover.checkpoint.storage.local import LocalStorage
+from hvdrecover.checkpoint.store import BackgroundWriter, Store, load_newest
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from tests.unit.checkpoint.roots import Recorder, assert_is
 
@@ -95,11 +92,7 @@ def _run(work: Callable[..., None], arguments: tuple[Any, ...], channel: Connect
 
 
 class Child:
-    """A process that does ``work(*arguments, send)``, where ``send(message)`` sends this process something.
-
-    Attributes:
-        heard: what it has told so far.
-    """
+    """A process that does ``work(*arguments, send)``; ``send(message)`` adds to what is `heard` here."""
 
     def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
         self._ear, mouth = _context.Pipe(duplex=False)
@@ -135,11 +128,7 @@ class Child:
 
 
 def check_opens(root: Path, acknowledged: CommitId | None) -> CommitId | None:
-    """The root opens, and the newest acknowledged commit or a later complete one is there bit for bit.
-
-    Returns:
-        The commit that was found.
-    """
+    """The root opens, and the newest acknowledged commit or a later complete one is there bit for bit."""
     events = Recorder()
     found = load_newest(open_store(root, events))
     if acknowledged is not None:

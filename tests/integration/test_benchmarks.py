@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.__main__ import TOPICS
 from benchmarks.report import PLOT
-from hvdrecover.checkpoint import near_root
+from hvdrecover.checkpoint import near_tier
 from hvdrecover.launch.processes import marked
 from tests.integration.conftest import LONG, WHOLE
 
@@ -59,7 +59,7 @@ def test_jobs_are_killed_and_none_is_left_behind(topic: str, tmp_path: Path) -> 
     # Horovod's own ends, and is reported as not measured, where a new process takes too long to start.
     lacks = 2 if topic == "peers" and "Horovod's own elastic" not in peers else 0
     check(rows, JOBS[topic] - lacks)
-    assert not [root.url for root in near_root.roots() if os.fspath(tmp_path) in root.url]
+    assert not [root.url for root in near_tier.roots() if os.fspath(tmp_path) in root.url]
 
 
 def measured(tmp_path: Path, *topics: str) -> list[list[str]]:

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.manifest import FILE_NAME
-from hvdrecover.checkpoint.reader import load_newest
-from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.store import Store
+from hvdrecover.checkpoint import CommitId
+from hvdrecover.checkpoint.manifest import FILE_NAME, Snapshot
+from hvdrecover.checkpoint.store import Store, load_newest
 from hvdrecover.errors import StorageError
 from tests.fakes.clock import FakeClock
 from tests.integration.crash_writer import check_opens, make_commit, open_store

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.checkpoint.storage.interface import TEMPORARY, Storage, Temporary
+from hvdrecover.checkpoint.storage import TEMPORARY, Storage, Temporary
 from tests.simulation.scheduler import Scheduler
 
 if TYPE_CHECKING:

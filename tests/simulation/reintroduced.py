@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdrecover.checkpoint.claims import Claims
-from hvdrecover.checkpoint.writer import BackgroundWriter
+from hvdrecover.checkpoint.store import BackgroundWriter
 from hvdrecover.launch import ends
 from hvdrecover.launch.training import Training
 from hvdrecover.state import commit as commits
@@ -106,7 +106,7 @@ MISTAKES = [
     Mistake(
         "Exit code 0 of a process that did not finish no longer ends a job as finished",
         ends,
-        "end",
+        "end_of",
         "if returncode == 0 and phase == Phase.FINISHED:",
         "if returncode == 0:",
     ),

@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hvdrecover import heartbeat
+from hvdrecover.checkpoint import Checkpoint, values
 from hvdrecover.checkpoint import layout as layouts
-from hvdrecover.checkpoint import values
 from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.manifest import HasState
-from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.manifest import HasState, Snapshot
 from hvdrecover.config import Config
 from hvdrecover.errors import RemovedError, RendezvousError
 from hvdrecover.state.hooks import Agreement, Hook
@@ -125,7 +123,7 @@ class Training:
         for index in batch:
             mine[index] += 1
             mine[-2] += world.framework.generator.draw() % 1000
-        mine[-1] = heartbeat.stop_asked()
+        mine[-1] = heartbeat.page.stop
         total = world.allreduce(mine)
         entry = [state.epoch, [i for i in range(self.samples) for _ in range(int(total[i]))], int(total[-2])]
         model, other = state.model.weights, state.other.weights

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from hvdrecover import cli
-from hvdrecover.checkpoint import near_root
-from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import LocalStorage
-from tests.support.terminal import on_a_terminal, plain_lines
+from hvdrecover.checkpoint import near_tier
+from hvdrecover.checkpoint.manifest import Snapshot
+from hvdrecover.checkpoint.storage.local import LocalStorage
+from tests.support.commands import on_a_terminal, plain_lines
 from tests.unit.checkpoint.roots import content, make_snapshot, make_store, signed
 
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
@@ -154,12 +154,12 @@ def test_verify_exits_with_1_and_names_what_is_broken(run, document, root):
 def test_prune_deletes_near_roots_that_no_process_keeps(run, document, tmp_path, monkeypatch, named):
     monkeypatch.setenv("HVDRECOVER_NEAR", str(tmp_path / "near"))
     near = str(tmp_path / "near")
-    one, other = (near_root.folder(near, near_root.named(f"/roots/{name}")) for name in "ab")
+    one, other = (near_tier.folder(near, near_tier.named(f"/roots/{name}")) for name in "ab")
     for path, name in ((one, "a"), (other, "b")):
-        near_root.make(path, f"file:///roots/{name}")
+        near_tier.make(path, f"file:///roots/{name}")
         (path / "g0001-c00000001").mkdir()
         (path / "g0001-c00000001" / "model.safetensors").write_bytes(b"x" * 4096)
-    keeper = near_root.Keeper.take(other)
+    keeper = near_tier.Keeper.take(other)
     which = ["/roots/a"] if named else []
     _, planned = document("prune", *which, "--near", "--dry-run")
     assert [(each["path"], each["url"]) for each in planned["deleted"]] == [(str(one), "file:///roots/a")]
@@ -196,7 +196,7 @@ CLAIM = """
 import sys
 from pathlib import Path
 from tests.unit.checkpoint.roots import make_store
-from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.checkpoint.storage.local import LocalStorage
 make_store(LocalStorage(Path(sys.argv[1])), job="next").claim_next()
 """
 

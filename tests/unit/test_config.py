@@ -8,7 +8,7 @@ from urllib.request import proxy_bypass
 import pytest
 
 from hvdrecover import config
-from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint import Checkpoint
 from hvdrecover.errors import ConfigError
 
 

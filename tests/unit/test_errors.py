@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from hvdrecover import errors
-from hvdrecover.checkpoint import manifest
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.settings import Checkpoint, Keep
+from hvdrecover.checkpoint import Checkpoint, CommitId, Keep, manifest
 from hvdrecover.checkpoint.values import encode
 from hvdrecover.data.order import SampleOrder
-from hvdrecover.discovery import hosts
+from hvdrecover.discovery import lists
 from hvdrecover.errors import (
     CheckpointError,
     ConfigError,
@@ -75,9 +73,9 @@ def test_the_golden_file_has_what_errors_say():
     "fail",
     [
         lambda: Keep(last=0),
-        lambda: Checkpoint("root", interval="now"),
+        lambda: Checkpoint("root", near=""),
         lambda: encode([object()], "state.log"),
-        lambda: hosts.parse("a\na", "hosts"),
+        lambda: lists.parse("a\na", "hosts"),
         lambda: manifest.loads(b"{}", "file:///data", CommitId(1, 1)),
         lambda: SampleOrder(3).load_state_dict(SampleOrder(4).state_dict()),
     ],

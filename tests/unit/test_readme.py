@@ -12,7 +12,8 @@ import pytest
 from hvdrecover import cli
 from hvdrecover.cli import discovering
 from hvdrecover.discovery import sources
-from hvdrecover.install import EDITS, HOROVOD_VERSION
+from hvdrecover.install.edits import EDITS
+from hvdrecover.install.environment import HOROVOD_VERSION
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

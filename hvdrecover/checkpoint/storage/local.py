@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hvdrecover.checkpoint.arena import HUGE_PAGE, Bytes
 from hvdrecover.checkpoint.layout import PAGE
-from hvdrecover.checkpoint.storage.interface import FULL, TEMPORARY, Storage, transferred
+from hvdrecover.checkpoint.storage import FULL, TEMPORARY, Storage, transferred
 from hvdrecover.errors import ConfigError
 
 PIECE = 1 << 24  # bytes

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.storage.interface import TEMPORARY, Storage, Temporary, failures, transferred
+from hvdrecover.checkpoint.storage import TEMPORARY, Storage, Temporary, failures, transferred
 from hvdrecover.errors import ConfigError
 
 AT_ONCE = 8  # pieces under way; one connection to an object store is too slow for a fast link

@@ -27,7 +27,7 @@ from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 from paramiko.sftp import CMD_EXTENDED, CMD_VERSION
 
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.checkpoint.storage.interface import TEMPORARY, Storage, Temporary, failures
+from hvdrecover.checkpoint.storage import TEMPORARY, Storage, Temporary, failures
 from hvdrecover.checkpoint.storage.remote import RemoteStorage
 from hvdrecover.errors import ConfigError, HostKeyError
 

@@ -1,6 +1,6 @@
 import pytest
 
-from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.checkpoint.storage.local import LocalStorage
 from tests.unit.checkpoint.roots import memory_root
 
 

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.checkpoint import CommitId
+from hvdrecover.checkpoint.manifest import Snapshot
+from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.checkpoint.values import encode
 from tests.fakes.clock import FakeClock
 from tests.unit.checkpoint.roots import arena_of, make_store

@@ -12,10 +12,10 @@ from typing import Any
 import fsspec
 import numpy as np
 
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint.arena import Arena, digest
-from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import TensorSpec, plan
-from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.checkpoint.store import Store
 from tests.fakes.clock import FakeClock

@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from hvdrecover.checkpoint import comparison
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint import CommitId, inspection
+from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.values import encode
 from hvdrecover.redaction import printable
 from tests.unit.checkpoint.roots import CODES, arena_of, content, make_store
@@ -20,7 +19,7 @@ A, B = CommitId(1, 1), CommitId(1, 2)
 def measured(a, b, code=None):
     """Return how many elements differ, how many of them are not finite, and the largest difference."""
     a, b = np.atleast_1d(np.asarray(a)), np.atleast_1d(np.asarray(b))
-    return comparison.measure(
+    return inspection.measure(
         code or CODES[a.dtype], a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)
     )
 
@@ -62,7 +61,7 @@ def test_types_that_numpy_lacks_are_compared_by_value(code, items, one, two, exp
 
 
 def test_a_tensor_of_many_chunks_is_compared_whole(monkeypatch):
-    monkeypatch.setattr(comparison, "CHUNK", 7)
+    monkeypatch.setattr(inspection, "CHUNK", 7)
     a = np.linspace(-1, 1, 100)
     b = a.copy()
     b[[3, 50, 99]] += [0.5, 0.25, 0.125]
@@ -112,7 +111,7 @@ def storage(root):
 
 def test_the_difference_of_two_commits(storage):
     before, told = content(storage), []
-    found = comparison.compare(storage, A, B, told.append)
+    found = inspection.compare(storage, A, B, told.append)
     assert [(each.name, each.change, each.largest) for each in found.differences] == [
         ("extra.x", "removed F32[4]", None),
         ("model.gone", "removed F32[4]", None),
@@ -135,9 +134,9 @@ def test_the_difference_of_two_commits(storage):
 
 def test_a_value_reads_as_in_python():
     value = {"rate": 0.1, "tuple": (1, (2,)), "keys": {1: "ü"}, "bytes": b"\xff", "array": np.arange(2)}
-    assert comparison.text(encode(value, "")) == repr(value)
+    assert inspection.text(encode(value, "")) == repr(value)
     unknown = {"$enum": ["train:Phase", "TRAIN"]}
-    assert comparison.text(unknown) == repr(unknown)
+    assert inspection.text(unknown) == repr(unknown)
 
 
 def test_nothing_that_a_terminal_obeys_gets_through():
@@ -147,24 +146,24 @@ def test_nothing_that_a_terminal_obeys_gets_through():
         "$": 1,
         "d": {"$dataclass": [hostile, {hostile: {"$tensor": hostile}}, {}]},
     }
-    assert comparison.text(value).isprintable()
+    assert inspection.text(value).isprintable()
     assert printable(hostile).isprintable()
     assert printable("plain ü") == "plain ü"
-    paths = comparison.differences(value, {**value, "d": 0, hostile: [1, 2]})
+    paths = inspection.differences(value, {**value, "d": 0, hostile: [1, 2]})
     assert all(path.isprintable() for path in paths)
 
 
 def test_differences_name_the_way_to_each():
     a = {"group": [{"lr": 0.1, "betas": {"$tuple": [0.9, 0.99]}}], "keys": {"$dict": [[1, "x"], [2, "y"]]}}
     b = {"group": [{"lr": 0.2, "betas": {"$tuple": [0.9, 0.9]}}], "keys": {"$dict": [[1, "x"], [3, "y"]]}}
-    assert comparison.differences(a, b) == {
+    assert inspection.differences(a, b) == {
         "group[0].lr": ("0.1", "0.2"),
         "group[0].betas": ("(0.9, 0.99)", "(0.9, 0.9)"),
         "keys[2]": ("'y'", "(none)"),
         "keys[3]": ("(none)", "'y'"),
     }
-    assert comparison.differences({"a": 1}, {"a": True}) == {"a": ("1", "True")}
+    assert inspection.differences({"a": 1}, {"a": True}) == {"a": ("1", "True")}
 
 
 def test_tensors_that_come_and_go_are_no_differences_of_objects():
-    assert comparison.differences({"w": {"$tensor": "w"}, "n": 1}, {"v": [{"$tensor": "v"}], "n": 1}) == {}
+    assert inspection.differences({"w": {"$tensor": "w"}, "n": 1}, {"v": [{"$tensor": "v"}], "n": 1}) == {}

@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint import Best, Checkpoint, CommitId, Keep
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.retention import Facts, expired, metric_of
-from hvdrecover.checkpoint.settings import Best, Checkpoint, Keep
-from hvdrecover.checkpoint.storage.interface import pause_before
+from hvdrecover.checkpoint.storage import pause_before
 from hvdrecover.checkpoint.values import encode
 from hvdrecover.errors import ConfigError
 from hvdrecover.state.durable import is_due
@@ -66,9 +65,6 @@ def test_retries_wait_twice_as_long_each_time_up_to_a_cap():
         ("keep", lambda: Checkpoint("/data", keep={"newest": 3})),
         ("near", lambda: Checkpoint("/data", near=" ")),
         ("strict", lambda: Checkpoint("/data", strict="no")),
-        ("interval", lambda: Checkpoint("/data", interval="always")),
-        ("interval", lambda: Checkpoint("/data", interval="auto", every_commits=10)),
-        ("interval", lambda: Checkpoint("/data", interval="auto", every_seconds=60.0)),
         ("keep.last", lambda: Keep(last=0)),
         ("keep.last", lambda: Keep(last=True)),
         ("keep.period", lambda: Keep(period=0)),

@@ -8,8 +8,7 @@ import pytest
 
 from hvdrecover.checkpoint.arena import allocate, digest
 from hvdrecover.checkpoint.layout import PAGE
-from hvdrecover.checkpoint.storage import LocalStorage
-from hvdrecover.checkpoint.storage.local import PIECE
+from hvdrecover.checkpoint.storage.local import PIECE, LocalStorage
 from hvdrecover.errors import StorageError
 
 SIZES = [

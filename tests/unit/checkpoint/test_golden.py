@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.reader import load_newest
-from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.checkpoint import CommitId
+from hvdrecover.checkpoint.storage.local import LocalStorage
+from hvdrecover.checkpoint.store import load_newest
 from hvdrecover.checkpoint.values import decode
 from hvdrecover.data.order import SampleOrder
 from hvdrecover.errors import FencedError

@@ -18,12 +18,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from hvdrecover.checkpoint import values
+from hvdrecover.checkpoint import CommitId, values
 from hvdrecover.checkpoint.arena import digest
-from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FILE_NAME
-from hvdrecover.checkpoint.reader import read_commit
-from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.checkpoint.root import read_commit
+from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, MismatchError, StorageError
 from hvdrecover.state.contents import Contents
 from tests.fakes.framework import FakeFramework, FakeModel, FakeSampler

@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from hvdrecover.checkpoint import inspection
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.manifest import FILE_NAME
-from hvdrecover.checkpoint.settings import Best, Keep
-from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint import Best, CommitId, Keep, inspection
+from hvdrecover.checkpoint.manifest import FILE_NAME, Snapshot
 from hvdrecover.errors import (
     ConfigError,
     CorruptCheckpointError,

@@ -3,8 +3,8 @@ import json
 
 import pytest
 
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint import manifest as manifests
-from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.manifest import FileEntry, Manifest
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, UnsupportedValueError
 from tests.unit.checkpoint.roots import signed

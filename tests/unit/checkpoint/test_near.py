@@ -11,15 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvdrecover.checkpoint import near_root, near_tier
+from hvdrecover.checkpoint import CommitId, near_tier
 from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import Layout, TensorSpec, plan
-from hvdrecover.checkpoint.near_root import Keeper
-from hvdrecover.checkpoint.near_tier import NearTier, mapped
-from hvdrecover.checkpoint.reader import Load, copied, read_commit, read_newest
-from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.checkpoint.manifest import Snapshot
+from hvdrecover.checkpoint.near_tier import Keeper, NearTier, mapped
+from hvdrecover.checkpoint.root import Load, copied, read_commit, read_newest
+from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import NoUsableCommitError, StorageError
 from tests.fakes.clock import FakeClock
@@ -35,7 +33,7 @@ class Process:
     """A process that makes commits of one tensor; the next one takes over what it leaves."""
 
     def __init__(self, path: Path) -> None:
-        near_root.make(path, "file:///root")
+        near_tier.make(path, "file:///root")
         keeper = Keeper.take(path)
         assert keeper is not None
         self.path = path
@@ -78,7 +76,7 @@ class Process:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
-    yield near_root.folder(str(tmp_path), "file:///root")
+    yield near_tier.folder(str(tmp_path), "file:///root")
 
 
 @pytest.fixture
@@ -197,21 +195,21 @@ def test_a_commit_that_does_not_fit_leaves_nothing(process: Process) -> None:
 
 # -- whose a near root is ----------------------------------------------------------------------------------
 
-KEEP = "import sys, pathlib; from hvdrecover.checkpoint.near_root import Keeper; "
+KEEP = "import sys, pathlib; from hvdrecover.checkpoint.near_tier import Keeper; "
 KEEP += "k = Keeper.take(pathlib.Path(sys.argv[1])); print(k is not None, flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
 def kept(path: Path) -> Path:
     """A near root with a file of 5000 bytes."""
-    near_root.make(path, "file:///root")
+    near_tier.make(path, "file:///root")
     (path / "data").write_bytes(b"x" * 5000)
     return path
 
 
 def test_a_near_root_is_private_and_says_whose_it_is(tmp_path: Path, kept: Path) -> None:
     assert kept.stat().st_mode & 0o777 == kept.parent.stat().st_mode & 0o777 == 0o700
-    (seen,) = near_root.roots(str(tmp_path))
+    (seen,) = near_tier.roots(str(tmp_path))
     assert (seen.path, seen.url, seen.in_use) == (kept, "file:///root", False)
     assert seen.nbytes >= 5000
 
@@ -219,35 +217,35 @@ def test_a_near_root_is_private_and_says_whose_it_is(tmp_path: Path, kept: Path)
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, kept: Path) -> None:
     kept.parent.chmod(0o777)
     with pytest.raises(StorageError) as caught:
-        near_root.make(kept, "file:///root")
+        near_tier.make(kept, "file:///root")
     assert caught.value.url == str(kept.parent)
     with pytest.raises(StorageError):
-        near_root.roots(str(tmp_path))
+        near_tier.roots(str(tmp_path))
 
 
 def test_what_another_process_keeps_is_in_use_until_that_ends(tmp_path: Path, kept: Path) -> None:
     command = [sys.executable, "-c", KEEP, str(kept)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"True\n"
-        assert near_root.roots(str(tmp_path))[0].in_use
-        assert Keeper.take(kept) is None and not near_root.remove(kept)
+        assert near_tier.roots(str(tmp_path))[0].in_use
+        assert Keeper.take(kept) is None and not near_tier.remove(kept)
         assert kept.is_dir()
         other.kill()
-    assert not near_root.roots(str(tmp_path))[0].in_use
-    assert near_root.remove(kept)
+    assert not near_tier.roots(str(tmp_path))[0].in_use
+    assert near_tier.remove(kept)
     assert not kept.parent.exists()
 
 
 def test_looking_does_not_lose_this_processs_own_lock(tmp_path: Path, kept: Path) -> None:
     keeper = Keeper.take(kept)
-    assert keeper is not None and near_root.roots(str(tmp_path))[0].in_use
+    assert keeper is not None and near_tier.roots(str(tmp_path))[0].in_use
     command = [sys.executable, "-c", KEEP, str(kept)]
     assert subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).stdout == b"False\n"
     keeper.release()
     assert Keeper.take(kept) is not None
-    near_root._kept.discard(kept)
+    near_tier._kept.discard(kept)
 
 
 def test_a_root_whose_owner_is_unreadable_is_still_listed(tmp_path: Path, kept: Path) -> None:
     (kept / "root.json").write_text("[1")
-    assert near_root.roots(str(tmp_path))[0].url == ""
+    assert near_tier.roots(str(tmp_path))[0].url == ""

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from hvdrecover.checkpoint.commit_id import CommitId
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint.manifest import FILE_NAME
-from hvdrecover.checkpoint.reader import load_newest
 from hvdrecover.checkpoint.root import QUARANTINE, is_quarantined
+from hvdrecover.checkpoint.store import load_newest
 from hvdrecover.errors import (
     FormatVersionError,
     NoUsableCommitError,

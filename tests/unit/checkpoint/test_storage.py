@@ -7,8 +7,9 @@ import fsspec
 import numpy as np
 import pytest
 
-from hvdrecover.checkpoint.storage import LocalStorage, RemoteStorage, open_storage
-from hvdrecover.checkpoint.storage.local import UNSUPPORTED_MOUNTS, fuse_program
+from hvdrecover.checkpoint.storage import open_storage
+from hvdrecover.checkpoint.storage.local import UNSUPPORTED_MOUNTS, LocalStorage, fuse_program
+from hvdrecover.checkpoint.storage.remote import RemoteStorage
 from hvdrecover.doctor import host as doctor
 from hvdrecover.errors import ConfigError, StorageError
 from hvdrecover.redaction import redact
@@ -102,10 +103,9 @@ def test_a_server_that_cannot_be_reached_is_a_storage_error(monkeypatch, error):
         raise error("no route to ftp://user:secret@host")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", connect)
-    with pytest.raises(StorageError) as caught:
+    with pytest.raises(StorageError, match=r"^ftp://host/run: .*: no route to ftp://host\.") as caught:
         open_storage("ftp://user:secret@host/run")
-    message = "ftp://host/run: could not open the storage: no route to ftp://host."
-    assert str(caught.value).startswith(message)
+    assert "secret" not in str(caught.value)
 
 
 def test_a_missing_package_is_a_config_error_without_credentials(monkeypatch):
@@ -196,7 +196,7 @@ def test_a_root_in_an_unsupported_mount_is_refused_at_the_start_and_by_the_docto
 HANGING = """
 import threading
 import numpy as np
-from hvdrecover.checkpoint.storage.interface import transferred
+from hvdrecover.checkpoint.storage import transferred
 
 begun = threading.Semaphore(0)
 

@@ -4,15 +4,13 @@ import os
 
 import pytest
 
+from hvdrecover.checkpoint import Best, CommitId, Keep
 from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import TensorSpec, plan
-from hvdrecover.checkpoint.manifest import FILE_NAME
-from hvdrecover.checkpoint.reader import load_newest
+from hvdrecover.checkpoint.manifest import FILE_NAME, Snapshot
 from hvdrecover.checkpoint.root import QUARANTINE, commits, is_complete, is_quarantined
-from hvdrecover.checkpoint.settings import Best, Keep
-from hvdrecover.checkpoint.snapshot import Snapshot
-from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.checkpoint.storage.local import LocalStorage
+from hvdrecover.checkpoint.store import load_newest
 from hvdrecover.errors import FencedError, ForeignRootError, NoUsableCommitError, StorageError
 from tests.fakes.clock import FakeClock
 from tests.integration.mounts import mounted

@@ -6,10 +6,9 @@ import weakref
 
 import pytest
 
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.reader import load_newest
-from hvdrecover.checkpoint.storage.interface import ATTEMPTS
-from hvdrecover.checkpoint.writer import BackgroundWriter
+from hvdrecover.checkpoint import CommitId
+from hvdrecover.checkpoint.storage import ATTEMPTS
+from hvdrecover.checkpoint.store import BackgroundWriter, load_newest
 from hvdrecover.errors import FencedError, HvdrecoverError, StorageError
 from tests.fakes.clock import SharedClock
 from tests.unit.checkpoint.roots import Wrapped, assert_is, content, make_snapshot, make_store

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrecover.discovery.hosts import MOST_SLOTS, Host, check, parse
+from hvdrecover.discovery.lists import parse
+from hvdrecover.discovery.sources import MOST_SLOTS, Host, check
 from hvdrecover.errors import HostListError
 from hvdrecover.redaction import printable
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.doctor import host
 from hvdrecover.doctor.examination import (
     Finding,

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.errors import InstallError
-from hvdrecover.install import EDITS, build, environment
-from hvdrecover.install.environment import Frameworks, Mpi
+from hvdrecover.install import environment, horovod
+from hvdrecover.install.edits import EDITS
+from hvdrecover.install.environment import Mpi
 
 
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
@@ -64,8 +65,8 @@ def test_the_users_variables_win() -> None:
         "HOROVOD_GPU": "CUDA",
     }
     variables = {**user, "HOROVOD_LOCAL_VERSION": "theirs"}
-    frameworks = Frameworks("2.13.0+cpu", None)
-    told = build.build_environment(variables, frameworks, Mpi("none"), Path("/tools"), "hvdrecover.abc")
+    frameworks = {"torch": "2.13.0+cpu"}
+    told = horovod.build_environment(variables, frameworks, Mpi("none"), Path("/tools"), "hvdrecover.abc")
     assert user.items() <= told.items()
     assert "HOROVOD_WITH_GLOO" not in told
     assert told["HOROVOD_WITHOUT_MPI"] == "1"
@@ -80,7 +81,7 @@ def test_nccl_is_where_the_build_looks_and_can_be_offered_again(tmp_path: Path) 
         (nccl / file).write_text(file)
     folder.mkdir()
     for _ in range(2):
-        home = Path(build.offer_nccl(nccl, folder)["HOROVOD_NCCL_HOME"])
+        home = Path(horovod.offer_nccl(nccl, folder)["HOROVOD_NCCL_HOME"])
         assert (home / "include" / "nccl.h").read_text() == "include/nccl.h"
         for name in ("libnccl.so", "libnccl.so.2"):
             assert (home / "lib" / name).read_text() == "lib/libnccl.so.2"
@@ -89,5 +90,5 @@ def test_nccl_is_where_the_build_looks_and_can_be_offered_again(tmp_path: Path) 
 
 def test_the_notice_that_goes_into_the_wheel_names_what_is_edited() -> None:
     edited = {edit.file.split("/")[1] for edit in EDITS if edit.file.startswith("third_party/")}
-    named = {line.split(" (")[0].lower() for line in build.notice().splitlines() if "(https://" in line}
+    named = {line.split(" (")[0].lower() for line in horovod.notice().splitlines() if "(https://" in line}
     assert named == {"horovod", *edited}

@@ -20,8 +20,8 @@ from packaging.requirements import Requirement
 
 from hvdrecover import cli
 from hvdrecover.errors import InstallError
-from hvdrecover.install import build, horovod
-from hvdrecover.install.environment import HOROVOD_VERSION, Frameworks, Mpi, describe
+from hvdrecover.install import horovod
+from hvdrecover.install.environment import HOROVOD_VERSION, Mpi, describe
 from hvdrecover.install.horovod import MPI_REQUIREMENTS
 
 ROOT = Path(__file__).parents[3]
@@ -31,7 +31,7 @@ SWITCHES = {"HOROVOD_WITHOUT_TENSORFLOW": "1", "HOROVOD_WITHOUT_MPI": "1"}
 
 def label(variables: dict[str, str]) -> str:
     """Return the label of the build for an environment with torch alone."""
-    return horovod.label_of(describe(variables, Frameworks("9.9", None), Mpi("none")))
+    return horovod.label_of(describe(variables, {"torch": "9.9"}, Mpi("none")))
 
 
 def add_distribution(site: Path, name: str, version: str) -> None:
@@ -88,12 +88,12 @@ def test_the_page_lists_all_packages_of_an_installation_without_a_network() -> N
     commands = [shlex.split(line) for line in page.splitlines() if line.startswith("$ pip download")]
     named = {word for command in commands for word in command}
     assert {f"horovod=={HOROVOD_VERSION}", *MPI_REQUIREMENTS} <= named
-    assert "build.TOOLS" in page
+    assert "horovod.TOOLS" in page
 
 
 def test_each_build_tool_has_a_version_and_hashes_and_what_horovod_needs_is_among_them() -> None:
     pinned = re.findall(
-        r"^([a-z0-9]+)==\S+.*((?:\n +--hash=sha256:[0-9a-f]{64}.*)+)", build.TOOLS.read_text(), re.M
+        r"^([a-z0-9]+)==\S+.*((?:\n +--hash=sha256:[0-9a-f]{64}.*)+)", horovod.TOOLS.read_text(), re.M
     )
     assert {"cmake", "setuptools", "wheel", "cffi", "cloudpickle", "packaging", "psutil", "pyyaml"} <= {
         name for name, _ in pinned

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.errors import InstallError
-from hvdrecover.install.build import Runner, relevant_tail, remedy_for
+from hvdrecover.install.horovod import Runner, relevant_tail, remedy_for
 
 
 def run(folder: Path, script: str) -> list[str]:

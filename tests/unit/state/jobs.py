@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint import Checkpoint
 from hvdrecover.config import Config
 from hvdrecover.state.adapter import HiddenAttribute
 from hvdrecover.state.hooks import Hook

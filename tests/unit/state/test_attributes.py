@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint import Checkpoint, CommitId
 from hvdrecover.errors import (
     ConfigError,
     MismatchError,

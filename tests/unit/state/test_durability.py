@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.reader import read_commit
-from hvdrecover.checkpoint.settings import Checkpoint
-from hvdrecover.checkpoint.storage.interface import ATTEMPTS
+from hvdrecover.checkpoint import Checkpoint, CommitId
+from hvdrecover.checkpoint.root import read_commit
+from hvdrecover.checkpoint.storage import ATTEMPTS
 from hvdrecover.errors import DurableAgeError, FlushTimeoutError, StateError
 from hvdrecover.machine import Available
 from hvdrecover.state.state import State

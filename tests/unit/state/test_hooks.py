@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.errors import HvdrecoverError, NumericsError
 from hvdrecover.state.hooks import Agreement, Hook, Moment, Table
 from tests.fakes.root import FakeRoot, FakeRoots

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from hvdrecover import error_kinds
-from hvdrecover.checkpoint import near_root
-from hvdrecover.checkpoint.commit_id import CommitId
-from hvdrecover.checkpoint.settings import Checkpoint
+from hvdrecover.checkpoint import Checkpoint, CommitId, near_tier
 from hvdrecover.errors import EmptiedRootError, StoppedError
 from hvdrecover.guard.numbers import RolledBack
 from hvdrecover.guard.settings import Guard
@@ -73,7 +71,7 @@ def test_a_root_that_was_emptied_or_unmounted_costs_no_near_commit(near: Path, r
         with pytest.raises((EmptiedRootError, StoppedError)) as error:
             made(process, near).sync()
         told = str(error.value)
-        remedies = [str(near_root.folder(str(near), URL)), "HVDRECOVER_NEAR=FOLDER"]
+        remedies = [str(near_tier.folder(str(near), URL)), "HVDRECOVER_NEAR=FOLDER"]
         return error_kinds.kinds(error.value)[0], all(remedy in told for remedy in remedies)
 
     assert on_ranks(2, body) == [("EmptiedRootError", True)] * 2
@@ -81,7 +79,7 @@ def test_a_root_that_was_emptied_or_unmounted_costs_no_near_commit(near: Path, r
     roots.by_url[URL] = mounted
     assert [began[0] for began in job(near, 2)] == [5, 5]
     del roots.by_url[URL]  # on purpose, and with what the error names
-    shutil.rmtree(near_root.folder(str(near), URL))
+    shutil.rmtree(near_tier.folder(str(near), URL))
     assert [began[0] for began in job(near, 0)] == [0, 0]
 
 

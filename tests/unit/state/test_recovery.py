@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hvdrecover import heartbeat
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.commit_id import CommitId
 from hvdrecover.checkpoint.layout import TensorSpec, plan
-from hvdrecover.checkpoint.snapshot import Snapshot
+from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.heartbeat import Page
 from hvdrecover.state import rendezvous
 from hvdrecover.state.durable import Standing

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 import hvdrecover.torch as recover
-from hvdrecover.checkpoint.storage import LocalStorage
+from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.cli import main
 from hvdrecover.errors import ConfigError, MismatchError
 from tests.unit.checkpoint.roots import content

@@ -1,4 +1,4 @@
-"""Host sources by name.
+"""Hosts, and the sources that name them.
 
 A source of this package is a function in a module beside this one and a line in `OURS`. Other packages attach
 a source by an entry point in the group ``hvdrecover.host_sources``. It is loaded only when a user names it.
@@ -6,29 +6,67 @@ a source by an entry point in the group ``hvdrecover.host_sources``. It is loade
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import os
+import re
+import signal
+import subprocess
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdrecover.discovery.hosts import Host
-from hvdrecover.errors import ConfigError
+from hvdrecover.errors import ConfigError, DiscoveryError
 
 GROUP = "hvdrecover.host_sources"
 OURS = {
-    "static": "hvdrecover.discovery.sources.lists:static",
-    "file": "hvdrecover.discovery.sources.lists:file",
-    "command": "hvdrecover.discovery.sources.lists:command",
-    "slurm": "hvdrecover.discovery.sources.slurm:slurm",
-    "kubernetes": "hvdrecover.discovery.sources.kubernetes:kubernetes",
-    "lsf": "hvdrecover.discovery.sources.lists:lsf",
-    "pbs": "hvdrecover.discovery.sources.lists:pbs",
-    "sge": "hvdrecover.discovery.sources.lists:sge",
-    "mpi": "hvdrecover.discovery.sources.lists:mpi",
-    "tf-config": "hvdrecover.discovery.sources.lists:tf_config",
+    "static": "hvdrecover.discovery.lists:static",
+    "file": "hvdrecover.discovery.lists:file",
+    "command": "hvdrecover.discovery.lists:command",
+    "slurm": "hvdrecover.discovery.slurm:slurm",
+    "kubernetes": "hvdrecover.discovery.kubernetes:kubernetes",
+    "lsf": "hvdrecover.discovery.lists:lsf",
+    "pbs": "hvdrecover.discovery.lists:pbs",
+    "sge": "hvdrecover.discovery.lists:sge",
+    "mpi": "hvdrecover.discovery.lists:mpi",
+    "tf-config": "hvdrecover.discovery.lists:tf_config",
 }
+MOST_SLOTS = 4096  # maximum for one host; a larger number is a typing error
+_KILLED = 5.0  # seconds for a killed program to end; one that waits for a disk may never do so
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host that a source names.
+
+    Attributes:
+        name: as ssh takes it.
+        slots: how many processes it takes; None if the source does not say.
+
+    Examples:
+        >>> from hvdrecover.discovery import Host
+        >>> [Host("node1", slots=4), Host("node2")]
+        [Host(name='node1', slots=4), Host(name='node2', slots=None)]
+    """
+
+    name: str
+    slots: int | None = None
+
+
+def check(name: str, slots: str | int | None = None) -> str:
+    """Return the problem with a host and its number of slots, or an empty string."""
+    if re.fullmatch(r"\[?[0-9A-Fa-f:.%]*:[A-Za-z0-9:.%\]]*", name):
+        return f"'{name}' is an IPv6 address, which Horovod does not support; use the host's name"
+    if re.fullmatch(r"[\w.-]+@[\w.-]+", name):
+        return f"'{name}' contains a user; name the user in ssh's configuration"
+    if not _NAME.fullmatch(name):
+        return f"'{name}' is not a valid host name"
+    if slots is None or (re.fullmatch("[0-9]{1,18}", str(slots)) and 1 <= int(slots) <= MOST_SLOTS):
+        return ""
+    return f"'{name}': slots must be an integer from 1 to {MOST_SLOTS}, got '{slots}'"
 
 
 @dataclass(frozen=True)
@@ -106,3 +144,40 @@ def find(name: str) -> Source:
         problem = f"{broken} cannot be loaded: {type(error).__name__}: {error}"
         raise ConfigError(f"host source '{name}'", problem) from error
     return made
+
+
+# -- for sources ----------------------------------------------------------------------------------------
+
+
+def output_of(command: Sequence[str], environ: Mapping[str, str], timeout: float) -> bytes:
+    """Return the output of a program. After `timeout` seconds it is killed with all its processes.
+
+    Raises `DiscoveryError` if it cannot be started, fails, or does not end in time.
+    """
+    name = command[0]
+    try:
+        process = subprocess.Popen(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise DiscoveryError(name, f"cannot be started: {error.strerror}") from error
+    try:
+        printed, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise DiscoveryError(name, f"has not ended in {timeout:.2g} s") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_KILLED)
+    if process.returncode:
+        # The last line with a letter: many programs end their errors with a rule or a frame.
+        lines = [line.strip() for line in errors.decode(errors="replace").splitlines()]
+        last = [line for line in lines if any(map(str.isalpha, line))][-1:]
+        raise DiscoveryError(name, ": ".join([f"has ended with exit code {process.returncode}", *last]))
+    return printed

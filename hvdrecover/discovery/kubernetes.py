@@ -9,8 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from hvdrecover.discovery.hosts import Host, check
-from hvdrecover.discovery.sources import source
+from hvdrecover.discovery.sources import Host, check, source
 from hvdrecover.errors import DiscoveryError
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where pods find their service account

@@ -1,5 +1,12 @@
 """Hosts of a list: on the command line, in a file, printed by a program, or in a variable.
 
+A list that people write, or that a program prints, names one host a line, in any of these forms::
+
+    node1:4              Horovod's form
+    node2 slots=4        Open MPI's form; max_slots=8 may follow and is ignored
+    node3                no number of slots
+    # a comment; also after a host
+
 LSF, PBS, Grid Engine and Open MPI list the hosts of a job in a variable, or in a file that a variable names.
 """
 
@@ -9,12 +16,11 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from pathlib import Path
 
-from hvdrecover.discovery.hosts import Host, add_slots, output_of, parse
-from hvdrecover.discovery.sources import source
+from hvdrecover.discovery.sources import Host, check, output_of, source
 from hvdrecover.errors import DiscoveryError, HostListError
 
 # Open MPI up to 4, and from 5 on. Kubeflow's MPIJob sets the first.
@@ -23,6 +29,65 @@ _HOSTFILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile"
 _RANK = ["sh", "-c", 'echo "hvdrecover-rank-on<$(uname -n)>"']
 _PRINTED = re.compile(rb"hvdrecover-rank-on<([^<>\s]*)>")
 _TRAINING = ("chief", "master", "worker")  # parameter servers and evaluators have no part in a Horovod job
+
+
+def parse(data: bytes | str, source: str) -> list[Host]:
+    """Return the hosts of a list, which may be empty; `source` is its name in errors.
+
+    Raises `HostListError` if a line is not UTF-8, has no valid name or number of slots, or repeats a host.
+    """
+    hosts: dict[str, Host] = {}
+    encoded = data.encode(errors="replace") if isinstance(data, str) else data
+    for number, line in enumerate(encoded.splitlines(), start=1):
+        try:
+            host = _parse_line(line.decode("utf-8-sig").partition("#")[0])
+        except UnicodeDecodeError as error:
+            raise HostListError(source, number, f"byte 0x{line[error.start]:02x} is not UTF-8") from None
+        except ValueError as error:
+            raise HostListError(source, number, str(error)) from None
+        if host is None:
+            continue
+        if host.name in hosts:
+            raise HostListError(
+                source, number, f"'{host.name}' is named twice; name it once, with all its slots"
+            )
+        hosts[host.name] = host
+    return list(hosts.values())
+
+
+def _parse_line(text: str) -> Host | None:
+    """Return the host of a line without its comment; None if the line is empty."""
+    name, *options = re.sub(r"\s*=\s*", "=", text).split() or [""]
+    if not name:
+        return None
+    counts = []
+    if name.count(":") == 1 and not name.startswith("["):
+        name, _, count = name.partition(":")
+        counts.append(count)
+    for option in options:
+        key, equals, value = option.partition("=")
+        if key == "slots" and equals:
+            counts.append(value)
+        elif key not in ("max_slots", "max-slots"):
+            raise ValueError(f"unknown word '{option}'; write slots=N after the host")
+    if len(counts) > 1:
+        raise ValueError(f"'{name}' has two numbers of slots")
+    if problem := check(name, *counts):
+        raise ValueError(problem)
+    return Host(name, int(counts[0]) if counts else None)
+
+
+def add_slots(pairs: Iterable[tuple[str, str]], source: str) -> list[Host]:
+    """Return the hosts of pairs of a name and a number of slots; the slots of a repeated host are added.
+
+    Raises `DiscoveryError` for an invalid pair; `source` is the name of the list in the error.
+    """
+    slots: dict[str, int] = {}
+    for name, count in pairs:
+        if problem := check(name, count):
+            raise DiscoveryError(source, problem)
+        slots[name] = slots.get(name, 0) + int(count)
+    return [Host(name, count) for name, count in slots.items()]
 
 
 @source(every=1.0, variables=(), hosts="host:slots,host:slots")

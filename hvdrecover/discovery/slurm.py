@@ -6,8 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 
-from hvdrecover.discovery.hosts import Host, output_of
-from hvdrecover.discovery.sources import source
+from hvdrecover.discovery.sources import Host, output_of, source
 from hvdrecover.errors import DiscoveryError
 
 # Words and marks in the state of an unusable node, as in MIXED+DRAIN or DOWN*. A node that is to be rebooted

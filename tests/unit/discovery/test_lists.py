@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hvdrecover.discovery.hosts import Host
-from hvdrecover.discovery.sources.lists import lsf, mpi, pbs, sge, tf_config
+from hvdrecover.discovery.lists import lsf, mpi, pbs, sge, tf_config
+from hvdrecover.discovery.sources import Host
 from hvdrecover.errors import DiscoveryError
 
 SOURCES = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.discovery.hosts import Host
-from hvdrecover.discovery.sources import slurm
+from hvdrecover.discovery import slurm
+from hvdrecover.discovery.sources import Host
 from hvdrecover.errors import DiscoveryError
 
 RECORDED = Path(__file__).parent / "slurm"

@@ -9,9 +9,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from hvdrecover.discovery.hosts import Host
-from hvdrecover.discovery.sources import kubernetes as source
-from hvdrecover.discovery.sources.kubernetes import hosts_of, kubernetes
+from hvdrecover.discovery import kubernetes as source
+from hvdrecover.discovery.kubernetes import hosts_of, kubernetes
+from hvdrecover.discovery.sources import Host
 from hvdrecover.errors import DiscoveryError
 from tests.fakes.kubernetes_api import HOST, TOKEN, KubernetesApi, kubeconfig, pod
 
