@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdrecover.checkpoint import CommitId
-from hvdrecover.checkpoint.arena import Arena, digest
-from hvdrecover.checkpoint.layout import Layout
+from hvdrecover.checkpoint.arena import Arena, Layout, digest
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, UnsupportedValueError
 from hvdrecover.redaction import printable
 
@@ -59,7 +58,7 @@ class Manifest(HasState):
     Attributes:
         time: when it was written, in seconds since the Unix epoch.
         writer: host, pid and rank of the process that wrote it.
-        state: see `hvdrecover.checkpoint.manifest.Snapshot`.
+        state: see `Snapshot`.
     """
 
     generation: int

@@ -44,8 +44,7 @@ import numpy as np
 
 from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint import manifest as manifests
-from hvdrecover.checkpoint.arena import HUGE_PAGE, Arena, Bytes, digest
-from hvdrecover.checkpoint.layout import Layout
+from hvdrecover.checkpoint.arena import HUGE_PAGE, Arena, Bytes, Layout, digest
 from hvdrecover.checkpoint.manifest import TENSORS, Snapshot
 from hvdrecover.checkpoint.storage import TEMPORARY, ReadBytes, Storage
 from hvdrecover.checkpoint.storage.local import mount_of

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hvdrecover.checkpoint.arena import Bytes, allocate, digest, digest_numbers
+from hvdrecover.checkpoint.arena import Bytes, TensorSpec, allocate, digest, digest_numbers
 from hvdrecover.checkpoint.inspection import different
-from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.guard.settings import Guard
 from hvdrecover.state.adapter import Entry, Framework, World

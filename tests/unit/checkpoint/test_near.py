@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from hvdrecover.checkpoint import CommitId, near_tier
-from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.layout import Layout, TensorSpec, plan
+from hvdrecover.checkpoint.arena import Arena, Layout, TensorSpec, plan
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.near_tier import Keeper, NearTier, mapped
 from hvdrecover.checkpoint.root import Load, copied, read_commit, read_newest
