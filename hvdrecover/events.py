@@ -85,7 +85,7 @@ class Pipe:
 
 def of_training(config: Config, clock: Clock = SYSTEM_CLOCK) -> Events:
     """Return the events of a training process, for its guardian. Without one, rank 0 records its own."""
-    if (descriptor := heartbeat.event_pipe()) is not None:
+    if (descriptor := heartbeat.event_pipe) is not None:
         return Events(Pipe(descriptor).add, config.host, clock)
     if config.events is None:
         return Events(None, config.host, clock)

@@ -12,7 +12,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -137,32 +137,34 @@ class Page(ctypes.Structure):
         self.stall, self.stall_beginning = training, beginning
         self.looks += 1
 
+    def stand_at(self, generation: int, commit: int, changed: int) -> None:
+        """Note which commit the process is at, after a commit or a recovery; see `Reading`."""
+        self.generation, self.commit, self.changed = generation, commit, changed
+        self.stepped = self.recorded = 0
 
-_page = Page.from_buffer(bytearray(SIZE))
+
+page = Page.from_buffer(bytearray(SIZE))
+"""The page of this process."""
+event_pipe: int | None = None
+"""The file descriptor of the pipe that takes events for the guardian."""
 _notes: int | None = None
-_events: int | None = None
 _beginning = 0.0  # longest time without progress in the present beginning
 _at_progress: list[Callable[[], None]] = []
 _at_commit: list[Callable[[], None]] = []
 
 
-def attach(page: int, notes: int, events: int | None = None) -> None:
+def attach(memory: int, notes: int, events: int | None = None) -> None:
     """Use the page and the pipes of the guardian that started this process, by their file descriptors."""
-    global _page, _notes, _events
-    _page = Page.from_buffer(mmap.mmap(page, SIZE))
-    _notes, _events = notes, events
-    if _page.phase in (Phase.UNKNOWN, Phase.READY):
+    global page, _notes, event_pipe
+    page = Page.from_buffer(mmap.mmap(memory, SIZE))
+    _notes, event_pipe = notes, events
+    if page.phase in (Phase.UNKNOWN, Phase.READY):
         enter(Phase.STARTING)
 
 
 def watched() -> bool:
     """Return whether a guardian reads this process's page."""
     return _notes is not None
-
-
-def event_pipe() -> int | None:
-    """Return the file descriptor of the pipe that takes events for the guardian."""
-    return _events
 
 
 def heartbeat() -> None:
@@ -179,7 +181,7 @@ def heartbeat() -> None:
 
 def _progressed() -> None:
     global _beginning
-    page, now = _page, time.monotonic()
+    now = time.monotonic()
     gap, page.stamp = now - page.stamp, now
     if page.paused:
         page.paused = 0
@@ -192,52 +194,37 @@ def _progressed() -> None:
 
 
 def stepped() -> None:
-    _page.stepped += 1
+    page.stepped += 1
     heartbeat()
 
 
 def recorded() -> None:
-    _page.recorded += 1
+    page.recorded += 1
     heartbeat()
 
 
 def committed(generation: int, commit: int, changed: int) -> None:
-    """Note a commit; no step, as a script may commit before its first one. Arguments as of `stand_at`."""
+    """Note a commit; no step, as a script may commit before its first one."""
     _progressed()
-    stand_at(generation, commit, changed)
-    _page.commits += 1
-    if _page.phase == Phase.BEGINNING:
-        _page.has_seen(_beginning)
-    if _page.phase in (Phase.STARTING, Phase.BEGINNING):
-        _page.phase = Phase.TRAINING
+    page.stand_at(generation, commit, changed)
+    page.commits += 1
+    if page.phase == Phase.BEGINNING:
+        page.has_seen(_beginning)
+    if page.phase in (Phase.STARTING, Phase.BEGINNING):
+        page.phase = Phase.TRAINING
     if _at_commit:
         _run(_at_commit)
 
 
-def stand_at(generation: int, commit: int, changed: int) -> None:
-    """Note which commit the process is at, after a commit or a recovery; see `Reading`."""
-    _page.generation, _page.commit, _page.changed = generation, commit, changed
-    _page.stepped = _page.recorded = 0
-
-
-def commits() -> int:
-    return _page.commits
-
-
-def steps() -> int:
-    """Return the number of steps since the last commit."""
-    return max(_page.stepped, _page.recorded)
-
-
 def enter(phase: Phase) -> None:
-    _page.phase = phase
-    _page.touch()
+    page.phase = phase
+    page.touch()
 
 
 def initialised(rank: int) -> None:
     """Note that ``hvd.init()`` has returned, so the script's own code runs now."""
-    if _page.phase == Phase.STARTING and not _page.in_run:
-        _page.rank = rank
+    if page.phase == Phase.STARTING and not page.in_run:
+        page.rank = rank
         enter(Phase.PLAIN)
 
 
@@ -248,8 +235,8 @@ def removed() -> None:
 
 def training_begins(*, in_run: bool) -> None:
     """Note a call of ``state.resume()``, or of a function decorated by `run`."""
-    _page.in_run |= in_run
-    if _page.phase == Phase.PLAIN:
+    page.in_run |= in_run
+    if page.phase == Phase.PLAIN:
         enter(Phase.STARTING)
 
 
@@ -258,7 +245,7 @@ def lost_ranks(error: str) -> None:
 
     `run` handles such errors by itself.
     """
-    if not _page.in_run:
+    if not page.in_run:
         notify(lost=error)
 
 
@@ -266,53 +253,23 @@ def resume() -> None:
     """Note that the ranks have agreed on a state, and resume from it."""
     global _beginning
     _beginning = 0.0
-    _page.agreed = _page.changed
+    page.agreed = page.changed
     enter(Phase.BEGINNING)
-
-
-def take_rank(rank: int) -> None:
-    _page.rank = rank
-
-
-def longest() -> float:
-    """The longest time without progress, in seconds, of any rank."""
-    return _page.longest
-
-
-def has_seen(seconds: float) -> None:
-    _page.has_seen(seconds)
-
-
-def read() -> Reading:
-    return _page.read()
 
 
 def await_guardian() -> None:
     """Wait until the guardian has set the stalls by the present longest time, which it does all the time."""
-    enough = _page.looks + 2  # it may be in the middle of a look
+    enough = page.looks + 2  # it may be in the middle of a look
     deadline = time.monotonic() + _PATIENCE
-    while watched() and _page.looks < enough and time.monotonic() < deadline:
+    while watched() and page.looks < enough and time.monotonic() < deadline:
         time.sleep(0.01)
-
-
-def diverged() -> None:
-    _page.diverged += 1
-
-
-def stop_asked() -> Stop:
-    return Stop(_page.stop)
-
-
-def ask_to_stop(stop: Stop) -> None:
-    _page.ask(stop)
 
 
 def stall_seconds() -> int:
     """Return for how many seconds this rank waits for a silent one; 0: no limit, as inside `paused`."""
-    phase = _page.phase
-    if _page.pauses or _page.paused or phase not in (Phase.TRAINING, Phase.BEGINNING):
+    if page.pauses or page.paused:
         return 0
-    return _page.stall if phase == Phase.TRAINING else _page.stall_beginning
+    return {Phase.TRAINING: page.stall, Phase.BEGINNING: page.stall_beginning}.get(Phase(page.phase), 0)
 
 
 @contextmanager
@@ -321,14 +278,14 @@ def paused() -> Iterator[None]:
 
     All ranks must enter it, even ranks without work there: they wait for the others afterwards.
     """
-    _page.pauses += 1
-    _page.touch()
+    page.pauses += 1
+    page.touch()
     try:
         yield
     finally:
-        _page.touch()
-        _page.paused = 1
-        _page.pauses -= 1
+        page.touch()
+        page.paused = 1
+        page.pauses -= 1
 
 
 def at_progress(callback: Callable[[], None]) -> None:
@@ -359,16 +316,6 @@ def notes_since(descriptor: int, start: int) -> dict[str, Any]:
     notes: dict[str, Any] = {}
     size = os.fstat(descriptor).st_size
     for line in os.pread(descriptor, size - start, start).splitlines():
-        try:
+        with suppress(ValueError):  # the process was killed while it wrote the line
             notes.update(json.loads(line))
-        except ValueError:  # the process was killed while it wrote the line
-            continue
     return notes
-
-
-def stalled_since(descriptor: int, start: int) -> dict[int, list[str]]:
-    """Return the tensors that wait for each rank, as Horovod has noted last from this byte on.
-
-    Horovod notes them on rank 0 only, and whenever it ends a stall.
-    """
-    return {int(rank): names for rank, names in notes_since(descriptor, start).get("stalled", {}).items()}

@@ -14,7 +14,7 @@ import hvdrecover.torch  # noqa: F401  (chooses Horovod's controller)
 from benchmarks.measure import by_turns, stopwatch
 from benchmarks.states import Setting
 from hvdrecover.torch.virtual import Gradients
-from hvdrecover.virtual.shares import Counts, run_of
+from hvdrecover.virtual.ranks import Counts, run_of
 
 RESULT = "virtual.json"
 _LAYERS, _WIDTH, _BATCH = 8, {"full": 1024, "small": 64}, {"full": 256, "small": 8}

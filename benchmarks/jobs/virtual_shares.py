@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hvdrecover.torch as recover
 from benchmarks.measure import stopwatch
 from benchmarks.states import Setting
-from hvdrecover.virtual.shares import Policy
+from hvdrecover.virtual.ranks import Policy
 
 RESULT = "shares.json"
 _VIRTUAL, _SLOWED = 10, 4

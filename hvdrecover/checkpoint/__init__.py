@@ -143,8 +143,8 @@ class Checkpoint:
         url: checkpoint root: a path or an fsspec URL (``file:///…``, ``s3://…``, ``sftp://…``, ``memory://…``).
             A relative path starts at the folder in which the process was started, even if the script has
             changed its working directory since.
-        every_commits: make every n-th commit durable. Without this, ``every_seconds`` and ``interval``,
-            every commit is due. With both this and ``every_seconds``, the earlier of the two decides.
+        every_commits: make every n-th commit durable. Without this and ``every_seconds``, every commit is
+            due. With both, the earlier of the two decides.
         every_seconds: make a commit durable when the last durable one is older than this.
         keep: how many of the newest durable commits to keep, at least 1; or a `Keep` with more rules.
         strict: whether a commit must fit the training state exactly. If False, the parts that fit are loaded,
@@ -152,8 +152,6 @@ class Checkpoint:
         near: the near tier, which keeps each host's newest commit when its processes die. ``"auto"`` uses the
             host's shared memory under ``hvdrecover run`` if there is room; a path uses that folder on a disk
             of the host; None turns the tier off. See docs/near.md.
-        interval: ``"auto"`` chooses the time between durable commits from their measured cost and from how
-            often the job is lost. Cannot be combined with ``every_commits`` or ``every_seconds``.
 
     A commit that is due while an earlier one is still being written stays in memory only.
 
@@ -170,7 +168,6 @@ class Checkpoint:
     every_seconds: float | None = None
     keep: int | Keep = 3
     strict: bool = True
-    interval: Literal["auto"] | None = None
     near: str | None = "auto"
 
     def __post_init__(self) -> None:
@@ -183,11 +180,6 @@ class Checkpoint:
             _check_count("every_commits", self.every_commits)
         if self.every_seconds is not None:
             _check_seconds("every_seconds", self.every_seconds)
-        if self.interval not in (None, "auto"):
-            reason = "use 'auto', every_commits=N for every N-th commit, or every_seconds=S"
-            raise ConfigError("interval", f"{self.interval!r} is not 'auto'; {reason}")
-        if self.interval is not None and (self.every_commits is not None or self.every_seconds is not None):
-            raise ConfigError("interval", "'auto' decides alone; leave out every_commits and every_seconds")
         if self.near is not None:
             if not isinstance(self.near, str | os.PathLike) or not os.fspath(self.near).strip():
                 raise ConfigError("near", f"must be 'auto', a folder or None, got {self.near!r}")

@@ -284,7 +284,6 @@ class Progress:
         self._outage_since = 0.0
         self._attempts = 0
         self.last_durable: CommitId | None = None
-        self.seconds = 0.0  # how long the write of the last durable commit took
         self.error: StorageError | None = None  # of the last attempt; None: there is no outage
         self.failure: HvdrecoverError | None = None  # after which no commit is written any more
 
@@ -308,7 +307,7 @@ class Progress:
 
     def succeeded(self, snapshot: Snapshot, seconds: float) -> None:
         commit, attempts = snapshot.id, self._attempts
-        self.last_durable, self.seconds, self._durable_since = commit, seconds, self._submitted
+        self.last_durable, self._durable_since = commit, self._submitted
         self.error, self._behind_since, self._attempts = None, None, 0
         self._emit("durable", commit, bytes=snapshot.nbytes, seconds=seconds)
         if attempts:

@@ -3,6 +3,6 @@
 - `run` starts a job, waits for it and ends it.
 - `faults` lists the faults and does them to a job. `lab` makes several hosts on this machine. `storage` is a
   file system that fails on demand.
-- `witness` runs inside each training process and records commits, steps and batches. `records` reads them.
+- `witness` records commits, steps and batches inside each training process, and reads them in the drill.
 - `check` compares two runs. `drill` plans faults, runs a script undisturbed and with them, and reports.
 """

@@ -11,6 +11,7 @@ error of the script. Trained tensors and optimizer state are never rank-local.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -20,8 +21,8 @@ from typing import Any
 from hvdrecover.checkpoint.root import read_commit
 from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.drill.faults import complete
-from hvdrecover.drill.records import Line, Records
 from hvdrecover.drill.run import ScriptRun
+from hvdrecover.drill.witness import Line, Records
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.launch import processes
 from hvdrecover.reporting.text import counted
@@ -119,8 +120,10 @@ def _compare_samples(clean: Records, faulty: Records, found: Comparison) -> None
 
 def _trained(records: Records) -> dict[tuple[str, int], Counter[int]]:
     """Return, for each sampler and epoch, how often each sample was trained on."""
-    kept = records.kept(records.of("batch"))  # all ranks record the same samples of one batch
-    once = {(line.generation, line.commit, line.sampler, line.epoch, line.at): line for line in kept}
+    once = {  # all ranks record the same samples of one batch
+        (line.generation, line.commit, line.sampler, line.epoch, line.at): line
+        for line in records.kept("batch")
+    }
     found: dict[tuple[str, int], Counter[int]] = {}
     for line in once.values():
         found.setdefault((line.sampler, line.epoch), Counter()).update(line.samples)
@@ -149,12 +152,12 @@ def _compare_steps(clean: Records, faulty: Records, found: Comparison) -> None:
 def _compare_commits(clean: Records, faulty: Records, found: Comparison) -> None:
     """Find the first commit that differs from the undisturbed run's in any bit, and what differs."""
     local = _find_rank_local(clean)
-    names: dict[str, None] = {}
+    first_fault = next((each.began for each in faulty.rendezvouses[1:]), math.inf)
     last = 0  # equal commit
     for expected, line in _pair_commits(clean, faulty, found):
         found.compared += line.rank == 0
         differing = _differences(expected, line)
-        before_faults = faulty.rendezvous_of(line) == 0
+        before_faults = line.time < first_fault
         here = [] if before_faults else [name for name in differing if _within(name, local)]
         serious = [name for name in differing if name not in here]
         if serious and line.rank == 0:
@@ -163,19 +166,19 @@ def _compare_commits(clean: Records, faulty: Records, found: Comparison) -> None
             found.findings.append(Finding(REPRODUCIBLE if before_faults else SAME_COMMITS, what))
             break
         last = line.made if line.rank == 0 else last
-        if here and not names:
+        if here and not found.rank_local:
             what = f"from commit {line.made} on, rank {line.rank} has another rank's {_some(here)}"
             found.notes.append(Finding(RANK_LOCAL, what))
-        names.update(dict.fromkeys(here))
-    found.rank_local = list(names)
+        found.rank_local += [name for name in here if name not in found.rank_local]
 
 
 def _pair_commits(clean: Records, faulty: Records, found: Comparison) -> Iterator[tuple[Line, Line]]:
     """Yield the commits of both runs that one rank made after the same amount of work."""
-    known = {(line.rank, clean.progress[line.made]): line for line in clean.kept(clean.commits)}
-    for line in faulty.kept(faulty.commits):
-        if line.size != clean.size and not clean.virtual:
-            why = f"{line.size} of {clean.size} ranks went on; virtual ranks make it possible"
+    size = clean.rendezvouses[0].agreed[0].size
+    known = {(line.rank, clean.progress[line.made]): line for line in clean.kept("commit")}
+    for line in faulty.kept("commit"):
+        if line.size != size and not clean.virtual:
+            why = f"{line.size} of {size} ranks went on; virtual ranks make it possible"
             found.not_compared = f"from commit {line.made} on nothing was compared, as {why}"
             return
         if (same := known.get((line.rank, faulty.progress[line.made]))) is not None:
@@ -188,7 +191,7 @@ def _find_rank_local(clean: Records) -> frozenset[str]:
     A name such as ``losses`` stands for everything below it: lists differ in length.
     """
     by_commit: dict[int, list[Line]] = {}
-    for line in clean.kept(clean.commits):
+    for line in clean.kept("commit"):
         by_commit.setdefault(line.made, []).append(line)
     names: set[str] = set()
     for first, *others in by_commit.values():

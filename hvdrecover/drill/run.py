@@ -19,7 +19,7 @@ from typing import TypeVar
 from hvdrecover import config
 from hvdrecover.checkpoint import CommitId, near_tier
 from hvdrecover.drill.lab import INTERFACE, Host, Lab
-from hvdrecover.drill.records import Reader, Records
+from hvdrecover.drill.witness import Reader, Records
 from hvdrecover.errors import DrillError
 from hvdrecover.launch import processes, waits
 

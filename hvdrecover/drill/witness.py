@@ -1,32 +1,41 @@
-"""The witness: records commits, steps and batches of a training process, and makes it fail on demand.
+"""The witness of a drill: it records what each training process does, and makes it fail on demand.
 
 ``HVDRECOVER_INSTRUMENTS`` names this module in the processes of a drill. The layers below do not know the
-drill. A witness appends lines of JSON to ``FOLDER/witness/HOST-PID.jsonl``; `hvdrecover.drill.records.Line`
-lists their fields.
+drill.
 
-To make rank R fail at its next step, the drill writes ``loop``, ``out-of-memory`` or ``script-error`` to
-``FOLDER/orders/R``.
+1. The `Witness` of a process appends a line of JSON to ``FOLDER/witness/HOST-PID.jsonl`` for each agreement,
+   step, batch and commit.
+2. The drill's `Reader` reads these files. `Records` sorts the lines by rendezvous, and tells which count.
+3. To make rank R fail at its next step, the drill writes ``loop``, ``out-of-memory`` or ``script-error`` to
+   ``FOLDER/orders/R``.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.store import Store
+from hvdrecover.checkpoint.values import Json
 from hvdrecover.data.order import SampleOrder
 from hvdrecover.events import Events
 from hvdrecover.state.hooks import Agreement, Context, Hook
 
 _PIECE = 1 << 26  # bytes that a process takes at a time until it has no memory left
+
+
+# -- in a training process -----------------------------------------------------------------------------
 
 
 def observers(context: Context) -> tuple[Hook, ...]:
@@ -67,18 +76,24 @@ class Witness(Hook):
         self._follow_order()
 
     def captured(self, snapshot: Snapshot) -> None:
-        facts: dict[str, Any] = {
-            "made": snapshot.id.commit,
-            "steps": self._steps,
-            "batches": self._batches,
-            "tensors": {name: _digests(arena) for name, arena in snapshot.arenas.items()},
-            "values": snapshot.state["attributes"],
-            "buffers": {name: sorted(names) for name, names in self._contents.rank_local().items()},
-            "virtual": self._context.ranks.virtual,
+        tensors = {
+            attribute: {
+                spec.name: xxhash.xxh3_64_hexdigest(arena.bytes_of(spec.name).data)
+                for spec in arena.layout.specs
+            }
+            for attribute, arena in snapshot.arenas.items()
         }
-        if self._world.rank() == 0:
-            facts["samplers"] = snapshot.state["samplers"]
-        self._write("commit", **facts)
+        self._write(
+            "commit",
+            made=snapshot.id.commit,
+            steps=self._steps,
+            batches=self._batches,
+            tensors=tensors,
+            values=snapshot.state["attributes"],
+            buffers={name: sorted(names) for name, names in self._contents.rank_local().items()},
+            samplers=snapshot.state["samplers"] if self._world.rank() == 0 else {},
+            virtual=self._context.ranks.virtual,
+        )
         self._stand_at(snapshot)
 
     def _stand_at(self, snapshot: Snapshot) -> None:
@@ -110,23 +125,178 @@ class Witness(Hook):
             order.unlink()  # first, or the next process of this rank would fail, too
         except FileNotFoundError:
             return
-        fail(action)
-
-
-def fail(action: str) -> None:
-    """Loop forever, run out of memory, or raise an error as a training script might."""
-    if action == "script-error":
-        raise RuntimeError("an error in the training script, raised by hvdrecover drill")
-    taken = []
-    if action == "out-of-memory":
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        limit = used + 4 * _PIECE
-        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    while True:
+        if action == "script-error":
+            raise RuntimeError("an error in the training script, raised by hvdrecover drill")
+        taken = []
         if action == "out-of-memory":
-            taken.append(b"x" * _PIECE)
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            limit = used + 4 * _PIECE
+            resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        while True:
+            if action == "out-of-memory":
+                taken.append(b"x" * _PIECE)
 
 
-def _digests(arena: Arena) -> dict[str, str]:
-    specs = arena.layout.specs
-    return {spec.name: xxhash.xxh3_64_hexdigest(arena.bytes_of(spec.name).data) for spec in specs}
+# -- in the drill --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    what: str  # agreed (on a commit to resume from), step, batch or commit
+    time: float  # seconds of the monotonic clock, which all processes of a host share
+    pid: int
+    rank: int
+    size: int
+    generation: int  # of the last commit before the line
+    commit: int
+    # agreed: where the commit came from. step: its number since the commit.
+    source: str = ""
+    number: int = 0
+    # batch: the samples of all ranks together, and the place in the epoch's order.
+    sampler: str = ""
+    epoch: int = 0
+    at: int = 0
+    samples: Sequence[int] = ()
+    # commit: its number, and the steps and batches since the last one.
+    made: int = 0
+    steps: int = 0
+    batches: int = 0
+    tensors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # attribute, name: digest
+    values: Mapping[str, Json] = field(default_factory=dict)  # attribute: the rest of it
+    buffers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # model: its rank-local tensors
+    samplers: Mapping[str, Json] = field(default_factory=dict)  # attribute: cursor, on rank 0
+    virtual: int | None = None  # number of virtual ranks
+
+
+class Reader:
+    """Reads the witnesses' files in a folder; each look reads only lines that are new."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[Path, int] = {}
+        self._lines: list[Line] = []
+
+    def look(self) -> Records:
+        for path in self._folder.glob("*.jsonl"):
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                data = file.read()
+            complete = data[: data.rfind(b"\n") + 1]  # the writer may be in the middle of a line
+            self._offsets[path] = self._offsets.get(path, 0) + len(complete)
+            pid = int(path.stem.rpartition("-")[2])
+            self._lines += [Line(pid=pid, **json.loads(each)) for each in complete.splitlines()]
+        self._lines.sort(key=lambda line: line.time)
+        return Records(tuple(self._lines))
+
+
+@dataclass
+class Rendezvous:
+    """Ranks that agreed on a commit to resume from, and all their lines until the next rendezvous."""
+
+    agreed: list[Line] = field(default_factory=list)  # at least one, and one of each rank at most
+    lines: list[Line] = field(default_factory=list)
+    lost_from: float = math.inf  # the first commit whose later work a later rendezvous has lost
+
+    @property
+    def began(self) -> float:
+        return self.agreed[0].time
+
+    @property
+    def stepped(self) -> float | None:
+        """When all ranks had begun a step; None if a rank has not."""
+        first: dict[int, float] = {}
+        for line in self.lines:
+            if line.what in ("step", "batch"):
+                first.setdefault(line.rank, line.time)
+        return max(first.values()) if len(first) == self.agreed[0].size else None
+
+
+@dataclass(frozen=True)
+class Records:
+    """All lines of a run, in order of time."""
+
+    lines: tuple[Line, ...] = ()
+
+    @cached_property
+    def rendezvouses(self) -> list[Rendezvous]:
+        """All rendezvous, in order of time.
+
+        The generation alone does not identify a rendezvous: a job that was started again may count from an
+        earlier one. All ranks of one rendezvous name the same generation, commit and size, each rank once.
+        """
+        found: list[Rendezvous] = []
+        last: dict[tuple[int, int, int], Rendezvous] = {}  # the last one with this identity
+        present: dict[int, Rendezvous] = {}  # the rendezvous of each process
+        for line in self.lines:
+            if line.what == "agreed":
+                identity = line.generation, line.commit, line.size
+                joined = last.get(identity)
+                if joined is None or any(line.rank == other.rank for other in joined.agreed):
+                    joined = last[identity] = Rendezvous()
+                    found.append(joined)
+                joined.agreed.append(line)
+                present[line.pid] = joined
+            if line.pid in present:  # a script may step before it calls `resume`
+                present[line.pid].lines.append(line)
+        lost_from = math.inf
+        for rendezvous in reversed(found):
+            rendezvous.lost_from = lost_from
+            lost_from = min(lost_from, rendezvous.agreed[0].commit)
+        return found
+
+    def kept(self, what: str) -> list[Line]:
+        """Return the lines of a kind that are part of the final state."""
+        lines = ((line, each.lost_from) for each in self.rendezvouses for line in each.lines)
+        return [line for line, lost_from in lines if line.what == what and line.commit < lost_from]
+
+    @property
+    def steps_repeated(self) -> int:
+        """How many steps the job did again, as their commit was lost."""
+        lines = ((line, each.lost_from) for each in self.rendezvouses for line in each.lines)
+        lost = (line for line, lost_from in lines if line.what == "step" and line.commit >= lost_from)
+        return len({(line.generation, line.commit, line.number) for line in lost})
+
+    @cached_property
+    def newest(self) -> int:
+        return max((line.made for line in self.lines if line.what == "commit"), default=0)
+
+    @cached_property
+    def virtual(self) -> bool:
+        """Whether the script has virtual ranks: its result is the same on any number of ranks."""
+        return any(line.virtual is not None for line in self.lines)
+
+    @property
+    def present(self) -> list[Line]:
+        """The lines of the ranks of the last rendezvous, since it began."""
+        return self.rendezvouses[-1].lines if self.rendezvouses else []
+
+    @property
+    def reached(self) -> int:
+        """The newest commit of the present ranks."""
+        return max((line.commit for line in self.present), default=0)
+
+    @cached_property
+    def progress(self) -> dict[int, tuple[int, int, int]]:
+        """For each commit: steps and batches since the start, and how many commits without work precede it.
+
+        The number of a commit does not tell: when hosts come or go, the ranks make one more commit.
+        """
+        made: dict[int, Line] = {}
+        for line in self.kept("commit"):
+            made.setdefault(line.made, line)  # of any rank: one may be killed before it writes its line
+        found, far = {0: (0, 0, 0)}, (0, 0, 0)
+        for number, line in sorted(made.items()):
+            steps, batches, idle = far
+            moved = line.steps or line.batches
+            far = (steps + line.steps, batches + line.batches, 0 if moved else idle + 1)
+            found[number] = far
+        return found
+
+    def train_since(self, since: float) -> bool:
+        """Return whether the last rendezvous began after a time, and all its ranks have begun a step."""
+        return any(each.began > since and each.stepped is not None for each in self.rendezvouses[-1:])
+
+    def stepped_since(self, since: float) -> float | None:
+        """Return when all ranks had begun a step after the first complete rendezvous since a time."""
+        times = (each.stepped for each in self.rendezvouses if each.began > since)
+        return next((time for time in times if time is not None), None)

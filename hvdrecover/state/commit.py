@@ -51,9 +51,14 @@ def commit(session: Session, *, durable: bool) -> None:
     except Exception as error:
         # Stay in step with the others, who count this commit and have this rank's vote: the script may catch
         # the error.
+        lacks_it = memory.attempt == attempt or memory.newest is None
         if memory.attempt == attempt:
             memory.pass_over()
         verdict = (hear or send_vote(session, Moment("commit")))()
+        if isinstance(verdict, Departure) and lacks_it and objection is None:
+            memory.attempt = attempt
+            session.call("save", lambda: save(session))  # the others leave at this commit: try once more
+            leave(session, verdict)
         if verdict is not None and not _loses_nothing(session, verdict):
             raise verdict from error
         raise

@@ -24,7 +24,6 @@ from hvdrecover.errors import (
 from hvdrecover.redaction import redact
 from hvdrecover.state import liveness
 from hvdrecover.state.hooks import Context, Hook, Moment, Table
-from hvdrecover.state.interval import CAP, Pacing
 from hvdrecover.state.memory import Memory
 from hvdrecover.state.near import NearSide
 
@@ -75,7 +74,6 @@ class DurableSide(Hook):
         self.root = "" if settings is None else redact(settings.url)
         self._context = context
         self._clock = context.clock
-        self.pacing = Pacing(context.clock) if settings is not None and settings.interval == "auto" else None
         self._memory = memory
         self._max_age = context.config.max_durable_age or math.inf
         self._writer: BackgroundWriter | None = None
@@ -102,20 +100,13 @@ class DurableSide(Hook):
         snapshot = self._memory.newest
         if self._settings is None or snapshot is None or (writer := self.writer()) is None:
             return
-        if self.pacing is not None and (decision := self.pacing.end(writer.progress)) is not None:
-            message = f"{writer.store.url}: {decision.describe()}"
-            self._context.events.emit("interval", message, **vars(decision), cap=CAP)
         self._commits_since += 1
         seconds = math.inf if self._begun is None else self._clock.monotonic() - self._begun
-        by_time = self._settings.every_seconds if self.pacing is None else self.pacing.seconds
         if ask:
             with suppress(HvdrecoverError):  # the verdict names final errors
                 self._submit(writer, snapshot, math.inf)
-        elif is_due(self._settings.every_commits, by_time, self._commits_since, seconds):
+        elif is_due(self._settings.every_commits, self._settings.every_seconds, self._commits_since, seconds):
             self._try_to_submit(writer, snapshot)
-        if self.pacing is not None:
-            # Also if a short write has begun here and is over already.
-            self.pacing.begin(beside=self._commits_since == 0 or not writer.wait_for_cleanup(0.0))
 
     def flush(self, timeout: float | None, attempts: int = ATTEMPTS) -> None:
         """Wait until the newest commit is durable, or ``attempts`` have failed from now on."""
@@ -127,8 +118,6 @@ class DurableSide(Hook):
         deadline = math.inf if timeout is None else self._clock.monotonic() + timeout
         if writer.progress.last_durable == snapshot.id:
             return
-        if self.pacing is not None:
-            self.pacing.interrupt()
         if writer.in_flight is not snapshot:
             self._submit(writer, snapshot, deadline)
         self._wait(writer, deadline, attempts)

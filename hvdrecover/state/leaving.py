@@ -48,7 +48,7 @@ class Leaving(Hook):
         self.hosts_changed = threading.Event()
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        return [heartbeat.stop_asked(), self._host, self.hosts_changed.is_set()]
+        return [heartbeat.page.stop, self._host, self.hosts_changed.is_set()]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
         asked, hosts, changes = table.T.tolist()
@@ -107,5 +107,5 @@ def _report_others(numbers: Sequence[int]) -> None:
 
 
 def _take_note(number: int, frame: FrameType | None) -> None:
-    heartbeat.ask_to_stop(Stop.HOST)
+    heartbeat.page.ask(Stop.HOST)
     signal.signal(number, signal.SIG_DFL)

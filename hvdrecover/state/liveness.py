@@ -66,16 +66,16 @@ class Liveness(Hook):
         follow(self._world)
 
     def agreed(self, agreement: Agreement) -> None:
-        commit = agreement.snapshot.id
-        heartbeat.stand_at(commit.generation, commit.commit, agreement.snapshot.state["random"]["stream"])
+        commit, changed = agreement.snapshot.id, agreement.snapshot.state["random"]["stream"]
+        heartbeat.page.stand_at(commit.generation, commit.commit, changed)
         heartbeat.resume()
         follow(self._world)
 
     def numbers(self, moment: Moment) -> Sequence[int]:
-        return [math.ceil(heartbeat.longest() * 1000)]
+        return [math.ceil(heartbeat.page.longest * 1000)]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        heartbeat.has_seen(int(table.max()) / 1000)
+        heartbeat.page.has_seen(int(table.max()) / 1000)
         return None
 
 

@@ -97,7 +97,7 @@ def agree(session: Session, *, state_unchanged: bool = False) -> Source:
     started = clock.monotonic()
     context.place.arrived()
     context.events.rank = context.world.rank()
-    heartbeat.take_rank(context.world.rank())
+    heartbeat.page.rank = context.world.rank()
     recalled = _recall(session)
     election = _elect(session, recalled)
     carried = context.ranks.carried_by(context.world.rank(), context.world.size())

@@ -140,7 +140,7 @@ class Rollbacks:
 
     def _learn(self, seconds: float, limit: int) -> None:
         """Make the other ranks wait longer the next time, as this rank was busy; log the remedy."""
-        heartbeat.has_seen(seconds)
+        heartbeat.page.has_seen(seconds)
         message = None
         if self._place not in self._warned:
             self._warned.add(self._place)

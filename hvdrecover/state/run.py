@@ -175,9 +175,9 @@ def _loop(train: Callable[[], Result], state: Any, session: Session) -> Result |
                     raise
                 raise cause from None
             reason = f"{type(cause).__name__}: {cause}"
-            steps = 0 if fault == "hosts" else heartbeat.steps()
+            steps = 0 if fault == "hosts" else heartbeat.page.read().steps
             if fault == "peers":
-                rollbacks.note(heartbeat.read(), heartbeat.stall_seconds(), cause)
+                rollbacks.note(heartbeat.page.read(), heartbeat.stall_seconds(), cause)
             heartbeat.enter(heartbeat.Phase.RECOVERING)
             if isinstance(cause, RolledBack):
                 session.call("restore", functools.partial(commits.skip, session, cause))

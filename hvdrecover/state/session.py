@@ -12,7 +12,7 @@ from typing import Literal
 
 from hvdrecover.checkpoint import Checkpoint
 from hvdrecover.config import Config
-from hvdrecover.guard.guard import GuardHook
+from hvdrecover.guard.comparison import GuardHook
 from hvdrecover.guard.numbers import Judge, Missing
 from hvdrecover.guard.settings import Guard
 from hvdrecover.scalars import Scalars
@@ -69,7 +69,6 @@ class Session:
                 *_instruments(context),
                 # It watches gradients before the judge, which may skip a step.
                 *([Scalars(tensorboard, context, tracker)] if tensorboard or tracker else []),
-                *([self.durable.pacing] if self.durable.pacing is not None else []),
                 self.durable,
                 GuardHook(guard, context),
                 *([Missing(context), Judge(guard, context)] if guard is not None else []),

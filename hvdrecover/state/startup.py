@@ -84,10 +84,10 @@ def _report_modules() -> None:
     This is done at the second commit, as the first one imports libraries itself; in a plain script, at the
     second step.
     """
-    is_plain = heartbeat.read().phase == heartbeat.Phase.PLAIN
-    if is_plain and heartbeat.steps() < 2:
+    is_plain = heartbeat.page.phase == heartbeat.Phase.PLAIN
+    if is_plain and heartbeat.page.read().steps < 2:
         heartbeat.at_progress(_report_modules)
-    elif not is_plain and heartbeat.commits() < 2:
+    elif not is_plain and heartbeat.page.commits < 2:
         heartbeat.at_commit(_report_modules)
     else:
         names = [name for name, module in sys.modules.items() if _is_library(name, module)]

@@ -130,7 +130,7 @@ def _resume(model: keras.Model, options: dict[str, Any]) -> keras.callbacks.Hist
         rows = _meet(TensorFlowWorld(), number, reason) if reason else state.meet()
         reason = next((objection for _, objection in rows if objection), "")
     except Exception as error:
-        is_repaired = heartbeat.read().in_run or _joins()
+        is_repaired = heartbeat.page.in_run or _joins()
         if reason or not is_repaired or fault_of(error, TensorFlowWorld()) != "peers":
             raise  # before the first fit, all ranks start again together
         # The first collective of `run` fails as well. It has the ranks meet again.

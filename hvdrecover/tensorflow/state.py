@@ -23,8 +23,7 @@ from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.variables import Variable, build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.virtual import Step
 from hvdrecover.trackers import Tracker
-from hvdrecover.virtual.ranks import virtual_of
-from hvdrecover.virtual.shares import Policy
+from hvdrecover.virtual.ranks import Policy, virtual_of
 from hvdrecover.virtual.steps import steps
 
 

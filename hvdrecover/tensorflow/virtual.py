@@ -24,10 +24,9 @@ from hvdrecover.tensorflow.collectives import raised
 from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.optimizer import is_distributed
 from hvdrecover.tensorflow.variables import Gradient, Variable, name_of, named, raw
-from hvdrecover.virtual import buffers, ranks, steps
+from hvdrecover.virtual import ranks, steps
 from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up, buckets
-from hvdrecover.virtual.ranks import OURS, VirtualRanks
-from hvdrecover.virtual.shares import Counts, Policy
+from hvdrecover.virtual.ranks import OURS, Counts, Policy, VirtualRanks
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 Flat = list[tf.Tensor]
@@ -105,8 +104,8 @@ def _guarded(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return unconverted
 
 
-class _Buffers(buffers.Buffers):
-    """See `hvdrecover.virtual.buffers.Buffers`: the variables that are not trained.
+class _Buffers(steps.Buffers):
+    """See `hvdrecover.virtual.steps.Buffers`: the variables that are not trained.
 
     Seeds are not among them: each part has its own. A variable shares memory with its copies until it is
     assigned.

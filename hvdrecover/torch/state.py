@@ -15,8 +15,7 @@ from hvdrecover.torch import virtual
 from hvdrecover.torch.framework import TorchFramework, TorchWorld
 from hvdrecover.torch.stepping import name_parameters
 from hvdrecover.trackers import Tracker
-from hvdrecover.virtual.ranks import virtual_of
-from hvdrecover.virtual.shares import Policy
+from hvdrecover.virtual.ranks import Policy, virtual_of
 from hvdrecover.virtual.steps import Step, steps
 
 

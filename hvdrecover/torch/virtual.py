@@ -21,10 +21,9 @@ from hvdrecover.state.rank_local import PerRank
 from hvdrecover.torch.framework import all_equal
 from hvdrecover.torch.optimizers import parameters_of
 from hvdrecover.torch.stepping import averages, refuse_late, steps_of, tell
-from hvdrecover.virtual import buffers, ranks
+from hvdrecover.virtual import ranks, steps
 from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up, buckets
-from hvdrecover.virtual.ranks import OURS, VirtualRanks
-from hvdrecover.virtual.shares import Policy
+from hvdrecover.virtual.ranks import OURS, Policy, VirtualRanks
 from hvdrecover.virtual.steps import Batches, Feed, Part, aside, deal, streams
 
 _ALIGNMENT = 64  # bytes
@@ -69,8 +68,8 @@ def _look(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
 # -- buffers -------------------------------------------------------------------------------------------------
 
 
-class Buffers(buffers.Buffers):
-    """See `hvdrecover.virtual.buffers.Buffers`."""
+class Buffers(steps.Buffers):
+    """See `hvdrecover.virtual.steps.Buffers`."""
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self._slots = {

@@ -1,7 +1,7 @@
 """The virtual ranks of a job: their assignment to processes, and their part in commits.
 
-Virtual ranks are assigned at each rendezvous, and with ``shares="by-speed"`` also at a commit. Their steps
-are in `hvdrecover.virtual.steps`.
+They are assigned at each rendezvous, and with ``shares="by-speed"`` also at a commit. A process carries out
+neighbouring ones: process 0 the first ones, and so on. Their steps are in `hvdrecover.virtual.steps`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.errors import ConfigError, HvdrecoverError, StepError
@@ -18,28 +18,30 @@ from hvdrecover.state.hooks import Hook, Moment, Table
 from hvdrecover.state.random import Randomness, stream
 from hvdrecover.state.rank_local import Carried, Ranks
 from hvdrecover.state.startup import WatchedLibrary
-from hvdrecover.virtual import shares
-from hvdrecover.virtual.buffers import Buffers
 
 if TYPE_CHECKING:
     from hvdrecover.data.order import SampleOrder
-    from hvdrecover.guard.settings import Guard
     from hvdrecover.state.hooks import Context
     from hvdrecover.state.rank_local import PerRank, RankLocalState, Value
+    from hvdrecover.virtual.steps import Buffers
 
 OURS = "hvdrecover"
 """The names of this package's collectives begin with this word."""
 
+Policy = Literal["equal", "by-speed"]
+Counts = tuple[int, ...]
+"""Number of virtual ranks by process."""
+Seconds = Sequence[float | None]
+"""Time of one virtual rank's part by process; None if it was not measured."""
+
 _latest: deque[VirtualRanks] = deque(maxlen=1)
+_GAIN = 0.1  # minimum relative speed-up of a step before virtual ranks are reassigned
 _ENOUGH = 8  # measured parts
 _REMEMBERED = 32  # times of the last parts
 
 
 class Gradients(Protocol):
-    """The gradients that an adapter takes from virtual ranks and adds up, such as one optimizer's.
-
-    A step calls `begin`, `part_ends` for each virtual rank of this process, and `finish`.
-    """
+    """The gradients that an adapter takes from virtual ranks and adds up, such as one optimizer's."""
 
     def begin(self) -> None:
         """Begin a step, and forget one that was not finished."""
@@ -47,7 +49,7 @@ class Gradients(Protocol):
     def part_ends(self, rank: int) -> None:
         """Take the gradients of a virtual rank whose part has ended."""
 
-    def finish(self, shares: shares.Counts, process: int) -> None:
+    def finish(self, counts: Counts, process: int) -> None:
         """Add up the gradients of all virtual ranks, on all processes; this is one of them."""
 
     def abandon(self) -> None:
@@ -55,33 +57,29 @@ class Gradients(Protocol):
 
 
 class VirtualRanks(Ranks, Hook):
-    """The virtual ranks, as one process sees them.
-
-    Raises:
-        ConfigError: an invalid number, or an unknown policy.
-    """
+    """The virtual ranks, as one process sees them."""
 
     key = "virtual"
     context: Context
 
     def __init__(
-        self, size: int, policy: shares.Policy | None, buffers: Buffers, gradients: Sequence[Gradients]
+        self, size: int, policy: Policy | None, buffers: Buffers, gradients: Sequence[Gradients]
     ) -> None:
         policy = policy or "equal"
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ConfigError("virtual_ranks", f"must be an integer ≥ 1, got {size!r}")
-        if policy not in get_args(shares.Policy):
+        if policy not in get_args(Policy):
             raise ConfigError(
                 "shares", f"{policy!r} is not a way to deal virtual ranks out; use 'equal' or 'by-speed'"
             )
         self.size = self.virtual = size
         self.buffers = buffers
         self.gradients = gradients
-        self.counts: shares.Counts = (size,)  # number of virtual ranks of each process
+        self.counts: Counts = (size,)  # number of virtual ranks of each process
         self.dealt = 0  # how often they were assigned
         self.steps = 0  # that the run has done
         self.open: object = None  # the step that is under way
-        self.done: Callable[[], None] = nothing  # counts the last step's samples as done
+        self.done: Callable[[], None] | None = None  # counts the last step's samples as done
         self.current: int | None = None  # the virtual rank that is being carried out
         self.times: deque[float] = deque(maxlen=_REMEMBERED)  # seconds of this process's last parts
         self._policy = policy
@@ -94,7 +92,7 @@ class VirtualRanks(Ranks, Hook):
             raise ConfigError("rng", "virtual ranks have random streams of their own; leave out rng='store'")
         return asked or "reseed"
 
-    def join(self, context: Context, own: RankLocalState, guard: Guard | None) -> tuple[VirtualRanks, ...]:
+    def join(self, context: Context, own: RankLocalState, guard: object) -> tuple[VirtualRanks, ...]:
         self.context = context
         self._own = own
         _latest.append(self)
@@ -112,7 +110,7 @@ class VirtualRanks(Ranks, Hook):
     def carried_by(self, rank: int, size: int) -> Carried:
         if not self.context.place.joined and not self.dealt:
             return Carried(tuple(range(self.size)), self.size)
-        return Carried(tuple(shares.run_of(self.counts, rank)), self.size)
+        return Carried(tuple(run_of(self.counts, rank)), self.size)
 
     @property
     def carried(self) -> Carried:
@@ -123,15 +121,15 @@ class VirtualRanks(Ranks, Hook):
 
     def rank(self) -> int:
         if self.current is None:
-            raise StepError(
-                "virtual_rank", "no virtual rank is being carried out; call it in a step's inner loop"
-            )
+            problem = "no virtual rank is being carried out; call it in a step's inner loop"
+            raise StepError("virtual_rank", problem)
         return self.current
 
     def settle(self) -> None:
         """Count the last step as done: a commit is made, or the next step asked for."""
-        done, self.done = self.done, nothing
-        done()
+        done, self.done = self.done, None
+        if done is not None:
+            done()
 
     def seed(self, rank: int) -> None:
         """Seed the random streams for a part's computation."""
@@ -171,7 +169,7 @@ class VirtualRanks(Ranks, Hook):
                 f"make the state with virtual_ranks={size}, or name another checkpoint root to start over",
             )
         self.steps = int(found.get("steps", 0))
-        self.open, self.current, self.done = None, None, nothing
+        self.open = self.current = self.done = None
         for each in self.gradients:
             each.abandon()
 
@@ -193,24 +191,77 @@ class VirtualRanks(Ranks, Hook):
         seconds = [int(each) / 1e6 or None for each in table[:, 0]]
         if moment.kind == "rendezvous":
             known = self._policy == "by-speed"
-            counts = shares.by_speed(self.size, seconds) if known else shares.equal(self.size, len(seconds))
+            counts = by_speed(self.size, seconds) if known else equal(self.size, len(seconds))
             self._deal(counts, seconds)
         elif moment.kind == "commit" and self._policy == "by-speed":
-            counts = shares.reconsider(self.counts, seconds)
+            counts = reconsider(self.counts, seconds)
             if counts != self.counts:
                 self._deal(counts, seconds)
                 self._own.move(self.carried)
                 self.context.contents.place(self.context.world.rank(), self.context.world.size())
         return None
 
-    def _deal(self, counts: shares.Counts, seconds: shares.Seconds) -> None:
+    def _deal(self, counts: Counts, seconds: Seconds) -> None:
         before, self.counts = self.counts, counts
         self.dealt += 1
         self.times.clear()
         if counts != before or self.dealt == 1:
-            message = shares.in_words(counts)
+            processes = f"{len(counts)} process{'es' if len(counts) > 1 else ''}"
+            spare = f", {counts.count(0)} of them spare" if 0 in counts else ""
+            each = (
+                " + ".join(map(str, counts)) if len(counts) <= 8 else f"{min(counts)} to {max(counts)} each"
+            )
+            message = f"{self.size} virtual ranks on {processes}{spare}: {each}"
             facts: dict[str, Any] = {"virtual": self.size, "counts": list(counts), "seconds": list(seconds)}
             self.context.announce("shares", message, **facts)
+
+
+# -- shares: pure decisions, which all processes take alike --------------------------------------------------
+
+
+def equal(size: int, processes: int) -> Counts:
+    """Return equal shares; the first processes have one more if the division leaves a remainder."""
+    return tuple(size // processes + (process < size % processes) for process in range(processes))
+
+
+def by_speed(size: int, seconds: Seconds) -> Counts:
+    """Return the shares with which a step takes the least time, for parts of equal work.
+
+    Each virtual rank goes to the process that would be done with it first. An unknown time counts as the mean
+    of the known ones.
+    """
+    known = [each for each in seconds if each is not None]
+    mean = statistics.fmean(known or [1.0])
+    times = [mean if each is None else each for each in seconds]
+    counts = [0] * len(times)
+    for _ in range(size):
+        ends = [(count + 1) * time for count, time in zip(counts, times, strict=True)]
+        counts[ends.index(min(ends))] += 1
+    return tuple(counts)
+
+
+def reconsider(present: Counts, seconds: Seconds) -> Counts:
+    """Return the shares to continue with: the present ones, unless others save a tenth of a step.
+
+    Nothing changes while a process that has virtual ranks is not measured.
+    """
+    if any(each is None and count for count, each in zip(present, seconds, strict=True)):
+        return present
+    better = by_speed(sum(present), seconds)
+    return better if step_time(better, seconds) < (1 - _GAIN) * step_time(present, seconds) else present
+
+
+def step_time(counts: Counts, seconds: Seconds) -> float:
+    """Return the seconds of a step: the slowest process sets them."""
+    return max(count * (each or 0.0) for count, each in zip(counts, seconds, strict=True))
+
+
+def run_of(counts: Counts, process: int) -> range:
+    """Return the virtual ranks of a process; none if it joined after they were assigned."""
+    return range(sum(counts[:process]), sum(counts[: process + 1]))
+
+
+# -- for adapters and scripts --------------------------------------------------------------------------------
 
 
 def virtual_of(ranks: Ranks) -> VirtualRanks:
@@ -283,7 +334,3 @@ def watch(
     present = getattr(mpi_ops, library)
     if not isinstance(present, Watched):
         setattr(mpi_ops, library, Watched(present, look))
-
-
-def nothing() -> None:
-    """Do nothing when a step is done."""

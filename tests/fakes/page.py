@@ -11,7 +11,7 @@ from hvdrecover.heartbeat import Page
 def new_page(monkeypatch: pytest.MonkeyPatch) -> Page:
     """Give this process a page that nobody has written to, until the end of the test."""
     page = Page.from_buffer(bytearray(heartbeat.SIZE))
-    monkeypatch.setattr(heartbeat, "_page", page)
+    monkeypatch.setattr(heartbeat, "page", page)
     monkeypatch.setattr(heartbeat, "_notes", None)
     monkeypatch.setattr(heartbeat, "_at_progress", [])
     monkeypatch.setattr(heartbeat, "_at_commit", [])

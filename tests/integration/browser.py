@@ -41,12 +41,7 @@ Array.from(document.querySelectorAll("body *")).filter((each) => {
 
 
 class Browser:
-    """One tab of a browser.
-
-    Args:
-        commands: file descriptor to write commands to.
-        answers: file descriptor to read answers and events from.
-    """
+    """One tab of a browser."""
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands, self._answers = commands, answers
@@ -73,14 +68,7 @@ class Browser:
         return result
 
     def open(self, page: Path, width: int, height: int = 900, media: str = "") -> None:
-        """Load a page, and wait until it is there.
-
-        Args:
-            page: its file.
-            width: of the window, in CSS pixels.
-            height: the same.
-            media: ``print``, to show it as it would be printed.
-        """
+        """Load a page, and wait until it is there."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width <= PHONE}
         self.do("Emulation.setDeviceMetricsOverride", **metrics)
         self.do("Emulation.setEmulatedMedia", media=media)

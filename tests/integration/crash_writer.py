@@ -91,11 +91,7 @@ def _run(work: Callable[..., None], arguments: tuple[Any, ...], channel: Connect
 
 
 class Child:
-    """A process that does ``work(*arguments, send)``, where ``send(message)`` sends this process something.
-
-    Attributes:
-        heard: what it has told so far.
-    """
+    """A process that does ``work(*arguments, send)``; ``send(message)`` adds to what is `heard` here."""
 
     def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
         self._ear, mouth = _context.Pipe(duplex=False)
@@ -131,11 +127,7 @@ class Child:
 
 
 def check_opens(root: Path, acknowledged: CommitId | None) -> CommitId | None:
-    """The root opens, and the newest acknowledged commit or a later complete one is there bit for bit.
-
-    Returns:
-        The commit that was found.
-    """
+    """The root opens, and the newest acknowledged commit or a later complete one is there bit for bit."""
     events = Recorder()
     found = load_newest(open_store(root, events))
     if acknowledged is not None:

@@ -20,11 +20,7 @@ PAGE = 4096
 
 
 class Disk:
-    """A mounted file system.
-
-    Attributes:
-        folder: where it is mounted.
-    """
+    """A mounted file system."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -56,14 +52,7 @@ class Disk:
 
 @contextlib.contextmanager
 def mounted(kind: str, folder: Path, image: Path, nbytes: int) -> Iterator[Disk]:
-    """Mount a file system, ``tmpfs``, ``ramfs`` or ``ext4``, for as long as the block lasts.
-
-    Args:
-        kind: which file system.
-        folder: where; made if missing.
-        image: for ext4: the file in which it lies; made if missing.
-        nbytes: its size.
-    """
+    """Mount a file system, ``tmpfs``, ``ramfs`` or ``ext4``, for as long as the block lasts."""
     if os.geteuid() != 0:
         pytest.skip("only root may mount a file system")
     folder.mkdir(exist_ok=True)

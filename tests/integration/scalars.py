@@ -11,17 +11,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 @dataclass(frozen=True)
 class Run:
-    """One run.
+    """One run."""
 
-    Attributes:
-        scalars: by name, the values by step, in the order in which they come.
-        steps: by name, all steps, also those that come more than once.
-        times: when each step was, in seconds since the Unix epoch.
-    """
-
-    scalars: dict[str, dict[int, float]]
-    steps: dict[str, list[int]]
-    times: dict[int, float]
+    scalars: dict[str, dict[int, float]]  # by name, the values by step, in the order in which they come
+    steps: dict[str, list[int]]  # by name, all steps, also those that come more than once
+    times: dict[int, float]  # when each step was, in seconds since the epoch
 
     def total(self, name: str, steps: Container[int]) -> float:
         """The sum of a scalar over some steps."""

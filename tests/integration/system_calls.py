@@ -1,17 +1,25 @@
-"""The steps in which a process changes a checkpoint root: its system calls, each of which it can die at."""
+"""The steps in which a process changes a checkpoint root: its system calls, each of which it can die at.
+
+`Disk` is a model of a disk whose power may fail. Content that was not fsynced may be missing, stale or torn;
+an entry of a folder that was not fsynced may be as before or as after, each by itself.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import io
 import os
+import random
 import re
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+Survives = Literal["nothing", "names", "some"]
+"""Of what was not fsynced: nothing, all names without their content, or some of each."""
 
 When = Literal["before", "middle"]
 _PAGE = 4096
@@ -20,21 +28,13 @@ _TEMPORARY = re.compile(r"\.hvdrecover-[\w-]+")
 
 @dataclass(frozen=True)
 class Step:
-    """One change.
+    """One change."""
 
-    Attributes:
-        verb: the system call.
-        path: what it changes, relative to the root.
-        to: the second path of a link or a rename.
-        start: the first byte of a write; the new size of a truncation.
-        data: what is written.
-    """
-
-    verb: str
-    path: str
-    to: str = ""
-    start: int = 0
-    data: bytes = b""
+    verb: str  # the system call
+    path: str  # what it changes, relative to the root
+    to: str = ""  # the second path of a link or a rename
+    start: int = 0  # the first byte of a write; the new size of a truncation
+    data: bytes = b""  # what is written
 
     def __str__(self) -> str:
         text = f"{self.verb} {self.path} {self.to}".strip()
@@ -44,11 +44,7 @@ class Step:
 class Traced:
     """Makes this process note each change that it is about to make below a folder, and die at one of them.
 
-    Args:
-        root: the folder.
-        note: takes each step before it is done.
-        die_at: number of the step, from 0, at which the process is killed; None for never.
-        when: whether it is killed before that step, or with half of a write done.
+    It is killed before the step with the number `die_at`, or with half of that write done.
     """
 
     def __init__(
@@ -153,3 +149,115 @@ def _half(file: int, data: Any) -> Any:
     """Half of what is to be written; in whole pages for a file that is open past the page cache."""
     half = len(data) // 2
     return data[: half // _PAGE * _PAGE if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT else half]
+
+
+# -- a disk whose power fails ----------------------------------------------------------------------------
+
+
+@dataclass
+class File:
+    now: bytearray = field(default_factory=bytearray)
+    durable: bytes = b""
+
+
+@dataclass
+class Folder:
+    now: dict[str, File | Folder] = field(default_factory=dict)
+    durable: dict[str, File | Folder] = field(default_factory=dict)
+
+
+class Disk:
+    """The contents of a root in memory and on the disk."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = _load(root)
+
+    def apply(self, step: Step) -> None:
+        """Do what one system call does."""
+        folder, name = self._parent(step.path)
+        match step.verb:
+            case "open":
+                assert isinstance(folder.now.setdefault(name, File()), File)
+            case "mkdir":
+                folder.now[name] = Folder()
+            case "unlink" | "rmdir":
+                del folder.now[name]
+            case "link" | "rename" | "replace":
+                target, new = self._parent(step.to)
+                target.now[new] = folder.now[name] if step.verb == "link" else folder.now.pop(name)
+            case "fsync":
+                node = self._node(step.path)
+                if isinstance(node, File):
+                    node.durable = bytes(node.now)
+                else:
+                    node.durable = dict(node.now)
+            case "ftruncate" | "write":
+                node = self._node(step.path)
+                assert isinstance(node, File)
+                end = step.start + len(step.data)
+                node.now.extend(bytes(max(0, end - len(node.now))))
+                if step.verb == "write":
+                    node.now[step.start : end] = step.data
+                else:
+                    del node.now[end:]
+            case _:
+                raise AssertionError(f"the model knows no {step.verb}")
+
+    def power_fails(self, into: Path, survives: Survives, dice: random.Random) -> None:
+        """Make the folder that is found when the power is back."""
+        _restore(self._root, into, survives, dice)
+
+    def content(self) -> dict[str, bytes]:
+        """Every file as the running system sees it."""
+        found: dict[str, bytes] = {}
+
+        def walk(folder: Folder, path: str) -> None:
+            for name, node in folder.now.items():
+                if isinstance(node, Folder):
+                    walk(node, f"{path}{name}/")
+                else:
+                    found[path + name] = bytes(node.now)
+
+        walk(self._root, "")
+        return found
+
+    def _parent(self, path: str) -> tuple[Folder, str]:
+        folder, _, name = path.rpartition("/")
+        node = self._node(folder or ".")
+        assert isinstance(node, Folder)
+        return node, name
+
+    def _node(self, path: str) -> File | Folder:
+        node: File | Folder = self._root
+        for part in Path(path).parts:
+            assert isinstance(node, Folder)
+            node = node.now[part]
+        return node
+
+
+def _load(path: Path) -> Folder:
+    entries: dict[str, File | Folder] = {}
+    for entry in path.iterdir():
+        content = b"" if entry.is_dir() else entry.read_bytes()
+        entries[entry.name] = _load(entry) if entry.is_dir() else File(bytearray(content), content)
+    return Folder(entries, dict(entries))
+
+
+def _restore(folder: Folder, into: Path, survives: Survives, dice: random.Random) -> None:
+    into.mkdir()
+    for name in sorted({*folder.now, *folder.durable}):
+        entries = folder.durable if survives == "nothing" else folder.now
+        if survives == "some":
+            entries = dice.choice([folder.durable, folder.now])
+        node = entries.get(name)
+        if isinstance(node, Folder):
+            _restore(node, into / name, survives, dice)
+        elif node is not None:
+            (into / name).write_bytes(_content(node, survives, dice))
+
+
+def _content(file: File, survives: Survives, dice: random.Random) -> bytes:
+    if survives != "some" or file.now == file.durable:
+        return file.durable
+    torn = dice.randrange(len(file.now) + 1)
+    return dice.choice([file.durable, bytes(file.now), bytes(file.now[:torn]).ljust(len(file.now), b"\0")])

@@ -20,8 +20,7 @@ from tests.integration.crash_writer import (
     open_store,
     write_commits,
 )
-from tests.integration.power_cut import Disk, Survives
-from tests.integration.system_calls import Step, Traced, When
+from tests.integration.system_calls import Disk, Step, Survives, Traced, When
 from tests.unit.checkpoint.roots import Recorder
 
 NBYTES = 20_000  # five pages: a write can break off between them

@@ -20,8 +20,8 @@ import pytest
 
 from tests.contracts.servers import HOST, S3Server
 from tests.integration.mounts import mounted
+from tests.support.commands import wait_until
 from tests.support.jobs import command, kill_marked, marked
-from tests.support.waiting import wait_until
 
 PATIENCE = 600.0  # seconds; on a busy machine, TensorFlow alone takes half a minute to import
 DOCS = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
@@ -42,12 +42,7 @@ def as_from_a_terminal() -> None:
 
 @dataclass
 class Doctor:
-    """The command, with a folder for temporary files and a mark of its own.
-
-    Attributes:
-        folder: for temporary files.
-        mark: in the environment of all its processes.
-    """
+    """The command, with a folder for temporary files and a mark of its own."""
 
     folder: Path
     mark: str = field(default_factory=lambda: f"HVDTEST_DOCTOR={uuid.uuid4().hex}")

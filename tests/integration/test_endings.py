@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import LONG, TENSORFLOW_IF_LONG, Finished, Start
-from tests.support.commands import call
+from tests.support.commands import call, wait_until
 from tests.support.faulty_run import (
     EPOCHS,
     HOLD,
@@ -31,7 +31,6 @@ from tests.support.jobs import (
     kill,
     running,
 )
-from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 

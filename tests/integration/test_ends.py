@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import wait_until
 from tests.support.jobs import (
     FENCED,
     PATIENCE,
@@ -24,7 +25,6 @@ from tests.support.jobs import (
     run_job,
     supervised,
 )
-from tests.support.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "stubborn.py"
 FOLDS = SCRIPT.with_name("folds.py")

@@ -32,33 +32,20 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(1800)]
 
 @dataclass
 class Fault:
-    """The ranks before and after a fault.
+    """The ranks before and after a fault."""
 
-    Attributes:
-        before: the processes of ranks 0 and 1.
-        after: those that continued.
-        generation: the one that it ended.
-        event: what a guardian told of it.
-    """
-
-    before: tuple[int, int]
-    after: tuple[int, int]
-    generation: int
+    before: tuple[int, int]  # processes of ranks 0 and 1
+    after: tuple[int, int]  # those that continued
+    generation: int  # which it ended
     events: list[dict[str, Any]]
 
 
 @dataclass
 class Story:
-    """A run with many faults.
-
-    Attributes:
-        run: the run.
-        faults: by name.
-        orphans: processes that were left at its end.
-    """
+    """A run with many faults."""
 
     run: FaultyRun
-    faults: dict[str, Fault] = field(default_factory=dict)
+    faults: dict[str, Fault] = field(default_factory=dict)  # by name
     orphans: list[int] = field(default_factory=list)
 
 

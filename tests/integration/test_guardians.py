@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import LONG, WHOLE, Start
+from tests.support.commands import wait_until
 from tests.support.faulty_run import (
     HOLD,
     SECRET,
@@ -27,7 +28,6 @@ from tests.support.jobs import (
     running,
     supervised,
 )
-from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import LONG, Finished, Start
+from tests.support.commands import wait_until
 from tests.support.faulty_run import (
     FaultyRun,
     a_long_run,
@@ -18,7 +19,6 @@ from tests.support.faulty_run import (
     kill_in_epoch,
 )
 from tests.support.jobs import PATIENCE, DigitsRun, elastic, static, supervised
-from tests.support.waiting import wait_until
 
 EPOCHS = 3
 ADAMW = ("torch", "--optimizer", "adamw")

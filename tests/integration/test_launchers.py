@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import Start
+from tests.support.commands import wait_until
 from tests.support.faulty_run import a_long_run, assert_each_sample_once
 from tests.support.jobs import PATIENCE, Job, durable, elastic, mpi, mpirun, static, supervised
-from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import LONG
-from tests.support import waiting
+from tests.support import commands
 from tests.support.jobs import PATIENCE, Job, static, supervised, wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "moody_storage.py"
@@ -89,4 +89,4 @@ def test_a_job_that_can_make_nothing_durable_for_too_long_ends_on_all_ranks(
     assert "resuming from commit" not in log and "restarted" not in log and "resumed" not in log
     if kind == "supervised":
         assert re.search(r"`HVDRECOVER_MAX_DURABLE_AGE`:$", log, re.MULTILINE)
-    waiting.wait_until(lambda: job.processes() == [])  # the launcher's exit is not awaited by its workers
+    commands.wait_until(lambda: job.processes() == [])  # the launcher's exit is not awaited by its workers

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.commands import wait_until
 from tests.support.jobs import PATIENCE
-from tests.support.waiting import wait_until
 from tests.unit.reporting.runs import REPLACED, TWO, Run
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -48,11 +48,7 @@ def of_dashboard(instances: str = ".*") -> dict[str, list[str]]:
 
 
 class Prometheus:
-    """A server on the loopback that scrapes one endpoint every second.
-
-    Args:
-        port: its port.
-    """
+    """A server on the loopback that scrapes one endpoint every second."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}"

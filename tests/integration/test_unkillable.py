@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.mounts import mounted
+from tests.support.commands import wait_until
 from tests.support.jobs import PREEMPTED, Job, read_events
-from tests.support.waiting import wait_until
 from tests.unit.launch.children import is_alive, state, until
 
 WRITE = "import os, sys; print(os.getpid(), flush=True); open(sys.argv[1], 'w').write('x')"

@@ -12,8 +12,8 @@ import pytest
 import safetensors.numpy
 
 from tests.integration.conftest import LONG, Start
+from tests.support.commands import wait_until
 from tests.support.jobs import DigitsRun, Job, durable, elastic, read_events, static
-from tests.support.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("scripts") / "virtual_digits.py"
 EPOCHS = 6  # of 6 steps
@@ -25,16 +25,7 @@ pytestmark = pytest.mark.acceptance
 
 
 class VirtualRun(DigitsRun):
-    """A run of the script.
-
-    Args:
-        folder: for all that belongs to it.
-        optimizer: which it trains with.
-        options: more options of the script.
-
-    Attributes:
-        optimizer: as above.
-    """
+    """A run of the script."""
 
     def __init__(self, folder: Path, optimizer: str = "adamw", *options: str) -> None:
         words = ("--virtual-ranks", "4", "--optimizer", optimizer, *options)

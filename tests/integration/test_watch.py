@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import Start
+from tests.support.commands import wait_until
 from tests.support.faulty_run import EPOCHS, FaultyRun, wait_until_all_train
 from tests.support.jobs import PATIENCE, kill
-from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 

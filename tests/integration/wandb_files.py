@@ -14,12 +14,7 @@ _WHOLE, _LAST = 1, 4
 
 
 def last_step(folder: Path, run: str) -> int:
-    """Return the last step of a run that is on disk, in the files of all processes; 0 if there is none.
-
-    Args:
-        folder: W&B's, called ``wandb``.
-        run: the run's id.
-    """
+    """Return the last step of a run that is on disk, in the files of all processes; 0 if there is none."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     steps = [0]

@@ -57,12 +57,7 @@ def lacks() -> str:
 
 
 class Slurm:
-    """A cluster. Its files are in the lab's folder, and its processes on the lab's hosts: they go with it.
-
-    Args:
-        lab: the hosts.
-        options: more lines of ``slurm.conf``.
-    """
+    """A cluster. Its files are in the lab's folder, and its processes on the lab's hosts: they go with it."""
 
     def __init__(self, lab: Lab, options: str = "") -> None:
         self._lab = lab

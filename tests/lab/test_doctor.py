@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hvdrecover.drill.lab import INTERFACE, Lab
+from tests.support.commands import wait_until
 from tests.support.lab import SLOW_HOSTS
-from tests.support.waiting import wait_until
 
 PATIENCE = 400.0  # seconds
 

@@ -14,9 +14,9 @@ import pytest
 
 from hvdrecover.drill.lab import traces
 from tests.integration.conftest import LONG
+from tests.support.commands import wait_until
 from tests.support.jobs import PATIENCE, read_events
 from tests.support.lab import SLOW_HOSTS
-from tests.support.waiting import wait_until
 
 FAULTS = {"host-cut-off", "kill"}
 SCRIPT = [sys.executable, "-m", "hvdrecover.examples.torch_digits"]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import TENSORFLOW_IF_LONG, Start
+from tests.support.commands import wait_until
 from tests.support.faulty_run import assert_no_step_is_lost, assert_private
 from tests.support.jobs import DRIVER, GUARDIAN, PATIENCE, PREEMPTED, SUPERVISOR, kill, running
 from tests.support.lab import JobInLab, Lab
-from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.commands import wait_until
 from tests.support.lab import Host, Lab, traces
-from tests.support.waiting import wait_until
 
 PATIENCE = 200.0  # seconds for anything that is sure to come
 OWNER = """

@@ -15,10 +15,10 @@ import pytest
 
 from tests.fakes.kubernetes_api import KubernetesApi, kubeconfig, pod
 from tests.integration.conftest import LONG, Start
+from tests.support.commands import wait_until
 from tests.support.faulty_run import assert_no_step_is_lost
 from tests.support.jobs import PATIENCE
 from tests.support.lab import Host, JobInLab, Lab, program
-from tests.support.waiting import wait_until
 
 LEAVE_HOST = Path(__file__).parents[2] / "deploy" / "kubernetes" / "leave-host"
 _NETWORK = 0x40000000  # CLONE_NEWNET
@@ -27,12 +27,7 @@ pytestmark = pytest.mark.acceptance
 
 
 class Pod:
-    """A host of the lab as a pod: a container of its own process table, which ends with its first process.
-
-    Args:
-        host: the host, whose ssh server gives way.
-        api: where the pod is listed.
-    """
+    """A host of the lab as a pod: a container of its own process table, which ends with its first process."""
 
     def __init__(self, host: Host, api: KubernetesApi) -> None:
         self._host, self._api = host, api

@@ -13,10 +13,10 @@ import pytest
 from tests.integration.conftest import LONG
 from tests.lab import slurm
 from tests.lab.slurm import Slurm
+from tests.support.commands import wait_until
 from tests.support.faulty_run import assert_no_step_is_lost
 from tests.support.jobs import PATIENCE, Batch, DigitsRun, command, durable, kill
 from tests.support.lab import SLOW_HOSTS, Lab
-from tests.support.waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "slurm" / "train.sbatch"
 SRUN = {"HVDRECOVER_REMOTE_SHELL": os.fspath(EXAMPLE.with_name("srun-shell"))}
@@ -44,15 +44,7 @@ def cluster(request: pytest.FixtureRequest, lab: Lab) -> Iterator[Slurm]:
 
 
 class SlurmRun(DigitsRun):
-    """A digits job, submitted as the example says.
-
-    Args:
-        folder: where it is submitted.
-        cluster: where to.
-        options: those of ``sbatch`` on top of the example's own.
-        epochs: how long to train.
-        more: environment variables.
-    """
+    """A digits job, submitted as the example says."""
 
     def __init__(
         self, folder: Path, cluster: Slurm, *options: str, epochs: int = EPOCHS, **more: str

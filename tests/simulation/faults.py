@@ -110,7 +110,7 @@ class Injector:
         self._scheduler = cluster.scheduler
         self._faults = list(faults)
         self._last = 0  # the event of the last fault
-        self._last_time = 0.0  # when it struck
+        self._last_time = 0.0  # when it struck, or when the stop of a process ends
         cluster.at_collective = self._at_collective
         cluster.disk.at_operation = lambda kind, path: self._visit("disk", kind, self._here())
         cluster.system.at_call = lambda name: self._visit("call", name, self._here())
@@ -151,7 +151,8 @@ class Injector:
         if fault.fired:
             return
         fault.fired = True
-        self._last, self._last_time = self._scheduler.events, self._scheduler.now
+        self._last = self._scheduler.events
+        self._last_time = max(self._last_time, self._scheduler.now)
         dice = self._scheduler.dice
         jobs = [job for job in self._cluster.jobs if not job.outcome and job.processes]
         if not jobs:
@@ -213,6 +214,7 @@ class Injector:
 
     def _halt(self, process: Running, seconds: float) -> None:
         self._scheduler.say(f"is stopped for {seconds:.1f} s", process)
+        self._last_time = max(self._last_time, self._scheduler.now + seconds)
         self._cluster.system.send(process, signal.SIGSTOP)
 
         def goes_on() -> None:

@@ -277,6 +277,8 @@ class Invariants:
             self._scheduler.fail(f"the root holds {len(complete)} commits at the end")
         parts = {commit for path in self._disk.files if (commit := CommitId.parse(path.split("/")[0]))}
         lingering = self._stops + self.faults["partition"] + self.faults["relaunch"]
+        # A start that finds the run finished writes nothing, and deletes nothing.
+        lingering += max(self._claims()) > max(complete).generation
         if parts - complete and not lingering:
             left = ", ".join(commit.name for commit in sorted(parts - complete))
             self._scheduler.fail(f"the root holds parts of commits at the end: {left}")

@@ -20,7 +20,7 @@ from typing import Any
 from hvdrecover import events, heartbeat, record
 from hvdrecover.checkpoint import storage
 from hvdrecover.discovery import selection
-from hvdrecover.launch import presence, reports, ssh
+from hvdrecover.launch import guardian, presence, ssh
 from tests.simulation import faults as all_faults
 from tests.simulation.cluster import Cluster
 from tests.simulation.disk import SimulatedStorage
@@ -164,7 +164,7 @@ def _in_place_of(cluster: Cluster) -> Iterator[None]:
     def of_training(config: Any, clock: Any = None) -> events.Events:
         process = scheduler.process
 
-        descriptor = heartbeat.event_pipe()
+        descriptor = heartbeat.event_pipe
         assert descriptor is not None
         pipe = events.Pipe(descriptor)
 
@@ -204,7 +204,7 @@ def _in_place_of(cluster: Cluster) -> Iterator[None]:
         presence.announce: lambda folder, supervised: Path("/dev/null/announced"),
         ssh.kept_alive: lambda config, folder: "",
         selection.report_failure: lambda path, host, now: None,
-        reports._append: lambda file, text: None,
+        guardian._append: lambda file, text: None,
         **cluster.system.functions(),
     }
     by_identity = {id(original): stand_in for original, stand_in in replaced.items()}

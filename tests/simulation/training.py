@@ -122,7 +122,7 @@ class Training:
         for index in batch:
             mine[index] += 1
             mine[-2] += world.framework.generator.draw() % 1000
-        mine[-1] = heartbeat.stop_asked()
+        mine[-1] = heartbeat.page.stop
         total = world.allreduce(mine)
         entry = [state.epoch, [i for i in range(self.samples) for _ in range(int(total[i]))], int(total[-2])]
         model, other = state.model.weights, state.other.weights

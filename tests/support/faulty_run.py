@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.support.digits_run import TRAINING_SAMPLES, DigitsRun, committed
 from tests.support.jobs import (
     GUARDIAN,
+    TRAINING_SAMPLES,
     Batch,
+    DigitsRun,
     Job,
+    committed,
     durable,
     near_folder,
     near_root,
@@ -31,15 +33,9 @@ SECRET = "a-key-that-nobody-else-may-see"
 
 
 class FaultyRun(DigitsRun):
-    """A run of the digits example with faults in it.
+    """A run of the digits example with faults in it: the lines of its script.
 
-    Args:
-        folder: for all that belongs to it.
-        framework: whose example.
-        faults: the lines of its script.
-        epochs: how long to train.
-        options: more options of the example.
-        sizes: epoch to the size of the world that has to be seen before that epoch's first commits are over.
+    `sizes`: epoch to the size of the world that is awaited at that epoch's first commits.
     """
 
     script = "faulty_digits.py"
@@ -130,14 +126,7 @@ def wait_until_in_memory(run: DigitsRun, job: Job, commit: int) -> None:
 
 
 def wait_until_all_train(run: DigitsRun, job: Job, after: int, size: int = 2) -> Batch:
-    """Wait until a number of ranks have all trained after a generation; the first batch of that.
-
-    Args:
-        run: the run.
-        job: its start.
-        after: the generation.
-        size: the number.
-    """
+    """Wait until a number of ranks have all trained after a generation; the first batch of that."""
     first = run.wait_for(job, lambda batch: batch.generation > after and batch.size == size)
 
     def trains(batch: Batch, rank: int) -> bool:

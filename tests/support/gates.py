@@ -11,14 +11,7 @@ from tests.support.jobs import PATIENCE, Job, supervised, wait_until
 
 
 class GatedRun:
-    """A run of such a script with two ranks, through any number of starts.
-
-    Args:
-        script: takes the folder of the gates as its only argument.
-        folder: the gates, the logs, and what the script writes.
-        options: those of ``hvdrecover run``.
-        place: returns the command that runs a command where the supervisor is to be; by default here.
-    """
+    """A run of such a script with two ranks, through any number of starts."""
 
     def __init__(
         self,

@@ -34,16 +34,7 @@ SLOW_HOSTS = {
 
 
 class JobInLab:
-    """A digits job under ``hvdrecover run`` on the lab's hosts, one slot each.
-
-    Args:
-        lab: the hosts.
-        folder: for its files.
-        framework: whose example.
-        start: starts it.
-        discover: the source of hosts, as ``--discover`` takes it; by default a file, see `list`.
-        environ: more variables.
-    """
+    """A digits job under ``hvdrecover run`` on the lab's hosts, one slot each."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from hvdrecover import cli
 from hvdrecover.checkpoint import near_tier
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.storage.local import LocalStorage
-from tests.support.terminal import on_a_terminal, plain_lines
+from tests.support.commands import on_a_terminal, plain_lines
 from tests.unit.checkpoint.roots import content, make_snapshot, make_store, signed
 
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"

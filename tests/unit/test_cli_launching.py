@@ -18,7 +18,7 @@ from hvdrecover.config import Config
 from hvdrecover.doctor import examination
 from hvdrecover.doctor.examination import Finding, Report, Settings
 from hvdrecover.launch import guardian, horovodrun, supervisor
-from tests.support.processes import LAUNCHER_VARIABLES
+from tests.support.commands import LAUNCHER_VARIABLES
 
 KEY = __file__  # a file that is there
 TRAIN = ["--", "python", "train.py", "--epochs", "3"]

@@ -73,7 +73,7 @@ def test_the_golden_file_has_what_errors_say():
     "fail",
     [
         lambda: Keep(last=0),
-        lambda: Checkpoint("root", interval="now"),
+        lambda: Checkpoint("root", near=""),
         lambda: encode([object()], "state.log"),
         lambda: lists.parse("a\na", "hosts"),
         lambda: manifest.loads(b"{}", "file:///data", CommitId(1, 1)),

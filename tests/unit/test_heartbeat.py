@@ -49,7 +49,7 @@ def shared() -> Iterator[int]:
 def train(time: Time) -> None:
     """Be at a first commit, in training."""
     heartbeat.committed(1, 1, 1)
-    assert heartbeat._page.read().phase == Phase.TRAINING
+    assert heartbeat.page.read().phase == Phase.TRAINING
 
 
 # -- between two processes ---------------------------------------------------------------------------------
@@ -62,12 +62,12 @@ def test_one_process_writes_what_another_one_reads(shared: int) -> None:
 import os
 from hvdrecover import heartbeat
 heartbeat.attach({shared}, {shared})
-heartbeat.take_rank(5)
+heartbeat.page.rank = 5
 heartbeat.committed(3, 12, 12)
 heartbeat.committed(3, 13, 13)
 for _ in range(4):
     heartbeat.recorded()
-heartbeat.has_seen(1234.5)
+heartbeat.page.has_seen(1234.5)
 with heartbeat.paused():
     os._exit(0)
 """
@@ -157,19 +157,18 @@ def test_the_longest_silence_of_a_beginning_counts_when_it_has_come_to_its_commi
             time.now += 500.0
         heartbeat.heartbeat()
         heartbeat.committed(1, 1, 1)
-    assert heartbeat.longest() == 30.0
+    assert heartbeat.page.longest == 30.0
 
 
 # -- what is asked -----------------------------------------------------------------------------------------
 
 
 def test_who_was_asked_to_leave_with_all_is_not_asked_for_less(page: Page) -> None:
-    assert heartbeat.stop_asked() == Stop.NO
-    heartbeat.ask_to_stop(Stop.HOST)
-    assert heartbeat.stop_asked() == Stop.HOST
-    page.ask(Stop.JOB)
-    heartbeat.ask_to_stop(Stop.HOST)
-    assert heartbeat.stop_asked() == page.read().stop == Stop.JOB
+    for asked in (Stop.NO, Stop.HOST, Stop.JOB):
+        page.ask(asked)
+        assert page.read().stop == asked
+    page.ask(Stop.HOST)
+    assert page.read().stop == Stop.JOB
 
 
 def test_ranks_wait_without_limit_unless_they_train_and_are_not_paused(page: Page) -> None:

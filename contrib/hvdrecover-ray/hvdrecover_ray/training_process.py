@@ -47,7 +47,7 @@ def main() -> None:
 def _rank() -> int:
     """Return the rank of this process. After `hvd.shutdown()`, return the rank of the last rendezvous."""
     rank = horovod.rank()
-    return heartbeat.read().rank if rank < 0 else rank
+    return heartbeat.page.rank if rank < 0 else rank
 
 
 def _pickled(value: object) -> tuple[bytes | None, str]:

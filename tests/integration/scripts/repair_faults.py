@@ -14,7 +14,7 @@ def before(target, name, place):
 
     @functools.wraps(original)
     def faulty(*arguments, **keywords):
-        counts = heartbeat._page.read()
+        counts = heartbeat.page.read()
         faulty_digits.strike(place, counts.rank, counts.commit)
         return original(*arguments, **keywords)
 

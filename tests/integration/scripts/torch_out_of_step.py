@@ -51,12 +51,7 @@ class Ballast(torch.nn.Module):
 
 
 class Script:
-    """A training script with a fault.
-
-    Args:
-        fault: what goes wrong.
-        guard: settings of the guard.
-    """
+    """A training script with a fault."""
 
     def __init__(self, fault: str, guard: dict[str, Any]) -> None:
         self.fault = fault

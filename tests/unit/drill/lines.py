@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hvdrecover.drill.records import Line, Records
+from hvdrecover.drill.witness import Line, Records
 
 
 class Story:

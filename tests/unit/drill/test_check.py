@@ -12,8 +12,8 @@ import pytest
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.drill import check, faults
 from hvdrecover.drill.check import Finding, compare
-from hvdrecover.drill.records import Records
 from hvdrecover.drill.run import Command, ScriptRun
+from hvdrecover.drill.witness import Records
 from tests.unit.checkpoint.roots import make_snapshot, make_store
 from tests.unit.drill.lines import Story
 

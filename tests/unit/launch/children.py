@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from tests.support.processes import LAUNCHER_VARIABLES
+from tests.support.commands import LAUNCHER_VARIABLES
 
 DEADLINE = 60.0  # seconds; only reached when something is broken
 Found = TypeVar("Found")

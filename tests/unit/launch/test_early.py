@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.launch import python_command
-from hvdrecover.launch.training import Training
+from hvdrecover.launch.training import Training, early_environment
 from tests.unit.launch.children import environment
 from tests.unit.launch.scripts import write
 
@@ -25,7 +24,7 @@ def run(script: Path, tmp_path: Path, **variables: str) -> Training:
     """A script that has ended as a training process does."""
     command = [sys.executable, str(script)]
     environ = {**environment(), **variables}
-    training = Training(command, {**environ, **python_command.early_environment(command, environ)})
+    training = Training(command, {**environ, **early_environment(command, environ)})
     training.process.wait(60)
     return training
 

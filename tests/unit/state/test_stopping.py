@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 
+import numpy as np
 import pytest
 
+from hvdrecover import heartbeat
 from hvdrecover.heartbeat import Stop
-from hvdrecover.state.leaving import decide
+from hvdrecover.state.leaving import Preempted, decide
+from hvdrecover.state.run import run
+from hvdrecover.state.state import State
+from tests.fakes.framework import FakeModel
+from tests.fakes.root import FakeRoots
 from tests.unit.launch.children import child, line
+from tests.unit.state.jobs import URL, Process, on_ranks
 
 NO, HOST, JOB = Stop.NO, Stop.HOST, Stop.JOB
 
@@ -55,13 +63,14 @@ def test_who_leaves(
 TRAIN = """
 import signal, time
 from hvdrecover import config, heartbeat
+from hvdrecover.heartbeat import Stop
 from hvdrecover.state.leaving import signals
 {before}
 with signals(config.read().stop_signals):
     print("trains", flush=True)
-    while not heartbeat.stop_asked():
+    while not heartbeat.page.stop:
         time.sleep(0.005)  # a signal that came before a signal.pause() would not end it
-    print(heartbeat.stop_asked().name, flush=True)
+    print(Stop(heartbeat.page.stop).name, flush=True)
     while True:
         signal.pause()
 """
@@ -89,3 +98,25 @@ def test_a_handler_of_the_users_own_is_left_alone() -> None:
 
 
 # -- all ranks together ------------------------------------------------------------------------------------
+
+
+def test_a_rank_whose_commit_fails_as_all_leave_makes_it_again(roots: FakeRoots) -> None:
+    def body(process: Process) -> list[int]:
+        state = process.state(URL, model=FakeModel(w=[1.0]), step=0)
+
+        @run
+        def train(state: State) -> None:
+            state.step = 1
+            heartbeat.page.ask(Stop.JOB)
+            process.framework.tear = 0 if process.world.rank() == 1 else None
+            with suppress(RuntimeError):  # as a script that continues without the commit
+                state.commit()
+            process.world.allreduce(np.zeros(1))
+
+        with pytest.raises(Preempted):
+            train(state)
+        heartbeat.page.stop = 0
+        return [state.last_commit.commit]
+
+    assert on_ranks(2, body) == [[1], [1]]
+    assert [commit.commit for commit in roots[URL].published] == [1]

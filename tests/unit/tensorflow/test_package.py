@@ -16,7 +16,7 @@ import tensorflow as tf
 import hvdrecover.keras
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
-from tests.support.processes import answer
+from tests.support.commands import answer
 from tests.unit import api
 
 SHOWN = [

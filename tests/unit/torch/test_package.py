@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import hvdrecover.torch as recover
-from tests.support.processes import answer
+from tests.support.commands import answer
 from tests.unit import api
 
 VARIANTS = [

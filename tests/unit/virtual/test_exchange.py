@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hvdrecover.virtual.exchange import BUCKET, NOTHING, RunningSum, add_up, buckets
-from hvdrecover.virtual.shares import by_speed, equal, reconsider, step_time
+from hvdrecover.virtual.ranks import by_speed, equal, reconsider, step_time
 from tests.fakes.world import FakeJob
 
 

@@ -14,8 +14,7 @@ from hvdrecover.state.rank_local import PerRank
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from hvdrecover.virtual.exchange import RunningSum
-from hvdrecover.virtual.ranks import VirtualRanks, virtual_rank, virtual_size
-from hvdrecover.virtual.shares import Counts, Policy
+from hvdrecover.virtual.ranks import Counts, Policy, VirtualRanks, virtual_rank, virtual_size
 from hvdrecover.virtual.steps import Feed, Step, deal, steps
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.fakes.world import Action, FakeJob, FakeWorld, Fault, Replacement, change_at, fail_at

@@ -20,9 +20,9 @@ from hvdrecover.drill.run import Job
 from hvdrecover.launch.processes import command, kill
 from raylets import Raylets, environment, raylets
 from tests.integration.conftest import LONG, Start
+from tests.support.commands import wait_until
 from tests.support.faulty_run import FaultyRun, assert_each_sample_once, wait_until_all_train
 from tests.support.jobs import durable, parent, read_events, running
-from tests.support.waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "example.py"
 SCRIPT = Path(__file__).with_name("scripts") / "ray_digits.py"
@@ -146,7 +146,7 @@ def test_actors_and_launchers_are_lost_and_a_node_is_drained(
     run.wait_for(job, lambda batch: batch.commit > first.commit and durable(run.root) > first.commit)
 
     workers = set(running(job, "hvdrecover", "worker"))
-    kill(running(job, "hvdrecover.launch.run_horovodrun")[0])
+    kill(running(job, "hvdrecover.launch.horovodrun")[0])
     wait_until(lambda: not workers & set(job.processes()))
     run.wait_for(job, lambda batch: batch.rank == 1 and batch.size == 2, after=time.time())
 

@@ -41,7 +41,7 @@ def commits(state: State) -> None:
 
 def leaves(state: State) -> None:
     spoil(state)
-    heartbeat.ask_to_stop(heartbeat.Stop.JOB)
+    heartbeat.page.ask(heartbeat.Stop.JOB)
     state.check_host_updates()
 
 
@@ -72,7 +72,7 @@ def test_parameters_that_are_not_finite_never_get_into_a_manifest(
 
         with pytest.raises((NumericsError, StoppedError)) as caught:
             train(state)
-        heartbeat._page.stop = 0
+        heartbeat.page.stop = 0
         return [caught.type]
 
     outcomes = on_ranks(size, body)
