@@ -178,7 +178,7 @@ def test_only_config_reads_environment_variables():
         for module in MODULES
         if topic(module) not in ("install", "examples") and readers & set(names_of_os_used(module))
     ]
-    assert reading == ["config.py"]
+    assert reading == ["config.py", "launch/early/sitecustomize.py"]  # no process is to import config for it
 
 
 def test_importing_the_package_imports_neither_a_framework_nor_horovod():
