@@ -15,8 +15,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 
-from hvdrecover.checkpoint.arena import WORTH_A_SPAN, Arena, copy_spans, spans_equal
-from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.checkpoint.arena import WORTH_A_SPAN, Arena, TensorSpec, copy_spans, spans_equal
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.state import horovod
 from hvdrecover.state import random as streams
