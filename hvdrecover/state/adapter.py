@@ -18,9 +18,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hvdrecover.checkpoint import layout, values
-from hvdrecover.checkpoint.arena import Arena, Bytes
-from hvdrecover.checkpoint.layout import Layout, TensorSpec
+from hvdrecover.checkpoint import values
+from hvdrecover.checkpoint.arena import Arena, Bytes, Layout, TensorSpec, plan
 from hvdrecover.checkpoint.values import Json
 
 Tensor = Any
@@ -291,7 +290,7 @@ class Copier:
             for key, tensor in zip(names, tensors, strict=True)
         ]
         smallest_first = sorted(range(len(specs)), key=lambda place: specs[place].nbytes)
-        return Plan(names, specs, layout.plan(specs) if specs else None, smallest_first)
+        return Plan(names, specs, plan(specs) if specs else None, smallest_first)
 
     def copy(self, parts: Mapping[str, Part], reuse: Mapping[str, Arena]) -> dict[str, Arena]:
         """Copy the tensors of parts into arenas by attribute name; ``reuse`` may be overwritten."""

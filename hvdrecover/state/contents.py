@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hvdrecover.checkpoint import CommitId, inspection, values
-from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.arena import Arena, Layout
 from hvdrecover.checkpoint.inspection import holds_tensors
-from hvdrecover.checkpoint.layout import Layout
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.root import read_commit, read_newest
 from hvdrecover.checkpoint.storage import Storage, open_storage, retrying

@@ -17,9 +17,9 @@ from hvdrecover.state.contents import Loaded
 from hvdrecover.state.rank_local import Randomness
 from hvdrecover.state.state import State
 from hvdrecover.tensorflow import virtual
-from hvdrecover.tensorflow.callback_state import NAME, FitState
 from hvdrecover.tensorflow.collectives import TensorFlowWorld
 from hvdrecover.tensorflow.dataset import ElasticDataset
+from hvdrecover.tensorflow.fit import NAME, FitState
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.variables import Variable, build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.virtual import Step
