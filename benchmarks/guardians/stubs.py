@@ -27,7 +27,7 @@ _PAUSE = 0.2  # seconds between faults, so that each finds a supervisor at its u
 def main(count: int, seconds: float, faults: int, result: Path) -> None:
     """Measure, and write down what was found."""
     processes.allow_open_files()
-    supervisor = next(iter(_ancestors("hvdrecover.launch.run_horovodrun")))
+    supervisor = next(iter(_ancestors("hvdrecover.launch.horovodrun")))
     began = time.monotonic()
     stubs = Stubs(count)
     stubs.await_orders("know")

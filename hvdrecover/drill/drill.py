@@ -28,7 +28,7 @@ from hvdrecover.drill.lab import Lab
 from hvdrecover.drill.run import PATIENCE, Command, ScriptRun
 from hvdrecover.drill.witness import Records
 from hvdrecover.errors import ConfigError, DrillError
-from hvdrecover.launch.hangs import FACTOR
+from hvdrecover.launch.waits import HANG_FACTOR
 from hvdrecover.reporting.summary import Tally
 from hvdrecover.reporting.text import counted
 
@@ -225,7 +225,7 @@ class Drill:
             raise DrillError("the script", f"its result depends on the number of ranks: {remedy}")
         if _HANG_TIMEOUT not in self._command.options and config.read().hang_timeout is None:
             least = LEAST_TIMEOUT if self._lab is None else _LEAST_ON_HOSTS
-            seconds = max(least, math.ceil(FACTOR * _longest_silence(self._clean)))
+            seconds = max(least, math.ceil(HANG_FACTOR * _longest_silence(self._clean)))
             options = (*self._command.options, _HANG_TIMEOUT, f"{seconds:g}")
             self._command = replace(self._command, options=options)
 

@@ -2,8 +2,8 @@
 
 1. Start the training process. Its page (`hvdrecover.heartbeat`) says in which phase it is, and how far.
 2. Look at it five times a second (`SlotState.WATCHING`). Kill it if it makes no progress for longer than
-   `hangs.limit` allows. In calm training, start a standby beside it.
-3. When it ends, find out how (`ends.end`). It may have finished or left: then the guardian ends, too.
+   `waits.hang_limit` allows. In calm training, start a standby beside it.
+3. When it ends, find out how (`ends.end_of`). It may have finished or left: then the guardian ends, too.
 4. Else repair it: after a pause (`SlotState.PAUSING`, none at the first death), wake the standby, or start
    a new process. Horovod's driver never learns of the death, so it blacklists nothing.
 5. After too many deaths without progress, or an error that a restart cannot mend, give the slot up. If the
@@ -12,7 +12,7 @@
 
 A process outside a function decorated by `run` does not survive the loss of other ranks, so steps 3 to 5
 are others there: the guardian reports its end, and waits (`SlotState.DISMISSED`). The supervisor has all
-guardians of the job start their processes again together, or end (`restarts.together`).
+guardians of the job start their processes again together, or end (`ends.together`).
 
 At any time: a stop signal or the supervisor's order asks the process to leave at its next commit; when the
 grace is over, it is killed. If the supervisor is gone, the guardian kills it, too, and ends.
@@ -22,24 +22,27 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import selectors
 import signal
 import textwrap
+from collections import deque
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
+from pathlib import Path
 from typing import Any
 
-from hvdrecover.clock import SYSTEM_CLOCK, Clock
+from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
 from hvdrecover.config import PREEMPTED, Config, environment, open_mpi
-from hvdrecover.errors import LaunchError
+from hvdrecover.errors import ConfigError, LaunchError
+from hvdrecover.events import Events, number
 from hvdrecover.heartbeat import Phase, Reading, Stop
-from hvdrecover.launch import ends, hangs, processes, python_command, slurm, waits
+from hvdrecover.launch import ends, link, processes, slurm, waits
 from hvdrecover.launch.ends import FIRST_ERROR, Death, End, Record
 from hvdrecover.launch.link import Message
-from hvdrecover.launch.reports import Reports
-from hvdrecover.launch.signals import Waking
-from hvdrecover.launch.standby import Readiness
-from hvdrecover.launch.training import Training
+from hvdrecover.launch.processes import Waking
+from hvdrecover.launch.training import Readiness, Training, early_environment, parse
+from hvdrecover.uncaught import is_library
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,10 @@ _REPORT = 5.0  # seconds between reports of the last commit to the supervisor
 _SUSPENDED = 5.0  # seconds between looks after which this process, too, must have been stopped
 _LONGEST_WORDS = 200  # characters of an error in a line; it is printed in full elsewhere
 _LONGEST_DETAIL = 10_000  # characters of an error in an event; the traceback has all of it
+_MOST_UNSENT = 10_000  # events that wait while the supervisor reads none; beyond it, the oldest are dropped
+_LISTED = 3  # tensors that a message lists
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
+_THREADS = re.compile(r"^(?=(?:Current thread|Thread) )", re.MULTILINE)
 
 
 class SlotState(Enum):
@@ -63,9 +70,12 @@ class Guardian:
         self._environ = environ
         self._config = config
         self._clock = clock
-        self._reports = Reports(config, clock)
+        self._supervisor = _connect(config)
+        self._unsent: deque[tuple[float, Mapping[str, Any]]] = deque(maxlen=_MOST_UNSENT)
+        self._events = Events(self._add_event, config.host, clock)
+        self._disk = Bounded(waits.DISK)
         self._record = Record()
-        program = python_command.parse(command)
+        program = parse(command)
         self._wrapped = program is None  # the exit code may be a shell's
         self._readiness = Readiness(None if config.no_standby or not config.elastic else program, environ)
         self._training: Training
@@ -77,6 +87,7 @@ class Guardian:
         self._orders: list[Message] = []  # of the supervisor, that wait to be followed
         self._signalled = self._handed_on = False
         self._divergences = 0
+        self._stall: tuple[int, int, list[int]] | None = None  # the last one that was reported
         self._told = (False, False)  # last report to the supervisor: process has begun, is in `run`
         self._began = self._ticked = self._reported = clock.monotonic()
         self._memory_kills = processes.memory_kills()
@@ -90,14 +101,14 @@ class Guardian:
         processes.die_with_parent(signal.SIGHUP)  # handled here, even if nohup ignores it
         heeded = (*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
         with Waking((*heeded, signal.SIGCHLD)) as waking:
-            waking.selector.register(self._reports.supervisor, selectors.EVENT_READ, self._receive_orders)
+            waking.selector.register(self._supervisor, selectors.EVENT_READ, self._receive_orders)
             self._await_facts(waking)
             try:
                 self._training = self._start()
             except LaunchError as error:  # the supervisor shows it, and ends the job
                 facts: dict[str, Any] = {"end": FIRST_ERROR.name, "point": (0, 0), "commit": (0, 0)}
                 facts |= {"fault": "script_error", "exit": 1, "final": True}
-                self._reports.send(kind="fault", message=str(error), detail=str(error), **facts)
+                self._supervisor.send(kind="fault", message=str(error), detail=str(error), **facts)
                 return 1
             try:
                 code = None
@@ -107,7 +118,7 @@ class Guardian:
                 return code
             finally:
                 self._training.kill()
-                self._reports.forward(self._training)
+                self._forward_events()
                 self._training.close()
                 self._readiness.drop()
 
@@ -118,7 +129,7 @@ class Guardian:
         while self._signals:
             if (code := self._handle_signal(self._signals.pop(0))) is not None:
                 return code
-        if not self._reports.supervisor.is_open:
+        if not self._supervisor.is_open:
             self._kill()
             if self._config.is_first_of_host:
                 slurm.leave_heir(self._environ, self._config.host)
@@ -143,13 +154,13 @@ class Guardian:
             page.touch()
         self._ticked = now
         self._note(reading)
-        self._reports.report_stall(self._training, reading)
-        page.allow_stalls(*hangs.stalls(reading, self._config))
+        self._report_stall(reading)
+        page.allow_stalls(*waits.stalls(reading, self._config))
         if self._stop_by is not None and now > self._stop_by:
-            name = self._reports.name(reading)
+            name = self._name(reading)
             logger.warning("the grace is over: %s stops; its last durable commit stands", name)
             self._kill()
-        elif reading.silent > hangs.limit(reading, self._config, joins=self._record.joined):
+        elif reading.silent > waits.hang_limit(reading, self._config, joins=self._record.joined):
             self._end_hang(reading)
         elif self._stop_by is not None:
             # a script that has no commits to leave at
@@ -159,7 +170,7 @@ class Guardian:
         else:
             self._readiness.keep(self._training, reading, now)
         if (ready := self._readiness.news()) is not None:
-            self._reports.events.emit("standby", slot=self._config.local_rank, ready=ready)
+            self._events.emit("standby", slot=self._config.local_rank, ready=ready)
         self._report_progress(reading, now)
         return None
 
@@ -170,7 +181,7 @@ class Guardian:
             self._reported, self._told = now, told
             commit, farthest = (reading.generation, reading.commit), self._record.farthest
             facts = {"commit": commit, "point": farthest, "root": self._root(self._training.notes())}
-            self._reports.send(kind="commit", begun=told[0], in_run=told[1], **facts)
+            self._supervisor.send(kind="commit", begun=told[0], in_run=told[1], **facts)
 
     def _pause(self) -> int | None:
         if self._stop_by is not None:
@@ -187,14 +198,14 @@ class Guardian:
         self._training.page.has_seen(before.longest)
         self._ticked, self._state = self._clock.monotonic(), SlotState.WATCHING
         attempt = self._record.deaths + self._record.rounds
-        self._reports.events.emit("restart", scope="slot", warm=woken is not None, attempt=attempt)
+        self._events.emit("restart", scope="slot", warm=woken is not None, attempt=attempt)
         return None
 
     # -- signals and orders ----------------------------------------------------------------------------
 
     def _handle_signal(self, number: int) -> int | None:
         if number == signal.SIGQUIT:
-            self._reports.show_place(self._training)
+            self._show_place()
         elif number in self._config.stop_signals and not self._signalled:
             # may come together with the supervisor's order: a batch system signals all processes
             self._signalled = True
@@ -210,7 +221,7 @@ class Guardian:
         self._training.page.ask(stop)
 
     def _receive_orders(self) -> None:
-        self._orders += self._reports.supervisor.receive()
+        self._orders += self._supervisor.receive()
 
     def _await_facts(self, waking: Waking) -> None:
         """Wait for the supervisor's first message: the first process of a slot needs its facts, too.
@@ -219,7 +230,7 @@ class Guardian:
         take a root that is not mounted for a new one.
         """
         until = self._clock.monotonic() + waits.MESSAGE
-        while not self._orders and self._reports.supervisor.is_open:
+        while not self._orders and self._supervisor.is_open:
             if (left := until - self._clock.monotonic()) <= 0:
                 return
             self._signals += waking.wait(left)
@@ -233,7 +244,7 @@ class Guardian:
             case "stop":
                 self._signals.append(signal.SIGHUP)
             case "stacks":
-                self._reports.show_place(self._training, order.get("ranks"))
+                self._show_place(order.get("ranks"))
             case "know":
                 self._record.learn(order)
             case "restart":
@@ -258,7 +269,7 @@ class Guardian:
         )
         self._note(reading)  # before the fault, in the order in which things happened
         self._root(notes)
-        end, stops = ends.end(death, first=not self._record.committed), self._stop_by is not None
+        end, stops = ends.end_of(death, first=not self._record.committed), self._stop_by is not None
         if self._config.elastic and not self._record.in_run and reading.phase != Phase.FINISHED:
             if stops and end.name != "left":
                 self._await_all(death, end, "stopped", PREEMPTED)
@@ -294,7 +305,7 @@ class Guardian:
         if not reason:
             self._state, self._until = SlotState.PAUSING, now + pause
             return self._pause()
-        self._reports.events.emit("gave_up", scope="slot", reason=reason)
+        self._events.emit("gave_up", scope="slot", reason=reason)
         self._code = end.code or processes.exit_code(death.returncode) or 1
         self._state, self._until = SlotState.DISMISSED, now + waits.DISMISSAL
         return None if end.repair == "end" else self._code  # the supervisor is to end the job
@@ -320,8 +331,8 @@ class Guardian:
         self, death: Death, end: End, follows: str, *, kind: str = "fault", **more: Any
     ) -> None:
         """Report a death to the supervisor, which prints it; with a round, it decides what follows."""
-        fault, reading = ends.fault(death), death.reading
-        name, ended = self._reports.name(reading), kind == "done"
+        fault, reading = ends.fault_of(death), death.reading
+        name, ended = self._name(reading), kind == "done"
         words = textwrap.shorten(death.words, _LONGEST_WORDS, placeholder="…")
         words = death.kinds[0] if end.errors else words
         after = f" after its commit {reading.commit}" if reading.commit else ""
@@ -349,19 +360,19 @@ class Guardian:
             "loaded": None if reading.changed > reading.agreed else death.notes.get("loaded"),
             "root": self._record.root,
         }
-        self._reports.send(kind=kind, message=message, **{"round": None, **facts, **more})
+        self._supervisor.send(kind=kind, message=message, **{"round": None, **facts, **more})
         if not ended:
-            self._reports.events.rank = reading.rank
-            self._reports.events.emit("fault", **facts)
+            self._events.rank = reading.rank
+            self._events.emit("fault", **facts)
         self._hung = None
 
     def _note(self, reading: Reading) -> None:
         """Note how far the training has come, and forward the events of the process."""
         self._record.note(reading)
-        self._reports.forward(self._training)
+        self._forward_events()
         while self._divergences < reading.diverged:  # the parameters here were not those of most ranks
             self._divergences += 1
-            self._reports.send(kind="diverged")
+            self._supervisor.send(kind="diverged")
 
     def _end_hang(self, reading: Reading) -> None:
         if reading.phase == Phase.READY:  # this does not count as a death of the training process
@@ -375,19 +386,19 @@ class Guardian:
             return
         self._hung = reading.silent
         stopped = processes.is_stopped(self._training.pid)
-        where = self._reports.take_stacks(self._training, reading)
+        where = self._take_stacks(reading)
         where = where or ("stopped" if stopped else "and no answer")
         trains = reading.phase in (Phase.BEGINNING, Phase.TRAINING)
         advice = " (work that takes longer belongs in recover.paused())" if trains else ""
         message = "%s: no progress for %.1f s, %s; killing it%s"
-        logger.error(message, self._reports.name(reading), reading.silent, where, advice)
+        logger.error(message, self._name(reading), reading.silent, where, advice)
         self._kill()
 
     # -- processes -------------------------------------------------------------------------------------
 
     def _start(self, *, rejoins: bool = False) -> Training:
         try:
-            more = python_command.early_environment(self._command, self._environ)
+            more = early_environment(self._command, self._environ)
             environ = {**self._environ, **more, **self._record.handed_down}
             return Training(self._command, environ, rejoins=rejoins)
         except OSError as error:
@@ -395,7 +406,7 @@ class Guardian:
 
     def _kill(self) -> None:
         if self._training.returncode is None and not self._training.kill():
-            self._reports.events.emit("unkillable", processes=[self._training.pid])
+            self._events.emit("unkillable", processes=[self._training.pid])
 
     def _root(self, notes: Mapping[str, Any]) -> str:
         """Return the checkpoint root on which the training process has agreed with the others, or ''."""
@@ -407,8 +418,110 @@ class Guardian:
         reading, notes = self._training.read(), self._training.notes()
         commit = (reading.generation, reading.commit)
         traceback = notes["traceback"] if notes.get("unprinted") and self._state is SlotState.WATCHING else ""
-        self._reports.send(kind="end", how=how, commit=commit, root=self._root(notes), traceback=traceback)
+        self._supervisor.send(kind="end", how=how, commit=commit, root=self._root(notes), traceback=traceback)
         return code
+
+    # -- reports to the supervisor ---------------------------------------------------------------------
+
+    def _add_event(self, event: Mapping[str, Any]) -> None:
+        self._unsent.append((self._clock.monotonic(), event))
+        self._send_events()
+
+    def _forward_events(self) -> None:
+        for event in self._training.events():
+            self._unsent.append((number(event.pop("emitted", None)) or 0.0, event))
+        self._send_events()
+
+    def _send_events(self) -> None:
+        while self._unsent and self._supervisor.is_open and self._supervisor.has_room:
+            emitted, event = self._unsent.popleft()
+            age = max(self._clock.monotonic() - emitted, 0.0)
+            self._supervisor.send(kind="event", age=age, event=event)
+
+    def _name(self, reading: Reading) -> str:
+        slot = f"the process of slot {self._config.local_rank}"
+        return f"{f'rank {reading.rank}' if reading.rank >= 0 else slot} on {self._config.host}"
+
+    def _report(self, kind: str, message: str, rank: int, **facts: Any) -> None:
+        """Report by an event and a line on the terminal."""
+        self._events.rank = rank
+        self._events.emit(kind, message, level=logging.WARNING, **facts)
+
+    def _report_stall(self, reading: Reading) -> None:
+        """Report, once per commit, which tensors wait for which ranks. These ranks then show their stacks."""
+        missing = self._training.stalled()
+        stall = (reading.generation, reading.commit, sorted(missing))
+        # All ranks are in `recover.paused()` together, so the missing ones may be at long work there.
+        if missing and stall != self._stall and not (reading.paused or reading.waiting):
+            self._stall = stall
+            message = stall_in_words(missing, reading.silent)
+            self._report("stalled", message, reading.rank, seconds=reading.silent, missing=missing)
+            self._supervisor.send(kind="stalled", ranks=list(missing))
+
+    def _show_place(self, ranks: Sequence[int] | None = None) -> None:
+        """Report the place of the training process, if it is one of these ranks."""
+        reading = self._training.read()
+        if (ranks is None or reading.rank in ranks) and not self._take_stacks(reading):
+            reason = "it has ended, is stopped, or has not imported hvdrecover yet"
+            logger.warning("%s does not say where it is: %s", self._name(reading), reason)
+
+    def _take_stacks(self, reading: Reading) -> str:
+        """Save the stacks of the training process; return its place in words, or '' if it does not answer."""
+        if reading.phase == Phase.UNKNOWN or self._training.returncode is not None:
+            return ""
+        if not (text := self._training.stacks()):
+            return ""
+        where = place_in(text)
+        message, file = f"{self._name(reading)} is at {where}", self._save_stacks(text)
+        self._report("stacks", message, reading.rank, summary=where, file=file)
+        return f"at {where}" if where else ""
+
+    def _save_stacks(self, text: str) -> str | None:
+        assert self._config.events is not None  # the supervisor sets it
+        file = self._config.events / f"stacks-{self._config.host}-{self._training.pid}.txt"
+        try:
+            self._disk(_append, file, text)
+        except OSError as error:
+            logger.warning("stacks: %s", error)
+            return None
+        return str(file)
+
+
+def _append(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as output:
+        output.write(text)
+
+
+def _connect(config: Config) -> link.Link:
+    if config.supervisor is None:
+        raise ConfigError("HVDRECOVER_SUPERVISOR", "is not set; `hvdrecover run` sets it and starts workers")
+    host, port, _ = config.supervisor
+    supervisor = link.connect(*config.supervisor, name=config.host, slot=config.local_rank)
+    if supervisor is None:
+        problem = f"does not answer at {host}:{port}; let all hosts of the job connect to each other"
+        raise LaunchError("hvdrecover run", problem)
+    return supervisor
+
+
+def stall_in_words(missing: Mapping[int, Sequence[str]], seconds: float) -> str:
+    parts = []
+    for rank, names in sorted(missing.items()):
+        shown, hidden = ", ".join(names[:_LISTED]), len(names) - _LISTED
+        more = f" and {hidden} more" if hidden > 0 else ""
+        have = "has" if len(names) == 1 else "have"
+        parts.append(f"{shown}{more} {have} waited {seconds:.0f} s for rank {rank}")
+    return "; ".join(parts)
+
+
+def place_in(stacks: str) -> str:
+    """Return the main thread's innermost frame, the user's own if possible, as ``file:line in f``, or ''."""
+    main = next((each for each in _THREADS.split(stacks) if each.startswith("Current thread")), stacks)
+    frames = list(_FRAME.finditer(main))
+    if not frames:
+        return ""
+    frame = next((each for each in frames if not is_library(each["file"])), frames[0])
+    return f"{frame['file']}:{frame['line']} in {frame['function']}"
 
 
 def guard(command: Sequence[str], config: Config) -> int:

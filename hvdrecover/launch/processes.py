@@ -1,4 +1,4 @@
-"""Processes: start them so that they die with their parent, find them, kill them, describe them."""
+"""Processes: start them so that they die with their parent, wait for them, find, kill and describe them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import contextlib
 import ctypes
 import os
 import resource
+import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from hvdrecover.launch import waits
@@ -97,6 +99,42 @@ def _dies_with(parent: int) -> Callable[[], None]:
             os._exit(1)
 
     return prepare
+
+
+class Waking:
+    """Waits for signals, and for files in its selector. Their ``data`` is the function to call."""
+
+    def __init__(self, signals: Iterable[int]) -> None:
+        self.selector = selectors.DefaultSelector()
+        self._wanted = set(signals)
+        self._noted: list[int] = []
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Waking:
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.selector.register(self._reader, selectors.EVENT_READ, lambda: os.read(self._reader, 4096))
+        self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, self._note) for number in self._wanted}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._wakeup)
+        self.selector.close()
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def wait(self, seconds: float) -> list[int]:
+        """Wait at most this long, call the functions of readable files, and return the received signals."""
+        for key, _ in self.selector.select(seconds):
+            key.data()
+        noted = self._noted.copy()
+        del self._noted[: len(noted)]
+        return noted
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._noted.append(number)
 
 
 def kill(process: int) -> None:

@@ -1,12 +1,12 @@
 """The supervisor of a job: starts ``horovodrun``, and starts it again when Horovod gives up.
 
 1. Start ``horovodrun`` (an `Attempt`). It starts a guardian for each slot, here and through ssh. Each
-   guardian connects back, and is told the facts of earlier attempts (`restarts.known`).
+   guardian connects back, and is told the facts of earlier attempts (`ends.known`).
 2. Until ``horovodrun`` ends, hear the guardians: commits, faults, events, ends. A fault that no restart in
-   place can mend ends the attempt at once (`restarts.ending`).
+   place can mend ends the attempt at once (`ends.ending`).
 3. Then hear last messages, stop the guardians that are left, and kill every process of the job on this host.
    They are known by a mark in their environment.
-4. Decide (`restarts.outcome`): the job is over, or starts again after a pause, from its newest commit, in
+4. Decide (`ends.outcome`): the job is over, or starts again after a pause, from its newest commit, in
    its hosts' memory or at the checkpoint root.
 
 A stop signal, or Slurm's plan to end the job, makes the job leave (`JobState.LEAVING`): all ranks make one
@@ -35,16 +35,13 @@ from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import selection
 from hvdrecover.errors import LaunchError
-from hvdrecover.events import Events
-from hvdrecover.launch import ends, horovodrun, presence, processes, restarts, ssh, waits
-from hvdrecover.launch.ends import FIRST_ERROR
-from hvdrecover.launch.guardians import ConnectedGuardian, Guardians
-from hvdrecover.launch.link import Message
+from hvdrecover.events import Events, Record
+from hvdrecover.launch import ends, horovodrun, presence, processes, ssh, waits
+from hvdrecover.launch.ends import FIRST_ERROR, Attempt, Outcome
+from hvdrecover.launch.link import ConnectedGuardian, Guardians, Message
 from hvdrecover.launch.presence import Supervised
-from hvdrecover.launch.restarts import Attempt, Outcome
-from hvdrecover.launch.signals import Waking
+from hvdrecover.launch.processes import Waking
 from hvdrecover.launch.slurm import SlurmJob
-from hvdrecover.record import Record
 from hvdrecover.redaction import redact
 
 logger = logging.getLogger(__name__)
@@ -97,7 +94,7 @@ class Supervisor:
         self._state, self._code = JobState.TRAINING, 0  # the exit code of a job that is stopped
         self._signalled = False
         self._attempts: list[Attempt] = []
-        self._streak = restarts.Streak()
+        self._streak = ends.Streak()
         self._suspects: list[str] = []
         self._heard_at: float | None = None  # when the fault was reported that ends this attempt
         self._kill_at: float | None = None
@@ -157,7 +154,7 @@ class Supervisor:
                 self._attempt(arguments, path)
             if self._state is JobState.STOPPED:
                 return Outcome("end", self._code, "stopped")
-            outcome = restarts.outcome(
+            outcome = ends.outcome(
                 self._attempts,
                 self._streak.restarts,
                 ranks=self._ranks,
@@ -207,7 +204,7 @@ class Supervisor:
                 self._report_shortage(attempt)
                 if self._kill_at is not None and self._clock.monotonic() > self._kill_at:
                     break
-            attempt.code = 1 if attempt.over or restarts.ending(self._attempts) else driver.poll() or 0
+            attempt.code = 1 if attempt.over or ends.ending(self._attempts) else driver.poll() or 0
             if attempt.code < 0:
                 self._report_fault("launcher_lost", f"horovodrun was killed by signal {-attempt.code}")
             self._end_attempt()
@@ -224,8 +221,8 @@ class Supervisor:
 
     def _report_shortage(self, attempt: Attempt) -> None:
         present, wanted, now = len(self._guardians), self._ranks, self._clock.monotonic()
-        ends = self._kill_at is not None or {"finished", "untrained", "preempted"} & set(attempt.ends)
-        if ends or attempt.guardians < wanted or not 0 < present < wanted:
+        over = self._kill_at is not None or {"finished", "untrained", "preempted"} & set(attempt.ends)
+        if over or attempt.guardians < wanted or not 0 < present < wanted:
             self._short_since = now
         if self._options.least is None and not self._options.mpi and now - self._short_since > waits.SPARE:
             self._short_since = math.inf
@@ -238,7 +235,7 @@ class Supervisor:
         name, _, value = self._mark.partition("=")
         how = "mpi" if self._options.mpi else "gloo"
         return processes.start(
-            [sys.executable, "-m", "hvdrecover.launch.run_horovodrun", how, *arguments],
+            [sys.executable, "-m", "hvdrecover.launch.horovodrun", how, *arguments],
             {
                 **os.environ,
                 **self._environ,
@@ -247,7 +244,7 @@ class Supervisor:
                 "HVDRECOVER_HOST_REPORTS": str(self._folder / _REPORTS),
                 "HVDRECOVER_JOB_ID": self._job,
                 "HVDRECOVER_SUSPECT": ",".join(self._suspects),
-                "HVDRECOVER_CLAIMED": restarts.known(self._attempts)["root"],
+                "HVDRECOVER_CLAIMED": ends.known(self._attempts)["root"],
                 name: value,
             },
             stdin=subprocess.DEVNULL,
@@ -259,7 +256,7 @@ class Supervisor:
 
         A fault that another rank reported waits for the report of the rank itself.
         """
-        fault = restarts.ending(self._attempts)
+        fault = ends.ending(self._attempts)
         if fault is None:
             self._heard_at = None
             return self._cannot_keep_together(self._attempts[-1])
@@ -268,12 +265,12 @@ class Supervisor:
         return now - self._heard_at >= (waits.HEARSAY if fault.get("heard") else 0.0)
 
     def _cannot_keep_together(self, attempt: Attempt) -> bool:
-        """Have all ranks end, or start again, together (`restarts.together`); return whether they cannot."""
+        """Have all ranks end, or start again, together (`ends.together`); return whether they cannot."""
         guardians, now = list(self._guardians), self._clock.monotonic()
         if not attempt.rounds:
             attempt.guardians = max(attempt.guardians, len(guardians))
         streak = self._streak.before(attempt, now)
-        decision = restarts.together(
+        decision = ends.together(
             attempt,
             streak,
             guardians=len(guardians),
@@ -302,7 +299,7 @@ class Supervisor:
             decision.fault.update(final=True, again=again, end=end)
         return decision.action == "over"
 
-    def _restart_together(self, attempt: Attempt, fault: restarts.Fault) -> None:
+    def _restart_together(self, attempt: Attempt, fault: ends.Fault) -> None:
         self._streak = replace(self._streak, restarts=self._streak.restarts + 1)
         attempt.rounds += 1
         pause = ends.pause(self._streak.restarts)
@@ -372,7 +369,7 @@ class Supervisor:
     # -- guardians -------------------------------------------------------------------------------------
 
     def _greeting(self) -> list[Message]:
-        know: Message = {"order": "know", **restarts.known(self._attempts)}
+        know: Message = {"order": "know", **ends.known(self._attempts)}
         leave: Message = {"order": "leave", "grace": self._config.grace}
         return [know, leave] if self._state is JobState.LEAVING else [know]
 
@@ -393,7 +390,7 @@ class Supervisor:
                 self._hear_progress(guardian, message)
                 guardian.ended = True
                 self._attempts[-1].ends.append(message["how"])
-                if restarts.ending(self._attempts) is None:
+                if ends.ending(self._attempts) is None:
                     _show(message["traceback"])
             case "done" | "fault":
                 self._hear_progress(guardian, message)
@@ -409,7 +406,7 @@ class Supervisor:
             attempt.root = message.get("root") or attempt.root
         if message.get("in_run") and not attempt.in_run:
             attempt.in_run = True
-            self._guardians.order(order="know", **restarts.known(self._attempts))
+            self._guardians.order(order="know", **ends.known(self._attempts))
 
     def _hear_death(self, guardian: ConnectedGuardian, message: Message) -> None:
         attempt = self._attempts[-1]
@@ -428,7 +425,7 @@ class Supervisor:
         if message.get("round") is None and message["end"] != FIRST_ERROR.name:
             logger.warning(message["message"])
             # An error that ends the job is shown with the outcome.
-            if restarts.ending(self._attempts) is None or ends.BY_NAME[message["end"]].repair == "job":
+            if ends.ending(self._attempts) is None or ends.BY_NAME[message["end"]].repair == "job":
                 _show_error(death)
         if guardian.ended and message["fault"] in ends.OF_HOSTS and message["end"] != "apart":
             self._report_host(guardian.host)

@@ -1,29 +1,103 @@
-"""One training process with the page, the stacks and the notes that its guardian reads."""
+"""The processes of a slot: the training process, and a standby that has imported its modules.
+
+A training process shares memory with its guardian: its page (`hvdrecover.heartbeat`), notes and stacks.
+
+A standby waits to replace a lost training process. It is a new process, not a fork, so it inherits neither
+locks nor threads. It makes no tensor and opens no device, so it holds no memory of an accelerator. `main` is
+its program.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
+import gc
+import importlib
 import json
 import logging
 import mmap
 import os
+import pkgutil
+import re
+import runpy
 import signal
-from collections.abc import Mapping, Sequence
+import subprocess
+import sys
+import time
+import types
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path, PurePath
 from typing import Any
 
-from hvdrecover import heartbeat
+from hvdrecover import config, heartbeat, stand_in
 from hvdrecover.heartbeat import Page, Phase, Reading
-from hvdrecover.launch import processes
+from hvdrecover.launch import processes, waits
 
 logger = logging.getLogger(__name__)
 
+CALM = 1.0  # seconds of training before a standby is started, so that it never competes with a recovery
+EARLY = Path(__file__).parent / "early"  # the folder of our `sitecustomize`
 _PIPE = 1 << 18  # bytes of events that wait until the guardian looks, a few times a second
 _TUNABLES = "GLIBC_TUNABLES"
 _HUGE_PAGES = "glibc.malloc.hugetlb"
+_INTERPRETER = re.compile(r"python(\d+(\.\d+)*)?")
+_ISOLATED = re.compile(r"-[^-WX]*[EIS].*")  # no environment variables, or no site
+_FLAGS = re.compile(r"-[^-WXcm]*(?P<last>[WXcm])(?P<value>.*)")  # several in a word; these take what follows
+
+
+# -- commands ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PythonCommand:
+    """A command that runs a Python program."""
+
+    interpreter: tuple[str, ...]  # the interpreter with its own options
+    module: bool  # whether the program is a module (``-m``), else it is a file
+    program: str  # the module or file
+    arguments: tuple[str, ...]  # the program's arguments
+
+
+def parse(command: Sequence[str]) -> PythonCommand | None:
+    """Take a command apart; None if it does not run a Python program from a file or a module."""
+    if not command or not _INTERPRETER.fullmatch(PurePath(command[0]).name):
+        return None
+    place = 1
+    while place < len(command):
+        word = command[place]
+        module = word == "-m" and place + 1 < len(command)
+        if module or not word.startswith("-"):
+            program, *arguments = command[place + module :]
+            return PythonCommand(tuple(command[:place]), module, program, tuple(arguments))
+        flags = _FLAGS.fullmatch(word)
+        if word in ("-", "--") or (flags and flags["last"] in "cm"):
+            return None
+        place += 2 if word == "--check-hash-based-pycs" or (flags and not flags["value"]) else 1
+    return None
+
+
+def early_environment(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that make Python run our `sitecustomize` first.
+
+    It reports errors that come before hvdrecover is imported.
+    """
+    program = parse(command)
+    if program is None or any(_ISOLATED.fullmatch(word) for word in program.interpreter[1:]):
+        return {}
+    path = environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(EARLY), *([path] if path else [])])}
+
+
+# -- the training process ------------------------------------------------------------------------------
 
 
 class Training:
+    """A training process, or a standby."""
+
     def __init__(
         self,
         command: Sequence[str],
@@ -35,7 +109,7 @@ class Training:
     ) -> None:
         # Memory without a name: no file is left behind after a kill.
         self._descriptors = [os.memfd_create(f"hvdrecover-{name}") for name in ("page", "stacks", "notes")]
-        page, self.stacks, self._notes = self._descriptors
+        page, self._stacks, self._notes = self._descriptors
         self._events, events = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._unread = b""  # the beginning of an event whose rest has not arrived
         # Linux limits each user's memory in pipes. Beyond the limit, the size stays 64 KiB.
@@ -46,16 +120,18 @@ class Training:
         self.page.begin(Phase.UNKNOWN)
         self._seen = 0
         self._left = False
+        kept = [*self._descriptors, events]
         settings = {
-            "HVDRECOVER_SLOT": ",".join(map(str, [*self._descriptors, events])),
+            "HVDRECOVER_SLOT": ",".join(map(str, kept)),
             "HOROVOD_STALL_REPORT": str(self._notes),
             **_huge_pages(environ),
         }
         if rejoins:
             settings["HVDRECOVER_REJOIN"] = "1"
-        kept = [*self._descriptors, events, *hand_down]
         try:
-            self.process = processes.start(command, {**environ, **settings}, hand_down=kept, stdin=stdin)
+            self.process = processes.start(
+                command, {**environ, **settings}, hand_down=[*kept, *hand_down], stdin=stdin
+            )
         finally:
             os.close(events)
         self._descriptors.append(self._events)
@@ -97,6 +173,19 @@ class Training:
         stalled = heartbeat.notes_since(self._notes, seen).get("stalled", {})
         return {int(rank): names for rank, names in stalled.items()}
 
+    def stacks(self) -> str:
+        """Ask the process for its stacks, and return them; '' if it does not answer."""
+        before = size = os.fstat(self._stacks).st_size
+        os.kill(self.pid, config.STACKS_SIGNAL)
+        deadline = time.monotonic() + waits.STACKS
+        while time.monotonic() < deadline:
+            time.sleep(0.02)
+            now = os.fstat(self._stacks).st_size
+            if now > before and now == size:  # the answer is complete
+                return os.pread(self._stacks, now - before, before).decode(errors="replace")
+            size = now
+        return ""
+
     def kill(self) -> bool:
         """SIGKILL it and its process group, wait, and return whether it ended; if not, log it."""
         self.process.kill_group()
@@ -125,3 +214,161 @@ def _huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
     if _HUGE_PAGES in given:
         return {}
     return {_TUNABLES: ":".join([*([given] if given else []), f"{_HUGE_PAGES}=1"])}
+
+
+# -- the standby, as its guardian sees it ---------------------------------------------------------------
+
+
+class Readiness:
+    """Keeps the standby of one slot: starts it in calm training, replaces a dead one, wakes it."""
+
+    def __init__(self, command: PythonCommand | None, environ: Mapping[str, str]) -> None:
+        self._command = command
+        self._environ = environ
+        self._standby: Training | None = None
+        self._calm_since: float | None = None
+        self._reported = False
+
+    @property
+    def is_warm(self) -> bool:
+        standby = self._standby
+        return standby is not None and standby.returncode is None and standby.read().phase == Phase.READY
+
+    def news(self) -> bool | None:
+        before, self._reported = self._reported, self.is_warm
+        return self._reported if self._reported != before else None
+
+    def keep(self, training: Training, reading: Reading, now: float) -> None:
+        """Start a standby when training has been calm for a while, and replace one that has ended."""
+        calm = (reading.phase == Phase.TRAINING and reading.commits > 0) or (
+            reading.phase == Phase.PLAIN and reading.steps > 0
+        )
+        self._calm_since = (self._calm_since or now) if calm else None
+        if self._standby is not None and self._standby.returncode is not None:
+            self.drop()
+            self._calm_since = now
+        if self._command is None or self._standby is not None or self._calm_since is None:
+            return
+        modules = training.notes().get("modules")
+        if modules and now - self._calm_since >= CALM:
+            try:
+                self._standby = start_standby(self._command, modules, self._environ)
+            except OSError as error:
+                logger.warning("no standby can be kept: %s", error.strerror)
+                self._command = None
+
+    def wake(self, environ: Mapping[str, str]) -> Training | None:
+        """Let the standby take over the slot; None if none is ready.
+
+        A standby that still imports is killed: a slow import looks the same as one that never ends.
+        """
+        self._calm_since = None
+        if self.is_warm and self._standby is not None and wake(self._standby, environ):
+            woken, self._standby = self._standby, None
+            return woken
+        self.drop()
+        return None
+
+    def drop(self) -> None:
+        if self._standby is not None:
+            self._standby.close()
+            self._standby = None
+
+
+def start_standby(command: PythonCommand, modules: Sequence[str], environ: Mapping[str, str]) -> Training:
+    program = [command.module, command.program, *command.arguments]
+    # In a memory file: a pipe would take only 64 KiB before the standby reads.
+    orders = os.memfd_create("hvdrecover-orders")
+    try:
+        with open(orders, "w", closefd=False) as file:
+            json.dump({"modules": list(modules), "program": program}, file)
+        os.lseek(orders, 0, os.SEEK_SET)
+        words = [*command.interpreter, "-m", __name__, "standby", str(orders)]
+        return Training(words, environ, rejoins=True, stdin=subprocess.PIPE, hand_down=[orders])
+    finally:
+        os.close(orders)
+
+
+def wake(standby: Training, environ: Mapping[str, str]) -> bool:
+    """Let a standby that is ready run its program; return whether it lives."""
+    stdin = standby.process.stdin
+    assert stdin is not None
+    standby.page.touch()
+    try:
+        # Does not block: the pipe has room, as this line is the only input that a standby ever gets.
+        stdin.write(f"{json.dumps(dict(environ))}\n".encode())
+        stdin.flush()
+    except OSError:
+        return False
+    return True
+
+
+# -- the program of a standby ---------------------------------------------------------------------------
+
+
+def main() -> None:
+    with os.fdopen(int(sys.argv[2])) as file:
+        orders = json.load(file)
+    module, program, *arguments = orders["program"]
+    sys.argv = [program, *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path.cwd()) if module else str(Path(program).resolve().parent)
+    stand_in.install(config.read())
+    with _silence():
+        _import(orders["modules"])
+    heartbeat.enter(Phase.READY)
+    if not (more := sys.stdin.readline()):
+        return
+    config.adopt(json.loads(more))
+    heartbeat.enter(Phase.STARTING)
+    nowhere = os.open(os.devnull, os.O_RDONLY)  # programs of a job read nothing from a terminal
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
+    if module:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        _run_file(program)
+
+
+def _run_file(program: str) -> None:
+    """Do as ``python FILE`` does; `runpy.run_path` would change ``__file__`` and ``sys.argv[0]``."""
+    if pkgutil.get_importer(program) is not None:
+        runpy.run_path(program, run_name="__main__")
+        return
+    path = Path.cwd() / program
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = os.fspath(path)
+    main.__loader__ = SourceFileLoader("__main__", os.fspath(path))
+    exec(compile(path.read_bytes(), path, "exec"), main.__dict__)
+
+
+def _import(modules: Sequence[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in modules:
+            with contextlib.suppress(Exception):  # some are importable only through others, which do it
+                importlib.import_module(module)
+    gc.freeze()  # scanning torch's modules takes 0.08 s, TensorFlow's 0.2 s
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Discard what libraries print on import: the training process has printed it before."""
+    kept = [os.dup(1), os.dup(2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for target in (1, 2):
+        os.dup2(nowhere, target)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ctypes.CDLL(None).fflush(None)  # C code has its own buffer
+        for target, descriptor in zip((1, 2), kept, strict=True):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+        os.close(nowhere)
+
+
+if __name__ == "__main__":
+    main()

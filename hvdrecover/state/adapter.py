@@ -15,8 +15,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hvdrecover.checkpoint.arena import Arena, Bytes
-from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.checkpoint.arena import Arena, Bytes, TensorSpec
 
 Tensor = Any
 Component = Any

@@ -8,8 +8,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.layout import Layout
+from hvdrecover.checkpoint.arena import Arena, Layout
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.data.order import SampleOrder, is_sampler
 from hvdrecover.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from hvdrecover.checkpoint import CommitId, layout, values
+from hvdrecover.checkpoint import CommitId, values
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.data.order import SampleOrder, is_sampler
@@ -423,8 +423,7 @@ class RankLocalState:
         if text is None:
             return rebuild(self._framework, structure, None, own=False)
         file = np.frombuffer(bytearray(base64.b64decode(text)), dtype=np.uint8)  # writable, as torch wants it
-        header = file[: layout.header_size(file[:8].tobytes(), len(file))].tobytes()
-        return rebuild(self._framework, structure, Arena(layout.parse(header, len(file)), file), own=True)
+        return rebuild(self._framework, structure, Arena.of_file(file), own=True)
 
     # -- commits ---------------------------------------------------------------------------------------
 

@@ -26,8 +26,7 @@ from typing import Any
 
 from hvdrecover import error_kinds, heartbeat
 from hvdrecover.checkpoint import CommitId
-from hvdrecover.checkpoint.arena import Arena, allocate, digest_numbers
-from hvdrecover.checkpoint.layout import parse
+from hvdrecover.checkpoint.arena import Arena, allocate, digest_numbers, parse
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.errors import RecoveryError, RendezvousError, StoppedError
 from hvdrecover.state.adapter import World, gather_json

@@ -12,10 +12,10 @@ from typing import Literal
 
 from hvdrecover.checkpoint import Checkpoint
 from hvdrecover.config import Config
-from hvdrecover.guard.guard import GuardHook
+from hvdrecover.guard.comparison import GuardHook
 from hvdrecover.guard.numbers import Judge, Missing
 from hvdrecover.guard.settings import Guard
-from hvdrecover.scalars import Scalars
+from hvdrecover.scalars import Scalars, Tracker
 from hvdrecover.state.durable import DurableSide
 from hvdrecover.state.hooks import Context, Hook, Hooks
 from hvdrecover.state.leaving import Leaving
@@ -24,7 +24,6 @@ from hvdrecover.state.memory import Memory
 from hvdrecover.state.random import Randomness
 from hvdrecover.state.rank_local import RankLocalState
 from hvdrecover.state.unresumed import Unresumed
-from hvdrecover.trackers import Tracker
 from hvdrecover.version import __version__
 
 

@@ -12,7 +12,7 @@ from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.errors import StateError
 from hvdrecover.events import of_training
 from hvdrecover.guard.settings import Guard
-from hvdrecover.scalars import as_numbers
+from hvdrecover.scalars import Tracker, as_numbers
 from hvdrecover.state import commit as commits
 from hvdrecover.state import run as runs
 from hvdrecover.state.adapter import Framework, HiddenAttribute, World
@@ -24,7 +24,6 @@ from hvdrecover.state.random import Randomness
 from hvdrecover.state.rank_local import Place, Ranks
 from hvdrecover.state.rendezvous import agree, reset
 from hvdrecover.state.session import Session, settings_of
-from hvdrecover.trackers import Tracker
 
 # The methods of Horovod's states; no attribute can have one of these names.
 HOROVODS = {

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from types import UnionType
 from typing import Any
 
-from hvdrecover.checkpoint import layout, values
-from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.layout import Layout, TensorSpec
+from hvdrecover.checkpoint import values
+from hvdrecover.checkpoint.arena import Arena, Layout, TensorSpec, plan
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.state.adapter import Framework, Tensor, Tree
 
@@ -68,7 +67,7 @@ class Copier:
             for key, tensor in zip(names, tensors, strict=True)
         ]
         smallest_first = sorted(range(len(specs)), key=lambda place: specs[place].nbytes)
-        return Plan(names, specs, layout.plan(specs) if specs else None, smallest_first)
+        return Plan(names, specs, plan(specs) if specs else None, smallest_first)
 
     def copy(self, parts: Mapping[str, Part], reuse: Mapping[str, Arena]) -> dict[str, Arena]:
         """Copy the tensors of parts into arenas by attribute name; ``reuse`` may be overwritten."""

@@ -11,18 +11,18 @@ import keras
 from hvdrecover.checkpoint import Checkpoint, CommitId
 from hvdrecover.errors import ConfigError
 from hvdrecover.guard.settings import Guard
+from hvdrecover.scalars import Tracker
 from hvdrecover.state import loading
 from hvdrecover.state.loading import Loaded
 from hvdrecover.state.random import Randomness
 from hvdrecover.state.state import State
 from hvdrecover.tensorflow import virtual
-from hvdrecover.tensorflow.callback_state import NAME, FitState
 from hvdrecover.tensorflow.collectives import TensorFlowWorld
 from hvdrecover.tensorflow.dataset import ElasticDataset
+from hvdrecover.tensorflow.fit import NAME, FitState
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.variables import Variable, build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.virtual import Step
-from hvdrecover.trackers import Tracker
 from hvdrecover.virtual.ranks import Policy, virtual_of
 from hvdrecover.virtual.steps import steps
 

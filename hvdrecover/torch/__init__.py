@@ -7,6 +7,7 @@ from hvdrecover.data.version import DataVersion
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError, StepError
 from hvdrecover.guard.settings import Guard
 from hvdrecover.heartbeat import heartbeat
+from hvdrecover.scalars import MLflow, Tracker, WandB
 from hvdrecover.stand_in import standing_in as _standing_in
 from hvdrecover.state.liveness import paused
 from hvdrecover.state.loading import Loaded
@@ -17,7 +18,6 @@ from hvdrecover.torch import elastic as elastic
 from hvdrecover.torch import stepping as _stepping
 from hvdrecover.torch.elastic.sampler import ElasticSampler
 from hvdrecover.torch.state import TorchState, load
-from hvdrecover.trackers import MLflow, Tracker, WandB
 from hvdrecover.virtual.ranks import virtual_rank, virtual_size
 
 __all__ = [

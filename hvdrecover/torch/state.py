@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdrecover.checkpoint import Checkpoint, CommitId
 from hvdrecover.guard.settings import Guard
+from hvdrecover.scalars import Tracker
 from hvdrecover.state import loading
 from hvdrecover.state.loading import Loaded
 from hvdrecover.state.random import Randomness
@@ -14,7 +15,6 @@ from hvdrecover.state.state import State
 from hvdrecover.torch import virtual
 from hvdrecover.torch.framework import TorchFramework, TorchWorld
 from hvdrecover.torch.stepping import name_parameters
-from hvdrecover.trackers import Tracker
 from hvdrecover.virtual.ranks import Policy, virtual_of
 from hvdrecover.virtual.steps import Step, steps
 

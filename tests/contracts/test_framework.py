@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from hvdrecover.checkpoint import values
-from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.layout import TensorSpec, plan
+from hvdrecover.checkpoint.arena import Arena, TensorSpec, plan
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.state.adapter import Component, Framework, Tree
 from hvdrecover.state.random import stream

@@ -249,14 +249,14 @@ class Cluster:
         """Run a process that the package has started."""
         assert process.parent is not None
         job = self.job_of(process)
-        if "hvdrecover.launch.run_horovodrun" in process.command:
+        if "hvdrecover.launch.horovodrun" in process.command:
             process.name = f"{job.name} horovodrun"
             driver = Driver(job, process)
             job.drivers.append(driver)
             return driver.run()
         slot = self.slots[process.parent]
         name = f"{job.name} {slot.name}"
-        if "hvdrecover.launch.standby" in process.command:
+        if "hvdrecover.launch.training" in process.command:
             process.name = f"{name} standby"
             self._stand_by(process)
             process.name = name
@@ -289,7 +289,7 @@ class Cluster:
         self.pages[process] = heartbeat.page
 
     def _stand_by(self, process: Running) -> None:
-        """Do as `hvdrecover.launch.standby.main` does."""
+        """Do as `hvdrecover.launch.training.main` does."""
         assert process.stdin is not None
         self.scheduler.sleep(self.scheduler.dice.uniform(0.5, 3.0))  # imports
         self._attach(process)

@@ -106,7 +106,7 @@ MISTAKES = [
     Mistake(
         "Exit code 0 of a process that did not finish no longer ends a job as finished",
         ends,
-        "end",
+        "end_of",
         "if returncode == 0 and phase == Phase.FINISHED:",
         "if returncode == 0:",
     ),

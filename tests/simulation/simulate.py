@@ -17,10 +17,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hvdrecover import events, heartbeat, record
+from hvdrecover import events, heartbeat
 from hvdrecover.checkpoint import storage
 from hvdrecover.discovery import selection
-from hvdrecover.launch import presence, reports, ssh
+from hvdrecover.launch import guardian, presence, ssh
 from tests.simulation import faults as all_faults
 from tests.simulation.cluster import Cluster
 from tests.simulation.disk import SimulatedStorage
@@ -184,7 +184,7 @@ def _in_place_of(cluster: Cluster) -> Iterator[None]:
                     raise RuntimeError(HANDLER_FAILS)
 
     class Recorded:
-        """Stands for `hvdrecover.record.Record`."""
+        """Stands for `hvdrecover.events.Record`."""
 
         def __init__(self, folder: Path, seconds: float) -> None:
             self._job = cluster.job_of(cluster.system.process)
@@ -200,11 +200,11 @@ def _in_place_of(cluster: Cluster) -> Iterator[None]:
     replaced = {
         storage.open_storage: open_storage,
         events.of_training: of_training,
-        record.Record: Recorded,
+        events.Record: Recorded,
         presence.announce: lambda folder, supervised: Path("/dev/null/announced"),
         ssh.kept_alive: lambda config, folder: "",
         selection.report_failure: lambda path, host, now: None,
-        reports._append: lambda file, text: None,
+        guardian._append: lambda file, text: None,
         **cluster.system.functions(),
     }
     by_identity = {id(original): stand_in for original, stand_in in replaced.items()}

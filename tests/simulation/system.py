@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from hvdrecover import clock, machine
 from hvdrecover.config import STACKS_SIGNAL
 from hvdrecover.launch import processes, waits
-from hvdrecover.launch.signals import Waking
+from hvdrecover.launch.processes import Waking
 from tests.simulation.scheduler import Process, Scheduler
 
 Program = Callable[["Running"], int]
@@ -400,7 +400,7 @@ class Input:
 
 
 class SimulatedWaking:
-    """Stands for `hvdrecover.launch.signals.Waking`."""
+    """Stands for `hvdrecover.launch.processes.Waking`."""
 
     def __init__(self, system: System, signals: Iterable[int]) -> None:
         self._system = system

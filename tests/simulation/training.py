@@ -17,7 +17,6 @@ import numpy as np
 
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint import Checkpoint, values
-from hvdrecover.checkpoint import layout as layouts
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.manifest import HasState, Snapshot
 from hvdrecover.config import Config
@@ -193,12 +192,7 @@ class Witness(Hook):
 
 def opened(files: Mapping[str, bytes]) -> dict[str, Arena]:
     """Return the data files of a commit at the root, by attribute name."""
-    arenas = {}
-    for name, content in files.items():
-        buffer = np.frombuffer(content, dtype=np.uint8)
-        header = content[: layouts.header_size(content[:8], len(content))]
-        arenas[name] = Arena(layouts.parse(header, len(content)), buffer)
-    return arenas
+    return {name: Arena.of_file(np.frombuffer(content, dtype=np.uint8)) for name, content in files.items()}
 
 
 def digest(commit: HasState, arenas: Mapping[str, Arena]) -> str:

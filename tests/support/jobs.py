@@ -25,11 +25,11 @@ from hvdrecover.drill.run import Job as Job
 from hvdrecover.drill.run import Run
 from hvdrecover.drill.run import supervised as supervised
 from hvdrecover.drill.run import wait_until as wait_until
+from hvdrecover.events import Follower
 from hvdrecover.launch.processes import command as command
 from hvdrecover.launch.processes import kill as kill
 from hvdrecover.launch.processes import kill_marked as kill_marked
 from hvdrecover.launch.processes import marked as marked
-from hvdrecover.record import Follower
 
 PATIENCE = 400.0  # seconds to wait for anything, on a busy machine
 TRAINING_SAMPLES = 1437
@@ -42,9 +42,9 @@ SHARED_MEMORY = Path("/dev/shm")
 
 # The first words of processes of a job; see `running`.
 GUARDIAN = ("hvdrecover", "worker")
-STANDBY = ("hvdrecover.launch.standby",)
+STANDBY = ("hvdrecover.launch.training", "standby")
 SUPERVISOR = ("hvdrecover", "run")
-DRIVER = ("hvdrecover.launch.run_horovodrun",)  # of Horovod
+DRIVER = ("hvdrecover.launch.horovodrun",)  # of Horovod
 
 _COMMIT = re.compile(r"g(\d+)-c(\d+)")
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.launch import link, restarts
-from hvdrecover.launch.guardians import ConnectedGuardian, Guardians
-from hvdrecover.launch.link import Link, Message
+from hvdrecover.launch import ends, link
+from hvdrecover.launch.link import ConnectedGuardian, Guardians, Link, Message
 from tests.unit.launch.children import until
 
 FAULT: Message = {
@@ -29,7 +28,7 @@ FAULT: Message = {
 class Supervisor:
     """Serves guardians as the supervisor does, and keeps their messages."""
 
-    greeting: list[Message] = field(default_factory=lambda: [{"order": "know", **restarts.known([])}])
+    greeting: list[Message] = field(default_factory=lambda: [{"order": "know", **ends.known([])}])
     heard: list[tuple[str, int | None, Message]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     clock: Any = SYSTEM_CLOCK

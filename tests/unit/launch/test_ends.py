@@ -107,7 +107,7 @@ INTERNAL = "horovod.common.exceptions.HorovodInternalError"
     ],
 )
 def test_how_a_process_has_ended(ended: Death, name: str) -> None:
-    assert ends.end(ended).name == name
+    assert ends.end_of(ended).name == name
 
 
 def failed(returncode: int = 1, error: str = OWN_ERROR, **facts: Any) -> Death:
@@ -115,21 +115,21 @@ def failed(returncode: int = 1, error: str = OWN_ERROR, **facts: Any) -> Death:
 
 
 def test_an_error_before_the_first_commit_is_one_of_its_own() -> None:
-    assert ends.end(failed(), first=True).name == "first_error"
+    assert ends.end_of(failed(), first=True).name == "first_error"
     away = death(1, error="StorageError: s3://b is away", kinds=("StorageError",))
-    assert ends.end(away, first=True).name == "storage"  # which may come back
+    assert ends.end_of(away, first=True).name == "storage"  # which may come back
     refused = death(1, error="StorageError: /etc is not ours", kinds=("StorageError", "PermissionError"))
-    assert ends.end(refused, first=True).name == "first_error"
-    assert ends.end(refused, first=False).name == "storage"
-    assert ends.end(death(KILLED), first=True).name == "crash"
+    assert ends.end_of(refused, first=True).name == "first_error"
+    assert ends.end_of(refused, first=False).name == "storage"
+    assert ends.end_of(death(KILLED), first=True).name == "crash"
 
 
 def test_a_script_that_calls_no_training_function_has_not_failed() -> None:
-    assert ends.end(death(0, Phase.STARTING), first=True).name == "untrained"
-    assert ends.end(death(0, Phase.UNKNOWN), first=True).name == "untrained"
-    assert ends.end(death(0, Phase.BEGINNING), first=True).name == "early_exit"
-    assert ends.end(death(0, Phase.STARTING), first=False).name == "early_exit"  # restarted, and left out
-    assert ends.end(death(0, Phase.STARTING, error=OWN_ERROR), first=True).name == "first_error"
+    assert ends.end_of(death(0, Phase.STARTING), first=True).name == "untrained"
+    assert ends.end_of(death(0, Phase.UNKNOWN), first=True).name == "untrained"
+    assert ends.end_of(death(0, Phase.BEGINNING), first=True).name == "early_exit"
+    assert ends.end_of(death(0, Phase.STARTING), first=False).name == "early_exit"  # restarted, and left out
+    assert ends.end_of(death(0, Phase.STARTING, error=OWN_ERROR), first=True).name == "first_error"
 
 
 def reasons(*ended: Death, record: Record | None = None) -> list[str]:

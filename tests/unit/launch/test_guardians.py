@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover import config
-from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.launch.reports import Reports
+from hvdrecover.launch.guardian import Guardian
 from hvdrecover.launch.training import Training
 from tests.unit.launch.children import environment
 from tests.unit.launch.supervising import Supervisor
@@ -49,12 +48,12 @@ def test_events_of_a_killed_process_reach_the_supervisor_with_their_age(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
     settings = dataclasses.replace(config.read({}), events=tmp_path, supervisor=supervisor.address)
-    guardian = Reports(settings, SYSTEM_CLOCK)
-    training = Training([sys.executable, "-c", EMITS_AND_DIES], environment())
+    guardian = Guardian(["train"], {}, settings)
+    training = guardian._training = Training([sys.executable, "-c", EMITS_AND_DIES], environment())
     training.process.wait(60)
-    guardian.forward(training)
+    guardian._forward_events()
     training.close()
-    guardian.events.emit("standby", slot=0, ready=True)
+    guardian._events.emit("standby", slot=0, ready=True)
     supervisor.serve(lambda: len(supervisor.heard) == 101, "all events")
     heard = [message for _, _, message in supervisor.heard]
     assert [each["event"]["commit"] for each in heard[:100]] == list(range(100))

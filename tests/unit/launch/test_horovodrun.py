@@ -13,8 +13,7 @@ from horovod.runner.elastic.discovery import HostDiscoveryScript
 from horovod.runner.launch import parse_args
 
 from hvdrecover.errors import ConfigError, HostListError
-from hvdrecover.launch.horovodrun import Options, arguments, hosts, settings
-from hvdrecover.launch.run_horovodrun import ask_by_shell
+from hvdrecover.launch.horovodrun import Options, arguments, ask_by_shell, hosts, settings
 from tests.unit.launch.children import environment
 
 COMMAND = ["python", "train.py", "--epochs", "3"]
@@ -104,8 +103,8 @@ def test_what_the_user_has_set_stands() -> None:
 # Horovod's own function that runs a worker, after what our driver has set up.
 CODE = """
 from types import SimpleNamespace
-from hvdrecover.launch import run_horovodrun
-run_horovodrun._leave_to_guardians()
+from hvdrecover.launch import horovodrun
+horovodrun._leave_to_guardians()
 from horovod.runner.gloo_run import _exec_command_fn
 settings = SimpleNamespace(elastic=True, verbose=0, output_filename=None, prefix_output_with_timestamp=False)
 slot = SimpleNamespace(rank=1, hostname="localhost")

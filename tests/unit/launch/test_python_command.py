@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvdrecover.launch.python_command import PythonCommand, parse
+from hvdrecover.launch.training import PythonCommand, parse
 
 RUN = [  # a command; its interpreter with options, whether it runs a module, the program, its arguments
     ("python train.py", "python", False, "train.py", ""),

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from hvdrecover.config import FENCED, PREEMPTED
-from hvdrecover.launch import restarts, waits
-from hvdrecover.launch.restarts import CALM, SAME_ERROR, Attempt, Outcome, Streak, Together
+from hvdrecover.launch import ends, waits
+from hvdrecover.launch.ends import CALM, SAME_ERROR, Attempt, Outcome, Streak, Together
 
 
 def crash(number: int = 1) -> dict[str, Any]:
@@ -28,13 +28,13 @@ def script_error(commit: int = 4, detail: str = "KeyError: 'x'", code: int = 1) 
 
 
 def attempt(
-    code: int = 1, *ends: str, faults: list[dict[str, Any]] | None = None, commit: int = 0
+    code: int = 1, *ended: str, faults: list[dict[str, Any]] | None = None, commit: int = 0
 ) -> Attempt:
-    return Attempt(1, code, list(ends), [crash()] if faults is None else faults, (commit, 0))
+    return Attempt(1, code, list(ended), [crash()] if faults is None else faults, (commit, 0))
 
 
 def after(*attempts: Attempt, without: int = 0, stopping: bool = False, most: int = 3) -> Outcome:
-    return restarts.outcome(attempts, without, ranks=2, stopping=stopping, max_restarts=most)
+    return ends.outcome(attempts, without, ranks=2, stopping=stopping, max_restarts=most)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def after(*attempts: Attempt, without: int = 0, stopping: bool = False, most: in
         (attempt(PREEMPTED, "left"), True, PREEMPTED),
         (attempt(PREEMPTED, "finished", "left"), True, PREEMPTED),
         (attempt(PREEMPTED), True, PREEMPTED),
-        (attempt(restarts.REFUSED, faults=[]), False, restarts.REFUSED),  # Horovod lacks what it needs
+        (attempt(ends.REFUSED, faults=[]), False, ends.REFUSED),  # Horovod lacks what it needs
         (attempt(1, "finished", faults=[]), False, None),
         (attempt(1, "finished", "left"), False, None),
         (attempt(1, "left", "stopped"), False, None),
@@ -125,9 +125,9 @@ def test_an_error_that_follows_a_recovery_in_place_has_all_processes_start_once(
 def test_a_ranks_own_error_is_shown_rather_than_what_others_have_heard() -> None:
     heard = {**script_error(detail="StoppedError: rank 0 has stopped"), "end": "fenced", "heard": True}
     own = {**script_error(detail="FencedError: job 2"), "end": "fenced"}
-    assert restarts.ending([attempt(faults=[heard])]) == heard
-    assert restarts.ending([attempt(faults=[heard, own])]) == own
-    assert restarts.ending([attempt(faults=[crash()])]) is None
+    assert ends.ending([attempt(faults=[heard])]) == heard
+    assert ends.ending([attempt(faults=[heard, own])]) == own
+    assert ends.ending([attempt(faults=[crash()])]) is None
 
 
 def of_others() -> dict[str, Any]:
@@ -189,7 +189,7 @@ def decided(
     last: Attempt, streak: Streak | None = None, *, guardians: int = 2, begun: bool = True, now: float = 100.0
 ) -> Together | None:
     facts = {"guardians": guardians, "begun": begun, "now": now, "max_restarts": 3}
-    return restarts.together(last, streak or Streak(), **facts)  # type: ignore[arg-type]
+    return ends.together(last, streak or Streak(), **facts)  # type: ignore[arg-type]
 
 
 def action(*args: Any, **facts: Any) -> str | None:

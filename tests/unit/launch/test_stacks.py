@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.heartbeat import Phase
-from hvdrecover.launch.reports import place_in, stacks_of, stall_in_words
+from hvdrecover.launch.guardian import place_in, stall_in_words
 from hvdrecover.launch.training import Training
 from tests.unit.launch.children import environment, until
 
@@ -50,7 +50,7 @@ def training(script: Path) -> Iterator[Training]:
     try:
         until(lambda: training.read().phase == Phase.STARTING, "an adapter is to be imported")
         place = " in wait_for_ever"
-        until(lambda: place in stacks_of(training.pid, training.stacks), "the main thread is to wait")
+        until(lambda: place in training.stacks(), "the main thread is to wait")
         yield training
     finally:
         training.close()
@@ -62,7 +62,7 @@ def number_of(script: Path, text: str) -> int:
 
 def test_a_process_that_can_tells_where_its_threads_are(training: Training, script: Path) -> None:
     line = number_of(script, "    told.wait()")
-    text = stacks_of(training.pid, training.stacks)
+    text = training.stacks()
     assert "in load" in text
     assert text.count("Current thread") == 1  # the first answer is not part of the next one
     assert place_in(text) == f"{script}:{line} in wait_for_ever"

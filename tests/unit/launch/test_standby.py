@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvdrecover.heartbeat import Phase
-from hvdrecover.launch import standby
-from hvdrecover.launch.python_command import parse
-from hvdrecover.launch.training import Training
+from hvdrecover.launch.training import Training, parse, start_standby, wake
 from tests.unit.launch.children import environment, state, until
 from tests.unit.launch.scripts import write
 
@@ -33,7 +31,7 @@ class Captured:
     def start(self, arguments: Sequence[str], modules: Sequence[str] = ("adapter",)) -> Training:
         command = parse([sys.executable, *arguments])
         assert command is not None
-        self._started.append(standby.start(command, modules, environment()))
+        self._started.append(start_standby(command, modules, environment()))
         return self._started[-1]
 
     def ready(self, arguments: Sequence[str], modules: Sequence[str] = ("adapter",)) -> Training:
@@ -66,7 +64,7 @@ def standbys(
 
 def run(standby_: Training) -> int:
     """Wake it, and wait for its end."""
-    assert standby.wake(standby_, {})
+    assert wake(standby_, {})
     return standby_.process.wait(60)
 
 
@@ -118,6 +116,6 @@ def test_nothing_that_modules_print_is_seen_and_all_that_the_program_prints_is(s
 def test_its_program_finds_what_it_was_given_when_it_was_woken(standbys: Captured) -> None:
     script = write(standbys.folder, "import os\nprint(ascii(os.environ['ROOT']))")
     started = standbys.ready([str(script)])
-    assert standby.wake(started, {"ROOT": "/data/ä\n\udcff"})
+    assert wake(started, {"ROOT": "/data/ä\n\udcff"})
     assert started.process.wait(60) == 0
     assert standbys.output() == (f"{'/data/ä' + chr(10) + chr(0xDCFF)!a}\n", "")

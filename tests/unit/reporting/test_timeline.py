@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from hvdrecover import record
+from hvdrecover import events
 from hvdrecover.reporting import summary, timeline
 from tests.unit.reporting.runs import BEGIN, PHASES, REPLACED, TWO, Run, example
 
 
 def trace(run):
-    followed = summary.Run(record.read(run.folder))
+    followed = summary.Run(events.read(run.folder))
     return timeline.trace(followed, followed.report())
 
 
@@ -70,7 +70,7 @@ def test_thousands_of_commits_are_thinned_out_and_durable_ones_stay(tmp_path):
     run.rendezvous(0, {0: TWO[0]}, 1, 0, "initial")
     run.commit({0: TWO[0]}, 1, {number: number for number in range(1, 3000)})
     run.report(1500, "durable", pid=10, generation=1, commit=1500, bytes=1, seconds=1)
-    followed = summary.Run(record.read(run.folder))
+    followed = summary.Run(events.read(run.folder))
     report = followed.report()
     text = timeline.draw(followed, report, timeline.trace(followed, report))
     assert 100 < text.count('<line class="commit"') <= 200

@@ -11,8 +11,7 @@ import pytest
 
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint import CommitId
-from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.layout import TensorSpec, plan
+from hvdrecover.checkpoint.arena import Arena, TensorSpec, plan
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.heartbeat import Page
 from hvdrecover.state import rendezvous

@@ -146,7 +146,7 @@ def test_actors_and_launchers_are_lost_and_a_node_is_drained(
     run.wait_for(job, lambda batch: batch.commit > first.commit and durable(run.root) > first.commit)
 
     workers = set(running(job, "hvdrecover", "worker"))
-    kill(running(job, "hvdrecover.launch.run_horovodrun")[0])
+    kill(running(job, "hvdrecover.launch.horovodrun")[0])
     wait_until(lambda: not workers & set(job.processes()))
     run.wait_for(job, lambda batch: batch.rank == 1 and batch.size == 2, after=time.time())
 

@@ -1,1 +1,0 @@
-"""The folder that training processes have first on their `PYTHONPATH`."""
