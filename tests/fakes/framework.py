@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.checkpoint.arena import Arena, TensorSpec
 from hvdrecover.data.order import SampleOrder, Tail
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.scalars import Row, Tracker
