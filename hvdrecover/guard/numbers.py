@@ -15,7 +15,6 @@ import logging
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hvdrecover.data.order import SampleOrder, Stretch
@@ -42,18 +41,6 @@ class RolledBack(Exception):  # noqa: N818  no error: all ranks go back to a com
         super().__init__("a step whose numbers are not finite is rolled back")
         self.order = order
         self.samples = samples
-
-
-@dataclass
-class Sighting:
-    """The findings of one rank."""
-
-    tensors: list[str]  # such as gradient of model.0.weight; none if all were finite before the allreduce
-    rank: int = -1
-    host: str = ""
-    epoch: int = -1  # if unknown
-    samples: list[int] = field(default_factory=list)  # sample numbers of the batch, as far as they are known
-    used: int = 0  # bad steps within the last `WINDOW` before this one
 
 
 class Judge(Hook):
@@ -113,10 +100,8 @@ class Judge(Hook):
         assert self.policy is not None
         self._reported += 1
         order = self._contents.order_in_use()
-        mine = Sighting(tensors=[f"gradient of {name}" for name in here])
-        if order is not None and here:
-            mine.epoch, mine.samples = order.epoch, order.present()
-        action, error = self._judged(self.policy, mine, [f"gradient of {name}" for name in everywhere])
+        mine, every = ([f"gradient of {name}" for name in names] for names in (here, everywhere))
+        action, error = self._judged(self.policy, mine, every, order if here else None)
         if action == "raise":
             raise error
         if action == "rollback":
@@ -160,30 +145,39 @@ class Judge(Hook):
             return None
         # The steps were applied, so they cannot be skipped.
         policy: Numerics = "raise" if self.policy == "raise" else "rollback"
-        action, error = self._judged(policy, Sighting(self._bad_parameters), [])
+        action, error = self._judged(policy, self._bad_parameters, [])
         return error if action == "raise" else RolledBack()
 
     # -- the verdict -----------------------------------------------------------------------------------
 
     def _judged(
-        self, policy: Numerics, mine: Sighting, everywhere: list[str]
+        self, policy: Numerics, tensors: list[str], everywhere: list[str], order: SampleOrder | None = None
     ) -> tuple[Numerics, NumericsError]:
-        """Exchange the findings; return the action of all ranks, and the error in case they raise one."""
+        """Exchange the findings; return the action of all ranks, and the error in case they raise one.
+
+        ``tensors`` of this rank are not finite; none of a gradient that was finite before the allreduce.
+        """
         step = self.steps()
         self._bad_steps = [each for each in self._bad_steps if each > step - WINDOW]
-        mine.rank, mine.host, mine.used = self._world.rank(), self._context.config.host, len(self._bad_steps)
+        mine = {
+            "tensors": tensors,
+            "rank": self._world.rank(),
+            "host": self._context.config.host,
+            "epoch": -1 if order is None else order.epoch,
+            "samples": [] if order is None else order.present(),  # those of the batch, as far as known
+            "used": len(self._bad_steps),
+        }
         self._bad_steps.append(step)
-        rows = gather_json(self._world, asdict(mine), "hvdrecover.guard.numerics")
-        sightings = [Sighting(**row) for row in rows]
-        used = max(each.used for each in sightings)  # a rank that was started later knows of fewer
+        rows = gather_json(self._world, mine, "hvdrecover.guard.numerics")
+        used = max(row["used"] for row in rows)  # a rank that was started later knows of fewer
         action = policy if used < self._allowed else "raise"
-        lines = _findings(sightings, everywhere)
+        lines = _findings(rows, everywhere)
         self._context.announce(
             "numerics",
             f"numbers that are not finite: {'; '.join(lines)}; {_FOLLOWS[action]}",
             level=logging.WARNING,
             action=action,
-            findings=[asdict(each) for each in sightings if each.tensors],
+            findings=[row for row in rows if row["tensors"]],
         )
         if self.policy == "raise":
             remedy = "Look at these samples; Guard(numerics='skip') or 'rollback' continues without them."
@@ -193,14 +187,16 @@ class Judge(Hook):
         return action, NumericsError(lines, f"{spent}{remedy}")
 
 
-def _findings(sightings: Sequence[Sighting], everywhere: list[str]) -> list[str]:
+def _findings(rows: Sequence[dict[str, Any]], everywhere: list[str]) -> list[str]:
     """A line for each rank with a finding; or else one about ``everywhere``, the averages that are bad."""
     lines = []
-    for each in sightings:
-        if each.tensors:
-            samples = f", at samples {_listed(each.samples)} of epoch {each.epoch}" if each.samples else ""
-            lines.append(f"rank {each.rank} on {each.host}{samples}: {_listed(each.tensors)}")
-    ranks = named([each.rank for each in sightings])
+    for row in rows:
+        if row["tensors"]:
+            samples = (
+                f", at samples {_listed(row['samples'])} of epoch {row['epoch']}" if row["samples"] else ""
+            )
+            lines.append(f"rank {row['rank']} on {row['host']}{samples}: {_listed(row['tensors'])}")
+    ranks = named(range(len(rows)))
     return lines or [f"finite on each of {ranks}, but not their sum: {_listed(everywhere)}"]
 
 

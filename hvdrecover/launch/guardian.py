@@ -35,14 +35,13 @@ from typing import Any
 from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
 from hvdrecover.config import PREEMPTED, Config, environment, open_mpi
 from hvdrecover.errors import ConfigError, LaunchError
-from hvdrecover.events import Events
+from hvdrecover.events import Events, number
 from hvdrecover.heartbeat import Phase, Reading, Stop
 from hvdrecover.launch import ends, link, processes, slurm, waits
 from hvdrecover.launch.ends import FIRST_ERROR, Death, End, Record
 from hvdrecover.launch.link import Message
 from hvdrecover.launch.processes import Waking
 from hvdrecover.launch.training import Readiness, Training, early_environment, parse
-from hvdrecover.record import number
 from hvdrecover.uncaught import is_library
 
 logger = logging.getLogger(__name__)

@@ -35,14 +35,13 @@ from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import selection
 from hvdrecover.errors import LaunchError
-from hvdrecover.events import Events
+from hvdrecover.events import Events, Record
 from hvdrecover.launch import ends, horovodrun, presence, processes, ssh, waits
 from hvdrecover.launch.ends import FIRST_ERROR, Attempt, Outcome
 from hvdrecover.launch.link import ConnectedGuardian, Guardians, Message
 from hvdrecover.launch.presence import Supervised
 from hvdrecover.launch.processes import Waking
 from hvdrecover.launch.slurm import SlurmJob
-from hvdrecover.record import Record
 from hvdrecover.redaction import redact
 
 logger = logging.getLogger(__name__)
