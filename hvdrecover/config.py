@@ -1,9 +1,9 @@
 """The settings in the environment, read once into a frozen dataclass.
 
-This is the only module that reads environment variables; a test holds the others to it. The users' settings
-are the first fields of `Config`, each declared once: `read`, the options of `hvdrecover run`, `hvdrecover
-config` and the table in ``docs/settings.md`` follow from the declaration. The other fields are what launchers
-and our own processes tell the processes that they start.
+Only this module and `hvdrecover.launch.early` read environment variables; a test holds the others to it. The
+users' settings are the first fields of `Config`, each declared once: `read`, the options of `hvdrecover run`,
+`hvdrecover config` and the table in ``docs/settings.md`` follow from the declaration. The other fields are
+what launchers and our own processes tell the processes that they start.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ _LAUNCHER_VARIABLES = (
 )
 
 
-def _present_folder() -> Path:
+def _started_in() -> Path:
+    """Return the folder in which this process was started; the script may have changed it since."""
     try:
-        return Path.cwd()
+        return Path(os.environ.pop("HVDRECOVER_STARTED_IN", "") or Path.cwd())
     except OSError:  # the working directory was deleted
         return Path()
 
 
-_STARTED_IN = _present_folder()  # guardians have this read before the script is
+_STARTED_IN = _started_in()
 
 
 # -- values --------------------------------------------------------------------------------------------
@@ -418,12 +419,3 @@ def keep_to_this_process(*descriptors: int) -> None:
     os.environ.pop("HVDRECOVER_REJOIN", None)
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-
-
-def forget_python_path(folder: str) -> None:
-    """Take a folder off the ``PYTHONPATH`` that programs of this process get."""
-    kept = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each != folder]
-    if kept:
-        os.environ["PYTHONPATH"] = os.pathsep.join(kept)
-    else:
-        os.environ.pop("PYTHONPATH", None)

@@ -33,7 +33,8 @@ def report_to(notes: int) -> None:
     _notes = notes
     if sys.excepthook is _hook:
         return
-    previous, process = sys.excepthook, os.getpid()
+    # `hvdrecover.launch.early` has set one that calls this function.
+    previous, process = getattr(sys.excepthook, "before", sys.excepthook), os.getpid()
     prints = previous is not sys.__excepthook__
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

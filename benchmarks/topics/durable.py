@@ -11,8 +11,7 @@ from benchmarks import peers
 from benchmarks.measure import GB, Reserve, by_turns, cpu_seconds, let_clean_up, stopwatch
 from benchmarks.rows import Goal, Row
 from benchmarks.states import Setting, Training
-from hvdrecover.checkpoint.arena import allocate
-from hvdrecover.checkpoint.layout import PAGE
+from hvdrecover.checkpoint.arena import PAGE, allocate
 
 _KEEP = 2
 _PEERS = {

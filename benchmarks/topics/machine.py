@@ -13,8 +13,7 @@ from benchmarks.measure import GB, Reserve, by_turns, stopwatch
 from benchmarks.peers import Disk
 from benchmarks.rows import Fact
 from benchmarks.states import Setting, Training
-from hvdrecover.checkpoint.arena import Bytes, allocate, digest
-from hvdrecover.checkpoint.layout import PAGE
+from hvdrecover.checkpoint.arena import PAGE, Bytes, allocate, digest
 
 
 def measure(setting: Setting) -> list[Fact]:

@@ -18,7 +18,7 @@ from benchmarks.jobs.running import Running
 from benchmarks.rows import Fact, Goal, Row
 from benchmarks.states import Setting
 from hvdrecover.errors import HvdrecoverError
-from hvdrecover.record import read
+from hvdrecover.events import read
 
 _DLROVERS = Path("/dev/shm/standalone_*_ckpt_shm_")
 _FAULTS = {"full": 3, "small": 1}  # of each kind

@@ -49,28 +49,19 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Claim:
-    """The claim of one generation. Old versions wrote only job, host, pid, time and acknowledged.
-
-    Attributes:
-        job: identity of the job; empty if the claim is damaged.
-        first: the generation under which the job's start took the root.
-        after: the newest earlier claim when this one was made. The maker has checked that claim and all
-            before it.
-        maker: identity of the `Claims` object that made it.
-        process: the maker's `hvdrecover.machine.identity`; empty if unknown.
-    """
+    """The claim of one generation. Old versions wrote only job, host, pid, time and acknowledged."""
 
     generation: int
-    job: str
+    job: str  # identity of the job; empty if the claim is damaged
     acknowledged: bool
-    first: int
-    after: int = 0
-    maker: str = ""
+    first: int  # the generation under which the job's start took the root
+    after: int = 0  # the newest earlier claim then; the maker has checked that claim and all before it
+    maker: str = ""  # identity of the `Claims` object that made it
     host: str = ""
     pid: int = 0
     time: float | None = None
     start: str = ""
-    process: str = ""
+    process: str = ""  # the maker's `hvdrecover.machine.identity`; empty if unknown
 
     def text(self, *, acknowledged: bool) -> bytes:
         fields = {name: value for name, value in vars(self).items() if name != "generation"}
@@ -160,9 +151,8 @@ class Claims:
 
         After a failure it may be called again: it finds the claim that the failed call may have made.
 
-        Args:
-            generation: the newest generation that has commits.
-            again: whether an earlier start of this job has claimed the root.
+        ``generation`` is the newest that has commits; ``again``: an earlier start of this job has claimed
+        the root.
         """
         while True:
             claimed = self.generations()
@@ -181,8 +171,7 @@ class Claims:
     def check_holds(self, left: Mapping[str, str]) -> None:
         """Raise `EmptiedRootError` if a start with a near commit has no claim here. A replaced start has one.
 
-        Args:
-            left: start to its near commit and the folder that holds it, in words.
+        ``left`` has for each start its near commit and the folder that holds it, in words.
         """
         found = {self.read(generation).start for generation in self.generations()}
         if missing := [where for start, where in left.items() if start not in found]:
@@ -282,19 +271,9 @@ class Claims:
         self, generation: int, first: int, claimed: Sequence[int], write: Callable[[str, bytes], object]
     ) -> bool:
         """Write a claim; return whether this process owns it."""
-        claim = Claim(
-            generation,
-            self._job,
-            False,
-            first=first,
-            after=max((earlier for earlier in claimed if earlier < generation), default=0),
-            maker=self._maker,
-            host=self._host,
-            pid=os.getpid(),
-            time=self._clock.now(),
-            start=self._start,
-            process=identity(),
-        )
+        after = max((earlier for earlier in claimed if earlier < generation), default=0)
+        maker = (self._maker, self._host, os.getpid(), self._clock.now(), self._start, identity())
+        claim = Claim(generation, self._job, False, first, after, *maker)
         write(_path(generation), claim.text(acknowledged=False))
         # Read it back: the answer may get lost, and some stores let two processes create the same file.
         is_placed = self.read(generation).maker == self._maker

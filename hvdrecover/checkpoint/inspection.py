@@ -26,9 +26,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from hvdrecover.checkpoint import CommitId, Keep, claims, layout, root, values
-from hvdrecover.checkpoint.arena import Arena, Bytes, allocate
-from hvdrecover.checkpoint.layout import ITEM_BYTES, TensorSpec
+from hvdrecover.checkpoint import CommitId, Keep, claims, root, values
+from hvdrecover.checkpoint.arena import ITEM_BYTES, Arena, Bytes, TensorSpec, allocate, plan
 from hvdrecover.checkpoint.manifest import FILE_NAME, FileEntry, HasState, Manifest
 from hvdrecover.checkpoint.retention import Pruner, delete_commit, incomplete, is_of_before
 from hvdrecover.checkpoint.root import read_commit, read_manifest
@@ -394,7 +393,7 @@ def to_safetensors(
         prefix = f"{name}." if len(names) > 1 else ""
         specs = root.read_layout(storage, commit, manifest.by_attribute[name]).specs
         sources[name] = {spec.name: replace(spec, name=prefix + spec.name) for spec in specs}
-    planned = layout.plan([spec for named in sources.values() for spec in named.values()])
+    planned = plan([spec for named in sources.values() for spec in named.values()])
     with written_aside(path, force=force) as aside, aside.open("xb") as file:
         file.truncate(planned.nbytes)
         file.write(planned.header)

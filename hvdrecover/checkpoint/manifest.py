@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdrecover.checkpoint import CommitId
-from hvdrecover.checkpoint.arena import Arena, digest
-from hvdrecover.checkpoint.layout import Layout
+from hvdrecover.checkpoint.arena import Arena, Layout, digest
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, UnsupportedValueError
 from hvdrecover.redaction import printable
 
@@ -59,7 +58,7 @@ class Manifest(HasState):
     Attributes:
         time: when it was written, in seconds since the Unix epoch.
         writer: host, pid and rank of the process that wrote it.
-        state: see `hvdrecover.checkpoint.manifest.Snapshot`.
+        state: see `Snapshot`.
     """
 
     generation: int
@@ -109,18 +108,9 @@ class Snapshot(HasState):
 
     @classmethod
     def of(cls, manifest: Manifest, arenas: dict[str, Arena]) -> Snapshot:
-        files = manifest.by_attribute
-        return cls(
-            id=manifest.id,
-            arenas=arenas,
-            state=manifest.state,
-            world_size=manifest.world_size,
-            versions=manifest.versions,
-            finished=manifest.finished,
-            dataset=manifest.dataset,
-            digests={name: files[name].digest for name in arenas},
-            job=str(manifest.writer.get("job", "")),
-        )
+        files, job = manifest.by_attribute, str(manifest.writer.get("job", ""))
+        digests = {name: files[name].digest for name in arenas}
+        return cls(manifest.id, arenas, digests=digests, job=job, **_shared(manifest))
 
     def digested(self) -> Snapshot:
         """Return the commit with the digests of its files; a gigabyte takes 50 ms, if they are not known."""
@@ -129,22 +119,9 @@ class Snapshot(HasState):
         return replace(self, digests={name: digest(arena.buffer) for name, arena in self.arenas.items()})
 
     def manifest(self, digests: Mapping[str, str], writer: dict[str, Any], time: float) -> Manifest:
-        files = [
-            FileEntry(f"{name}{TENSORS}", arena.layout.nbytes, digests[name])
-            for name, arena in self.arenas.items()
-        ]
-        return Manifest(
-            generation=self.id.generation,
-            commit=self.id.commit,
-            time=time,
-            writer=writer,
-            world_size=self.world_size,
-            versions=self.versions,
-            files=tuple(files),
-            state=self.state,
-            dataset=self.dataset,
-            finished=self.finished,
-        )
+        sizes = {name: arena.layout.nbytes for name, arena in self.arenas.items()}
+        files = tuple(FileEntry(f"{name}{TENSORS}", sizes[name], digests[name]) for name in sizes)
+        return Manifest(**vars(self.id), time=time, writer=writer, files=files, **_shared(self))
 
     @property
     def layouts(self) -> dict[str, Layout]:
@@ -153,6 +130,15 @@ class Snapshot(HasState):
     @property
     def nbytes(self) -> int:
         return sum(arena.layout.nbytes for arena in self.arenas.values())
+
+
+def _shared(commit: HasState) -> dict[str, Any]:
+    names = ("world_size", "versions", "state", "dataset", "finished")
+    return {name: getattr(commit, name) for name in names}
+
+
+def _canonical(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":"), default=dict).encode()
 
 
 def dumps(manifest: Manifest) -> bytes:
@@ -203,10 +189,6 @@ def unknown_format(url: str, version: int, versions: Any = None) -> FormatVersio
     )
 
 
-def _canonical(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, separators=(",", ":"), default=dict).encode()
-
-
 def _read_1(fields: dict[str, Any]) -> Manifest:
     # Unknown fields are ignored, and a field with a default may be missing: so a field can be added without a
     # new format.
@@ -216,9 +198,8 @@ def _read_1(fields: dict[str, Any]) -> Manifest:
             values[field.name] = fields[field.name]
             if type(values[field.name]) not in _TYPES[field.name]:
                 raise TypeError(f"{field.name} is of the wrong type")
-    for name in ("attributes", "samplers"):
-        if not isinstance(values["state"].get(name, {}), dict):
-            raise TypeError(f"the {name} are not a JSON object")
+    if not all(isinstance(values["state"].get(name, {}), dict) for name in ("attributes", "samplers")):
+        raise TypeError("the attributes or samplers are not a JSON object")
     if not math.isfinite(values["time"]):
         raise ValueError("the time is not finite")
     files = values["files"] = tuple(

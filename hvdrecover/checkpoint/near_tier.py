@@ -36,7 +36,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Set
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,8 +44,7 @@ import numpy as np
 
 from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint import manifest as manifests
-from hvdrecover.checkpoint.arena import HUGE_PAGE, Arena, Bytes, digest
-from hvdrecover.checkpoint.layout import Layout
+from hvdrecover.checkpoint.arena import HUGE_PAGE, Arena, Bytes, Layout, digest
 from hvdrecover.checkpoint.manifest import TENSORS, Snapshot
 from hvdrecover.checkpoint.storage import TEMPORARY, ReadBytes, Storage
 from hvdrecover.checkpoint.storage.local import mount_of
@@ -57,15 +56,15 @@ from hvdrecover.redaction import redact
 
 SHARED_MEMORY = Path("/dev/shm")
 BUFFERS = 3  # maximum number of commits for which a near root has memory
+BUFFER = f"{TEMPORARY}buffer-"
 _OWNER = "root.json"
 _LOCK = "lock"
 _FLOOR = 1 << 28  # bytes of shared memory that are left to data loaders; containers have 64 MB
-_kept: set[Path] = set()  # locked by this process, which its own lock would not stop
-BUFFER = f"{TEMPORARY}buffer-"
 _NICENESS = 5  # niceness of the tier's thread: training comes first, but sealing keeps up with commits
 _SMALL = 1 << 26  # bytes of a commit whose memory is made in some milliseconds
 _PATIENCE = 1.0  # seconds that a small commit waits for its memory
 _HEAD_START = 0.005  # seconds for the ranks to end the commit before sealing takes CPU time
+_kept: dict[Path, int] = {}  # near roots that this process has locked: descriptors of the locks
 
 Layouts = Mapping[str, Layout]
 Decided = Callable[[str | None, int], None]
@@ -120,33 +119,28 @@ class Keeper:
     The lock belongs to the process, not to the open file: forked children do not have it.
     """
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = descriptor
 
     @classmethod
     def take(cls, path: Path) -> Keeper | None:
         """Take the lock of a near root that exists; None if another state or process has it."""
-        if path in _kept:
+        if path in _kept:  # its own lock would not stop this process, and closing the file would end it
             return None
-        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(descriptor).st_nlink:  # else the keeper has just deleted the near root
-                _kept.add(path)
-                return cls(path, descriptor)
-        except (PermissionError, BlockingIOError):
-            pass
-        except OSError:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
+        with ExitStack() as on_failure:
+            descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            on_failure.callback(os.close, descriptor)
+            with suppress(PermissionError, BlockingIOError):
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(descriptor).st_nlink:  # else the keeper has just deleted the near root
+                    on_failure.pop_all()
+                    _kept[path] = descriptor
+                    return cls(path)
         return None
 
     def release(self) -> None:
-        if self.path in _kept:
-            _kept.discard(self.path)
-            os.close(self._descriptor)
+        if (descriptor := _kept.pop(self.path, None)) is not None:
+            os.close(descriptor)
 
     def remove(self) -> None:
         """Delete the near root, and the user's folder if it is empty then."""
@@ -253,12 +247,6 @@ def size(nbytes: float) -> str:
 # -- buffers -------------------------------------------------------------------------------------------
 
 
-def mapped(storage: Storage, path: str, size: int) -> tuple[Bytes, ReadBytes]:
-    """Map a file of the near root without a copy, and compute its digest. Only for the keeper."""
-    memory = _map_file(Path(storage.url.removeprefix("file://")) / path, size)
-    return memory, ReadBytes(size, digest(memory))
-
-
 class Buffer:
     """Memory for one commit: a folder with a mapped file for each attribute that holds tensors.
 
@@ -357,25 +345,21 @@ class NearTier:
         if not layouts:
             return None  # a state without tensors is not worth a file
         with self._changed:
-            fitting = [each for each in self._buffers if each.fits(layouts)]
-            if not fitting and sum(each.nbytes for each in layouts.values()) <= _SMALL:
+            if not self._fitting(layouts) and _nbytes(layouts) <= _SMALL:
                 self._want(layouts, 2)
                 self._changed.wait_for(lambda: self._wanted is None, _PATIENCE)
-                fitting = [each for each in self._buffers if each.fits(layouts)]
-            free = [
-                each
-                for each in fitting
-                if each is not self._newest and pinned.isdisjoint(each.arenas.values())
-            ]
+            fitting = self._fitting(layouts)
+            usable = [each for each in fitting if each is not self._newest]
+            free = [each for each in usable if pinned.isdisjoint(each.arenas.values())]
             # Take the buffer of an unsealed commit last, as that commit is then never sealed. It is still
             # better than private memory, where the next commit could not be sealed.
-            order = sorted(free, key=lambda each: (each.awaits_seal, each.commit is not None))
-            if not order or order[0].awaits_seal:
+            best = min(free, key=lambda each: (each.awaits_seal, each.commit is not None), default=None)
+            if best is None or best.awaits_seal:
                 self._want(layouts, 2 if len(fitting) < 2 else BUFFERS)
-            if not order:
+            if best is None:
                 return None
-            order[0].open()
-            return order[0].arenas
+            best.open()
+            return best.arenas
 
     def seal(self, snapshot: Snapshot) -> None:
         """Seal a commit in the background, if it was copied into memory from `acquire`."""
@@ -411,9 +395,11 @@ class NearTier:
             self._thread.join()
         self.keeper.remove()
 
+    def _fitting(self, layouts: Layouts) -> list[Buffer]:
+        return [each for each in self._buffers if each.fits(layouts)]
+
     def _want(self, layouts: Layouts, count: int) -> None:
-        has = sum(each.fits(layouts) for each in self._buffers)
-        if layouts and has < count and not self._refused:
+        if layouts and len(self._fitting(layouts)) < count and not self._refused:
             self._wanted = layouts, count
             self._changed.notify_all()
 
@@ -448,18 +434,17 @@ class NearTier:
         """Make buffers until ``count`` of them fit these layouts."""
         left = []  # folders of an earlier process, whose memory can be reused
         with self._changed:
-            fitting = [each for each in self._buffers if each.fits(layouts)]
-            useful = [each for each in self._buffers if each in (*fitting, self._newest, self._waiting)]
-            for each in self._buffers:
-                if each not in useful and each.arenas:
+            useful = [*self._fitting(layouts), self._newest, self._waiting]
+            for each in [each for each in self._buffers if each not in useful]:
+                self._buffers.remove(each)
+                if each.arenas:
                     each.delete()
-                elif each not in useful:
+                else:
                     each.open()
                     left.append(each)
-            self._buffers = useful
-        missing, reason = count - len(fitting), None
+            missing, reason = count - len(self._fitting(layouts)), None
         if len(left) < missing:
-            reason = refusal(self.keeper.path, sum(each.nbytes for each in layouts.values()))
+            reason = refusal(self.keeper.path, _nbytes(layouts))
         for _ in range(0 if reason else missing):
             buffer = left.pop() if left else Buffer(self.keeper.path / f"{BUFFER}{uuid.uuid4().hex}")
             try:
@@ -476,7 +461,7 @@ class NearTier:
             return
         with self._changed:
             self._refused = True
-            if sum(each.fits(layouts) for each in self._buffers) >= 2:
+            if len(self._fitting(layouts)) >= 2:
                 return
             for each in self._buffers:  # a single buffer's sealed commit could never be replaced
                 each.delete()
@@ -505,6 +490,10 @@ class NearTier:
         self._decided(None, snapshot.nbytes)
 
 
+def _nbytes(layouts: Layouts) -> int:
+    return sum(each.nbytes for each in layouts.values())
+
+
 # -- files in huge pages -------------------------------------------------------------------------------
 # A tmpfs has pages of 4 KB unless root mounted it otherwise. To map a gigabyte of them takes a core 0.1 to
 # 0.3 s. So does unmapping: a killed process is not gone before that ends, so its death is noticed late. A
@@ -519,6 +508,12 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long)
 _libc.mmap.restype = ctypes.c_void_p
+
+
+def mapped(storage: Storage, path: str, size: int) -> tuple[Bytes, ReadBytes]:
+    """Map a file of the near root without a copy, and compute its digest. Only for the keeper."""
+    memory = _map_file(Path(storage.url.removeprefix("file://")) / path, size)
+    return memory, ReadBytes(size, digest(memory))
 
 
 def _map_file(path: Path, nbytes: int) -> Bytes:

@@ -8,7 +8,7 @@ whose commit is deleted while it reads gets an `IncompleteCommitError`, because 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -28,17 +28,12 @@ from hvdrecover.errors import (
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts about a commit that decide whether it is kept.
-
-    Attributes:
-        metric: the number for `Keep.best`; None if there is none.
-        problem: the reason why `Keep.best` cannot rank the commit; empty if it can.
-    """
+    """The facts about a commit that decide whether it is kept."""
 
     commit: CommitId
     time: float
-    metric: float | None = None
-    problem: str = ""
+    metric: float | None = None  # the number for `Keep.best`
+    problem: str = ""  # why `Keep.best` cannot rank the commit
 
 
 def expired(commits: Iterable[Facts], keep: Keep, now: float) -> list[CommitId]:
@@ -59,7 +54,14 @@ def expired(commits: Iterable[Facts], keep: Keep, now: float) -> list[CommitId]:
     if keep.within is not None:
         kept |= {facts.commit for facts in good if now - facts.time < keep.within}
     if keep.best is not None:
-        kept |= _best(good, keep.best)
+        # A script commits more often than it measures, so later commits repeat the number. Only the first
+        # commit with a number has the weights that were measured.
+        measured: dict[float, CommitId] = {}
+        for facts in good:
+            if facts.metric is not None:
+                measured.setdefault(facts.metric, facts.commit)
+        ranked = sorted(measured, reverse=keep.best.mode == "max")
+        kept |= {measured[value] for value in ranked[: keep.best.count]}
     return [facts.commit for facts in good if facts.commit not in kept]
 
 
@@ -81,17 +83,6 @@ def metric_of(manifest: Manifest, best: Best | None) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
-
-
-def _best(good: Sequence[Facts], best: Best) -> set[CommitId]:
-    # A script commits more often than it measures, so later commits repeat the number. Only the first commit
-    # with a number has the weights that were measured.
-    first: dict[float, CommitId] = {}
-    for facts in good:
-        if facts.metric is not None and math.isfinite(facts.metric):
-            first.setdefault(facts.metric, facts.commit)
-    ranked = sorted(first, reverse=best.mode == "max")
-    return {first[value] for value in ranked[: best.count]}
 
 
 class Pruner:
@@ -143,10 +134,9 @@ class Pruner:
     def prune(self, allowed: Callable[[], None], *, more: int = 0, resumed: CommitId | None = None) -> None:
         """Delete the commits that have expired.
 
-        Args:
-            allowed: called before each deletion; may raise.
-            resumed: the commit that the job resumed from, if it has made none since. Neither it nor the later
-                ones, which were skipped on the way to it, are deleted.
+        ``allowed`` is called before each deletion, and may raise. ``resumed`` is the commit that the job
+        resumed from, if it has made none since: neither it nor the later ones, which were skipped on the way
+        to it, are deleted.
         """
         for commit in self.expired(more=more):
             if resumed is None or commit < resumed:
@@ -170,13 +160,8 @@ def incomplete(
 
     Their writer reads the claims before it publishes a manifest, and finds a later generation. An incomplete
     commit may also be one that has lost its manifest. That is the case if its generation had durable commits,
-    and neither it nor a later one has any now: retention always keeps the newest commit.
-
-    Args:
-        complete: commits that are known to be complete.
-
-    Returns:
-        The commits that were never completed; and those that have lost their manifest and are not marked yet.
+    and neither it nor a later one has any now: retention always keeps the newest commit. Such commits are
+    returned second, unless they are marked already. Commits in ``complete`` are known to be complete.
     """
     commits = root.commits(storage)
     there = {each for each in commits if each in complete or root.may_be_complete(storage, each)}

@@ -16,13 +16,12 @@ A reader verifies every byte that it reads, and walks back over broken commits.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
 from hvdrecover.checkpoint import CommitId
-from hvdrecover.checkpoint import layout as layouts
 from hvdrecover.checkpoint import manifest as manifests
-from hvdrecover.checkpoint.arena import Arena, Bytes, allocate
-from hvdrecover.checkpoint.layout import Layout
+from hvdrecover.checkpoint.arena import Arena, Bytes, Layout, allocate, header_size, parse
 from hvdrecover.checkpoint.manifest import FileEntry, Manifest, Snapshot
 from hvdrecover.checkpoint.storage import ReadBytes, Storage, retrying
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
@@ -49,32 +48,6 @@ def commits(storage: Storage) -> list[CommitId]:
 
 def manifest_path(commit: CommitId) -> str:
     return f"{commit.name}/{manifests.FILE_NAME}"
-
-
-def check_size(storage: Storage, commit: CommitId, entry: FileEntry) -> None:
-    """Raise `CorruptCheckpointError` if a data file is missing or has another size than in the manifest."""
-    path = f"{commit.name}/{entry.name}"
-    size = storage.size(path)
-    if size is None:
-        raise CorruptCheckpointError(f"{storage.url}/{path}", "the file is missing")
-    if size != entry.size:
-        reason = f"the file has {size} bytes, and the manifest says {entry.size}"
-        raise CorruptCheckpointError(f"{storage.url}/{path}", reason)
-
-
-def read_layout(storage: Storage, commit: CommitId, entry: FileEntry) -> Layout:
-    """Read the header of a data file. The tensors are not read, so the digest is not checked."""
-    check_size(storage, commit, entry)
-    path = f"{commit.name}/{entry.name}"
-
-    def head(count: int) -> bytes:
-        buffer = allocate(count)
-        return buffer[: storage.read_into(path, buffer).size].tobytes()
-
-    try:
-        return layouts.parse(head(layouts.header_size(head(min(8, entry.size)), entry.size)), entry.size)
-    except ValueError as error:
-        raise CorruptCheckpointError(f"{storage.url}/{path}", str(error)) from error
 
 
 def quarantine_path(commit: CommitId) -> str:
@@ -146,6 +119,17 @@ def copied(storage: Storage, path: str, size: int) -> tuple[Bytes, ReadBytes]:
     """Read a file into new memory."""
     buffer = allocate(size)
     return buffer, storage.read_into(path, buffer)
+
+
+def read_layout(storage: Storage, commit: CommitId, entry: FileEntry) -> Layout:
+    """Read the header of a data file. The tensors are not read, so the digest is not checked."""
+
+    def head(count: int) -> bytes:
+        buffer = allocate(count)
+        return buffer[: storage.read_into(f"{commit.name}/{entry.name}", buffer).size].tobytes()
+
+    with _checked(storage, commit, entry):
+        return parse(head(header_size(head(min(8, entry.size)), entry.size)), entry.size)
 
 
 def read_commit(
@@ -220,20 +204,29 @@ def read_newest(
 
 
 def _read_file(storage: Storage, commit: CommitId, entry: FileEntry, load: Load) -> Arena:
-    path = f"{commit.name}/{entry.name}"
-    url = f"{storage.url}/{path}"
-    size = entry.size
-    check_size(storage, commit, entry)
-    try:
+    with _checked(storage, commit, entry) as path:
         try:
-            buffer, found = load(storage, path, size)
+            buffer, found = load(storage, path, entry.size)
         except StorageError:
             raise
         except (OSError, OverflowError, MemoryError) as error:
-            raise StorageError(url, f"there is no memory for its {size} bytes ({error})") from error
-        if found != ReadBytes(size, entry.digest):
-            raise CorruptCheckpointError(url, "the file's content does not match the manifest's digest")
-        header = buffer[: layouts.header_size(buffer[:8].tobytes(), size)].tobytes()
-        return Arena(layouts.parse(header, size), buffer)
+            reason = f"there is no memory for its {entry.size} bytes ({error})"
+            raise StorageError(f"{storage.url}/{path}", reason) from error
+        if found != ReadBytes(entry.size, entry.digest):
+            raise ValueError("the file's content does not match the manifest's digest")
+        return Arena.of_file(buffer)
+
+
+@contextmanager
+def _checked(storage: Storage, commit: CommitId, entry: FileEntry) -> Iterator[str]:
+    """Check a data file's size and give its path. Any ValueError means that the file is broken."""
+    path = f"{commit.name}/{entry.name}"
+    try:
+        size = storage.size(path)
+        if size is None:
+            raise ValueError("the file is missing")
+        if size != entry.size:
+            raise ValueError(f"the file has {size} bytes, and the manifest says {entry.size}")
+        yield path
     except ValueError as error:
-        raise CorruptCheckpointError(url, str(error)) from error
+        raise CorruptCheckpointError(f"{storage.url}/{path}", str(error)) from error

@@ -16,6 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from hvdrecover.checkpoint import CommitId, Keep, claims, root
@@ -53,6 +54,7 @@ class Store:
         self, storage: Storage, *, keep: int | Keep, job: str, host: str, events: Events, clock: Clock
     ) -> None:
         self.storage = storage
+        self.url = storage.url
         self.events = events
         self.clock = clock
         self.claims = Claims(storage, job=job, host=host, clock=clock)
@@ -63,18 +65,13 @@ class Store:
         self._has_warned = False  # that commits lack the number of `Keep.best`
         self.resumed: CommitId | None = None
 
-    @property
-    def url(self) -> str:
-        return self.storage.url
-
     def claim_next(self, *, again: bool = False) -> int:
         """Claim a generation for a job that starts, later than all generations at the root.
 
         Earlier commits that have lost their manifest are marked as broken. Leftovers are not deleted here,
         since all ranks wait for this call: `write` deletes them before the first commit.
 
-        Args:
-            again: whether an earlier start of this job has claimed the root.
+        ``again``: an earlier start of this job has claimed the root.
         """
         check_is_ours(self.storage)
         commits = root.commits(self.storage)
@@ -90,15 +87,12 @@ class Store:
         return next((each for each in commits if root.is_complete(self.storage, each)), None)
 
     def write(self, snapshot: Snapshot, rank: int, durable: Callable[[], None] = lambda: None) -> None:
-        """Make a commit durable, then delete commits that retention no longer keeps.
+        """Make a commit durable, call ``durable``, then delete commits that retention no longer keeps.
 
         Before the first commit, the files that killed processes left are deleted. Before each commit, the
         incomplete files of this process are deleted. So the root never holds more than the commits to keep,
         one more, and the one that is being written. If the disk is full, all files that are not needed are
         deleted, and the write is tried again.
-
-        Args:
-            durable: called as soon as the commit is durable; deleting may take as long as writing.
         """
         commit = snapshot.id
         for attempt in (1, 2):
@@ -118,8 +112,7 @@ class Store:
             self._has_warned = True
             message = f"{self.url}: no commit is kept as one of the best: {problem}"
             self.events.emit("no_metric", message, level=logging.WARNING, reason=problem)
-        # A replaced job deletes nothing; its next write raises the error.
-        with suppress(FencedError), self._reporting():
+        with suppress(FencedError), self._reporting():  # a replaced job deletes nothing; its next write fails
             self._clean_up(commit)
 
     def _publish(self, snapshot: Snapshot, rank: int) -> Manifest:
@@ -160,10 +153,8 @@ class Store:
 
         A commit that was complete and has lost its manifest is marked as broken, and left to the user.
         """
-
-        def check() -> None:  # before each deletion: this process may have been stopped for a while
-            self.claims.check(commit.generation)
-
+        # Also before each deletion: this process may have been stopped for a while.
+        check = partial(self.claims.check, commit.generation)
         check()
         with self._reporting():
             self._pruner.prune(check, more=more, resumed=self.resumed)
@@ -198,9 +189,8 @@ class Store:
         except FencedError:
             raise
         except Exception as error:
-            what = (
-                str(error) if isinstance(error, StorageError) else f"{self.url}: could not delete: {error!r}"
-            )
+            is_known = isinstance(error, StorageError)
+            what = str(error) if is_known else f"{self.url}: could not delete: {error!r}"
             self.events.emit("not_deleted", what, level=logging.WARNING, error=what)
 
 
@@ -254,11 +244,8 @@ def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Sna
     since = 0 if snapshot is None else snapshot.id.generation
     found = root.commits(store.storage)
     there = {commit.generation for commit in found if root.may_be_complete(store.storage, commit)}
-    lost = [
-        f"generation {number}"
-        for number in store.claims.generations()
-        if number > since and number not in there and store.claims.read(number).acknowledged
-    ]
+    gone = [number for number in store.claims.generations() if number > since and number not in there]
+    lost = [f"generation {number}" for number in gone if store.claims.read(number).acknowledged]
     if snapshot is None:
         if lost:
             raise NoUsableCommitError(store.url, dict.fromkeys(lost, _LOST))
@@ -286,10 +273,6 @@ class Progress:
     """The record of one writer: the last durable commit, and why and since when attempts fail.
 
     Times are monotonic seconds. Only the thread that handles the snapshot changes it; any thread may read.
-
-    Attributes:
-        error: why the last attempt failed; None if it succeeded, so there is no outage.
-        failure: the error after which no commit is written any more; None if there was none.
     """
 
     def __init__(self, url: str, events: Events, clock: Clock) -> None:
@@ -301,8 +284,8 @@ class Progress:
         self._outage_since = 0.0
         self._attempts = 0
         self.last_durable: CommitId | None = None
-        self.error: StorageError | None = None
-        self.failure: HvdrecoverError | None = None
+        self.error: StorageError | None = None  # of the last attempt; None: there is no outage
+        self.failure: HvdrecoverError | None = None  # after which no commit is written any more
 
     @property
     def behind(self) -> float:
@@ -366,8 +349,7 @@ class Progress:
     def _emit(
         self, kind: str, commit: CommitId, message: str | None = None, level: int = logging.INFO, **facts: Any
     ) -> None:
-        numbers = {"generation": commit.generation, "commit": commit.commit}
-        self._events.emit(kind, message, level=level, **numbers, **facts)
+        self._events.emit(kind, message, level=level, **vars(commit), **facts)
 
 
 class BackgroundWriter:
@@ -397,7 +379,7 @@ class BackgroundWriter:
 
     @property
     def in_flight(self) -> Snapshot | None:
-        """The snapshot that is being written, or waits for the next attempt, if any."""
+        """The snapshot that is being written, or waits for the next attempt."""
         return self._snapshot
 
     def submit(self, snapshot: Snapshot) -> bool:

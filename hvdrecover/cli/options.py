@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdrecover import config
-from hvdrecover.record import RUNS
+from hvdrecover.events import RUNS
 
 _MULTIPLES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _NBYTES = re.compile(r"(\d+(?:\.\d+)?)([kKMGT]?)B?")

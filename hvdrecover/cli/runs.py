@@ -15,13 +15,13 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from hvdrecover import config, record
+from hvdrecover import config, events
 from hvdrecover.cli import options, printer
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.errors import ConfigError, LaunchError
+from hvdrecover.events import Follower
 from hvdrecover.launch import presence
 from hvdrecover.launch.presence import Supervised
-from hvdrecover.record import Follower
 from hvdrecover.redaction import printable
 from hvdrecover.reporting import page, text
 from hvdrecover.reporting.summary import PHASES, Report, Run
@@ -44,7 +44,7 @@ Endpoint = tuple[str, int]
 
 
 def _folder(arguments: argparse.Namespace) -> Path:
-    return record.locate(arguments.folder, config.read().events)
+    return events.locate(arguments.folder, config.read().events)
 
 
 # -- status --------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def add_status(parser: argparse.ArgumentParser) -> None:
 
 def run_status(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
-    supervisor, report = presence.find(folder), Run(record.read(folder)).report()
+    supervisor, report = presence.find(folder), Run(events.read(folder)).report()
     running = False if report.over else None  # None: only the events can tell, and they have no end
     if supervisor is not None and supervisor.lives is not None:
         running = supervisor.lives
@@ -106,7 +106,7 @@ def run_stop(arguments: argparse.Namespace) -> int:
     sys.stderr.write(f"hvdrecover: the job leaves at its next commit, within {supervised.grace:g} s\n")
     if not presence.wait_for_end(supervised, supervised.grace + _MARGIN):
         raise LaunchError(process, "the supervisor still runs; look at what it says, or kill it")
-    report = Run(record.read(folder)).report()
+    report = Run(events.read(folder)).report()
     if report.code is None:  # a supervisor that ends by itself writes how
         killed = "the supervisor was killed before the job had left"
         raise LaunchError(process, f"{killed}; look at what still runs, and start it again")
@@ -149,7 +149,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
     if arguments.watch:
         return _watch(folder, arguments)
-    run = Run(record.read(folder))
+    run = Run(events.read(folder))
     report = run.report()
     if isinstance(arguments.prometheus, tuple):
         raise ConfigError("--prometheus", "an endpoint is there while a run is watched; add --watch")

@@ -24,9 +24,8 @@ import numpy as np
 
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint import CommitId
-from hvdrecover.checkpoint.arena import Bytes, allocate, digest, digest_numbers
+from hvdrecover.checkpoint.arena import Bytes, TensorSpec, allocate, digest, digest_numbers
 from hvdrecover.checkpoint.inspection import different
-from hvdrecover.checkpoint.layout import TensorSpec
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.data import version
 from hvdrecover.errors import DataChangedError, DivergedError, StructureError

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hvdrecover.record import Event, whole
+from hvdrecover.events import Event, whole
 
 REPORTED = ("reset", "rendezvous", "load", "sync", "first_step")  # phases of a recovery that a rank reports
 PHASES = ("start", *REPORTED)

@@ -10,8 +10,7 @@ from typing import Any
 
 from hvdrecover import machine
 from hvdrecover.checkpoint import CommitId
-from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.layout import Layout
+from hvdrecover.checkpoint.arena import Arena, Layout
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.near_tier import NearTier
 from hvdrecover.errors import HvdrecoverError, StateError

@@ -18,11 +18,12 @@ from hvdrecover.data.version import DataVersion
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError
 from hvdrecover.guard.settings import Guard
 from hvdrecover.heartbeat import heartbeat
+from hvdrecover.scalars import MLflow, Tracker, WandB
 from hvdrecover.stand_in import standing_in as _standing_in
-from hvdrecover.state.liveness import paused
-from hvdrecover.state.loading import Loaded
+from hvdrecover.state.contents import Loaded
+from hvdrecover.state.horovod import join as _join
+from hvdrecover.state.horovod import paused
 from hvdrecover.state.run import run
-from hvdrecover.state.startup import join as _join
 from hvdrecover.tensorflow import elastic as elastic
 from hvdrecover.tensorflow.averaging import DistributedGradientTape, PartialDistributedGradientTape
 from hvdrecover.tensorflow.collectives import (
@@ -36,7 +37,6 @@ from hvdrecover.tensorflow.fit import fit_callbacks
 from hvdrecover.tensorflow.optimizer import DistributedOptimizer
 from hvdrecover.tensorflow.state import TensorFlowKerasState, TensorFlowState, load
 from hvdrecover.tensorflow.sync_batch_norm import SyncBatchNormalization
-from hvdrecover.trackers import MLflow, Tracker, WandB
 from hvdrecover.virtual.ranks import virtual_rank, virtual_size
 
 __all__ = [

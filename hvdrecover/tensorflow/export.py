@@ -13,7 +13,7 @@ from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint.inspection import written_aside
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.errors import ExportError, MismatchError
-from hvdrecover.state.loading import load
+from hvdrecover.state.contents import load
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 
 

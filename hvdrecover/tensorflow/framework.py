@@ -15,16 +15,14 @@ import numpy.typing as npt
 import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 
-from hvdrecover.checkpoint.arena import WORTH_A_SPAN, Arena, copy_spans, spans_equal
-from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.checkpoint.arena import WORTH_A_SPAN, Arena, TensorSpec, copy_spans, spans_equal
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.state import horovod
-from hvdrecover.state import random as streams
+from hvdrecover.state import rank_local as streams
 from hvdrecover.state.adapter import Entry, StepReport, Tree, fit_tensors
 from hvdrecover.tensorflow import collectives
-from hvdrecover.tensorflow.averaging import is_finite, sums_of
+from hvdrecover.tensorflow.averaging import sums_of, watch
 from hvdrecover.tensorflow.optimizer import forget_sums, report_gradients
-from hvdrecover.tensorflow.scalars import watch
 from hvdrecover.tensorflow.variables import is_seed, mean_the_same, named, raw, variables_of, without_numbers
 
 Array = npt.NDArray[Any]
@@ -198,7 +196,7 @@ class TensorFlowFramework:
         floats = {name: each for name, each in trained.items() if each.dtype.is_floating}
         if not floats or np.isfinite(sums_of(list(floats.values())).numpy()).all():
             return []
-        return [name for name, each in floats.items() if not is_finite(each)]
+        return [name for name, each in floats.items() if not np.isfinite(each.numpy()).all()]
 
     def draw_seed(self) -> int:
         return random.getrandbits(63)  # from Python's generator, which ``keras.utils.set_random_seed`` seeds

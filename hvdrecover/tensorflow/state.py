@@ -11,18 +11,18 @@ import keras
 from hvdrecover.checkpoint import Checkpoint, CommitId
 from hvdrecover.errors import ConfigError
 from hvdrecover.guard.settings import Guard
-from hvdrecover.state import loading
-from hvdrecover.state.loading import Loaded
-from hvdrecover.state.random import Randomness
+from hvdrecover.scalars import Tracker
+from hvdrecover.state import contents
+from hvdrecover.state.contents import Loaded
+from hvdrecover.state.rank_local import Randomness
 from hvdrecover.state.state import State
 from hvdrecover.tensorflow import virtual
-from hvdrecover.tensorflow.callback_state import NAME, FitState
 from hvdrecover.tensorflow.collectives import TensorFlowWorld
 from hvdrecover.tensorflow.dataset import ElasticDataset
+from hvdrecover.tensorflow.fit import NAME, FitState
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from hvdrecover.tensorflow.variables import Variable, build_optimizer, refuse_unbuilt
 from hvdrecover.tensorflow.virtual import Step
-from hvdrecover.trackers import Tracker
 from hvdrecover.virtual.ranks import Policy, virtual_of
 from hvdrecover.virtual.steps import steps
 
@@ -34,7 +34,7 @@ class TensorFlowState(State):
         variables: ``tf.Variable`` and Keras variables, or None.
         checkpoint: a `Checkpoint` or its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that nothing
             is written.
-        rng: ``"reseed"``, the default, or ``"store"``; see `hvdrecover.state.random`.
+        rng: ``"reseed"``, the default, or ``"store"``; see `hvdrecover.state.rank_local`.
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
         tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank. With it or a tracker,
             make the state before functions are traced.
@@ -204,4 +204,4 @@ def load(
     given = {"model": model, "optimizer": optimizer, **attributes}
     for name, value in given.items():
         refuse_unbuilt(name, value)
-    return loading.load(TensorFlowFramework(), url, given, commit, strict=strict)
+    return contents.load(TensorFlowFramework(), url, given, commit, strict=strict)

@@ -279,7 +279,7 @@ class Gradients:
         self._result = self._layout.average(totals, self._divisor)
         if own.wanted:
             sums = np.where(self._finite, 0.0, np.nan).astype(np.float32)
-            own.found(sums, self._layout.variables)
+            own.note(sums, self._layout.variables)
 
     def abandon(self) -> None:
         self._result = self._part = None

@@ -7,17 +7,17 @@ from hvdrecover.data.version import DataVersion
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError, StepError
 from hvdrecover.guard.settings import Guard
 from hvdrecover.heartbeat import heartbeat
+from hvdrecover.scalars import MLflow, Tracker, WandB
 from hvdrecover.stand_in import standing_in as _standing_in
-from hvdrecover.state.liveness import paused
-from hvdrecover.state.loading import Loaded
+from hvdrecover.state.contents import Loaded
+from hvdrecover.state.horovod import join as _join
+from hvdrecover.state.horovod import paused
 from hvdrecover.state.rank_local import PerRank
 from hvdrecover.state.run import run
-from hvdrecover.state.startup import join as _join
 from hvdrecover.torch import elastic as elastic
 from hvdrecover.torch import stepping as _stepping
 from hvdrecover.torch.elastic.sampler import ElasticSampler
 from hvdrecover.torch.state import TorchState, load
-from hvdrecover.trackers import MLflow, Tracker, WandB
 from hvdrecover.virtual.ranks import virtual_rank, virtual_size
 
 __all__ = [

@@ -16,7 +16,7 @@ from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.root import read_commit
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.errors import ExportError
-from hvdrecover.state.trees import rebuild
+from hvdrecover.state.adapter import rebuild
 from hvdrecover.torch.framework import TorchFramework
 
 

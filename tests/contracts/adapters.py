@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvdrecover.checkpoint.layout import ITEM_BYTES
+from hvdrecover.checkpoint.arena import ITEM_BYTES
 from hvdrecover.state.adapter import Component, Framework, Tensor
 
 

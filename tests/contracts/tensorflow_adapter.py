@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hvdrecover.checkpoint.layout import ITEM_BYTES
+from hvdrecover.checkpoint.arena import ITEM_BYTES
 from hvdrecover.tensorflow.framework import TensorFlowFramework
 from tests.contracts.adapters import Adapter
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hvdrecover.checkpoint.layout import ITEM_BYTES
+from hvdrecover.checkpoint.arena import ITEM_BYTES
 from hvdrecover.torch.framework import TorchFramework
 from tests.contracts.adapters import Adapter
 

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.checkpoint.arena import Arena, TensorSpec
 from hvdrecover.data.order import SampleOrder, Tail
 from hvdrecover.errors import UnsupportedTensorError
+from hvdrecover.scalars import Row, Tracker
 from hvdrecover.state.adapter import Entry, StepReport, fit_tensors
-from hvdrecover.trackers import Row, Tracker
 
 Array = npt.NDArray[Any]
 Events = dict[str, list[tuple[int, float, float]]]

@@ -7,14 +7,12 @@ import gc
 import pytest
 import torch
 
-from hvdrecover.checkpoint import layout
-from hvdrecover.checkpoint.arena import Arena, allocate
-from hvdrecover.checkpoint.layout import TensorSpec
+from hvdrecover.checkpoint.arena import Arena, TensorSpec, allocate, plan
 from hvdrecover.torch import framework
 from tests.gpu.jobs import joined, pair, train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="nothing is pinned for a CPU")
-LAYOUT = layout.plan([TensorSpec("weight", "F32", (1 << 20,))])
+LAYOUT = plan([TensorSpec("weight", "F32", (1 << 20,))])
 
 
 def is_pinned(arena: Arena) -> bool:

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from hvdrecover.checkpoint import CommitId
-from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.layout import TensorSpec, plan
+from hvdrecover.checkpoint.arena import Arena, TensorSpec, plan
 from hvdrecover.checkpoint.manifest import FILE_NAME, Snapshot
 from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.checkpoint.store import BackgroundWriter, Store, load_newest

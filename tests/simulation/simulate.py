@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hvdrecover import events, heartbeat, record
+from hvdrecover import events, heartbeat
 from hvdrecover.checkpoint import storage
 from hvdrecover.discovery import selection
 from hvdrecover.launch import guardian, presence, ssh
@@ -184,7 +184,7 @@ def _in_place_of(cluster: Cluster) -> Iterator[None]:
                     raise RuntimeError(HANDLER_FAILS)
 
     class Recorded:
-        """Stands for `hvdrecover.record.Record`."""
+        """Stands for `hvdrecover.events.Record`."""
 
         def __init__(self, folder: Path, seconds: float) -> None:
             self._job = cluster.job_of(cluster.system.process)
@@ -200,7 +200,7 @@ def _in_place_of(cluster: Cluster) -> Iterator[None]:
     replaced = {
         storage.open_storage: open_storage,
         events.of_training: of_training,
-        record.Record: Recorded,
+        events.Record: Recorded,
         presence.announce: lambda folder, supervised: Path("/dev/null/announced"),
         ssh.kept_alive: lambda config, folder: "",
         selection.report_failure: lambda path, host, now: None,

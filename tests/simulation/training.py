@@ -17,14 +17,12 @@ import numpy as np
 
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint import Checkpoint, values
-from hvdrecover.checkpoint import layout as layouts
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.manifest import HasState, Snapshot
 from hvdrecover.config import Config
 from hvdrecover.errors import RemovedError, RendezvousError
 from hvdrecover.state.hooks import Agreement, Hook
-from hvdrecover.state.random import Randomness
-from hvdrecover.state.rank_local import PerRank
+from hvdrecover.state.rank_local import PerRank, Randomness
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeFramework, FakeLoader, FakeModel, FakeSampler
@@ -193,12 +191,7 @@ class Witness(Hook):
 
 def opened(files: Mapping[str, bytes]) -> dict[str, Arena]:
     """Return the data files of a commit at the root, by attribute name."""
-    arenas = {}
-    for name, content in files.items():
-        buffer = np.frombuffer(content, dtype=np.uint8)
-        header = content[: layouts.header_size(content[:8], len(content))]
-        arenas[name] = Arena(layouts.parse(header, len(content)), buffer)
-    return arenas
+    return {name: Arena.of_file(np.frombuffer(content, dtype=np.uint8)) for name, content in files.items()}
 
 
 def digest(commit: HasState, arenas: Mapping[str, Arena]) -> str:

@@ -15,7 +15,7 @@ from tests.unit import api
 TESTS = Path(__file__).parents[1]
 # The examples are the jobs that the tests start; tests/support is the one place that may use the harness.
 PUBLIC = re.compile(r"hvdrecover\.examples\b")
-HARNESS = re.compile(r"hvdrecover\.(examples|launch\.processes|drill|record)\b")
+HARNESS = re.compile(r"hvdrecover\.(examples|launch\.processes|drill|events)\b")
 IMPORT = re.compile(r"^\s*(?:from\s+(hvdrecover[\w.]*)\s+)?import\s+(\([^)]*\)|.*)$", re.MULTILINE)
 # Helpers of tests that are not marked: these tests look inside.
 INSIDE = {"alone.py", "crash_writer.py", "repair_faults.py", "tensorflow_gradients.py"}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hvdrecover import cli, record
+from hvdrecover import cli, events
 from hvdrecover.config import Config
 from hvdrecover.doctor import examination
 from hvdrecover.doctor.examination import Finding, Report, Settings
@@ -243,7 +243,7 @@ def test_a_host_that_is_left_out_and_the_processes_that_are_left(
     assert slow == "clocks: h1 +3.0 s. Set the clock."
     assert wrong == "h2 left out: ssh: h2: Connection refused. Start a server."
     assert all_in_all.startswith("2 of 3 hosts are used, for 3 processes; looked at them for ")
-    (event,) = record.read(Path("events"))
+    (event,) = events.read(Path("events"))
     assert (event.kind, event.facts["used"]) == ("preflight", ["h1", "h3"])
     assert event.facts["excluded"] == {"h2": "ssh: h2: Connection refused. Start a server."}
 

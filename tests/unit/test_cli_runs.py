@@ -16,9 +16,9 @@ import pytest
 from hvdrecover import cli, machine
 from hvdrecover.cli import printer, runs
 from hvdrecover.config import PREEMPTED
+from hvdrecover.events import Follower, read
 from hvdrecover.launch import presence
 from hvdrecover.launch.presence import Supervised
-from hvdrecover.record import Follower, read
 from hvdrecover.reporting import summary
 from hvdrecover.reporting.prometheus import Exporter
 from tests.fakes.clock import FakeClock

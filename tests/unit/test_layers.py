@@ -16,7 +16,6 @@ LAYERS = {
     "errors": 0,
     "error_kinds": 0,
     "events": 0,
-    "record": 0,
     "config": 0,
     "clock": 0,
     "heartbeat": 0,
@@ -31,7 +30,6 @@ LAYERS = {
     "install": 1,
     "reporting": 1,
     "scalars": 2,
-    "trackers": 1,
     "state": 2,
     "guard": 2,
     "virtual": 2,
@@ -178,7 +176,7 @@ def test_only_config_reads_environment_variables():
         for module in MODULES
         if topic(module) not in ("install", "examples") and readers & set(names_of_os_used(module))
     ]
-    assert reading == ["config.py"]
+    assert reading == ["config.py", "launch/early/sitecustomize.py"]  # no process is to import config for it
 
 
 def test_importing_the_package_imports_neither_a_framework_nor_horovod():

@@ -47,17 +47,12 @@ class ReadBytes(NamedTuple):
 
 
 class Temporary(NamedTuple):
-    """A file that `Storage.names` does not show: it is being written, or a killed process left it.
-
-    Attributes:
-        folder: the folder below the root that the file belongs to; empty for the root itself.
-        handle: the storage's own identity of an unfinished upload.
-    """
+    """A file that `Storage.names` does not show: it is being written, or a killed process left it."""
 
     path: str
-    folder: str
+    folder: str  # the folder below the root that the file belongs to; empty for the root itself
     nbytes: int
-    handle: Any = None
+    handle: Any = None  # the storage's own identity of an unfinished upload
 
 
 class Storage(ABC):
@@ -201,8 +196,8 @@ def failures(url: str, path: str, action: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = redact(str(error)) or type(error).__name__
-        where = f"{url}/{path}" if path else url
         remedy = "Check the path, the permissions and the state of the storage."
+        where = f"{url}/{path}" if path else url
         raise StorageError(where, f"could not {action}: {reason}. {remedy}") from error
 
 
@@ -240,10 +235,7 @@ def transferred(
     """Transfer a buffer in pieces of ``size`` bytes; yield each piece and its result, in order.
 
     While the caller has one piece, ``at_once`` others are under way, each in a thread. The first error is
-    raised when no piece is under way any more.
-
-    Args:
-        transfer: transfers one piece, given its offset in the buffer.
+    raised when no piece is under way any more. ``transfer`` is given a piece and its offset in the buffer.
     """
     if 0 < len(buffer) <= size:  # most files; no thread is needed
         yield buffer, transfer(buffer, 0)
@@ -264,8 +256,6 @@ def transferred(
 
 
 def _in_thread(transfer: Callable[[Bytes, int], T], piece: Bytes, start: int) -> Future[T]:
-    # Not a ThreadPoolExecutor: at exit, Python waits for its threads, so a storage that hangs would keep a
-    # finished process alive. Python does not wait for daemon threads.
     future: Future[T] = Future()
 
     def work() -> None:
@@ -274,6 +264,8 @@ def _in_thread(transfer: Callable[[Bytes, int], T], piece: Bytes, start: int) ->
         except BaseException as error:
             future.set_exception(error)
 
+    # Not a ThreadPoolExecutor: at exit, Python waits for its threads, so a storage that hangs would keep a
+    # finished process alive. Python does not wait for daemon threads.
     threading.Thread(target=work, name="hvdrecover-transfer", daemon=True).start()
     return future
 
@@ -296,8 +288,7 @@ def open_storage(url: str) -> Storage:
 def open_filesystem(url: str, name: str) -> tuple[Any, str]:
     """Return fsspec's file system for a path or a URL, and the path in it. Raises as `open_storage` does.
 
-    Args:
-        name: the user's name for the URL in errors: an option or an argument.
+    ``name`` is the user's name for the URL in errors: an option or an argument.
     """
     shown = redact(url)
     with failures(shown, "", "open the storage"):
@@ -310,12 +301,7 @@ def open_filesystem(url: str, name: str) -> tuple[Any, str]:
 
 
 def storage_in(filesystem: Any, path: str, shown: str) -> Storage:
-    """Return the storage of a folder in an fsspec file system.
-
-    Args:
-        path: the folder's path in it.
-        shown: the folder's URL as messages show it, without credentials.
-    """
+    """Return the storage of a folder in an fsspec file system; ``shown`` is its URL without credentials."""
     # These modules import this one; and only SFTP needs paramiko.
     from hvdrecover.checkpoint.storage import local, remote
 

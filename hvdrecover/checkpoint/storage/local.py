@@ -18,8 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdrecover.checkpoint.arena import HUGE_PAGE, Bytes
-from hvdrecover.checkpoint.layout import PAGE
+from hvdrecover.checkpoint.arena import HUGE_PAGE, PAGE, Bytes
 from hvdrecover.checkpoint.storage import FULL, TEMPORARY, Storage, transferred
 from hvdrecover.errors import ConfigError
 

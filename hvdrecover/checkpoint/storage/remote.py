@@ -27,16 +27,9 @@ _SLOWEST = 1 << 18  # bytes per second; a slower link is assumed to be dead
 
 
 class RemoteStorage(Storage):
-    """A folder of an fsspec file system. A file that has been closed is assumed to be durable.
+    """A folder of an fsspec file system. A file that has been closed is assumed to be durable."""
 
-    Args:
-        root: the folder's path in it.
-
-    Attributes:
-        piece: bytes of a large file that are transferred at a time.
-    """
-
-    piece = 1 << 24
+    piece = 1 << 24  # bytes of a large file that are transferred at a time
 
     def __init__(self, filesystem: Any, root: str, url: str) -> None:
         self._fs = filesystem
@@ -175,7 +168,7 @@ class S3Storage(RemoteStorage):
         self._fs.call_s3("abort_multipart_upload", **temporary.handle)
 
     def _make_folder(self, folder: str) -> None:
-        """Do nothing: prefixes are not made, and no bucket is made because of a misspelt name."""
+        pass  # prefixes are not made, and no bucket is made because of a misspelt name
 
 
 class _Slices:

@@ -48,11 +48,10 @@ class SftpStorage(RemoteStorage):
 
     @property
     def _session(self) -> _Session:
-        """The session of the operation that is under way."""
         return self._fs.ftp  # type: ignore[no-any-return]
 
     def check(self) -> None:
-        """Do nothing: SFTP's rename does not replace, and nothing is cached."""
+        pass  # SFTP's rename does not replace, and nothing is cached
 
     @contextmanager
     def _failures(self, path: str, action: str) -> Iterator[None]:
@@ -89,7 +88,6 @@ class SftpStorage(RemoteStorage):
         self._sync_folder(_parent(target))
 
     def _publish(self, path: str, data: bytes, *, exclusive: bool) -> bool:
-        """Write a temporary file beside a target, and rename it when it is durable."""
         target = self._path(path)
         if exclusive and self._mode(target):
             return False
@@ -145,7 +143,6 @@ class SftpStorage(RemoteStorage):
             raise NotADirectoryError(errno.ENOTDIR, "it is a link, or not a folder")
 
     def _make_folder(self, folder: str) -> None:
-        """Make a folder and its parents durable."""
         if not self._mode(folder):
             self._make_folder(_parent(folder))
             try:
@@ -157,12 +154,11 @@ class SftpStorage(RemoteStorage):
         self._check_is_folder(folder)
 
     def _sync_folder(self, folder: str) -> None:
-        """Make a folder's entries durable, if the server can open folders, as on Linux."""
         try:
             opened = self._session.open(folder, "r")
         except TimeoutError:
             raise
-        except OSError:
+        except OSError:  # only servers on Linux can open folders
             return
         with opened:
             self._session.sync(opened)
@@ -196,6 +192,7 @@ class StrictSftpFileSystem(SFTPFileSystem):  # type: ignore[misc]
             return
         self._lock = threading.Lock()  # fsspec shares one file system among all users in the process
         self._files = [Path(name).expanduser() for name in ([known_hosts] if known_hosts else KNOWN_HOSTS)]
+        self._shown = ", ".join(map(str, self._files))
         if known_hosts and not self._files[0].is_file():
             raise ConfigError("known_hosts", f"there is no file '{known_hosts}' of host keys")
         if "host_key_policy" in ssh_kwargs:
@@ -239,7 +236,7 @@ class StrictSftpFileSystem(SFTPFileSystem):  # type: ignore[misc]
         except paramiko.BadHostKeyException as error:
             raise HostKeyError(
                 error.hostname,
-                f"its host key, {_print(error.key)}, differs from the one in {_names(self._files)}: the "
+                f"its host key, {_print(error.key)}, differs from the one in {self._shown}: the "
                 "server was set up again, or this is another server. If it was set up again, remove the old "
                 f"key (`ssh-keygen -R '{error.hostname}'`) and add the new one",
             ) from error
@@ -247,7 +244,7 @@ class StrictSftpFileSystem(SFTPFileSystem):  # type: ignore[misc]
         key = transport.get_remote_server_key()
         if any(words[:1] == ["@revoked"] and key.get_base64() in words for words in lines):
             raise HostKeyError(
-                self.host, f"its host key, {_print(key)}, is marked as revoked in {_names(self._files)}"
+                self.host, f"its host key, {_print(key)}, is marked as revoked in {self._shown}"
             )
         transport.set_keepalive(_KEEPALIVE)
         channel = transport.open_session(_WINDOW, timeout=options["timeout"])
@@ -274,12 +271,11 @@ class StrictSftpFileSystem(SFTPFileSystem):  # type: ignore[misc]
         return host, options
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        """Refuse a server, as a policy of paramiko's."""
         host, _, port = hostname.removeprefix("[").partition("]:")
         command = f"ssh-keyscan -p {port} {host}" if port else f"ssh-keyscan {host}"
         raise HostKeyError(
             hostname,
-            f"its host key, {_print(key)}, is in none of {_names(self._files)}, so this may be another "
+            f"its host key, {_print(key)}, is in none of {self._shown}, so this may be another "
             f"server. Add it to {self._files[0]} (`{command}` shows it; compare it with the key that the "
             "server's owner gives you), or name a file that has it: FSSPEC_SFTP_KNOWN_HOSTS=FILE. Patterns "
             "(*, ?) are not understood there",
@@ -292,7 +288,3 @@ def _parent(path: str) -> str:
 
 def _print(key: paramiko.PKey) -> str:
     return f"{key.get_name()} {key.fingerprint}"
-
-
-def _names(files: list[Path]) -> str:
-    return ", ".join(map(str, files))

@@ -1,32 +1,67 @@
 """Run by Python in a training process before its script is read.
 
-An error in reading the script is reported like later ones. ``import horovod.torch`` gives `hvdrecover.torch`
-(`hvdrecover.stand_in`).
+An error that ends the process is reported to the guardian, also one in reading the script. ``import
+horovod.torch`` gives `hvdrecover.torch` (`hvdrecover.stand_in`).
 
-`hvdrecover.config`, which it imports, notes the folder for relative paths. It leaves no other trace in the
-process, and runs the `sitecustomize` that would have been found without it. It never fails: without it, a
-process prints its errors itself, and imports Horovod's modules.
+A script that needs neither must not start later for it, so this file imports nothing of ours until then. It
+leaves no other trace in the process, and runs the `sitecustomize` that would have been found without it. It
+never fails: without it, a process prints its errors itself, and imports Horovod's modules.
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
 import sys
-from pathlib import Path
+
+
+class _Finder:
+    """Installs the stand-in when the script, or a library, imports Horovod."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name != "horovod":
+            return
+        sys.meta_path.remove(self)
+        try:
+            from hvdrecover import config, stand_in
+
+            stand_in.install(config.read())  # Python asks its finder for horovod.torch, which comes next
+        except Exception:
+            pass  # an invalid setting is reported when hvdrecover is imported
+
+
+def _report_errors(notes: int) -> None:
+    before = sys.excepthook
+
+    def report(*error: object) -> None:
+        try:
+            from hvdrecover import uncaught
+
+            sys.excepthook = before
+            uncaught.report_to(notes)
+        except Exception:
+            pass  # the process prints the error itself
+        sys.excepthook(*error)  # type: ignore[arg-type]
+
+    report.before = before  # type: ignore[attr-defined]
+    sys.excepthook = report
 
 
 def _begin() -> None:
-    folder = str(Path(__file__).parent)
+    folder = os.path.dirname(__file__)  # noqa: PTH120  pathlib takes milliseconds
     if folder in sys.path:
         sys.path.remove(folder)
-    with contextlib.suppress(Exception):
-        from hvdrecover import config, stand_in, uncaught
-
-        config.forget_python_path(folder)
-        settings = config.read()
-        if settings.slot is not None:
-            uncaught.report_to(settings.slot[2])
-            stand_in.install(settings)
+    paths = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each != folder]
+    if paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+    if slot := os.environ.get("HVDRECOVER_SLOT"):
+        try:  # noqa: SIM105  contextlib takes milliseconds, too
+            os.environ["HVDRECOVER_STARTED_IN"] = os.getcwd()  # noqa: PTH109
+        except OSError:  # the working directory was deleted
+            pass
+        _report_errors(int(slot.split(",")[2]))
+        sys.meta_path.insert(0, _Finder())
     own = sys.modules.pop(__name__)
     try:
         __import__("sitecustomize")

@@ -10,8 +10,8 @@ import keras
 from hvdrecover import heartbeat
 from hvdrecover.stand_in import standing_in
 from hvdrecover.state.run import run
-from hvdrecover.tensorflow.callback_state import ResumedEpoch, arrange
 from hvdrecover.tensorflow.elastic import TensorFlowKerasState
+from hvdrecover.tensorflow.fit import ResumedEpoch, arrange
 
 __all__ = [
     "CommitStateCallback",

@@ -13,8 +13,7 @@ import fsspec
 import numpy as np
 
 from hvdrecover.checkpoint import CommitId
-from hvdrecover.checkpoint.arena import Arena, digest
-from hvdrecover.checkpoint.layout import TensorSpec, plan
+from hvdrecover.checkpoint.arena import Arena, TensorSpec, digest, plan
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.checkpoint.store import Store

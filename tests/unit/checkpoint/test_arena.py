@@ -69,7 +69,7 @@ def test_a_forked_child_has_zeros_and_keeps_its_own_memory_when_it_drops_an_aren
     script = """
 import mmap, os
 from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.layout import TensorSpec, plan
+from hvdrecover.checkpoint.arena import TensorSpec, plan
 hidden, shown = (Arena(plan([TensorSpec("weight", "U8", (1 << 26,))])) for _ in range(2))
 for each in (hidden, shown):
     each.bytes_of("weight")[:] = 7

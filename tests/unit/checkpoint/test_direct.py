@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvdrecover.checkpoint.arena import allocate, digest
-from hvdrecover.checkpoint.layout import PAGE
+from hvdrecover.checkpoint.arena import PAGE, allocate, digest
 from hvdrecover.checkpoint.storage.local import PIECE, LocalStorage
 from hvdrecover.errors import StorageError
 

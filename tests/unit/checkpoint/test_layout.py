@@ -5,8 +5,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.layout import ITEM_BYTES, PAGE, TensorSpec, header_size, parse, plan
+from hvdrecover.checkpoint.arena import ITEM_BYTES, PAGE, Arena, TensorSpec, header_size, parse, plan
 from tests.unit.checkpoint.roots import CODES, arena_of
 
 NUMPY = {name: dtype for dtype, name in CODES.items()}
@@ -46,11 +45,10 @@ def test_we_read_a_file_of_safetensors(metadata, tmp_path):
     file = tmp_path / "theirs.safetensors"
     safetensors.numpy.save_file(tensors, file, metadata)
     data = np.frombuffer(file.read_bytes(), dtype=np.uint8)
-    layout = parse(data[: header_size(data[:8].tobytes(), len(data))].tobytes(), len(data))
-    arena = Arena(layout, data)
+    arena = Arena.of_file(data)
     found = {
         spec.name: arena.bytes_of(spec.name).view(NUMPY[spec.dtype]).reshape(spec.shape)
-        for spec in layout.specs
+        for spec in arena.layout.specs
     }
     assert_same(found, tensors)
 

@@ -5,8 +5,7 @@ import os
 import pytest
 
 from hvdrecover.checkpoint import Best, CommitId, Keep
-from hvdrecover.checkpoint.arena import Arena
-from hvdrecover.checkpoint.layout import TensorSpec, plan
+from hvdrecover.checkpoint.arena import Arena, TensorSpec, plan
 from hvdrecover.checkpoint.manifest import FILE_NAME, Snapshot
 from hvdrecover.checkpoint.root import QUARANTINE, commits, is_complete, is_quarantined
 from hvdrecover.checkpoint.storage.local import LocalStorage

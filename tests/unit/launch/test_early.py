@@ -75,3 +75,15 @@ def test_the_script_sees_nothing_of_it_and_gets_its_own_sitecustomize(
     run(write(tmp_path, text), tmp_path, PYTHONPATH=str(tmp_path / "own")).close()
     own = tmp_path / "own"
     assert capfd.readouterr().out == f"own\n{own} {own / 'sitecustomize.py'} []\n"
+
+
+def test_a_script_that_does_not_use_horovod_starts_as_fast_as_without_it(tmp_path: Path) -> None:
+    script = write(tmp_path, "import sys; print(*sys.modules, file=open(sys.argv[1], 'w'))")
+    command, environ = [sys.executable, str(script)], environment()
+    loaded = []
+    for name, early in (("with", early_environment(command, environ)), ("without", {})):
+        training = Training([*command, str(tmp_path / name)], {**environ, **early})
+        assert training.process.wait(60) == 0
+        training.close()
+        loaded.append(set((tmp_path / name).read_text().split()))
+    assert loaded[0] - {"sitecustomize"} == loaded[1]

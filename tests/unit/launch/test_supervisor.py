@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from hvdrecover import config
+from hvdrecover.events import read
 from hvdrecover.launch.horovodrun import Options
 from hvdrecover.launch.link import ConnectedGuardian, Guardians
 from hvdrecover.launch.supervisor import JobState, Supervisor
-from hvdrecover.record import read
 from tests.fakes.clock import FakeClock
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hvdrecover.record import Record
+from hvdrecover.events import Record
 
 Ranks = Mapping[int, tuple[str, int]]
 """Rank to the host and the pid of its process."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvdrecover.record import read
+from hvdrecover.events import read
 from hvdrecover.reporting import summary
 from hvdrecover.reporting.prometheus import Exporter
 from tests.unit.reporting.runs import BEGIN, TWO, Run, example

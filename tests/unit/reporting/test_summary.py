@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from hvdrecover import record
+from hvdrecover import events
 from hvdrecover.reporting import summary, text
 from hvdrecover.reporting.summary import PHASES, Tally
 from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run, example
 
 
 def report_of(run):
-    return summary.Run(record.read(run.folder)).report()
+    return summary.Run(events.read(run.folder)).report()
 
 
 def recoveries(report):
@@ -152,10 +152,10 @@ def test_outages(tmp_path):
 def test_a_run_that_was_followed_is_reported_as_one_that_is_read_at_once(tmp_path, seed):
     """Events of different processes arrive in any order within a short time."""
     example(tmp_path)
-    events = record.read(tmp_path)
+    found = events.read(tmp_path)
     shaken = random.Random(seed)
-    late = sorted(events, key=lambda event: event.time + (shaken.uniform(0, 0.04) if event.pid != 10 else 0))
+    late = sorted(found, key=lambda event: event.time + (shaken.uniform(0, 0.04) if event.pid != 10 else 0))
     followed = summary.Run()
     for event in late:
         followed.take(event)
-    assert followed.report() == summary.Run(events).report()
+    assert followed.report() == summary.Run(found).report()

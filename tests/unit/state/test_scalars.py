@@ -15,10 +15,9 @@ import pytest
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.heartbeat import Page
-from hvdrecover.scalars import as_numbers
+from hvdrecover.scalars import KEPT_SECONDS, Feed, MLflow, Row, TensorBoard, Tracker, WandB, as_numbers
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
-from hvdrecover.trackers import KEPT_SECONDS, Feed, MLflow, Row, TensorBoard, Tracker, WandB
 from tests.fakes.clock import FakeClock
 from tests.fakes.framework import FakeBoard, FakeFramework, FakeModel, read_run
 from tests.fakes.world import FakeJob, Fault, fail_at
@@ -322,7 +321,7 @@ def test_a_tracker_that_hangs_is_given_up_at_the_end(
             answers.wait()
             return super().open(run)
 
-    monkeypatch.setattr("hvdrecover.trackers.PATIENCE", 0.01)
+    monkeypatch.setattr("hvdrecover.scalars.PATIENCE", 0.01)
     feed = Feed(Hanging(server), clock)
     feed.begin(0)
     feed.row(1)["loss"] = 1.0
@@ -335,7 +334,7 @@ def test_a_tracker_that_hangs_is_given_up_at_the_end(
 def test_without_its_package_a_tracker_is_refused(
     tracker: type[Tracker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hvdrecover.trackers.find_spec", lambda name: None)
+    monkeypatch.setattr("hvdrecover.scalars.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"^tracker={tracker.__name__}\(\): .* is not installed"):
         tracker()
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hvdrecover.torch as recover
-from hvdrecover.state.random import Randomness
+from hvdrecover.state.rank_local import Randomness
 from tests.support import alone
 from tests.unit.torch.jobs import Loading, Samples, bits, make_loader, state_of
 

@@ -214,6 +214,6 @@ def test_the_loss_keeps_no_graph_and_is_not_changed_later() -> None:
 
 
 def test_tensorboard_has_to_be_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("hvdrecover.trackers.find_spec", lambda name: None)
+    monkeypatch.setattr("hvdrecover.scalars.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^tensorboard: .*pip install"):
         recover.TorchState(tensorboard=str(tmp_path))

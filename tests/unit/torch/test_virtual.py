@@ -15,8 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import hvdrecover.torch as recover
 from hvdrecover.errors import ConfigError, StepError
-from hvdrecover.state.random import stream
-from hvdrecover.state.rank_local import Carried, PerRank, RankLocalState
+from hvdrecover.state.rank_local import Carried, PerRank, RankLocalState, stream
 from hvdrecover.torch.elastic.sampler import ElasticSampler
 from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.virtual import Buffers, Gradients, feed
