@@ -18,7 +18,7 @@ from keras.src.random.seed_generator import global_seed_generator
 from hvdrecover.checkpoint.arena import WORTH_A_SPAN, Arena, TensorSpec, copy_spans, spans_equal
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.state import horovod
-from hvdrecover.state import random as streams
+from hvdrecover.state import rank_local as streams
 from hvdrecover.state.adapter import Entry, StepReport, Tree, fit_tensors
 from hvdrecover.tensorflow import collectives
 from hvdrecover.tensorflow.averaging import sums_of, watch

@@ -17,9 +17,9 @@ from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.errors import ConfigError, ExportError, MismatchError
 from hvdrecover.guard.settings import Guard
 from hvdrecover.scalars import Tracker
-from hvdrecover.state import loading
-from hvdrecover.state.loading import Loaded
-from hvdrecover.state.random import Randomness
+from hvdrecover.state import contents
+from hvdrecover.state.contents import Loaded
+from hvdrecover.state.rank_local import Randomness
 from hvdrecover.state.state import State
 from hvdrecover.tensorflow import virtual
 from hvdrecover.tensorflow.collectives import TensorFlowWorld
@@ -39,7 +39,7 @@ class TensorFlowState(State):
         variables: ``tf.Variable`` and Keras variables, or None.
         checkpoint: a `Checkpoint` or its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that nothing
             is written.
-        rng: ``"reseed"``, the default, or ``"store"``; see `hvdrecover.state.random`.
+        rng: ``"reseed"``, the default, or ``"store"``; see `hvdrecover.state.rank_local`.
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
         tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank. With it or a tracker,
             make the state before functions are traced.
@@ -209,7 +209,7 @@ def load(
     given = {"model": model, "optimizer": optimizer, **attributes}
     for name, value in given.items():
         refuse_unbuilt(name, value)
-    return loading.load(TensorFlowFramework(), url, given, commit, strict=strict)
+    return contents.load(TensorFlowFramework(), url, given, commit, strict=strict)
 
 
 def to_keras(
@@ -227,7 +227,7 @@ def to_keras(
     model = _make(model_config)
     with written_aside(path, force=force) as aside:
         try:
-            loading.load(TensorFlowFramework(), storage.url, {name: model}, commit, strict=True)
+            contents.load(TensorFlowFramework(), storage.url, {name: model}, commit, strict=True)
         except MismatchError as error:
             listing = "".join(f"\n  {line}" for line in error.differences)
             raise ExportError(
