@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hvdrecover.errors import DivergedError
-from hvdrecover.guard.settings import Divergence, Guard
+from hvdrecover.guard import Divergence, Guard
 from hvdrecover.state.rendezvous import rendezvous
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
