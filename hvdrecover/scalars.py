@@ -25,9 +25,9 @@ from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.clock import Clock
 from hvdrecover.errors import ConfigError
-from hvdrecover.state import liveness
 from hvdrecover.state.adapter import Framework
 from hvdrecover.state.hooks import Agreement, Context, Hook
+from hvdrecover.state.horovod import paused
 
 logger = logging.getLogger(__name__)
 
@@ -436,7 +436,7 @@ class Scalars(Hook):
 
     def closing(self) -> None:
         self.poll()
-        with liveness.paused():  # on all ranks: they wait for rank 0, which waits for its tracker
+        with paused():  # on all ranks: they wait for rank 0, which waits for its tracker
             for feed in self._feeds:
                 feed.send(self._steps)
                 feed.close(finished=True)

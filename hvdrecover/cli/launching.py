@@ -161,9 +161,9 @@ def run_run(arguments: argparse.Namespace) -> int:
         request = _request(arguments)
         job = _options(arguments, request)
         if arguments.preflight:
-            from hvdrecover.cli import diagnosing
+            from hvdrecover.cli import trying
 
-            job = diagnosing.preflight(job, request, read)
+            job = trying.preflight(job, request, read)
         allocation = slurm.of_environment(own, SYSTEM_CLOCK)
         return supervisor.Supervisor(arguments.command, job, told, read, allocation).run()
 

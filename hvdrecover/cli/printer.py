@@ -110,5 +110,4 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 def checking() -> Status:
-    """Show on stderr, until the end of the block, that hosts are being checked."""
     return Console(stderr=True).status("checking hosts and storage")

@@ -86,7 +86,6 @@ def discover(
 
 
 def read(file: Path) -> History:
-    """Return the history in a file, or an empty one."""
     try:
         return _loads(file.read_bytes())
     except OSError:
@@ -119,7 +118,6 @@ def _key(name: str, source: Source, checks_: Checks, environ: Mapping[str, str])
 
 
 def _is_fresh(known: History, source: Source) -> bool:
-    """Return whether the source was asked so recently that it must not be asked again."""
     return known.listed is not None and 0 <= time.time() - (known.asked or 0.0) < source.every
 
 
@@ -215,7 +213,6 @@ class _Asking:
         return History(slots, now, now, first_seen=first_seen, health=health)
 
     def _check(self, known: History) -> History:
-        """Return the history after the checks that are due."""
         now = time.time()
         due = [name for name in known.hosts if selection.check_is_due(known.health.get(name), now)]
         # Hosts that were never checked first, then those with the oldest check.
@@ -278,7 +275,6 @@ def _check_hosts(
 
 
 def _problem_of(name: str, checks: Checks, environ: Mapping[str, str], deadline: float) -> str:
-    """Return the problem that the checks find on a host, or an empty string."""
     here = is_local(name)
     if checks.ssh_port is not None and not here:
         timeout = max(0.01, min(CONNECT, deadline - time.monotonic()))

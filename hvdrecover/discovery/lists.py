@@ -198,7 +198,6 @@ def _in_file(variable: str, environ: Mapping[str, str]) -> list[Host]:
 
 
 def _file(variable: str, environ: Mapping[str, str]) -> str:
-    """Return the content of the file that a variable names."""
     path = _required(variable, environ)
     text = read(path, variable).decode("utf-8-sig", errors="replace")
     if not text.strip():

@@ -29,8 +29,6 @@ State = Literal["used", "spare", "cooldown", "unhealthy", "excluded"]
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks to make."""
-
     ssh_port: int | None = 22  # must accept connections on other hosts; None skips this check
     identity: str | None = None  # ssh's private key, for the command
     command: str | None = None  # shell command that must succeed on each host; None skips this check
@@ -86,8 +84,6 @@ class History:
 
 @dataclass(frozen=True)
 class Settings:
-    """The user's settings of host discovery."""
-
     cache: Path = Path()  # folder of the history files
     checks: Checks = field(default_factory=Checks)
     timeout: float = 5.0  # seconds within which each call answers
@@ -103,8 +99,6 @@ class Settings:
 
 @dataclass(frozen=True)
 class Entry:
-    """One host."""
-
     name: str
     slots: int  # how many processes it takes
     state: State  # `used` and `spare` hosts are named to Horovod, others are not
@@ -118,8 +112,6 @@ class Entry:
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of host discovery."""
-
     entries: tuple[Entry, ...]  # all hosts of the source: first those that are `named`, the oldest first
     warning: str = ""  # a problem with the source or all of its hosts
 
@@ -195,7 +187,6 @@ def _last_healthy(
 
 
 def _rested(entry: Entry, reports: Sequence[float], now: float) -> Entry:
-    """Exclude a host in its cooldown."""
     until = cooldown_ends_at(reports, now)
     if not entry.named or not until:
         return entry

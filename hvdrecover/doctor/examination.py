@@ -49,8 +49,6 @@ Outcome = Literal["ok", "warning", "failure", "skipped"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check."""
-
     check: str
     outcome: Outcome
     what: str  # the observation, or the reason for skipping
@@ -129,7 +127,6 @@ def check_versions(hosts: Hosts) -> Finding:
 
 
 def _usual(hosts: Hosts) -> tuple[str, Facts]:
-    """Return the first host whose versions most hosts have."""
     every = [each.versions for each in hosts.values()]
     return max(hosts.items(), key=lambda item: every.count(item[1].versions))
 
@@ -320,8 +317,6 @@ def check_space(free: int | None, state: int | None) -> Finding:
 
 @dataclass(frozen=True)
 class Settings:
-    """What to examine."""
-
     hosts: Mapping[str, int]  # host to its number of slots, in the order in which a job would use them
     processes: int  # number of ranks of the job
     interfaces: tuple[str, ...] = ()  # network interfaces that the job would use; empty if any
@@ -348,8 +343,6 @@ class Settings:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of all checks."""
-
     ok: bool
     ranks: Mapping[str, int]
     findings: Sequence[Finding]

@@ -52,8 +52,6 @@ _NBYTES = 1 << 25  # size of the file that the trial writes and reads
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a host."""
-
     versions: Mapping[str, str | None]
     horovod: Mapping[str, str]  # framework to the error of importing Horovod for it, or ''
     features: Mapping[str, bool]  # feature to whether Horovod has it; empty if it cannot be imported
@@ -67,7 +65,6 @@ class Facts:
 
 
 def facts(name: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return the `Facts` about this host."""
     found = versions()
     frameworks = [each for each in FRAMEWORKS if found["horovod"] and found[each]]
     tried = {framework: _load(framework) for framework in frameworks}
@@ -209,7 +206,6 @@ def _write(opened: Storage, path: str) -> str:
 
 
 def see(url: str, folder: str) -> bool:
-    """Return whether this host sees the file of a trial."""
     return open_storage(url).size(f"{folder}/written") is not None
 
 
@@ -225,7 +221,6 @@ _QUESTIONS = {each.__name__: each for each in (facts, clock, reach, root, see, c
 
 
 def main() -> None:
-    """Answer the question."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_LONGEST)
     question = json.load(sys.stdin)

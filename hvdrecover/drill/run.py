@@ -265,8 +265,8 @@ class ScriptRun(Run):
         """Return the ranks that train now, in order, each with the id of its training process."""
         return dict(sorted({line.rank: line.pid for line in self.records().present}.items()))
 
-    def order(self, rank: int, action: str) -> None:
-        """Have a training process fail at its next step; see `hvdrecover.drill.witness`."""
-        path = self.folder / "orders" / str(rank)
+    def order(self, whom: int | str, action: str) -> None:
+        """Have a rank, or the storage, fail; see `hvdrecover.drill.witness`."""
+        path = self.folder / "orders" / str(whom)
         path.with_suffix(".new").write_text(action)
         path.with_suffix(".new").rename(path)

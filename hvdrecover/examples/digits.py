@@ -19,8 +19,6 @@ TEST_SAMPLES = 360
 
 
 class Digits(NamedTuple):
-    """Scikit-learn's handwritten digits."""
-
     images: npt.NDArray[np.float32]  # of shape [N, 64], from 0 to 1
     labels: npt.NDArray[np.int64]  # of shape [N]
     indices: npt.NDArray[np.int64]  # of shape [N], the numbers of the samples
@@ -37,7 +35,6 @@ def digits() -> tuple[Digits, Digits]:
 
 
 def options(framework: str, description: str | None, arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line of one of the examples."""
     parser = argparse.ArgumentParser(
         prog=f"python -m hvdrecover.examples.{framework}_digits",
         description=description,

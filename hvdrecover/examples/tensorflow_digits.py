@@ -56,12 +56,10 @@ def network() -> Network:
 
 
 def optimizer_for(name: str) -> keras.optimizers.Optimizer:
-    """Return Adam, or SGD with momentum."""
     return keras.optimizers.Adam(2e-3) if name == "adam" else keras.optimizers.SGD(0.05, momentum=0.9)
 
 
 def accuracy(model: keras.Model, samples: Digits) -> float:
-    """Return the share of images that the model classifies correctly."""
     named = np.asarray(model(samples.images, training=False)).argmax(axis=1)
     return float((named == samples.labels).mean())
 
@@ -156,7 +154,6 @@ def train_in_loop(
 
 
 def fit(state: recover.TensorFlowKerasState, chosen: argparse.Namespace) -> None:
-    """Train by ``model.fit``."""
     sleep = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: time.sleep(chosen.step_seconds)
     )

@@ -34,14 +34,12 @@ def network() -> torch.nn.Module:
 
 
 def optimizer_for(name: str, parameters: Any) -> torch.optim.Optimizer:
-    """Return AdamW, or SGD with momentum."""
     if name == "adamw":
         return torch.optim.AdamW(parameters, lr=2e-3)
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
 def accuracy(model: torch.nn.Module, samples: Digits) -> float:
-    """Return the share of images that the model classifies correctly."""
     model.eval()
     with torch.no_grad():
         named = model(torch.from_numpy(samples.images)).argmax(1)

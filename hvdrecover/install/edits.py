@@ -61,7 +61,6 @@ EDITS = parse(Path(__file__).with_name("horovod.edits").read_text())
 
 
 def digest(edits: Iterable[Edit]) -> str:
-    """Return a hex digest of the changes, without the names of the edits."""
     parts = [part for edit in edits for part in (edit.file, edit.old, edit.until, edit.new)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -76,7 +75,6 @@ def apply(edits: Iterable[Edit], source_dir: Path) -> None:
 
 
 def diff(edits: Iterable[Edit], source_dir: Path) -> str:
-    """Return what `apply` would change, as a unified diff."""
     lines: list[str] = []
     for file, (before, after) in sorted(_edited(edits, source_dir).items()):
         old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)

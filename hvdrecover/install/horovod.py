@@ -104,7 +104,6 @@ def relevant_tail(lines: Sequence[str]) -> list[str]:
 
 
 def remedy_for(lines: Sequence[str]) -> str:
-    """Return the remedy for a known failure; '' for other failures."""
     text = "".join(lines)
     return next((remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, text)), "")
 
@@ -180,7 +179,6 @@ class Runner:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all processes that it has started."""
     for number, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, None)):
         try:
             os.killpg(process.pid, number)
@@ -285,8 +283,6 @@ def build_environment(
 
 @dataclass(frozen=True)
 class Installed:
-    """The result of `install_horovod`."""
-
     version: str  # of the installed Horovod, its build label included
     wheel: Path | None  # the wheel in the cache; None if nothing had to be done
     built: bool  # whether the wheel was compiled now
@@ -312,8 +308,6 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 class Installation:
-    """One installation into the current environment."""
-
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._frameworks = find_frameworks(environ)
@@ -323,7 +317,6 @@ class Installation:
         self.folder = config.cache(environ) / "wheels" / label
 
     def run(self, runner: Runner, *, rebuild: bool) -> Installed:
-        """Install Horovod. Raises `InstallError` if that fails."""
         if not self._mpi.installed:
             runner.run("Installing Open MPI", pip("install", *MPI_REQUIREMENTS), environ=self._environ)
             found = choose_mpi(self._environ)
@@ -354,7 +347,6 @@ class Installation:
                 return partial.replace(self.folder / wheel.name), True  # in the cache as a whole
 
     def _build(self, runner: Runner, work: Path) -> Path:
-        """Build the wheel in an empty folder, and return it."""
         environ = self._environ
         source = fetch(runner, work, environ)
         # Files of such names go into the wheel, beside Horovod's own LICENSE.

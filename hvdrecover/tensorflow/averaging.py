@@ -7,6 +7,9 @@
    each variable: on how many ranks its gradient is missing or present.
 4. Gather the slices of sparse gradients.
 5. If gradients are missing on some ranks only, raise an error that names ranks and variables.
+
+For scalars, graphs leave the times and the norms of reductions in variables: that costs next to nothing, and
+no rank waits for them. Python reads the variables when it next passes. One reduction is one step.
 """
 
 from __future__ import annotations
@@ -23,9 +26,16 @@ import tensorflow as tf
 from hvdrecover import config
 from hvdrecover.errors import ConfigError, MissingGradientError
 from hvdrecover.guard.comparison import first_lines, named
+from hvdrecover.scalars import Scalars
 from hvdrecover.state.adapter import gather_json
-from hvdrecover.tensorflow import scalars
-from hvdrecover.tensorflow.collectives import TensorFlowWorld, counter, raised, refuse_xla, taking_what
+from hvdrecover.tensorflow.collectives import (
+    TensorFlowWorld,
+    counter,
+    raised,
+    refuse_xla,
+    taking_what,
+    xla_compiles,
+)
 from hvdrecover.tensorflow.variables import (
     Gradient,
     Layers,
@@ -129,10 +139,13 @@ class Reduction:
     def _of_all(self, given: list[Gradient], variables: Sequence[Variable]) -> list[Gradient]:
         if not given:
             return given
-        own.note(given, variables)
-        began = scalars.reduction_begins(given)
+        if own.wanted:
+            there = [place for place, gradient in enumerate(given) if gradient is not None]
+            own.note([_sum(given[place]) for place in there], [variables[place] for place in there])
+        began = None if _marks is None or xla_compiles() else _time_after(given)
         if hvd.size() == 1 and not config.read().elastic:
-            return scalars.reduction_ends(began, given)
+            _mark(began, given)
+            return given
         refuse_xla()
         # In nested functions and loops, several reductions have the same name. TensorFlow would start them
         # together, and Horovod refuses that. So each waits for the one before it in the program.
@@ -148,7 +161,8 @@ class Reduction:
                 _turns().assign_add(1)
         pairs = zip(given, reduced, strict=True)
         averages = [mine if mine is None else average for mine, average in pairs]
-        return scalars.reduction_ends(began, averages)
+        _mark(began, averages)
+        return averages
 
     def _reduced(
         self, given: Sequence[Gradient], variables: Sequence[Variable], zero: tf.Tensor
@@ -258,19 +272,14 @@ def _filled(gradients: Sequence[Gradient], variables: Sequence[Variable], zero: 
             setattr(variable, _SLICES, tuple(each.dtype for each in parts))
             gradient = tf.IndexedSlices(*parts, gradient.dense_shape)
         elif gradient is None and variable.dtype in _DTYPES:
-            gradient = _nothing(variable, zero)
+            if (dtypes := getattr(variable, _SLICES, None)) is None:
+                gradient = tf.fill(tf.shape(variable), tf.cast(zero, variable.dtype))
+            else:  # the variable's last gradient was sparse: this one has no slices
+                none = tf.cast(zero, dtypes[1])
+                slices = tf.fill([none, *variable.shape[1:]], tf.cast(zero, dtypes[0]))
+                gradient = tf.IndexedSlices(slices, tf.fill([none], none), tf.shape(variable, dtypes[1]))
         found.append(gradient)
     return found
-
-
-def _nothing(variable: tf.Variable, zero: tf.Tensor) -> Gradient:
-    """Return a gradient that adds nothing. It has no slices if the variable's last gradient was sparse."""
-    if (dtypes := getattr(variable, _SLICES, None)) is None:
-        return tf.fill(tf.shape(variable), tf.cast(zero, variable.dtype))
-    values, indices = dtypes
-    none = tf.cast(zero, indices)
-    slices = tf.fill([none, *variable.shape[1:]], tf.cast(zero, values))
-    return tf.IndexedSlices(slices, tf.fill([none], none), tf.shape(variable, indices))
 
 
 def _checked(
@@ -283,13 +292,17 @@ def _checked(
     """
 
     def fail() -> None:
-        missing = [place for place, is_here in enumerate(here) if not is_here]
+        mine = [place for place, is_here in enumerate(here) if not is_here]
+        missing = gather_json(TensorFlowWorld(), mine, "hvdrecover.gradients.absent")
+        lines = []
+        for place, variable in enumerate(variables):
+            without = [rank for rank, places in enumerate(missing) if place in places]
+            with_it = [rank for rank, places in enumerate(missing) if place not in places]
+            if without and with_it:
+                lines.append(f"{name_of(variable)}: missing on {named(without)}, there on {named(with_it)}")
         error = MissingGradientError(
             "gradients are missing on some of the ranks",
-            lines(
-                gather_json(TensorFlowWorld(), missing, "hvdrecover.gradients.absent"),
-                [name_of(variable) for variable in variables],
-            ),
+            first_lines(lines),
             "Have all ranks compute the loss from the same variables; where one has no use for a variable, "
             "add 0.0 * tf.reduce_sum(variable) to the loss.",
         )
@@ -314,22 +327,11 @@ def _checked(
     return [each if each is None else next(held) for each in results]
 
 
-def lines(missing: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
-    """Return a line for each variable whose gradient is missing on some ranks only, by the ranks' places."""
-    found = []
-    for place, name in enumerate(names):
-        without = [rank for rank, places in enumerate(missing) if place in places]
-        with_it = [rank for rank, places in enumerate(missing) if place not in places]
-        if without and with_it:
-            found.append(f"{name}: missing on {named(without)}, there on {named(with_it)}")
-    return first_lines(found)
-
-
-# -- this rank's own gradients -------------------------------------------------------------------------------
+# -- this rank's own gradients, for a guard ------------------------------------------------------------------
 
 
 class _Own:
-    """The `sums_of` of this rank's gradients before the last reduction of each graph, for a guard's report.
+    """The sums of this rank's gradients before the last reduction of each graph, for a guard's report.
 
     A graph holds its own sums, and deletes them with itself. Eager code has a default graph, too.
 
@@ -339,13 +341,7 @@ class _Own:
 
     wanted = False
 
-    def note(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> None:
-        if self.wanted:
-            pairs = [pair for pair in zip(variables, gradients, strict=True) if pair[1] is not None]
-            self.found([_sum(gradient) for _, gradient in pairs], [variable for variable, _ in pairs])
-
-    def found(self, sums: Iterable[Any], variables: Sequence[Variable]) -> None:
-        """Remember the sums of variables' gradients, one for each."""
+    def note(self, sums: Iterable[Any], variables: Sequence[Variable]) -> None:
         noted = dict(zip((id(raw(each)) for each in variables), sums, strict=True))
         setattr(tf.compat.v1.get_default_graph(), _OWN, noted)
 
@@ -373,23 +369,74 @@ def sums_of(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def _sum(gradient: Gradient) -> tf.Tensor:
     numbers = numbers_of(gradient)
-    numbers = tf.abs(numbers) if numbers.dtype.is_complex else numbers
     wide = tf.cast(numbers, tf.float32) if numbers.dtype.size < 4 else numbers
     return tf.cast(tf.reduce_sum(wide), tf.float32)
 
 
-def is_finite(tensor: tf.Tensor | tf.Variable) -> bool:
-    parts = [tf.math.real(tensor), tf.math.imag(tensor)] if tensor.dtype.is_complex else [tensor]
-    return all(bool(tf.reduce_all(tf.math.is_finite(each))) for each in parts)
+# -- times and norms, for scalars ----------------------------------------------------------------------------
+
+
+class _Marks:
+    """The variables in which graphs leave numbers."""
+
+    def __init__(self) -> None:
+        self.steps = counter()  # number of reductions
+        self.waited = counter(tf.float64)  # seconds of waiting for gradients of other ranks, in all
+        self.averaged = counter(tf.float64)  # Euclidean norm of the last averaged gradients together
+
+
+_marks: _Marks | None = None  # of all graphs of this process; made when a state wants scalars
+
+
+def watch(scalars: Scalars) -> None:
+    """Report steps to the rank's scalars whenever they ask for them."""
+    global _marks
+    marks = _marks = _marks or _Marks()
+    steps, waited = int(marks.steps), float(marks.waited)
+
+    def poll() -> None:
+        nonlocal steps, waited
+        steps_before, steps = steps, int(marks.steps)
+        if steps != steps_before:
+            waited_before, waited = waited, float(marks.waited)
+            scalars.waited(waited - waited_before)
+            scalars.stepped({"norm/averaged_gradient": float(marks.averaged)}, steps - steps_before)
+
+    scalars.poll = poll
+
+
+def _time_after(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Return the time when gradients are computed, in seconds since the Unix epoch: float64."""
+    flat = [each for each in tf.nest.flatten(gradients, expand_composites=True) if tf.is_tensor(each)]
+    with tf.control_dependencies([] if tf.executing_eagerly() else flat), tf.device("CPU:0"):
+        return tf.timestamp()
+
+
+def _mark(began: tf.Tensor | None, gradients: Sequence[Gradient]) -> None:
+    """Leave the time and the norm of the averaged gradients."""
+    if began is None or _marks is None:
+        return
+    ended, dense = _time_after(gradients), []
+    for each in gradients:
+        if isinstance(each, tf.IndexedSlices):  # slices of one place are added up
+            places, numbers = tf.unique(each.indices)
+            each = tf.math.unsorted_segment_sum(each.values, numbers, tf.size(places))
+        if each is not None:
+            dense.append(tf.cast(each, tf.float32))
+    with tf.device("CPU:0"):
+        _marks.waited.assign_add(ended - began)
+        _marks.averaged.assign(tf.cast(tf.linalg.global_norm(dense), tf.float64))
+        _marks.steps.assign_add(1)
 
 
 # -- the tape ------------------------------------------------------------------------------------------------
 
 
 class Tape:
-    def __init__(self, tape: tf.GradientTape, reduction: Reduction) -> None:
-        self._tape = tape
-        self._reduction = reduction
+    def __init__(self, gradtape: tf.GradientTape, local_layers: Layers = None, **options: Any) -> None:
+        self._tape = gradtape
+        self._reduction = Reduction(**options)
+        self._reduction.keep_local(weights_of(local_layers))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tape, name)
@@ -422,10 +469,8 @@ class Tape:
         return tf.nest.pack_sequence_as(sources, reduced)
 
 
-def _tape(gradtape: tf.GradientTape, local_layers: Layers = None, **options: Any) -> Tape:
-    reduction = Reduction(**options)
-    reduction.keep_local(weights_of(local_layers))
-    return Tape(gradtape, reduction)
+def _tape(gradtape: tf.GradientTape, **options: Any) -> Tape:
+    return Tape(gradtape, **options)
 
 
 DistributedGradientTape = taking_what(hvd.DistributedGradientTape, _tape)

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from hvdrecover.errors import ConfigError, NumericsError
 from hvdrecover.guard.numbers import Judge, RolledBack
-from hvdrecover.tensorflow.averaging import Reduction, is_finite, numbers_of, own, sums_of
+from hvdrecover.tensorflow.averaging import Reduction, numbers_of, own, sums_of
 from hvdrecover.tensorflow.collectives import outside_of_traces, raised, refuse_xla, taking_what
 from hvdrecover.tensorflow.variables import Gradient, Layers, Variable, named, raw, weights_of
 
@@ -84,7 +84,7 @@ class _Hooks:
     reduction: Reduction | None = None
     passes: int = 1
     divisor: int = 1
-    sums: Sums | None = None
+    sums: _Sums | None = None
     judge: Judge | None = None
     names: Mapping[int, str] = field(default_factory=dict)  # by the identities of variables, for the judge
 
@@ -101,8 +101,6 @@ def _hook(optimizer: keras.optimizers.Optimizer) -> _Hooks:
 
 
 class Hooked(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """The methods that are added to an optimizer's class."""
-
     _hvdrecover: _Hooks
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -125,17 +123,16 @@ class Hooked(keras.optimizers.Optimizer):  # type: ignore[misc]
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Variable] | None = None) -> None:
         if trainable_variables is None and not self.built:
             super().apply(grads)  # raises Keras's own error: the variables are missing
-        hooks, gradients = self._hvdrecover, list(grads)
+        hooks, reduction, gradients = self._hvdrecover, self._hvdrecover.reduction, list(grads)
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        if hooks.reduction is None or hooks.passes == 1:
-            reduced = gradients if hooks.reduction is None else hooks.reduction(gradients, variables)
-            self._apply_if_finite(reduced, variables)
+        if reduction is None or hooks.passes == 1:
+            self._apply_if_finite(reduction(gradients, variables) if reduction else gradients, variables)
             return
         if not self.built:
             self.build(variables)  # not in one branch of a condition
         if hooks.sums is None:
-            hooks.sums = outside_of_traces(lambda: Sums(variables))
-        reduction, sums = hooks.reduction, hooks.sums
+            hooks.sums = outside_of_traces(lambda: _Sums(variables))
+        sums = hooks.sums
         sums.add(gradients)
 
         def step() -> tf.Tensor:
@@ -191,13 +188,12 @@ def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
 
     A ``LossScaleOptimizer`` is left alone: it has overflows as a matter of course, and skips them itself.
     """
-    optimizers = [each for each in components.values() if isinstance(each, keras.optimizers.Optimizer)]
-    names = {
-        id(variable): f"{name}.{inner}"
-        for name, component in components.items()
-        if not isinstance(component, keras.optimizers.Optimizer)
-        for inner, variable in named(component).items()
-    }
+    optimizers, names = [], dict[int, str]()
+    for name, component in components.items():
+        if isinstance(component, keras.optimizers.Optimizer):
+            optimizers.append(component)
+        else:
+            names |= {id(variable): f"{name}.{inner}" for inner, variable in named(component).items()}
     for optimizer in optimizers:
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             continue
@@ -219,7 +215,7 @@ def _report(judge: Judge, names: Sequence[str], mine: tf.Tensor, *averages: tf.T
 
     It is applied if all numbers are finite, and only their sum was too large.
     """
-    bad = [name for name, each in zip(names, averages, strict=True) if not is_finite(each)]
+    bad = [name for name, each in zip(names, averages, strict=True) if not np.isfinite(each.numpy()).all()]
     if not bad:
         return True
     sent = dict(zip(names, np.isfinite(mine.numpy()).tolist(), strict=True))
@@ -234,7 +230,7 @@ def _report(judge: Judge, names: Sequence[str], mine: tf.Tensor, *averages: tf.T
 # -- several backward passes for a step ----------------------------------------------------------------------
 
 
-class Sums:
+class _Sums:
     """Gradients of this rank, added up over ``count`` passes."""
 
     def __init__(self, variables: Sequence[Variable]) -> None:
@@ -249,10 +245,8 @@ class Sums:
 
     def parts(self, gradients: Sequence[Gradient], divisor: int) -> list[Gradient]:
         """Return the sums, divided, dense; None where a gradient is None."""
-        return [
-            None if gradient is None else total / tf.cast(divisor, total.dtype)
-            for total, gradient in zip(self._sums, gradients, strict=True)
-        ]
+        pairs = zip(self._sums, gradients, strict=True)
+        return [None if each is None else total / tf.cast(divisor, total.dtype) for total, each in pairs]
 
     def forget(self) -> None:
         for total in self._sums:

@@ -19,31 +19,34 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
+import numpy as np
+import tensorflow as tf
 from keras.src import tree
 from keras.src.backend import compute_output_spec
-from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
+from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, get_data_adapter
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter, can_convert_arrays
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset, PyDatasetAdapter
 
 from hvdrecover import config, heartbeat
 from hvdrecover.config import Config
+from hvdrecover.data.order import Indices, permutation
 from hvdrecover.errors import ConfigError, EarlyCollectiveError, RecoveryError
 from hvdrecover.events import show_on_terminal
 from hvdrecover.state import commit as commits
-from hvdrecover.state import random, startup
+from hvdrecover.state import horovod
 from hvdrecover.state.adapter import World, gather_json
-from hvdrecover.state.horovod import fault_of
-from hvdrecover.state.liveness import paused
-from hvdrecover.state.random import Randomness
+from hvdrecover.state.horovod import fault_of, paused
+from hvdrecover.state.rank_local import Randomness, stream
 from hvdrecover.state.run import run
-from hvdrecover.tensorflow.callback_state import forgetful, history_text, set_history
 from hvdrecover.tensorflow.collectives import TensorFlowWorld
-from hvdrecover.tensorflow.dataset import PerRank
-from hvdrecover.tensorflow.fit import Commit, Logs, Progress
-from hvdrecover.tensorflow.fit_data import Resumable, resumable
+from hvdrecover.tensorflow.dataset import PerRank, untuned
+from hvdrecover.tensorflow.fit import Commit, Logs, Progress, forgetful, history_text, set_history
 from hvdrecover.tensorflow.keras.callbacks import BroadcastGlobalVariablesCallback
 from hvdrecover.tensorflow.optimizer import is_distributed
 from hvdrecover.tensorflow.state import TensorFlowKerasState
@@ -58,7 +61,6 @@ _LARGEST = 1 << 24  # bytes of a rank's own statistics; each commit sends them t
 _keras_fit = keras.Model.fit
 _signature = inspect.signature(_keras_fit)
 _fits: list[_State | None] = []  # those that have ended; None for one that was not resumed
-_said: set[str] = set()
 _is_within = False  # whether a fit is under way: a callback may call another one
 
 
@@ -72,11 +74,9 @@ def install(settings: Config) -> None:
 def _fit(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     given = _signature.bind(model, *args, **kwargs)
     given.apply_defaults()
-    options = dict(given.arguments)
-    options.pop("self")
-    if not _concerns(model, options):
-        return _keras_fit(model, *args, **kwargs)
-    return _resume(model, options) or _keras_fit(model, *args, **kwargs)
+    options = {name: value for name, value in given.arguments.items() if name != "self"}
+    history = _resume(model, options) if _concerns(model, options) else None
+    return history or _keras_fit(model, *args, **kwargs)
 
 
 def _concerns(model: keras.Model, options: dict[str, Any]) -> bool:
@@ -101,11 +101,11 @@ def _callbacks(options: dict[str, Any]) -> list[Any]:
     return tree.flatten(options["callbacks"]) if options["callbacks"] is not None else []
 
 
+@functools.cache  # once in a script
 def _say(line: str, level: int = logging.WARNING) -> None:
     show_on_terminal(config.read())
-    if hvd.rank() == 0 and not _joins() and line not in _said:
+    if hvd.rank() == 0 and not _joins():
         logger.log(level, "%s", line)
-    _said.add(line)
 
 
 def _joins() -> bool:
@@ -114,14 +114,11 @@ def _joins() -> bool:
     return now.rejoins and not now.untrained
 
 
-# -- one fit -------------------------------------------------------------------------------------------------
-
-
 def _resume(model: keras.Model, options: dict[str, Any]) -> keras.callbacks.History | None:
-    """Do a ``fit`` that resumes, and return its history; None if it does not."""
+    """Do a ``fit`` that resumes, and return its history; None if it cannot be resumed."""
     global _is_within
     number, reason = len(_fits) + 1, ""
-    startup.training_begins()
+    horovod.training_begins()
     try:
         state = _State(model, number, options)
     except Exception as error:
@@ -158,7 +155,7 @@ def _resume(model: keras.Model, options: dict[str, Any]) -> keras.callbacks.Hist
         _is_within = False
     _fits.append(state)
     if state.is_behind:  # the other ranks wait in a later fit: they answer no collective before it
-        startup.watch_early_collectives(hvd, config.read())
+        horovod.watch_early_collectives(hvd, config.read())
     return state.end()
 
 
@@ -181,8 +178,6 @@ def _train(state: _State, options: dict[str, Any]) -> None:
 
 
 class _Progress(Progress):
-    """Follows a ``fit`` whose data are each rank's own."""
-
     is_per_rank = True
 
     def __init__(self, state: _State) -> None:
@@ -201,23 +196,8 @@ class _Progress(Progress):
         return steps is not None and self.state.batch >= steps
 
 
-# -- the state -----------------------------------------------------------------------------------------------
-
-
 class _State(TensorFlowKerasState):
-    """The state of one ``fit``; making it raises an error that says why the ``fit`` cannot be resumed.
-
-    Attributes:
-        number: which ``fit`` of the script, from 1 on.
-        is_behind: whether other ranks are in a later one.
-        data: its data.
-        begun: the epoch with which it began.
-        ranks: the number of ranks.
-        epochs: up to which epoch it was to train when it ended; -1 before.
-        history: the text of its history, when it has ended.
-        own: batch norm's statistics of this rank, and the like.
-        at_first: those before the first batch.
-    """
+    """The state of one ``fit``; making it raises an error that says why the ``fit`` cannot be resumed."""
 
     _rng: Randomness = "store"
 
@@ -225,9 +205,8 @@ class _State(TensorFlowKerasState):
         if number > _MOST:
             raise ConfigError("model.fit", f"it is number {number} of the script, and {_MOST} are resumed")
         _refuse(options)
-        self.number = number
-        epochs = options["epochs"] - options["initial_epoch"]
-        self.data: Resumable = resumable(options["x"], options, epochs, self._seed_of_rank, self._seeded)
+        self.number = number  # from 1 on, in the order of the script
+        self.data: Resumable = resumable(options, self._seed_of_rank, self._seeded)
         _build(model, self.data)
         others = _other_optimizers(model)
         for optimizer in others.values():
@@ -240,12 +219,12 @@ class _State(TensorFlowKerasState):
             batch=0,
             begun=options["initial_epoch"],
             ranks=hvd.size(),
-            epochs=-1,
-            history=None,
+            epochs=-1,  # when it has ended: up to which epoch it was to train
+            history=None,  # when it has ended: the text of its history
             own=PerRank(_Statistics(model), lambda states, rank, size: states[rank % len(states)]),
             **others,
         )
-        self.at_first = self.own.value.state_dict()
+        self.at_first = self.own.value.state_dict()  # before the first batch
 
     def on_reset(self) -> None:
         super().on_reset()
@@ -261,7 +240,7 @@ class _State(TensorFlowKerasState):
         while True:
             rows = _meet(self._world, self.number, "")
             first = min(number for number, _ in rows)
-            self.is_behind = max(number for number, _ in rows) > self.number
+            self.is_behind = max(number for number, _ in rows) > self.number  # others are in a later fit
             if first >= self.number:
                 return rows
             earlier = _fits[first - 1]
@@ -285,12 +264,12 @@ class _State(TensorFlowKerasState):
         return history
 
     def _seed_of_rank(self) -> int:
-        return random.stream(self._session.own.seed, "data", hvd.rank())("order")
+        return stream(self._session.own.seed, "data", hvd.rank())("order")
 
     def _seeded(self, number: int, function: Callable[[], None]) -> None:
         before = self._framework.generators()
         # Alike on all ranks: each may shuffle the samples of all, and take its part.
-        self._framework.seed(random.stream(self._session.own.seed, f"epoch {number}", 0))
+        self._framework.seed(stream(self._session.own.seed, f"epoch {number}", 0))
         function()
         self._framework.set_generators(before)
 
@@ -347,3 +326,208 @@ class _Statistics:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for number, each in enumerate(self._variables):
             each.assign(state[str(number)])
+
+
+# -- the data -----------------------------------------------------------------------------------------------
+
+# Keras's own adapters, with iterations that begin at a place of the fit: an epoch, and a number of batches
+# that are done. Each rank has its own data, so each goes to the place in its own order. Arrays, and the
+# batches of a `PyDataset`, are shuffled by a seed and the epoch: any process can go anywhere.
+
+
+_Seeded = Callable[[int, Callable[[], None]], None]
+
+
+def resumable(options: dict[str, Any], seed: Callable[[], int], seeded: _Seeded) -> Resumable:
+    """Return the data of a ``fit`` with these arguments in a form that can begin at any place.
+
+    ``seed`` returns the seed of this rank's shuffling. ``seeded`` seeds the global random generators by a
+    number, and calls what a `PyDataset` does between two epochs, such as a shuffle of its samples.
+    """
+    names = ("y", "sample_weight", "batch_size", "steps_per_epoch", "class_weight")
+    given, steps = {name: options[name] for name in names}, options["steps_per_epoch"]
+    if isinstance(x := options["x"], tf.data.Dataset):
+        return _Pipeline(get_data_adapter(x, **given)._dataset, options)
+    if can_convert_arrays((x, options["y"], options["sample_weight"])):
+        return _Arrays(get_data_adapter(x, **given), options, seed)
+    if not isinstance(x, PyDataset) or x.num_batches is None:
+        raise ConfigError(
+            "model.fit",
+            f"a {type(x).__name__} as data has no place to which a restarted process could go; pass arrays, "
+            "a keras.utils.PyDataset of known length or a tf.data.Dataset",
+        )
+    if steps not in (None, x.num_batches):
+        raise ConfigError(
+            "steps_per_epoch", f"it is {steps}, and the data have {x.num_batches} batches; leave it out"
+        )
+    return _Batches(x, options, seed, seeded)
+
+
+class Resumable(DataAdapter):  # type: ignore[misc]
+    """Data whose next iteration begins at a place; Keras takes it as it is."""
+
+    steps: int | None  # of an epoch; None if there is no end
+    is_counted = True  # whether an iteration can begin inside an epoch, or at the ends of epochs only
+    costs = ""  # what a resumption costs, in words
+    num_batches: int | None = None  # until Keras makes another iterator; None if Keras makes no other one
+    batch_size = has_partial_batch = partial_batch_size = None
+
+    def go_to(self, epoch: int, batch: int) -> None:
+        """Have the next iteration begin at a batch of an epoch, counted from the first epoch of this fit."""
+
+    def get_tf_dataset(self) -> tf.data.Dataset:
+        raise NotImplementedError
+
+
+class _Arrays(Resumable):
+    """Arrays. With ``steps_per_epoch``, epochs follow each other in the passes over the samples."""
+
+    def __init__(self, arrays: ArrayDataAdapter, options: dict[str, Any], seed: Callable[[], int]) -> None:
+        self._arrays, self._shuffle, self._seed = arrays, options["shuffle"], seed
+        self._pass = self._first = 0
+        steps = options["steps_per_epoch"]
+        self.num_batches = None if steps else arrays.num_batches
+        self.steps: int = steps or arrays.num_batches
+
+    def go_to(self, epoch: int, batch: int) -> None:
+        self._pass, self._first = divmod(epoch * self.steps + batch, self._arrays.num_batches)
+
+    def _indices(self) -> Iterator[Indices]:
+        size, samples = self._arrays.batch_size, self._arrays._num_samples
+        number, first = self._pass, self._first
+        while True:
+            order = _order(samples, self._seed(), number, self._shuffle)
+            for start in range(first * size, samples, size):
+                yield order[start : start + size]
+            if self.num_batches is not None:
+                return
+            number, first = number + 1, 0
+
+    def get_tf_dataset(self) -> tf.data.Dataset:
+        length = None if self._arrays.has_partial_batch else self._arrays.batch_size
+        indices = tf.data.Dataset.from_generator(
+            self._indices, output_signature=tf.TensorSpec([length], tf.int64)
+        )
+        arrays = array_slicing.convert_to_sliceable(self._arrays._inputs, target_backend="tensorflow")
+        inputs = tf.data.Dataset.from_tensors(tree.lists_to_tuples(arrays)).repeat()
+        batches = tf.data.Dataset.zip((indices, inputs)).map(_taken, tf.data.AUTOTUNE)
+        return untuned(batches.prefetch(tf.data.AUTOTUNE))
+
+
+def _order(length: int, seed: int, number: int, shuffle: Any) -> Indices:
+    return permutation(length, seed, number) if shuffle else np.arange(length, dtype=np.int64)
+
+
+def _taken(indices: tf.Tensor, arrays: Any) -> Any:
+    def take(part: Any) -> Any:
+        if isinstance(part, array_slicing.TensorflowSparseWrapper):
+            return array_slicing.slice_tensorflow_sparse_wrapper(part, indices)
+        return tf.gather(part, indices) if tf.is_tensor(part) else None
+
+    return tree.traverse(take, arrays)
+
+
+class _Pipeline(Resumable):
+    """A ``tf.data`` pipeline, read from its beginning. With steps, one iteration covers all epochs."""
+
+    costs = (
+        "after a fault, its tf.data pipeline begins again, and what comes before the place is read and "
+        "thrown away. Write shuffle(..., seed=0, reshuffle_each_iteration=False): in another order, samples "
+        "of one epoch may come twice or not at all"
+    )
+
+    def __init__(self, dataset: tf.data.Dataset, options: dict[str, Any]) -> None:
+        length, steps = int(dataset.cardinality()), options["steps_per_epoch"]
+        epochs = options["epochs"] - options["initial_epoch"]
+        if steps is not None and 0 <= length < steps * epochs:
+            raise ConfigError(
+                "steps_per_epoch",
+                f"{epochs} epochs of {steps} batches are more than the {length} batches of the data set, so "
+                "Keras cuts epochs short; add .repeat() to it, or leave steps_per_epoch out",
+            )
+        self._steps, self._data = steps, _Skipping(dataset)
+        self.steps = steps or (length if length >= 0 else None)
+        self.num_batches = self.steps if steps is None else None
+        if steps is None and length == tf.data.UNKNOWN_CARDINALITY:
+            self.is_counted = False
+            self.costs = "after a fault, its epoch begins again, as its tf.data pipeline has no known length"
+
+    def go_to(self, epoch: int, batch: int) -> None:
+        self._data.first = batch if self._steps is None else epoch * self._steps + batch
+
+    def get_tf_dataset(self) -> tf.data.Dataset:
+        return self._data
+
+
+class _Skipping(tf.data.Dataset):  # type: ignore[misc]
+    """A data set whose iterations begin at batch ``first``."""
+
+    def __init__(self, dataset: tf.data.Dataset) -> None:
+        self._dataset, self.first = dataset, 0
+        super().__init__(dataset._variant_tensor)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._dataset.skip(self.first) if self.first else self._dataset)
+
+    @property
+    def element_spec(self) -> Any:
+        return self._dataset.element_spec
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._dataset]
+
+
+class _Batches(Resumable):
+    """The batches of a ``PyDataset``."""
+
+    def __init__(
+        self, dataset: PyDataset, options: dict[str, Any], seed: Callable[[], int], seeded: _Seeded
+    ) -> None:
+        self._dataset, self._options, self._seed, self._seeded = dataset, options, seed, seeded
+        self._begun = 0  # how many epochs the data set has begun
+        self._adapter = PyDatasetAdapter(dataset, options["class_weight"])
+        self._spec = self._adapter.get_tf_dataset().element_spec
+        self.steps = self.num_batches = dataset.num_batches
+
+    def go_to(self, epoch: int, batch: int) -> None:
+        """Have the data set begin all epochs up to this one, as it may shuffle its samples in each."""
+        self.on_epoch_end()
+        while self._begun <= epoch:
+            self._seeded(self._begun, self._begin)
+            self._begun += 1
+        order = _order(self._dataset.num_batches, self._seed(), epoch, self._options["shuffle"])
+        # A new adapter: the last one may have fetched batches for an iteration that a fault has ended.
+        self._adapter = PyDatasetAdapter(_Rest(self._dataset, order[batch:]), self._options["class_weight"])
+
+    def _begin(self) -> None:
+        self._dataset.on_epoch_end()  # Keras calls it also before the first epoch
+        self._dataset.on_epoch_begin()
+
+    def get_tf_dataset(self) -> tf.data.Dataset:
+        data = tf.data.Dataset.from_generator(
+            lambda: self._adapter._get_iterator(), output_signature=self._spec
+        )
+        has_workers = self._adapter.enqueuer is not None  # they fetch ahead
+        return untuned(data if has_workers else data.prefetch(tf.data.AUTOTUNE))
+
+    def on_epoch_begin(self) -> None:
+        self._adapter.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Keras does not call this for an epoch that ends early."""
+        if self._adapter._within_epoch:
+            self._adapter.on_epoch_end()
+
+
+class _Rest(PyDataset):  # type: ignore[misc]
+    """The batches of a data set in an order."""
+
+    def __init__(self, dataset: PyDataset, order: Indices) -> None:
+        super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
+        self._dataset, self._order = dataset, order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[int(self._order[index])]

@@ -41,8 +41,6 @@ Array.from(document.querySelectorAll("body *")).filter((each) => {
 
 
 class Browser:
-    """One tab of a browser."""
-
     def __init__(self, commands: int, answers: int) -> None:
         self._commands, self._answers = commands, answers
         self._read = b""
@@ -51,7 +49,7 @@ class Browser:
         self.events: list[Message] = []
         target = self.do("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network", "Accessibility"):
+        for domain in ("Page", "Runtime", "Log", "Network"):
             self.do(f"{domain}.enable")
 
     def do(self, method: str, **parameters: Any) -> Message:
@@ -68,7 +66,6 @@ class Browser:
         return result
 
     def open(self, page: Path, width: int, height: int = 900, media: str = "") -> None:
-        """Load a page, and wait until it is there."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width <= PHONE}
         self.do("Emulation.setDeviceMetricsOverride", **metrics)
         self.do("Emulation.setEmulatedMedia", media=media)
@@ -79,7 +76,6 @@ class Browser:
             self.events.append(self._next())
 
     def value(self, expression: str) -> Any:
-        """Return what an expression of JavaScript comes to."""
         result = self.do("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
@@ -89,7 +85,6 @@ class Browser:
         return [event["params"] for event in self.events if event.get("method") in methods]
 
     def printed(self) -> bytes:
-        """The page as a PDF of A4."""
         paper = {"paperWidth": 8.27, "paperHeight": 11.69, "preferCSSPageSize": True}
         return base64.b64decode(self.do("Page.printToPDF", **paper)["data"])
 
@@ -108,7 +103,6 @@ class Browser:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """Start a browser; it and its profile are gone afterwards."""
     assert CHROMIUM is not None
     theirs, commands = os.pipe()
     answers, told = os.pipe()

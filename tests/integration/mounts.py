@@ -20,14 +20,11 @@ PAGE = 4096
 
 
 class Disk:
-    """A mounted file system."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._ballast = folder / "ballast"
 
     def fill(self, spare: int = 0) -> None:
-        """Take all space but this many bytes."""
         self.free()
         with self._ballast.open("xb", buffering=0) as file:
             with contextlib.suppress(OSError):  # until there is none
@@ -38,7 +35,6 @@ class Disk:
             os.fsync(file.fileno())
 
     def free(self) -> None:
-        """Give the space back."""
         self._ballast.unlink(missing_ok=True)
 
     def remount(self, option: str) -> None:

@@ -11,19 +11,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 @dataclass(frozen=True)
 class Run:
-    """One run."""
-
     scalars: dict[str, dict[int, float]]  # by name, the values by step, in the order in which they come
     steps: dict[str, list[int]]  # by name, all steps, also those that come more than once
     times: dict[int, float]  # when each step was, in seconds since the epoch
 
     def total(self, name: str, steps: Container[int]) -> float:
-        """The sum of a scalar over some steps."""
         return sum(value for step, value in self.scalars[name].items() if step in steps)
 
 
 def read(folder: Path) -> Run:
-    """Read the run in a folder."""
     accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     accumulator.Reload()
     events = {name: accumulator.Scalars(name) for name in accumulator.Tags()["scalars"]}

@@ -28,8 +28,6 @@ _TEMPORARY = re.compile(r"\.hvdrecover-[\w-]+")
 
 @dataclass(frozen=True)
 class Step:
-    """One change."""
-
     verb: str  # the system call
     path: str  # what it changes, relative to the root
     to: str = ""  # the second path of a link or a rename

@@ -27,7 +27,6 @@ def report(job: Job) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, light: None) -> dict[str, object]:
-    """The report of a job without a fault."""
     log = tmp_path_factory.mktemp("undisturbed") / "log"
     job = Job([*static(2), sys.executable, str(SCRIPT)], log, {**UNCHANGED, "ELASTIC": "hvdrecover.torch"})
     try:

@@ -79,7 +79,6 @@ def starts(folder: Path, name: str) -> list[str]:
 
 
 def weights(folder: Path, name: str) -> set[str]:
-    """The final weights of all ranks."""
     return {file.read_text() for file in folder.glob(f"{name}.starts.*.weights")}
 
 

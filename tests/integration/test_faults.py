@@ -32,8 +32,6 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(1800)]
 
 @dataclass
 class Fault:
-    """The ranks before and after a fault."""
-
     before: tuple[int, int]  # processes of ranks 0 and 1
     after: tuple[int, int]  # those that continued
     generation: int  # which it ended
@@ -42,8 +40,6 @@ class Fault:
 
 @dataclass
 class Story:
-    """A run with many faults."""
-
     run: FaultyRun
     faults: dict[str, Fault] = field(default_factory=dict)  # by name
     orphans: list[int] = field(default_factory=list)

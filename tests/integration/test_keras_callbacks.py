@@ -24,8 +24,6 @@ pytestmark = pytest.mark.acceptance
 
 
 class Run:
-    """A run in a folder of its own."""
-
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.folder = folder

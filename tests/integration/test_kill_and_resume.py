@@ -34,7 +34,6 @@ def clean(request: pytest.FixtureRequest, finished: Finished) -> DigitsRun:
 
 
 def like(clean: DigitsRun, folder: Path, *options: str, gates: list[int]) -> FaultyRun:
-    """A run of the same example with the same options."""
     return a_long_run(folder, *clean.options, *options, framework=clean.framework, gates=gates)
 
 

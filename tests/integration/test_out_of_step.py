@@ -40,7 +40,6 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(1800)]
 def outcomes(
     launcher: list[str], size: int, faults: list[str], folder: Path, framework: str = "torch"
 ) -> list[list[Outcome]]:
-    """Run faults in one job; for each, what came of it on each rank."""
     script = SCRIPTS / f"{framework}_out_of_step.py"
     environ = {"OMP_NUM_THREADS": "1", "HVDRECOVER_EVENTS": str(folder / "events"), **ROOT_MAY_USE_MPI}
     command = [*launcher, sys.executable, str(script), str(folder), *faults]
@@ -52,7 +51,6 @@ def outcomes(
 
 
 def events(folder: Path, kind: str, rank: int) -> list[dict[str, Any]]:
-    """A rank's events of a kind, in their order."""
     return [event for event in read_events(folder / "events", kind) if event["rank"] == rank]
 
 
@@ -63,7 +61,6 @@ def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]
 
 
 def the_same(outcome: list[Outcome]) -> Outcome:
-    """Return what came of it on all ranks alike."""
     assert outcome == [outcome[0]] * len(outcome)
     return outcome[0]
 

@@ -20,14 +20,12 @@ pytestmark = pytest.mark.acceptance
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, light: None) -> list[Any]:
-    """The outcome of each rank of a job without a fault."""
     folder = tmp_path_factory.mktemp("undisturbed")
     run(folder, "--no-standby")
     return outcomes(folder)
 
 
 def run(folder: Path, *options: str, code: int = 0, **environ: str) -> str:
-    """Start the script, and wait for its end with an exit code; return the log."""
     settings = {"OMP_NUM_THREADS": "1", **environ}  # for sums that are the same
     command = [*supervised(*options), sys.executable, str(SCRIPT), str(folder)]
     return run_job(command, folder / "log", settings, code=code)

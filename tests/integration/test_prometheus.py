@@ -33,7 +33,6 @@ pytestmark = pytest.mark.skipif(
 
 
 def of_alerts() -> dict[str, str]:
-    """Name of an alert to its query."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
     return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
 
@@ -54,7 +53,6 @@ class Prometheus:
         self._url = f"http://127.0.0.1:{port}"
 
     def get(self, path: str, **options: str) -> Any:
-        """The data of an answer of its API."""
         url = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(options)}"
         with urllib.request.urlopen(url, timeout=30) as answer:
             found = json.load(answer)
@@ -62,7 +60,6 @@ class Prometheus:
         return found["data"]
 
     def query(self, query: str) -> list[dict[str, Any]]:
-        """The samples that a query finds now."""
         found: list[dict[str, Any]] = self.get("query", query=query)["result"]
         return found
 

@@ -39,7 +39,6 @@ def tab() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a run of two ranks with two faults."""
     folder = tmp_path_factory.mktemp("run")
     run = example(folder / "events")
     run.report(50, "durable", pid=10, generation=2, commit=4, bytes=2_000_000, seconds=0.5)
@@ -47,7 +46,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def report(events: Path, page: Path) -> Path:
-    """Write the page of a run."""
     assert main(["report", str(events), "--html", str(page)]) == 0
     return page
 
@@ -79,24 +77,6 @@ def test_the_time_line_has_each_ranks_activities_its_faults_and_commits(tab: Bro
     assert len(commits) == 6
     length = durable["bottom"] - durable["top"]
     assert all(tick["bottom"] - tick["top"] < length for tick in commits)
-
-
-def test_on_paper_the_whole_time_line_is_shown(tab: Browser, page: Path) -> None:
-    tab.open(page, PAPER, media="print")
-    assert tab.value("getComputedStyle(document.querySelector('.chart .scroll')).overflowX") == "visible"
-    assert tab.printed().count(b"/Type /Page\n") in (1, 2)
-
-
-def test_who_cannot_see_it_is_told(tab: Browser, page: Path) -> None:
-    tab.open(page, 1100)
-    nodes = tab.do("Accessibility.getFullAXTree")["nodes"]
-    told = {
-        (node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if "role" in node
-    }
-    (name,) = [name for role, name in told if role in ("image", "img")]
-    assert name.startswith("Time line of 2 ranks over ")
-    assert {("columnheader", name) for name in ("fault", "host", "to recover", "steps")} <= told
-    assert {("heading", name) for name in ("Time line", "Faults", "The run")} <= told
 
 
 def one_event(folder: Path) -> None:

@@ -23,7 +23,6 @@ Runs = dict[int, Run]
 
 
 def run(folder: Path, *stop: str) -> None:
-    """Start the script once; with a step to stop at, it fails there."""
     command = [*static(2), sys.executable, str(SCRIPT), str(folder), *stop]
     environ = {"OMP_NUM_THREADS": "1", **ROOT_MAY_USE_MPI}
     run_job(command, folder / "log", environ, code=None if stop else 0)

@@ -38,7 +38,6 @@ def local(folder: Path) -> Iterator[Place]:
 
 @contextmanager
 def s3(folder: Path) -> Iterator[Place]:
-    """moto's S3 server."""
     server = S3Server()
     server.start()
     options = {"key": "user", "secret": "secret", "endpoint_url": f"http://{HOST}:{server.port}"}
@@ -51,7 +50,6 @@ def s3(folder: Path) -> Iterator[Place]:
 
 @contextmanager
 def sftp(folder: Path) -> Iterator[Place]:
-    """OpenSSH's server."""
     if SSHD is None:
         message = "there is no sshd; on Debian and Ubuntu: apt-get install openssh-server"
         pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
@@ -95,14 +93,12 @@ def flip_the_last_bit(url: str, options: Mapping[str, Any], file: str) -> None:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the digest of the weights of an undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     log = train(folder, {"HVDRECOVER_CHECKPOINT": str(folder / "root")})
     return re.findall(r"weights (\w+)", log)[0]
 
 
 def train(folder: Path, environ: dict[str, str], code: int = 0) -> str:
-    """Start the script, and wait for its end with an exit code; return the log of all starts."""
     return run_job(
         [sys.executable, str(SCRIPT)], folder / "log", {"OMP_NUM_THREADS": "1", **environ}, code=code
     )

@@ -18,7 +18,6 @@ SCRIPT = SCRIPTS / "tensorflow_failures.py"
 
 
 def run(launcher: list[str], folder: Path, *case: str) -> tuple[list[dict[str, Any]], str]:
-    """Run a case to its end; give the ranks' reports and the log."""
     log = run_job([*launcher, sys.executable, str(SCRIPT), *case], folder / "log.txt")
     return [json.loads(line) for line in re.findall(r"report (\{.*\})", log)], log
 

@@ -34,7 +34,6 @@ def hung(tmp_path: Path) -> Iterator[Path]:
 
 
 def stuck(process: int) -> int:
-    """A process that waits for the disk."""
     until(lambda: state(process) == "D", f"process {process} is to wait for the disk")
     return process
 

@@ -25,8 +25,6 @@ pytestmark = pytest.mark.acceptance
 
 
 class VirtualRun(DigitsRun):
-    """A run of the script."""
-
     def __init__(self, folder: Path, optimizer: str = "adamw", *options: str) -> None:
         words = ("--virtual-ranks", "4", "--optimizer", optimizer, *options)
         super().__init__(folder, EPOCHS, *words, program=(str(SCRIPT),))
@@ -36,19 +34,16 @@ class VirtualRun(DigitsRun):
     def begin(
         self, start: Start, launcher: Sequence[str], shares: str = "equal", **plan: Mapping[str, Any]
     ) -> Job:
-        """Start it, with the script's plan for it."""
         environ = {"PLAN": json.dumps(plan), "HOSTS": str(self._hosts), "SHARES": shares}
         return start(self, launcher, environ)
 
     def finish_with(
         self, start: Start, launcher: Sequence[str], shares: str = "equal", **plan: Mapping[str, Any]
     ) -> VirtualRun:
-        """Start it, and wait for its end."""
         self.finish(self.begin(start, launcher, shares, **plan))
         return self
 
     def elastic(self, count: int) -> list[str]:
-        """A launcher of an elastic job on some of the hosts."""
         self._hosts.write_text(on(*range(count)))
         return elastic(self._hosts, count)
 

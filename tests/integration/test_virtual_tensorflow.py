@@ -34,7 +34,6 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def run(folder: Path, launcher: Sequence[str], **environ: str) -> Ending:
-    """Run the script to its end."""
     command = [*launcher, sys.executable, str(SCRIPT)]
     run_job(command, folder / "log.txt", {"FOLDER": str(folder), **environ})
     reports: Any = [json.loads(path.read_text()) for path in sorted(folder.glob("report-*"))]

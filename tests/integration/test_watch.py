@@ -48,7 +48,6 @@ class Watch:
         return _CODES.sub("", self._shown.decode(errors="replace"))
 
     def wait_for(self, pattern: str) -> None:
-        """Wait until something is shown."""
         wait_until(lambda: re.search(pattern, self.shown), PATIENCE)
 
     def close(self) -> None:

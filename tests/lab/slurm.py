@@ -77,7 +77,6 @@ class Slurm:
         self._start()
 
     def close(self) -> None:
-        """End its daemons; what is left of jobs goes with the lab."""
         for daemon in self._daemons:
             daemon.kill()
             daemon.wait(PATIENCE)

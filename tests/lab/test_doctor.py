@@ -27,7 +27,6 @@ if os.environ.get("SSH_CONNECTION", "").split()[2:3] == [{address!r}]:
 
 
 def doctor(lab: Lab, *words: str, environ: Mapping[str, str] | None = None) -> tuple[int, dict[str, Any]]:
-    """Exit code and the findings of each check."""
     command = [sys.executable, "-m", "hvdrecover", "doctor", "--json", "-i", os.fspath(lab.key)]
     command += ["-H", ",".join(f"{name}:1" for name in names(lab)), *words]
     process = lab.hosts[0].run(command, {**SLOW_HOSTS, **(environ or {})})

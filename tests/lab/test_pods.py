@@ -38,7 +38,6 @@ class Pod:
         self.start()
 
     def start(self) -> None:
-        """Start its container, and list it as ready."""
         space = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
         sshd = [program("sshd"), "-D", "-e", "-f", os.fspath(self._host._folder / f"{self.name}.conf")]
         self._container = subprocess.Popen(

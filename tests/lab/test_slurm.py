@@ -73,23 +73,19 @@ class SlurmRun(DigitsRun):
         self.id = cluster.run("sbatch", *words, os.fspath(EXAMPLE), *train, environ=environ).strip()
 
     def shown(self) -> dict[str, str]:
-        """Return what Slurm says of it."""
         return self._cluster.job(self.id)
 
     def until(self, **wanted: str) -> dict[str, str]:
-        """Wait until Slurm says this of it; all that it says."""
         self.wait(lambda: wanted.items() <= self.shown().items())
         return self.shown()
 
     def wait(self, reached: Callable[[], bool]) -> None:
-        """Wait until something is so."""
         deadline = time.monotonic() + PATIENCE
         while not reached():
             assert time.monotonic() < deadline, f"{self.shown()}\n{self.tail()}"
             time.sleep(0.2)
 
     def tail(self) -> str:
-        """The ends of its log and of Slurm's."""
         return f"{self.log[-4000:]}\n{self._cluster.log()}" if (self.folder / "log.txt").exists() else ""
 
     @property
@@ -105,12 +101,10 @@ class SlurmRun(DigitsRun):
         return self.wait_for(self, lambda batch: batch.size == size and batch.generation > after)  # type: ignore[arg-type]
 
     def generation(self) -> int:
-        """The newest generation that trains."""
         return self.batches()[-1].generation
 
 
 def assert_hosts_are_empty(lab: Lab, cluster: Slurm) -> None:
-    """Nothing of a job is left anywhere."""
     wait_until(lambda: {p for host in lab.hosts for p in host.processes()} == set(cluster.daemons()))
 
 

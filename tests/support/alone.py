@@ -20,7 +20,6 @@ def turn_to(hvd: Any) -> None:
 
 
 def start() -> None:
-    """Be a process that has just started, and has finished no run yet."""
     HorovodWorld.past = Past()
 
 

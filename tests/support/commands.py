@@ -24,7 +24,6 @@ STYLES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 def call(
     *words: object, environ: Mapping[str, str] | None = None, patience: float = PATIENCE
 ) -> subprocess.CompletedProcess[str]:
-    """Call a command, and return what came of it."""
     return subprocess.run(
         [sys.executable, "-m", "hvdrecover", *map(str, words)],
         env={**os.environ, **(environ or {})},
@@ -53,7 +52,6 @@ class Drilled:
 
 
 def drill(folder: Path, *words: object) -> Drilled:
-    """Drill a script on two ranks."""
     done = call("drill", "-np", 2, "--output", folder, *words, patience=DRILL_PATIENCE)
     assert (folder / "verdict.json").exists(), done.stderr
     return Drilled(done.returncode, json.loads((folder / "verdict.json").read_text()), done.stdout, folder)

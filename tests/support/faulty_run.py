@@ -56,7 +56,6 @@ class FaultyRun(DigitsRun):
         self._closed = [number for number, line in enumerate(faults) if line.startswith("hold ")]
 
     def start(self, launcher: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Job:
-        """Start it, or start it again."""
         sizes = " ".join(f"{epoch}:{size}" for epoch, size in self.sizes.items())
         return super().start(launcher, {**self.faults, "SIZES": sizes, **(environ or {})})
 
@@ -80,7 +79,6 @@ class FaultyRun(DigitsRun):
 
 
 def a_run(folder: Path, *faults: str, framework: str = "torch") -> FaultyRun:
-    """A short run, with faults in it."""
     return FaultyRun(folder / "run", framework, faults, 2, "--step-seconds", "0.06")
 
 

@@ -25,7 +25,6 @@ class GatedRun:
         folder.mkdir(exist_ok=True)
 
     def begin(self, *gates: int, **environ: str) -> Job:
-        """Start a job, with these gates open."""
         self.open(*gates)
         words = [*supervised(*self._options), sys.executable, str(self._script), str(self.folder)]
         self.jobs.append(Job(self._place(words), self.folder / f"log-{len(self.jobs)}", environ))
@@ -55,6 +54,5 @@ class GatedRun:
         return lines[-1]
 
     def kill(self) -> None:
-        """SIGKILL all processes that are left."""
         for job in self.jobs:
             job.kill()

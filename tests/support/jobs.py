@@ -57,7 +57,6 @@ class Commit(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
         return f"g{self.generation:04}-c{self.number:08}"
 
 
@@ -80,17 +79,14 @@ def run_job(
 
 
 def static(workers: int) -> list[str]:
-    """Return the command of ``horovodrun`` with a fixed number of workers on this host."""
     return [_program("horovodrun"), "--gloo", "-np", str(workers)]
 
 
 def mpi(workers: int) -> list[str]:
-    """Return the command of ``horovodrun --mpi``."""
     return [_program("horovodrun"), "--mpi", "-np", str(workers), "--mpi-args=--oversubscribe"]
 
 
 def mpirun(workers: int) -> list[str]:
-    """Return the command of ``mpirun``."""
     return [_program("mpirun"), "--oversubscribe", "-np", str(workers)]
 
 
@@ -102,12 +98,10 @@ def elastic(hosts: Path, workers: int = 2) -> list[str]:
 
 
 def _program(name: str) -> str:
-    """Return the path of a program of this Python environment."""
     return os.fspath(Path(sys.executable).with_name(name))
 
 
 def parent(process: int) -> int:
-    """Return the id of a process's parent; 0 if the process is gone."""
     return psutil.Process(process).ppid() if psutil.pid_exists(process) else 0
 
 
@@ -119,7 +113,6 @@ def running(job: Job, *module: str) -> list[int]:
 
 
 def commits(root: Path) -> list[Commit]:
-    """Return the complete commits of a root on this host, oldest first."""
     names = (path.parent.name for path in root.glob("g*/MANIFEST.json"))
     return sorted(
         Commit(int(found[1]), int(found[2])) for name in names if (found := _COMMIT.fullmatch(name))
@@ -145,7 +138,6 @@ def near_root(root: Path, folder: Path) -> Path | None:
 
 
 def failing_hosts(events: Path) -> dict[str, int]:
-    """Return how often each host was reported as failing."""
     counts: dict[str, int] = {}
     for line in (events / "failing-hosts").read_text().splitlines():
         host = json.loads(line)["host"]
@@ -200,18 +192,15 @@ class DigitsRun(Run):
 
     @property
     def log(self) -> str:
-        """The output of the run's processes."""
         return (self.folder / "log.txt").read_text(errors="replace")
 
     def start(self, launcher: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Job:
-        """Start it, or start it again; without a launcher, as one process."""
         command = [*launcher, sys.executable, *self._program]
         command += ["--epochs", str(self.epochs), "--checkpoint", str(self.root), "--save", str(self.weights)]
         command += ["--ledger", str(self.folder / "ledger"), *self.options]
         return self.launch(command, environ)
 
     def finish(self, job: Job) -> None:
-        """Wait until a job ends with exit code 0."""
         try:
             assert job.wait(PATIENCE) == 0, job.tail()
         finally:
@@ -228,7 +217,6 @@ class DigitsRun(Run):
         return found
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
-        """Return the recorded events of these kinds, in order of time; without kinds, all events."""
         return read_events(self.folder / "events", *kinds)
 
     def generations(self) -> dict[int, int]:
@@ -236,14 +224,12 @@ class DigitsRun(Run):
         return {int(event["generation"]): int(event["commit"]) for event in self.events("sync")}
 
     def batches(self) -> list[Batch]:
-        """Return the batches so far, in order of time."""
         # Incomplete lines of killed processes are skipped.
         paths = (self.folder / "ledger").glob("*.jsonl")
         found = (_batch(line) for path in paths for line in path.read_text().splitlines())
         return sorted(filter(None, found), key=lambda batch: batch.time)
 
     def committed(self) -> list[Batch]:
-        """Return the batches that are part of the final state."""
         return committed(self.batches(), self.generations())
 
     def samples(self, epoch: int) -> Counter[int]:
@@ -251,7 +237,6 @@ class DigitsRun(Run):
         return Counter(index for batch in self.committed() if batch.epoch == epoch for index in batch.indices)
 
     def process_of(self, rank: int) -> int:
-        """Return the process of a rank's last batch."""
         return next(batch.pid for batch in reversed(self.batches()) if batch.rank == rank)
 
 

@@ -62,7 +62,6 @@ class JobInLab:
         fresh.rename(self._listing)
 
     def begin(self) -> Job:
-        """Start it, or start it again."""
         command = [sys.executable, "-m", "hvdrecover", "run", "-np", "3", "--min-np", "1", "--no-standby"]
         command += ["--discover", self._discover, "--network-interface", INTERFACE]
         command += ["-i", os.fspath(self.lab.key), "--blacklist-cooldown-range", "1", "60", "--"]
@@ -71,16 +70,13 @@ class JobInLab:
         return self.job
 
     def wait_for(self, size: int, after: int = 0) -> Batch:
-        """Wait until all of a number of ranks train, after a generation."""
         return wait_until_all_train(self.run, self.job, after, size)
 
     def guardian_on(self, host: Host) -> int:
-        """The guardian on a host."""
         (guardian,) = set(running(self.job, *GUARDIAN)) & set(host.processes())
         return guardian
 
     def generation(self) -> int:
-        """The newest generation that trains."""
         return self.run.batches()[-1].generation
 
     def explained(self) -> dict[str, str]:
@@ -91,7 +87,6 @@ class JobInLab:
         return {line.split()[0]: line.split()[2] for line in printed.splitlines()[1:]}
 
     def assert_each_sample_once(self) -> None:
-        """In all epochs that have ended."""
         self.run.wait_for(self.job, lambda batch: batch.epoch > 0)
         last = max(batch.epoch for batch in self.run.committed())
         assert last > 0

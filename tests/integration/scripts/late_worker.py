@@ -27,7 +27,6 @@ IMPORTS = 2 * float(os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"])  # seconds
 
 
 def started(folder: Path) -> list[int]:
-    """The processes that have been rank 1 so far."""
     path = folder / "1"
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 

@@ -33,7 +33,6 @@ UNEXPECTED = struct.pack("=6Q", 48 + 8, 1, 1 << 60, 0, 8, 0)
 
 
 def connections() -> Iterator[socket.socket]:
-    """This process's TCP connections."""
     for path in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # it is not connected, or was that of the folder
             if path.is_socket():

@@ -104,7 +104,6 @@ def check_each(**variants: Any) -> Callable[[Callable[..., None]], Callable[...,
 
 
 def half(data: np.ndarray) -> np.ndarray:
-    """This rank's half of a batch."""
     size = len(data) // hvd.size()
     return data[hvd.rank() * size : (hvd.rank() + 1) * size]
 
@@ -145,7 +144,6 @@ def step_of(model: keras.Model, optimizer: Any, tape_of: Any = plain) -> Callabl
 
 
 def train(model: keras.Model, optimizer: Any, batches: Any, *, graph: bool, tape_of: Any = plain) -> Any:
-    """Train a model; its weights and the optimizer's variables."""
     step = step_of(model, optimizer, tape_of)
     run = tf.function(step) if graph else step
     for x, y in batches:

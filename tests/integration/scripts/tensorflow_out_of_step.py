@@ -61,7 +61,6 @@ def samples(fault: str) -> tuple[Any, Any]:
 
 
 def outcome(fault: str, guard: dict[str, Any] | None) -> dict[str, Any]:
-    """Train, and tell what came of it."""
     keras.utils.set_random_seed(1)
     model, optimizer = network(fault), recover.DistributedOptimizer(keras.optimizers.Adam(0.01))
     model.compile(optimizer, "mse", jit_compile=False)

@@ -51,8 +51,6 @@ class Ballast(torch.nn.Module):
 
 
 class Script:
-    """A training script with a fault."""
-
     def __init__(self, fault: str, guard: dict[str, Any]) -> None:
         self.fault = fault
         self.odd = hvd.rank() == (0 if fault.endswith("_0") else hvd.size() - 1)
@@ -76,7 +74,6 @@ class Script:
         )
 
     def has(self, fault: str) -> bool:
-        """Return whether this rank has a fault."""
         return self.odd and self.fault.startswith(fault)
 
     def network(self) -> torch.nn.Module:
@@ -124,7 +121,6 @@ class Script:
             state.epoch += 1
 
     def outcome(self) -> dict[str, Any]:
-        """Train, and tell what came of it."""
         found: dict[str, Any] = {"error": None}
         try:
             recover.run(lambda state: self.train())(self.state)

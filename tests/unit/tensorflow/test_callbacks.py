@@ -15,7 +15,7 @@ from keras.src.callbacks.monitor_callback import MonitorCallback
 
 import hvdrecover.tensorflow.keras as hvd_keras
 from hvdrecover.errors import ConfigError
-from hvdrecover.tensorflow.callback_state import KEPT
+from hvdrecover.tensorflow.fit import KEPT
 from hvdrecover.tensorflow.keras import callbacks, elastic
 
 X = np.ones((12, 2), np.float32)

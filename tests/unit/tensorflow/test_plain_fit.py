@@ -17,7 +17,7 @@ import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError
 from hvdrecover.state.adapter import Past
 from hvdrecover.tensorflow import plain_fit
-from hvdrecover.tensorflow.fit_data import Resumable, resumable
+from hvdrecover.tensorflow.plain_fit import Resumable, resumable
 
 SAMPLES, BATCH, EPOCHS = 20, 4, 3
 X = np.arange(SAMPLES * 2, dtype=np.float32).reshape(SAMPLES, 2) / SAMPLES
@@ -51,8 +51,8 @@ def pipeline() -> tf.data.Dataset:
 
 def data_of(x: Any, *, steps: int | None = None) -> Resumable:
     options = dict.fromkeys(("y", "sample_weight", "batch_size", "class_weight"))
-    options |= {"steps_per_epoch": steps, "shuffle": True}
-    return resumable(x, options, EPOCHS, lambda: 7, lambda number, function: function())
+    options |= {"x": x, "steps_per_epoch": steps, "shuffle": True, "initial_epoch": 0, "epochs": EPOCHS}
+    return resumable(options, lambda: 7, lambda number, function: function())
 
 
 def test_a_pipeline_skips_to_the_place() -> None:

@@ -1,30 +1,44 @@
-"""``hvdrecover doctor`` and ``hvdrecover run --preflight``: checks before a job; see ``docs/doctor.md``."""
+"""The commands that try out a job before it counts: ``doctor`` and ``drill``; and ``run --preflight``.
+
+See ``docs/doctor.md`` and ``docs/drill.md``.
+"""
 
 from __future__ import annotations
 
 import argparse
 import glob
 import logging
+import signal
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 
-from hvdrecover import config
-from hvdrecover.cli import discovering, options, printer
+from hvdrecover import config, events
+from hvdrecover.cli import discovering, launching, options, printer
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.config import Config
 from hvdrecover.doctor import examination
 from hvdrecover.doctor.examination import Finding, Settings, select
+from hvdrecover.drill import lab
+from hvdrecover.drill.drill import Drill
+from hvdrecover.drill.faults import FAULTS, RESIZING
+from hvdrecover.drill.faults import find as find_faults
+from hvdrecover.drill.run import Command
 from hvdrecover.errors import ConfigError, DiscoveryError
 from hvdrecover.events import recorded
 from hvdrecover.launch import horovodrun
 from hvdrecover.launch.horovodrun import Options
+from hvdrecover.redaction import printable
 
 logger = logging.getLogger(__name__)
 
-_HERE = 2  # ranks, if no host is named
+DRILLS = Path("hvdrecover-drills")  # takes the folders of drills by default
+_HERE = 2  # ranks that the doctor examines, if no host is named
 _OUTCOMES = ("failure", "warning", "ok", "skipped")
 
 
@@ -135,3 +149,74 @@ def _without(
         return replace(job, hosts=hosts, hostfile=None)
     excluding = [word for host in excluded for word in ("--exclude", glob.escape(host))]
     return replace(job, discovery=discovering.script([request[0], *excluding, *request[1:]]))
+
+
+# -- drill ---------------------------------------------------------------------------------------------
+
+
+def add_drill(parser: argparse.ArgumentParser) -> None:
+    """The training script runs undisturbed, then with faults. The script and its checkpoint root are left as
+    they are: all commits go to the drill's own folder. Options that are not listed here are those of
+    `hvdrecover run`.
+    """
+    parser.usage = "hvdrecover drill -np N [options] [options of hvdrecover run] python train.py ..."
+    parser.epilog = options.DURATIONS
+    options.add_json(parser, "docs/drill.md")
+    add = parser.add_argument
+    add("-np", "--num-proc", **options.PROCESSES, required=True, help="processes to start with")
+    hosts = (
+        "run on N hosts of network namespaces on this machine, with a rank on each; those beyond -np are "
+        "spare; a host can be cut off then (needs root; default: on this host)"
+    )
+    add("--lab", **options.COUNT, help=hosts)
+    resize = (
+        "change the number of ranks between 1 and -np: hosts leave and come, and ranks are killed; a script "
+        "with virtual ranks must end with the same, bit by bit"
+    )
+    add("--resize", action="store_true", help=resize)
+    add("--faults", metavar="NAME,...", help="which strike (default: all that can)")
+    add("--seed", **options.NUMBER, default=0, help="of all that is random (default: 0)")
+    add("--repeat", **options.COUNT, default=1, help="how often each strikes (default: 1)")
+    end = "end the undisturbed run after this time, and the others at the same commit"
+    add("--duration", **options.DURATION, help=f"{end} (default: when the script ends)")
+    output = f"for all of the drill's files (default: below ./{DRILLS})"
+    add("-o", "--output", type=Path, metavar="FOLDER", help=output)
+    add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    launching.take_options(parser, _options_of_a_job())
+
+
+def _options_of_a_job() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("hvdrecover drill", allow_abbrev=False, add_help=False)
+    launching.add_run(parser)
+    return parser
+
+
+def run_drill(arguments: argparse.Namespace) -> int:
+    # Wrong values end the drill before its first run, and -H or the like where the drill names the hosts.
+    ours = ["--discover", "file"] if arguments.lab or arguments.resize else []
+    parsed = _options_of_a_job().parse_args(["-np", "1", *ours, *arguments.others])
+    launching.check_values(parsed.others)
+    folder = (arguments.output or DRILLS / events.new_run(SYSTEM_CLOCK).name).absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError("--output", f"'{folder}' is a file, or a folder that is not empty; name a new one")
+    events.show_on_terminal(config.read())
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # unwinding ends the job
+    usual = RESIZING if arguments.resize else tuple(FAULTS)
+    faults = find_faults(arguments.faults.split(",") if arguments.faults is not None else usual)
+    ranks, hosts = arguments.processes, None
+    command = Command(tuple(arguments.command), ranks, tuple(arguments.others), arguments.resize)
+    with ExitStack() as stack:
+        if arguments.lab is not None:
+            if arguments.lab <= ranks:
+                why = f"a rank is on each, and one more must be spare; write --lab {ranks + 1}"
+                raise ConfigError("--lab", f"{arguments.lab} hosts are too few for -np {ranks}: {why}")
+            if lacking := lab.lacks():
+                raise ConfigError("--lab", lacking)
+            hosts = stack.enter_context(lab.Lab(arguments.lab))
+        drill = Drill(folder, command, arguments.duration, hosts)
+        outcome = drill.run(faults, seed=arguments.seed, repeat=arguments.repeat)
+    text, document = printable(outcome.text(), "\n"), printer.json_text(outcome)
+    (folder / "verdict.json").write_text(document)
+    (folder / "verdict.txt").write_text(text)
+    sys.stdout.write(document if arguments.json else text)
+    return 0 if outcome.recovers else 1
