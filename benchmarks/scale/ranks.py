@@ -15,8 +15,7 @@ from benchmarks.scale.simulated import Simulated
 from benchmarks.states import Setting
 from hvdrecover.checkpoint import manifest
 from hvdrecover.guard.settings import Guard
-from hvdrecover.state.random import Randomness
-from hvdrecover.state.rank_local import RANDOM, PerRank
+from hvdrecover.state.rank_local import RANDOM, PerRank, Randomness
 from hvdrecover.state.state import State
 from hvdrecover.torch.framework import TorchFramework
 

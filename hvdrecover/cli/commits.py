@@ -367,7 +367,7 @@ def _exporter(suffix: str, **of_keras: Any) -> Callable[..., list[str]]:
             from hvdrecover.torch.export import to_torch
 
             return to_torch
-        from hvdrecover.tensorflow.export import to_keras
+        from hvdrecover.tensorflow.state import to_keras
 
         return functools.partial(to_keras, **of_keras)
     except ImportError as error:

@@ -9,26 +9,124 @@
 5. Let the hooks inspect the commit. The guard may replace this rank's tensors by another rank's.
 6. Offer the commit to the writer, which writes it in the background if a durable commit is due.
 7. Hear the votes of all ranks, and apply the verdict: leave, raise or continue.
+
+The parts of one rank's state are a `Session`, with the one list of hooks. A new feature that observes, keeps
+JSON in each commit, or votes is one file, and an entry in that list.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Callable
-from typing import NoReturn
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Literal, NoReturn
 
 from hvdrecover import heartbeat
+from hvdrecover.checkpoint import Checkpoint
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.storage import ATTEMPTS
+from hvdrecover.config import Config
 from hvdrecover.errors import HvdrecoverError, RecoveryError
-from hvdrecover.guard.numbers import RolledBack
-from hvdrecover.state import liveness
+from hvdrecover.guard.comparison import GuardHook
+from hvdrecover.guard.numbers import Judge, Missing, RolledBack
+from hvdrecover.guard.settings import Guard
+from hvdrecover.scalars import Scalars, Tracker
 from hvdrecover.state.contents import Strict
-from hvdrecover.state.durable import FINISH_ATTEMPTS
-from hvdrecover.state.hooks import Hook, Moment
-from hvdrecover.state.horovod import fault_of, hosts_updated
-from hvdrecover.state.leaving import Departure, Preempted
-from hvdrecover.state.session import Session
+from hvdrecover.state.durable import FINISH_ATTEMPTS, DurableSide
+from hvdrecover.state.hooks import Context, Departure, Hook, Hooks, Leaving, Moment, Preempted, Unresumed
+from hvdrecover.state.horovod import fault_of, hosts_updated, limit_waits, paused
+from hvdrecover.state.memory import Memory
+from hvdrecover.state.rank_local import Randomness, RankLocalState
+from hvdrecover.version import __version__
+
+Part = Literal["reset", "rendezvous", "load", "sync", "first_step"]  # of a recovery
+
+
+class Session:
+    """The parts of one rank's state, which `commit`, `rendezvous` and `run` work on.
+
+    Attributes:
+        call: calls a method of the state that the user's class may override, around our own work.
+        root: the source rank of the last agreement.
+        end_signals: ends the handling of stop signals that `State.resume` has begun; None if it was not
+            called, or `State.finish` was.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        settings: Checkpoint | None,
+        rng: Randomness,
+        guard: Guard | None,
+        tensorboard: str | None,
+        tracker: Tracker | None,
+        others: Sequence[Hook],
+        call: Callable[[Literal["save", "restore", "sync"], Callable[[], object]], None],
+    ) -> None:
+        self.context = context
+        self.call = call
+        self.own = RankLocalState(
+            context.framework, context.world, context.place, context.contents.per_rank, rng
+        )
+        virtual = context.ranks.join(context, self.own, guard)
+        dataset = guard.data.as_json() if guard is not None and guard.data is not None else None
+        versions = {**context.framework.versions(), "hvdrecover": __version__}
+        self.memory = Memory(context.contents, self.own, context.place, versions, dataset)
+        self.durable = DurableSide(settings, context, self.memory)
+        self.leaving = Leaving(context.config)
+        self.hooks = Hooks(
+            (
+                *_instruments(context),
+                # It watches gradients before the judge, which may skip a step.
+                *([Scalars(tensorboard, context, tracker)] if tensorboard or tracker else []),
+                self.durable,
+                GuardHook(guard, context),
+                *([Missing(context), Judge(guard, context)] if guard is not None else []),
+                Unresumed(context),
+                self.leaving,
+                *virtual,
+                *others,
+            )
+        )
+        self.memory.kept = self.hooks.kept
+        self.reset_callbacks: list[Callable[[], None]] = []
+        self.root = 0
+        self.guard = guard
+        self.end_signals: Callable[[], None] | None = None
+        self.agreements = 0
+        self.seconds: defaultdict[Part, float] = defaultdict(float)
+
+    @contextmanager
+    def timed(self, part: Part) -> Iterator[None]:
+        """Add the time of the ``with`` block to a part of the present recovery."""
+        started = self.context.clock.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[part] += self.context.clock.monotonic() - started
+
+
+def settings_of(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoint | None:
+    """Return the settings of durable commits; None without a checkpoint root.
+
+    In a drill, the environment's root replaces the script's, so that the job's is never touched.
+    """
+    root = checkpoint or config.checkpoint
+    settings = root if isinstance(root, Checkpoint) or root is None else Checkpoint(root)
+    if config.drill is None or settings is None or config.checkpoint is None:
+        return settings
+    return dataclasses.replace(settings, url=config.checkpoint)
+
+
+def _instruments(context: Context) -> tuple[Hook, ...]:
+    if context.config.instruments is None:
+        return ()
+    found: tuple[Hook, ...] = import_module(context.config.instruments).observers(context)
+    return found
 
 
 def commit(session: Session, *, durable: bool) -> None:
@@ -64,6 +162,8 @@ def commit(session: Session, *, durable: bool) -> None:
         raise
     _apply(session, (hear or send_vote(session, Moment("commit")))())
     session.own.forget()
+    if heartbeat.watched():
+        limit_waits(session.context.world)
     hooks.notify(Hook.committed)
 
 
@@ -78,6 +178,7 @@ def save(session: Session, objection: HvdrecoverError | None = None) -> None:
     snapshot = session.memory.commit()
     session.memory.objection = objection
     stall = clock.monotonic() - started
+    heartbeat.committed(snapshot.id.generation, snapshot.id.commit, snapshot.state["random"]["stream"])
     session.hooks.notify(Hook.captured, snapshot)
     session.context.events.emit("commit", **vars(snapshot.id), stall=stall)
 
@@ -204,7 +305,7 @@ def leave_if_told(session: Session) -> None:
     A signal handler of the script may have made it return early, so the run is not finished. Changes after
     the last commit are rolled back: the function may have counted an epoch that it did not train.
     """
-    with liveness.paused():  # the other ranks may still be at work after their last step
+    with paused():  # the other ranks may still be at work after their last step
         verdict = send_vote(session, Moment("check", returned=True))()
     if isinstance(verdict, Departure):
         session.call("restore", lambda: roll_back(session))

@@ -22,8 +22,8 @@ from hvdrecover.errors import (
     StorageError,
 )
 from hvdrecover.redaction import redact
-from hvdrecover.state import liveness
 from hvdrecover.state.hooks import Context, Hook, Moment, Table
+from hvdrecover.state.horovod import paused
 from hvdrecover.state.memory import Memory
 from hvdrecover.state.near import NearSide
 
@@ -125,7 +125,7 @@ class DurableSide(Hook):
     def make_durable(self, attempts: int) -> None:
         """Make the newest commit durable, and return when all ranks know that it is."""
         failure: HvdrecoverError | None = None
-        with liveness.paused():
+        with paused():
             try:
                 self.flush(None, attempts)
             except HvdrecoverError as error:

@@ -1,13 +1,15 @@
 """Hooks: features such as the guard that take part in a rank's commits and recoveries.
 
 The path of a commit and of a recovery knows no hook by name. A `Hook` may observe, keep JSON in each commit,
-and vote on what all ranks do next. The list of hooks stands in `hvdrecover.state.session`; their order is
+and vote on what all ranks do next. The list of hooks stands in `hvdrecover.state.commit`; their order is
 the same on all ranks.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,15 +18,18 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
+from hvdrecover import heartbeat
 from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.clock import Clock
-from hvdrecover.config import Config
+from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.events import Events
+from hvdrecover.heartbeat import Stop
 from hvdrecover.state.adapter import Framework, World
 from hvdrecover.state.contents import Contents
+from hvdrecover.state.horovod import hosts_updated
 from hvdrecover.state.memory import Memory
 from hvdrecover.state.rank_local import Place, Ranks
 
@@ -250,3 +255,126 @@ class Hooks:
         voters = zip(self._voters[moment.kind], tables, strict=True)
         found = [hook.verdict(moment, table) for hook, table in voters]
         return next(filter(None, found), None)
+
+
+# -- warnings of values that a recovery or a restart does not restore; each is given once, in advance ------
+
+
+class Unresumed(Hook):
+    """Warns of components whose tensors commits lack, and of settings that a resumed run ignores.
+
+    Each commit holds the settings that the run was started with. The script's settings are compared with
+    them, and not with the optimizer's present ones, which training changes.
+    """
+
+    key = "settings"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._of_script = _settings(context)
+        self._of_run: dict[str, Json] = dict(self._of_script)
+        self._said: set[str] = set()
+
+    def agreed(self, agreement: Agreement) -> None:
+        """Warn of tensors that commits lack; let all ranks count backward passes from 0 again."""
+        for name, component in self._context.contents.components().items():
+            self._context.framework.forget_passes(component)
+            if name not in self._said and (lost := self._context.framework.unkept(component)):
+                self._said.add(name)
+                kind = type(component).__name__
+                message = (
+                    f"state.{name}: commits do not hold {', '.join(lost)}, as the state_dict() of this {kind}"
+                    " leaves that out. After a recovery, it has the values of a new object or of an "
+                    "interrupted step. Make it persistent (with torchmetrics: metric.persistent(True)), or "
+                    "keep it in the state, as a tensor or a plain value"
+                )
+                self._context.announce("not_kept", message, level=logging.WARNING, attribute=name)
+
+    def capture(self) -> Json:
+        return dict(self._of_run)
+
+    def load(self, value: Json | None) -> None:
+        """Take the settings from a commit; commits of earlier releases have none."""
+        self._of_run = dict(value) if isinstance(value, dict) else dict(self._of_script)
+
+    def resumed(self, value: Json | None) -> Json | None:
+        of_run: Mapping[str, Json] = value if isinstance(value, dict) else {}
+        lines = [
+            f"{name} to {mine}, but the run was started with {of_run[name]}"
+            for name, mine in self._of_script.items()
+            if of_run.get(name, mine) != mine
+        ]
+        if lines:
+            message = (
+                f"the script sets {'; '.join(lines)}. The commit's values are used. To change a value in a "
+                "resumed run, set it inside the training function"
+            )
+            self._context.announce("settings_ignored", message, level=logging.WARNING, differences=lines)
+        return value
+
+
+def _settings(context: Context) -> dict[str, str]:
+    """Return the settings of components that a commit brings along, such as ``optimizer.lr``, as text.
+
+    The values of all groups of an optimizer are joined into one text.
+    """
+    found: dict[str, list[str]] = {}
+    for name, component in context.contents.components().items():
+        for entry in context.framework.describe(component):
+            if entry.stored:
+                found.setdefault(f"{name}.{entry.name.rpartition('.')[2]}", []).append(entry.value)
+    return {name: ", ".join(values if len(set(values)) > 1 else values[:1]) for name, values in found.items()}
+
+
+# -- departures and changes of hosts: how a process learns of them, and which ranks leave ------------------
+
+
+class Preempted(SystemExit):
+    """This process was asked to leave, and does so at a commit; its exit code is 75 (``EX_TEMPFAIL``)."""
+
+    def __init__(self) -> None:
+        super().__init__(PREEMPTED)
+
+
+class Departure(Exception):  # noqa: N818  not an error: the ranks have decided it together
+    """Ranks leave at a commit that all have made. If ``whole``, all do, and a later start continues."""
+
+    def __init__(self, leaving: Sequence[bool], *, whole: bool) -> None:
+        super().__init__("ranks leave")
+        self.leaving = tuple(leaving)
+        self.whole = whole
+
+
+class Leaving(Hook):
+    """Which ranks leave, as after a preemption, and which hosts have come or gone.
+
+    If any rank knows of a change of hosts since the last rendezvous, all ranks meet in another one.
+    """
+
+    votes_at = ("commit", "check")
+
+    def __init__(self, config: Config) -> None:
+        self._elastic = config.elastic
+        self._host = zlib.crc32(config.host.encode())
+        self.hosts_changed = threading.Event()
+
+    def numbers(self, moment: Moment) -> Sequence[int]:
+        return [heartbeat.page.stop, self._host, self.hosts_changed.is_set()]
+
+    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        asked, hosts, changes = table.T.tolist()
+        if any(asked) and (departure := decide(asked, hosts, elastic=self._elastic)) is not None:
+            return departure
+        return hosts_updated() if self._elastic and any(changes) else None
+
+
+def decide(asked: Sequence[int], hosts: Sequence[int], *, elastic: bool) -> Departure | None:
+    """Decide which ranks leave, if any; from each rank's `Stop` and host.
+
+    A host leaves as a whole, because Horovod gives up hosts, not ranks. All ranks leave if no host would be
+    left, if the job is not elastic, or if the supervisor asks the whole job to leave.
+    """
+    emptied = {host for host, stop in zip(hosts, asked, strict=True) if stop != Stop.NO}
+    whole = Stop.JOB in asked or (bool(emptied) and (not elastic or emptied == set(hosts)))
+    leaving = [whole or host in emptied for host in hosts]
+    return Departure(leaving, whole=whole) if any(leaving) else None

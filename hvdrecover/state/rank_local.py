@@ -4,6 +4,14 @@ The rank-local states of all ranks are exchanged before a commit is made. So a p
 holds the states of all ranks at that very commit, and a process that has lost its memory gets its own back
 from any other. With virtual ranks, each process has the states of those that it carries out; the process that
 carries them out next finds them in the commit.
+
+Random streams: with ``"reseed"``, each rank seeds its generators at every commit, by numbers derived from the
+run's seed, the stream's number and the rank. So a commit stores two numbers, a rank that lost its memory
+continues with the very stream it had, and a rank that joins has one of its own. A stream's number rises at
+every commit, except one at which nothing has changed since the last: a script that commits before it trains
+commits once more when it is resumed, and must continue with the same stream. With ``"store"``, the user's own
+streams continue through commits. Each rank's states are part of a commit, and a rank without stored states is
+seeded as above.
 """
 
 from __future__ import annotations
@@ -11,11 +19,13 @@ from __future__ import annotations
 import base64
 import copy
 import functools
+import hashlib
 import json
+import random
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 
@@ -30,13 +40,45 @@ from hvdrecover.errors import (
     PerRankError,
     UnsupportedValueError,
 )
-from hvdrecover.state.adapter import Buffer, Framework, Tree, World
-from hvdrecover.state.random import Randomness, stream
-from hvdrecover.state.trees import Copier, rebuild
+from hvdrecover.state.adapter import Buffer, Copier, Framework, Tree, World, rebuild
 
 RANDOM = "_random"  # the key of random streams; no attribute has this name
 
 _LARGEST = 1 << 26  # bytes that a process sends with each commit
+
+Randomness = Literal["reseed", "store"]
+
+
+def stream(run_seed: int, number: int | str, rank: int) -> Callable[[str], int]:
+    """Return a function from a generator's name to its seed after one commit; it can be pickled."""
+    return functools.partial(_derive, f"{run_seed}/{number}/{rank}")
+
+
+def _derive(stream: str, generator: str) -> int:
+    digest = hashlib.blake2b(f"{stream}/{generator}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def python_state() -> Any:
+    """The state of Python's global generator, its 625 words as an array: JSON takes it at every commit."""
+    version, words, gauss = random.getstate()
+    return version, np.array(words, dtype=np.uint32), gauss
+
+
+def set_python(state: Any) -> None:
+    """Set Python's global generator to what `python_state` or ``random.getstate()`` gave."""
+    version, words, gauss = state
+    random.setstate((version, tuple(words.tolist() if isinstance(words, np.ndarray) else words), gauss))
+
+
+def set_numpy(state: Any) -> None:
+    """Set numpy's global generator to what ``numpy.random.get_state(legacy=False)`` gave."""
+    # numpy does not check a position beyond the end of its buffer, and the process dies.
+    for place, end in ((state["state"].get("pos", 0), 624), (state.get("buffer_pos", 0), 4)):
+        if not 0 <= place <= end:
+            raise ValueError(f"numpy's generator has no place {place}")
+    np.random.set_state(state)
+
 
 OnResize = Callable[[list[Any], int, int], Any]
 
@@ -330,7 +372,7 @@ class RankLocalState:
     """The rank-local states of the ranks that one process carries out.
 
     Attributes:
-        seed: the run's; the random streams are derived from it (`hvdrecover.state.random`).
+        seed: the run's; the random streams are derived from it.
         stream: the number of the present stream.
         stores_streams: whether the states of each rank's generators are part of a commit.
     """
@@ -490,8 +532,8 @@ class RankLocalState:
         if present and values.encode(self._framework.generators(), "rng") != streams:
             # A loader that has just been loaded draws when it is asked.
             self._framework.set_generators(values.decode(streams))
-        random: dict[Any, Any] = {str(rank): streams for rank in carried.ranks}
-        return present | {RANDOM: random} if self.stores_streams else present
+        random_states: dict[Any, Any] = {str(rank): streams for rank in carried.ranks}
+        return present | {RANDOM: random_states} if self.stores_streams else present
 
     def _stored(self, snapshot: Snapshot) -> dict[str, Shares]:
         """The states in a commit of the values that this rank has as well."""

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from hvdrecover import error_kinds, heartbeat
 from hvdrecover.checkpoint import CommitId
@@ -30,11 +31,11 @@ from hvdrecover.checkpoint.arena import Arena, allocate, digest_numbers, parse
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.errors import RecoveryError, RendezvousError, StoppedError
 from hvdrecover.state.adapter import World, gather_json
-from hvdrecover.state.commit import among_ranks, load
+from hvdrecover.state.commit import Part, Session, among_ranks, load
 from hvdrecover.state.durable import Standing
 from hvdrecover.state.hooks import Agreement, Election, Hook, Moment, Source
+from hvdrecover.state.horovod import limit_waits
 from hvdrecover.state.near import Files
-from hvdrecover.state.session import Session
 
 RENDEZVOUS = 10
 PIECE = 1 << 26  # bytes in one broadcast
@@ -69,11 +70,11 @@ def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
     """
     for attempt in range(1, RENDEZVOUS + 1):
         session.context.events.emit("reset", reason=reason, steps=steps)
-        with session.timings.of("reset"):
+        with session.timed("reset"):
             session.context.world.shutdown()
         session.leaving.hosts_changed.clear()  # the rendezvous covers all changes so far, and none after it
         try:
-            with session.timings.of("rendezvous"):
+            with session.timed("rendezvous"):
                 return session.context.world.init()
         except RendezvousError as error:
             if attempt == RENDEZVOUS:
@@ -118,9 +119,29 @@ def agree(session: Session, *, state_unchanged: bool = False) -> Source:
     line = report(agreement, context.world.size(), session.durable.root, seconds, near)
     facts = {"source": agreement.source, **vars(agreement.snapshot.id), "size": context.world.size()}
     context.announce("sync", line, **facts, seconds=seconds)
-    session.timings.parts["sync"] += seconds - session.timings.parts["load"]
+    session.seconds["sync"] += seconds - session.seconds["load"]
+    _training_begins(session, agreement.snapshot)
     session.hooks.notify(Hook.agreed, agreement)
     return agreement.source
+
+
+def _training_begins(session: Session, snapshot: Snapshot) -> None:
+    context, commit = session.context, snapshot.id
+    heartbeat.page.stand_at(commit.generation, commit.commit, snapshot.state["random"]["stream"])
+    heartbeat.resume()
+    limit_waits(context.world)
+    session.agreements += 1
+    number, began = session.agreements, context.clock.monotonic()
+
+    def first_step() -> None:
+        if number != session.agreements:
+            return  # there was another rendezvous since then
+        session.seconds["first_step"] = context.clock.monotonic() - began
+        parts: dict[str, Any] = {part: round(session.seconds[part], 6) for part in get_args(Part)}
+        session.seconds.clear()
+        context.events.emit("recovered", **vars(commit), **parts, seconds=round(sum(parts.values()), 6))
+
+    heartbeat.at_progress(first_step)
 
 
 def _recall(session: Session) -> Snapshot | None:
@@ -139,9 +160,11 @@ def _elect(session: Session, recalled: Snapshot | None) -> Election:
     if recalled is not None:
         own, job = recalled.id, recalled.job
     numbers = [digest_numbers(text.encode())[0] for text in (job, session.durable.root)]
-    row = [own.generation, own.commit, recalled is not None, *numbers, context.world.past.functions]
+    silence = math.ceil(heartbeat.page.longest * 1000)
+    row = [own.generation, own.commit, recalled is not None, *numbers, context.world.past.functions, silence]
     published, *tables = hooks.send(context.world, moment, row)()
-    if (published[:, 4:] != published[0, 4:]).any():
+    heartbeat.page.has_seen(int(published[:, 6].max()) / 1000)  # so that all ranks judge hangs alike
+    if (published[:, 4:6] != published[0, 4:6]).any():
         raise RecoveryError(
             "the ranks are at different states of the script: this one is in call "
             f"{context.world.past.functions} of a training function, at checkpoint root "
@@ -237,7 +260,7 @@ def _decide(session: Session, rows: Sequence[tuple[str, str, str]]) -> Claimed:
     """Claim the checkpoint root, and choose between the near commits and the durable one; on rank 0."""
     left = [(CommitId.parse(name), start) for _, name, start in rows]
     starts = {start: f"{name} in the memory of {host}" for host, name, start in rows if name}
-    with session.timings.of("load"):
+    with session.timed("load"):
         generation = session.durable.claim(starts)
     standing = session.durable.standing()
     chosen = revive(left, standing)
@@ -312,14 +335,14 @@ def _from_near(session: Session, recalled: Snapshot, claimed: Claimed) -> Agreem
     session.context.place.join(claimed.job)
     name = recalled.id.name
     heartbeat.notify(loaded=name)
-    with session.timings.of("load"):
+    with session.timed("load"):
         snapshot = _resumed(session, recalled, claimed.generation, f"near commit {name}")
     return Agreement(snapshot, "near", claimed.job, name)
 
 
 def _from_root(session: Session, claimed: Claimed | None) -> Agreement:
     context, memory = session.context, session.memory
-    with session.timings.of("load"):
+    with session.timed("load"):
         generation = session.durable.claim({}) if claimed is None else claimed.generation
         stored = session.durable.read_newest(generation)
     if stored is None:

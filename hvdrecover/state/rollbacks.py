@@ -16,8 +16,8 @@ from hvdrecover.clock import Clock
 from hvdrecover.errors import NoProgressError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Reading
-from hvdrecover.state import liveness
 from hvdrecover.state.adapter import World, gather_json
+from hvdrecover.state.horovod import limit_waits
 from hvdrecover.uncaught import place
 
 LIMIT = 3  # rollbacks in a row without progress after which the ranks give up
@@ -136,7 +136,7 @@ class Rollbacks:
         """Apply the longer wait at once, now that all ranks know it."""
         if self._learnt:
             heartbeat.await_guardian()
-            liveness.follow(self._world)
+            limit_waits(self._world)
 
     def _learn(self, seconds: float, limit: int) -> None:
         """Make the other ranks wait longer the next time, as this rank was busy; log the remedy."""

@@ -21,21 +21,24 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-from collections.abc import Callable
-from contextlib import ExitStack
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any, TypeVar
 
 from hvdrecover import heartbeat
 from hvdrecover.errors import ConfigError, RemovedError, StateError
 from hvdrecover.events import show_on_terminal
 from hvdrecover.guard.numbers import RolledBack
+from hvdrecover.heartbeat import Stop
 from hvdrecover.state import commit as commits
-from hvdrecover.state import leaving, startup
-from hvdrecover.state.hooks import Hook
-from hvdrecover.state.horovod import Fault, fault_of, mistake_of, notifications
+from hvdrecover.state.commit import Session
+from hvdrecover.state.hooks import Hook, Preempted
+from hvdrecover.state.horovod import Fault, fault_of, mistake_of, notifications, training_begins
 from hvdrecover.state.rendezvous import agree, rendezvous
 from hvdrecover.state.rollbacks import Rollbacks
-from hvdrecover.state.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +81,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
             raise StateError("run", "state.resume() was called before. Use one of the two: remove that call")
         _begin(state, session, in_run=True)
         signals = session.context.config.stop_signals
-        with leaving.signals(signals, reports=session.context.world.rank() == 0), notifications(state):
+        with stop_signals(signals, reports=session.context.world.rank() == 0), notifications(state):
             try:
                 return _loop(lambda: func(state, *args, **kwargs), state, session)
             except (Exception, SystemExit):
@@ -104,7 +107,7 @@ def resume(state: Any) -> None:
             'initial state. Name one, such as checkpoint="checkpoints/run-1" or --checkpoint'
         )
     signals = ExitStack()
-    signals.enter_context(leaving.signals(context.config.stop_signals, reports=context.world.rank() == 0))
+    signals.enter_context(stop_signals(context.config.stop_signals, reports=context.world.rank() == 0))
     session.end_signals = signals.close
     if _agree(session):
         commits.say_finished(session)
@@ -142,7 +145,7 @@ def _loop(train: Callable[[], Result], state: Any, session: Session) -> Result |
             if fault in ("peers", "hosts"):
                 rendezvous(session, reason, steps)
                 rollbacks.rejoined()
-                with session.timings.of("reset"):
+                with session.timed("reset"):
                     if back:
                         session.call("restore", lambda: commits.roll_back(session))
                     state.on_reset()
@@ -161,12 +164,12 @@ def _loop(train: Callable[[], Result], state: Any, session: Session) -> Result |
                 commits.finish(session)
             _end(session)
             return result
-        except leaving.Preempted:
+        except Preempted:
             raise
         except RemovedError as error:
             heartbeat.enter(heartbeat.Phase.REMOVED)
             logger.warning("%s; this process leaves", error)
-            raise leaving.Preempted() from None
+            raise Preempted() from None
         except (Exception, SystemExit) as raised:
             cause, fault = _judge(session, raised)
             if fault is None:
@@ -227,7 +230,7 @@ def _begin(state: Any, session: Session, *, in_run: bool) -> None:
     Raises:
         ConfigError: it would be given the result of another state that this process has finished.
     """
-    startup.training_begins()
+    training_begins()
     heartbeat.training_begins(in_run=in_run)
     past, root = session.context.world.past, session.durable.root
     if root in past.finished and not session.memory.last.generation:
@@ -241,3 +244,48 @@ def _begin(state: Any, session: Session, *, in_run: bool) -> None:
     if (lack := state._not_durable()) is not None and session.context.world.rank() == 0:
         logger.warning("%s", lack)
     session.memory.mark(finished=False)  # an earlier function of this process may have finished the state
+
+
+# -- signals of a preemption -------------------------------------------------------------------------------
+
+
+@contextmanager
+def stop_signals(numbers: Sequence[int], *, reports: bool = False) -> Iterator[None]:
+    """Handle the signals of a preemption: leave at the next commit. A second signal ends the process.
+
+    A handler that the script has set stays. ``reports``: log a warning about it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _take_note)
+    if reports:
+        # At the first commit, the training function may have set a handler.
+        heartbeat.at_commit(functools.partial(_report_others, numbers))
+    try:
+        yield
+    finally:
+        for number in ours:
+            if signal.getsignal(number) is _take_note:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _report_others(numbers: Sequence[int]) -> None:
+    for number in numbers:
+        handler = signal.getsignal(number)
+        if not callable(handler) or handler is _take_note:
+            continue
+        logger.warning(
+            "%s goes to the script's own handler (%s), not to hvdrecover's: if only a training process gets "
+            "the signal, the job does not leave. Remove that handler, or send the signal to hvdrecover run: "
+            "then the job leaves at its next commit, with exit code 75",
+            signal.Signals(number).name,
+            getattr(handler, "__qualname__", handler),
+        )
+
+
+def _take_note(number: int, frame: FrameType | None) -> None:
+    heartbeat.page.ask(Stop.HOST)
+    signal.signal(number, signal.SIG_DFL)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
@@ -16,14 +18,13 @@ from hvdrecover.scalars import Tracker, as_numbers
 from hvdrecover.state import commit as commits
 from hvdrecover.state import run as runs
 from hvdrecover.state.adapter import Framework, HiddenAttribute, World
+from hvdrecover.state.commit import Session, settings_of
 from hvdrecover.state.contents import Contents
 from hvdrecover.state.hooks import Context, Hook
+from hvdrecover.state.horovod import paused
 from hvdrecover.state.horovod import rank as horovod_rank
-from hvdrecover.state.liveness import paused
-from hvdrecover.state.random import Randomness
-from hvdrecover.state.rank_local import Place, Ranks
+from hvdrecover.state.rank_local import Place, Randomness, Ranks
 from hvdrecover.state.rendezvous import agree, reset
-from hvdrecover.state.session import Session, settings_of
 
 # The methods of Horovod's states; no attribute can have one of these names.
 HOROVODS = {
@@ -363,3 +364,66 @@ def _divide(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _is_ours(method: Any) -> bool:
     return str(method.__module__).startswith("hvdrecover.")
+
+
+# -- Horovod's classes of states, for scripts that have changed nothing but the import ---------------------
+
+
+Broadcast = Callable[..., Any]
+
+
+class ObjectState(State):
+    """Horovod's ``ObjectState``: a state of plain objects, and of all else that the framework knows.
+
+    Random generators are left alone: a script that was not written for us may draw the same numbers on all
+    ranks from a global one. Subclasses find the arguments as ``self._bcast_object`` and ``self._rank``.
+    """
+
+    _rng: Randomness = "store"
+
+    def __init__(self, bcast_object: Broadcast, get_rank: Callable[[], int], **attributes: Any) -> None:
+        super().__init__(*self._parts(), attributes=attributes)
+        self._bcast_object, self._rank = from_root(self, bcast_object), get_rank
+
+    @staticmethod
+    def _parts() -> tuple[Framework, World]:
+        raise NotImplementedError
+
+
+class HorovodState(State):
+    """Horovod's ``State``, the base of states whose `save`, `restore` and `sync` do everything themselves.
+
+    They are called where Horovod would call them, and ranks leave, join and restart as with any state. What
+    they keep is in memory only: no commit becomes durable.
+    """
+
+    _rng: Randomness = "store"
+
+    def __init__(self, bcast_object: Broadcast, get_rank: Callable[[], int]) -> None:
+        config = configs.read()
+        super().__init__(*self._parts(), config=dataclasses.replace(config, checkpoint=None), attributes={})
+        self._url = config.checkpoint
+        self._bcast_object, self._rank = from_root(self, bcast_object), get_rank
+
+    @staticmethod
+    def _parts() -> tuple[Framework, World]:
+        raise NotImplementedError
+
+    def _not_durable(self) -> str | None:
+        return self._url and (
+            f"{type(self).__name__} keeps its commits by itself, in memory: none becomes durable at "
+            f"{self._url}; derive it from ObjectState, and pass what is to be kept to the constructor by name"
+        )
+
+
+def from_root(state: State, bcast_object: Broadcast) -> Broadcast:
+    """Return a ``broadcast_object`` whose default root is the rank whose state all have taken."""
+    if "root_rank" not in inspect.signature(bcast_object).parameters:
+        return bcast_object
+
+    def broadcast(*args: Any, **kwargs: Any) -> Any:
+        if len(args) < 2:
+            kwargs.setdefault("root_rank", state._session.root)
+        return bcast_object(*args, **kwargs)
+
+    return broadcast

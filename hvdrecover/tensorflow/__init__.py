@@ -20,10 +20,10 @@ from hvdrecover.guard.settings import Guard
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.scalars import MLflow, Tracker, WandB
 from hvdrecover.stand_in import standing_in as _standing_in
-from hvdrecover.state.liveness import paused
-from hvdrecover.state.loading import Loaded
+from hvdrecover.state.contents import Loaded
+from hvdrecover.state.horovod import join as _join
+from hvdrecover.state.horovod import paused
 from hvdrecover.state.run import run
-from hvdrecover.state.startup import join as _join
 from hvdrecover.tensorflow import elastic as elastic
 from hvdrecover.tensorflow.averaging import DistributedGradientTape, PartialDistributedGradientTape
 from hvdrecover.tensorflow.collectives import (

@@ -15,8 +15,8 @@ import keras
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.stand_in import standing_in
-from hvdrecover.state import drop_in
-from hvdrecover.state.random import Randomness
+from hvdrecover.state import state as states
+from hvdrecover.state.rank_local import Randomness
 from hvdrecover.state.run import run
 from hvdrecover.tensorflow import state
 from hvdrecover.tensorflow.collectives import TensorFlowWorld
@@ -32,11 +32,11 @@ def _parts() -> tuple[TensorFlowFramework, TensorFlowWorld]:
     return TensorFlowFramework(), TensorFlowWorld()
 
 
-class State(drop_in.State):
+class State(states.HorovodState):
     _parts = staticmethod(_parts)
 
 
-class ObjectState(drop_in.ObjectState):
+class ObjectState(states.ObjectState):
     _parts = staticmethod(_parts)
 
 
@@ -54,7 +54,7 @@ class TensorFlowState(state.TensorFlowState):
                 "variables of a session of TensorFlow 1 can't be kept; pass variables=[...] of TensorFlow 2",
             )
         super().__init__(variables, **attributes)
-        self._bcast_object, self._rank = drop_in.from_root(self, hvd.broadcast_object), hvd.rank
+        self._bcast_object, self._rank = states.from_root(self, hvd.broadcast_object), hvd.rank
 
 
 class TensorFlowKerasState(state.TensorFlowKerasState):
@@ -73,4 +73,4 @@ class TensorFlowKerasState(state.TensorFlowKerasState):
         **attributes: Any,
     ) -> None:
         super().__init__(model, optimizer, **attributes)
-        self._bcast_object, self._rank = drop_in.from_root(self, hvd.broadcast_object), hvd.rank
+        self._bcast_object, self._rank = states.from_root(self, hvd.broadcast_object), hvd.rank

@@ -39,11 +39,10 @@ from hvdrecover.data.order import Indices, permutation
 from hvdrecover.errors import ConfigError, EarlyCollectiveError, RecoveryError
 from hvdrecover.events import show_on_terminal
 from hvdrecover.state import commit as commits
-from hvdrecover.state import random, startup
+from hvdrecover.state import horovod
 from hvdrecover.state.adapter import World, gather_json
-from hvdrecover.state.horovod import fault_of
-from hvdrecover.state.liveness import paused
-from hvdrecover.state.random import Randomness
+from hvdrecover.state.horovod import fault_of, paused
+from hvdrecover.state.rank_local import Randomness, stream
 from hvdrecover.state.run import run
 from hvdrecover.tensorflow.collectives import TensorFlowWorld
 from hvdrecover.tensorflow.dataset import PerRank, untuned
@@ -119,7 +118,7 @@ def _resume(model: keras.Model, options: dict[str, Any]) -> keras.callbacks.Hist
     """Do a ``fit`` that resumes, and return its history; None if it cannot be resumed."""
     global _is_within
     number, reason = len(_fits) + 1, ""
-    startup.training_begins()
+    horovod.training_begins()
     try:
         state = _State(model, number, options)
     except Exception as error:
@@ -156,7 +155,7 @@ def _resume(model: keras.Model, options: dict[str, Any]) -> keras.callbacks.Hist
         _is_within = False
     _fits.append(state)
     if state.is_behind:  # the other ranks wait in a later fit: they answer no collective before it
-        startup.watch_early_collectives(hvd, config.read())
+        horovod.watch_early_collectives(hvd, config.read())
     return state.end()
 
 
@@ -265,12 +264,12 @@ class _State(TensorFlowKerasState):
         return history
 
     def _seed_of_rank(self) -> int:
-        return random.stream(self._session.own.seed, "data", hvd.rank())("order")
+        return stream(self._session.own.seed, "data", hvd.rank())("order")
 
     def _seeded(self, number: int, function: Callable[[], None]) -> None:
         before = self._framework.generators()
         # Alike on all ranks: each may shuffle the samples of all, and take its part.
-        self._framework.seed(random.stream(self._session.own.seed, f"epoch {number}", 0))
+        self._framework.seed(stream(self._session.own.seed, f"epoch {number}", 0))
         function()
         self._framework.set_generators(before)
 

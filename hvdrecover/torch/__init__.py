@@ -9,11 +9,11 @@ from hvdrecover.guard.settings import Guard
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.scalars import MLflow, Tracker, WandB
 from hvdrecover.stand_in import standing_in as _standing_in
-from hvdrecover.state.liveness import paused
-from hvdrecover.state.loading import Loaded
+from hvdrecover.state.contents import Loaded
+from hvdrecover.state.horovod import join as _join
+from hvdrecover.state.horovod import paused
 from hvdrecover.state.rank_local import PerRank
 from hvdrecover.state.run import run
-from hvdrecover.state.startup import join as _join
 from hvdrecover.torch import elastic as elastic
 from hvdrecover.torch import stepping as _stepping
 from hvdrecover.torch.elastic.sampler import ElasticSampler

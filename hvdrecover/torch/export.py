@@ -16,26 +16,17 @@ from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.root import read_commit
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.errors import ExportError
-from hvdrecover.state.trees import rebuild
+from hvdrecover.state.adapter import rebuild
 from hvdrecover.torch.framework import TorchFramework
 
 
 def to_torch(
     storage: Storage, commit: CommitId, only: Sequence[str], path: Path, *, force: bool
 ) -> list[str]:
-    """Write attributes to a file that ``torch.load(path, weights_only=True)`` reads; every byte is verified.
+    """Write attributes, all if ``only`` is empty, to a file for ``torch.load(path, weights_only=True)``.
 
     The file holds a dict: attribute name to its ``state_dict``, plain object, or cursor if it is a sampler.
-
-    Args:
-        storage: the root.
-        commit: which commit.
-        only: the attributes; empty for all.
-        path: the file to write.
-        force: whether to replace the file if it exists.
-
-    Returns:
-        The attributes that were exported.
+    Every byte that is read is verified. Return the names of the attributes.
 
     Raises:
         ExportError: the file exists, an attribute is missing, or one holds an object of a kind that such a

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from hvdrecover.checkpoint.arena import WORTH_A_SPAN, Arena, Bytes, Span, TensorSpec, copy_spans, spans_equal
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.state import horovod
-from hvdrecover.state import random as streams
+from hvdrecover.state import rank_local as streams
 from hvdrecover.state.adapter import Entry, StepReport, Tree, fit_tensors
 from hvdrecover.state.horovod import HorovodWorld
 from hvdrecover.torch import guard, optimizers, stepping

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from hvdrecover.checkpoint import Checkpoint, CommitId
 from hvdrecover.guard.settings import Guard
 from hvdrecover.scalars import Tracker
-from hvdrecover.state import loading
-from hvdrecover.state.loading import Loaded
-from hvdrecover.state.random import Randomness
+from hvdrecover.state import contents
+from hvdrecover.state.contents import Loaded
+from hvdrecover.state.rank_local import Randomness
 from hvdrecover.state.state import State
 from hvdrecover.torch import virtual
 from hvdrecover.torch.framework import TorchFramework, TorchWorld
@@ -27,7 +27,7 @@ class TorchState(State):
         optimizer: an optimizer, wrapped by ``hvd.DistributedOptimizer`` or not, or None.
         checkpoint: a `Checkpoint` or its URL; None takes ``HVDRECOVER_CHECKPOINT``, and without that nothing
             is written.
-        rng: ``"reseed"``, the default, or ``"store"``; see `hvdrecover.state.random`.
+        rng: ``"reseed"``, the default, or ``"store"``; see `hvdrecover.state.rank_local`.
         guard: what is watched about the ranks, such as ``Guard()``; None watches nothing.
         tensorboard: path or URL of a folder for TensorBoard's runs, one for each rank; None writes none.
         tracker: an experiment tracker, such as ``WandB()`` or ``MLflow()``; None reports to none.
@@ -150,4 +150,4 @@ def load(
         12
     """
     given = {"model": model, "optimizer": optimizer, **attributes}
-    return loading.load(TorchFramework(), url, given, commit, strict=strict)
+    return contents.load(TorchFramework(), url, given, commit, strict=strict)

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.errors import ConfigError, HvdrecoverError, StepError
 from hvdrecover.state.hooks import Hook, Moment, Table
-from hvdrecover.state.random import Randomness, stream
-from hvdrecover.state.rank_local import Carried, Ranks
-from hvdrecover.state.startup import WatchedLibrary
+from hvdrecover.state.horovod import WatchedLibrary
+from hvdrecover.state.rank_local import Carried, Randomness, Ranks, stream
 
 if TYPE_CHECKING:
     from hvdrecover.data.order import SampleOrder

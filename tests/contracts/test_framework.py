@@ -13,9 +13,8 @@ import pytest
 from hvdrecover.checkpoint import values
 from hvdrecover.checkpoint.arena import Arena, TensorSpec, plan
 from hvdrecover.errors import UnsupportedTensorError
-from hvdrecover.state.adapter import Component, Framework, Tree
-from hvdrecover.state.random import stream
-from hvdrecover.state.trees import Copier, rebuild
+from hvdrecover.state.adapter import Component, Copier, Framework, Tree, rebuild
+from hvdrecover.state.rank_local import stream
 from tests.contracts.adapters import Adapter, some_bytes
 
 SHAPES = [(), (1,), (3, 5), (2, 0, 3), (1, 1, 4097)]

@@ -20,7 +20,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.errors import RemovedError
 from hvdrecover.state.adapter import Past
-from hvdrecover.state.leaving import Preempted
+from hvdrecover.state.hooks import Preempted
 
 HANG_SECONDS = 20.0  # far more than any rank ever needs
 

@@ -339,7 +339,7 @@ class Cluster:
 
 
 def _report_modules() -> None:
-    """Do as `hvdrecover.state.startup` does: at the second commit, a standby may be made."""
+    """Do as `hvdrecover.state.horovod` does: at the second commit, a standby may be made."""
     if heartbeat.page.commits < 2:
         heartbeat.at_commit(_report_modules)
     else:

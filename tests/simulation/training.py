@@ -22,8 +22,7 @@ from hvdrecover.checkpoint.manifest import HasState, Snapshot
 from hvdrecover.config import Config
 from hvdrecover.errors import RemovedError, RendezvousError
 from hvdrecover.state.hooks import Agreement, Hook
-from hvdrecover.state.random import Randomness
-from hvdrecover.state.rank_local import PerRank
+from hvdrecover.state.rank_local import PerRank, Randomness
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeFramework, FakeLoader, FakeModel, FakeSampler

@@ -53,12 +53,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._local[id(raw(var))] = var
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Survivors of a recovery broadcast again, with the ranks that have just started."""
-        self.broadcast_done = False
+        self.broadcast_done = (
+            False  # survivors of a recovery broadcast again, with ranks that have just started
+        )
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast after the first batch: before, an optimizer may have no variables."""
-        if self.broadcast_done:
+        if self.broadcast_done:  # not before the first batch: an optimizer may have no variables yet
             return
         variables = map(raw, (*self.model.weights, *self.model.optimizer.variables))
         sent = [each for each in variables if id(each) not in self._local]
@@ -135,9 +135,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             raise ConfigError("steps_per_epoch", f"Keras does not know it; pass it to {type(self).__name__}")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remember the epoch. Keras counts the batches of a resumed epoch from 0."""
         self.current_epoch = epoch
-        self._done = (self.params or {}).get("done", 0)
+        self._done = (self.params or {}).get("done", 0)  # Keras counts batches of a resumed epoch from 0
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         end = math.inf if self.end_epoch is None else self.end_epoch
@@ -206,8 +205,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         mode: str = "auto",
         save_freq: Any = "epoch",
     ) -> None:
-        unused = (
-            "unnamed.weights.h5" if save_weights_only else "unnamed.keras"
-        )  # Keras demands a known suffix
+        # Keras demands a name with a known suffix.
+        unused = "unnamed.weights.h5" if save_weights_only else "unnamed.keras"
         super().__init__(unused, monitor, verbose, True, save_weights_only, mode, save_freq)
         self.filepath = None

@@ -8,8 +8,8 @@ import horovod.torch as hvd
 import horovod.torch.elastic.state as _hvd
 
 from hvdrecover.stand_in import standing_in
-from hvdrecover.state import drop_in
-from hvdrecover.state.random import Randomness
+from hvdrecover.state import state as states
+from hvdrecover.state.rank_local import Randomness
 from hvdrecover.torch import state
 from hvdrecover.torch.framework import TorchFramework, TorchWorld
 
@@ -20,11 +20,11 @@ def _parts() -> tuple[TorchFramework, TorchWorld]:
     return TorchFramework(), TorchWorld()
 
 
-class State(drop_in.State):
+class State(states.HorovodState):
     _parts = staticmethod(_parts)
 
 
-class ObjectState(drop_in.ObjectState):
+class ObjectState(states.ObjectState):
     _parts = staticmethod(_parts)
 
 
@@ -38,4 +38,4 @@ class TorchState(state.TorchState):
 
     def __init__(self, model: Any = None, optimizer: Any = None, **attributes: Any) -> None:
         super().__init__(model, optimizer, **attributes)
-        self._bcast_object, self._rank = drop_in.from_root(self, hvd.broadcast_object), hvd.rank
+        self._bcast_object, self._rank = states.from_root(self, hvd.broadcast_object), hvd.rank

@@ -7,7 +7,7 @@ from pathlib import Path
 # What a script imports in place of hvdrecover.torch.
 ADAPTER = """
 from types import SimpleNamespace
-from hvdrecover.state import startup as joining
+from hvdrecover.state import horovod as joining
 functions = "broadcast_parameters broadcast_optimizer_state broadcast_object "
 functions += "add_process_set remove_process_set"
 native = SimpleNamespace(horovod_init=lambda *_: 1, horovod_rank=lambda: 0)

@@ -30,10 +30,10 @@ def step():
 step()
 """
 JOIN = """\
-from hvdrecover.state import startup
+from hvdrecover.state import horovod
 native = SimpleNamespace(horovod_init=lambda *_: 1, horovod_rank=lambda: 0)
 library = SimpleNamespace(_basics=SimpleNamespace(MPI_LIB_CTYPES=native))
-startup.join(SimpleNamespace(is_initialized=lambda: True, mpi_ops=library))"""
+horovod.join(SimpleNamespace(is_initialized=lambda: True, mpi_ops=library))"""
 
 
 @pytest.fixture

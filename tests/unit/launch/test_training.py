@@ -60,7 +60,7 @@ def test_at_the_second_commit_the_libraries_are_told_and_the_scripts_own_modules
     assert training.process.wait(60) == 0
     assert list(training.notes()) == ["before", "modules"]
     modules = training.notes()["modules"]
-    assert {"colorsys", "json.tool", "wave", "hvdrecover.state.startup"} <= set(modules)
+    assert {"colorsys", "json.tool", "wave", "hvdrecover.state.horovod"} <= set(modules)
     assert not {"own", "adapter", "__main__"} & set(modules)
 
 

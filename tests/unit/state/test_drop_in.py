@@ -10,7 +10,7 @@ import pytest
 from horovod.common.elastic import ObjectState as HorovodsObjectState
 
 from hvdrecover.errors import ConfigError
-from hvdrecover.state import drop_in
+from hvdrecover.state import state as states
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
@@ -112,7 +112,7 @@ def test_a_line_says_what_durable_commits_lack(process: Process, caplog: pytest.
     )
 
 
-class Own(drop_in.State):
+class Own(states.HorovodState):
     """Keeps its counter by itself, as Horovod's interface asks for."""
 
     process: Process
@@ -167,7 +167,7 @@ def test_a_state_that_keeps_everything_by_itself_survives_rank_0() -> None:
     assert sorted(entries) == [0, 0, 2, 2]
 
 
-class Objects(drop_in.ObjectState):
+class Objects(states.ObjectState):
     """With the framework of a test."""
 
     process: Process

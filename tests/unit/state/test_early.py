@@ -13,7 +13,7 @@ import pytest
 
 from hvdrecover.config import Config
 from hvdrecover.errors import EarlyCollectiveError
-from hvdrecover.state import startup
+from hvdrecover.state import horovod
 from hvdrecover.virtual.ranks import Watched
 from tests.unit.state.jobs import CONFIG
 
@@ -41,7 +41,7 @@ def driver() -> Iterator[Driver]:
         return dataclasses.replace(CONFIG, rendezvous=("127.0.0.1", server.server_port))
 
     yield start
-    startup.training_begins()
+    horovod.training_begins()
     for server in servers:
         server.shutdown()
         server.server_close()
@@ -54,7 +54,7 @@ class FakeHorovod(SimpleNamespace):
         self.calls: list[str] = []
         self.ready = True
         native = SimpleNamespace(**{name: self._function(name) for name in collectives})
-        names = {*startup._SKIPPED[library], *startup._REFUSED}
+        names = {*horovod._SKIPPED[library], *horovod._REFUSED}
         functions = {name: self._function(name) for name in names}
         super().__init__(mpi_ops=SimpleNamespace(**{library: native}), **functions)
 
@@ -79,7 +79,7 @@ def test_broadcasts_of_what_the_state_brings_return_at_once(
 ) -> None:
     hvd = torch()
     caplog.set_level("DEBUG", "hvdrecover")
-    startup.watch_early_collectives(hvd, driver("2"))
+    horovod.watch_early_collectives(hvd, driver("2"))
     assert hvd.broadcast_parameters({}) is None
     assert hvd.broadcast_optimizer_state(None) is None
     assert hvd.broadcast_object("mine", root_rank=0) == hvd.broadcast_object(obj="mine") == "mine"
@@ -105,7 +105,7 @@ def test_other_collectives_are_refused_by_name(
     library: str, collective: str, call: str, driver: Driver
 ) -> None:
     hvd = FakeHorovod(library, collective)
-    startup.watch_early_collectives(hvd, driver("3"))
+    horovod.watch_early_collectives(hvd, driver("3"))
     with pytest.raises(EarlyCollectiveError) as caught:
         getattr(getattr(hvd.mpi_ops, library), collective)()
     assert (caught.value.call, hvd.calls) == (call, [])
@@ -113,7 +113,7 @@ def test_other_collectives_are_refused_by_name(
 
 def test_a_watch_of_virtual_ranks_outlasts_the_beginning_of_the_training_function(driver: Driver) -> None:
     hvd = torch()
-    startup.watch_early_collectives(hvd, driver("2"))
+    horovod.watch_early_collectives(hvd, driver("2"))
     called: list[str] = []
 
     def look(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,7 +121,7 @@ def test_a_watch_of_virtual_ranks_outlasts_the_beginning_of_the_training_functio
         return function
 
     hvd.mpi_ops.mpi_lib = Watched(hvd.mpi_ops.mpi_lib, look)
-    startup.training_begins()
+    horovod.training_begins()
     hvd.mpi_ops.mpi_lib.horovod_torch_allreduce_async_torch_FloatTensor()
     assert (called, len(hvd.calls)) == (["allreduce"], 1)
 
@@ -134,14 +134,14 @@ def test_the_driver_knows_whether_the_job_runs_else_the_guardian(
     answer: str | None, rejoins: bool, joins: bool, driver: Driver
 ) -> None:
     hvd = torch()
-    startup.watch_early_collectives(hvd, dataclasses.replace(driver(answer), rejoins=rejoins))
+    horovod.watch_early_collectives(hvd, dataclasses.replace(driver(answer), rejoins=rejoins))
     assert (hvd.broadcast_object("mine") == "mine") == joins
 
 
 def test_from_the_training_function_on_all_are_horovods_own(driver: Driver) -> None:
     hvd = torch()
     library = hvd.mpi_ops.mpi_lib
-    startup.watch_early_collectives(hvd, driver("2"))
-    startup.training_begins()
+    horovod.watch_early_collectives(hvd, driver("2"))
+    horovod.training_begins()
     assert hvd.mpi_ops.mpi_lib is library
     assert hvd.broadcast_object("mine") == "everybody's"

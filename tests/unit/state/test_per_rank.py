@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from hvdrecover.errors import MismatchError, PerRankError
-from hvdrecover.state import loading
-from hvdrecover.state.random import Randomness
-from hvdrecover.state.rank_local import OnResize, PerRank
+from hvdrecover.state import contents
+from hvdrecover.state.rank_local import OnResize, PerRank, Randomness
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeFramework, FakeGenerator, FakeModel, FakeSchedule
@@ -194,13 +193,13 @@ def test_a_finished_run_is_finished_for_any_number_of_ranks() -> None:
 def test_a_durable_commit_shows_all_ranks_states_by_rank(
     roots: FakeRoots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hvdrecover.state.loading.open_storage", roots.open)
+    monkeypatch.setattr("hvdrecover.state.contents.open_storage", roots.open)
     FakeJob(Script(URL), 2).results()
-    loaded = loading.load(FakeFramework(), URL, {"model": FakeModel(w=[0.0])}, None, strict=True)
+    loaded = contents.load(FakeFramework(), URL, {"model": FakeModel(w=[0.0])}, None, strict=True)
     losses = loaded.objects["losses"]
     assert [losses[rank] for rank in range(2)] == [each["losses"] for each in undisturbed("reseed")[0]]
     with pytest.raises(MismatchError, match=r"  data: .*each rank.*all ranks"):
-        loading.load(FakeFramework(), URL, {"data": FakeSchedule()}, None, strict=True)
+        contents.load(FakeFramework(), URL, {"data": FakeSchedule()}, None, strict=True)
 
 
 @pytest.mark.parametrize("per_rank", [True, False])

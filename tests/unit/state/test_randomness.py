@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdrecover.state import random as streams
-from hvdrecover.state.random import stream
+from hvdrecover.state import rank_local as streams
+from hvdrecover.state.rank_local import stream
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeFramework, FakeGenerator, FakeLoader, FakeModel, FakeSampler
 from tests.unit.state.jobs import URL, Process, on_ranks
@@ -129,7 +129,7 @@ def test_a_generator_continues_where_it_was(as_before: None, take: Callable[[], 
 def test_a_place_beyond_the_buffer_is_refused_and_the_process_lives(place: int) -> None:
     script = f"""
 import numpy as np
-from hvdrecover.state import random as streams
+from hvdrecover.state import rank_local as streams
 state = np.random.get_state(legacy=False)
 state["state"]["pos"] = {place}
 try:

@@ -16,10 +16,10 @@ from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.heartbeat import Page
 from hvdrecover.state import rendezvous
 from hvdrecover.state.durable import Standing
-from hvdrecover.state.hooks import Agreement, Election, Hooks, Moment
-from hvdrecover.state.liveness import Liveness
+from hvdrecover.state.hooks import Agreement, Election
 from hvdrecover.state.rendezvous import Published, elect, revive
 from tests.fakes.world import FakeJob, FakeWorld, Fault, current_world
+from tests.unit.state import jobs
 
 
 def on_ranks(size: int, body: Callable[[FakeWorld], Any], *faults: Fault) -> list[Any]:
@@ -88,17 +88,18 @@ def test_a_near_commit_counts_if_nothing_newer_is_durable(
     assert revive(left, Standing({"a": 2, "c": 5}, *durable)) == expected
 
 
-def test_all_ranks_learn_the_longest_silence_of_any(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    silences = {0: 2.0, 1: 7.2504, 2: 0.0}
-    monkeypatch.setattr(heartbeat, "longest", lambda: silences[current_world().rank()])
-    moment = Moment("rendezvous")
+def test_all_ranks_learn_the_longest_silence_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    silences, seen = {0: 2.0, 1: 7.2504, 2: 0.0}, []
 
-    def body(world: FakeWorld) -> None:
-        hooks = Hooks([Liveness(world)])
-        hooks.verdict(moment, hooks.send(world, moment, [0])()[1:])
+    class PageOfRank(Page):
+        longest = property(lambda self: silences[current_world().rank()])
 
-    on_ranks(3, body)
-    assert page.read().longest == 7.251  # in whole milliseconds, rounded up
+        def has_seen(self, seconds: float) -> None:
+            seen.append(seconds)
+
+    monkeypatch.setattr(heartbeat, "page", PageOfRank())
+    jobs.on_ranks(3, lambda process: process.state(step=0).sync())
+    assert seen == [7.251] * 3  # in whole milliseconds, rounded up
 
 
 def receive_or_keep(held: dict[int, Snapshot], sent: Snapshot) -> list[tuple[int, Agreement]]:

@@ -17,7 +17,7 @@ from hvdrecover.config import PREEMPTED
 from hvdrecover.errors import RecoveryError, RemovedError, RendezvousError, StorageError
 from hvdrecover.heartbeat import Page, Phase
 from hvdrecover.state.durable import FINISH_ATTEMPTS
-from hvdrecover.state.leaving import Preempted
+from hvdrecover.state.hooks import Preempted
 from hvdrecover.state.rendezvous import RENDEZVOUS
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State

@@ -7,7 +7,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover import heartbeat
 from hvdrecover.heartbeat import Page, Phase
-from hvdrecover.state import liveness
+from hvdrecover.state import horovod
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.world import FakeWorld
@@ -21,7 +21,7 @@ def guardian(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """A guardian that reads the page, and allows seven seconds."""
     monkeypatch.setattr(heartbeat, "_notes", 2)
     monkeypatch.setattr(heartbeat, "notify", lambda **facts: None)
-    monkeypatch.setattr(liveness, "_world", None)
+    monkeypatch.setattr(horovod, "_world", None)
     page.allow_stalls(ALLOWED, 0)
 
 
@@ -29,13 +29,13 @@ def guardian(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
 def world(process: Process) -> FakeWorld:
     """A world in training, whose waiting is limited."""
     heartbeat.enter(Phase.TRAINING)
-    liveness.follow(process.world)
+    horovod.limit_waits(process.world)
     assert process.world.allowed == [ALLOWED]
     return process.world
 
 
 def test_a_pause_lifts_the_limit_until_there_is_progress_again(world: FakeWorld) -> None:
-    with liveness.paused():
+    with horovod.paused():
         assert world.allowed == [ALLOWED, 0]
     assert world.allowed == [ALLOWED, 0]  # others may still be in theirs
     heartbeat.heartbeat()

@@ -10,7 +10,7 @@ import pytest
 
 from hvdrecover import heartbeat
 from hvdrecover.heartbeat import Stop
-from hvdrecover.state.leaving import Preempted, decide
+from hvdrecover.state.hooks import Preempted, decide
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
@@ -64,9 +64,9 @@ TRAIN = """
 import signal, time
 from hvdrecover import config, heartbeat
 from hvdrecover.heartbeat import Stop
-from hvdrecover.state.leaving import signals
+from hvdrecover.state.run import stop_signals
 {before}
-with signals(config.read().stop_signals):
+with stop_signals(config.read().stop_signals):
     print("trains", flush=True)
     while not heartbeat.page.stop:
         time.sleep(0.005)  # a signal that came before a signal.pause() would not end it

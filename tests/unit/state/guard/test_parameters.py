@@ -161,9 +161,6 @@ def test_a_rank_that_is_lost_meanwhile_costs_nothing_else(collective: str, victi
     assert results[0] == [value.tolist() for value in model.weights.values()]
 
 
-# -- digests -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("policy", "error"), [("raise", "DivergedError"), ("warn", None), ("heal", None)])
 def test_ranks_at_the_rendezvous_after_a_fault_believe_the_majority(
     policy: Divergence, error: str | None
