@@ -30,9 +30,9 @@ from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.storage import ATTEMPTS
 from hvdrecover.config import Config
 from hvdrecover.errors import HvdrecoverError, RecoveryError
+from hvdrecover.guard import Guard
 from hvdrecover.guard.comparison import GuardHook
 from hvdrecover.guard.numbers import Judge, Missing, RolledBack
-from hvdrecover.guard.settings import Guard
 from hvdrecover.scalars import Scalars, Tracker
 from hvdrecover.state.contents import Strict
 from hvdrecover.state.durable import FINISH_ATTEMPTS, DurableSide
