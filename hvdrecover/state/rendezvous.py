@@ -32,7 +32,7 @@ from hvdrecover.checkpoint.arena import Arena, allocate, digest_numbers, parse
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.errors import RecoveryError, RendezvousError, StoppedError
 from hvdrecover.state.adapter import World, gather_json
-from hvdrecover.state.commit import Part, Session, among_ranks, load
+from hvdrecover.state.commit import Part, Session, load
 from hvdrecover.state.durable import Standing
 from hvdrecover.state.hooks import Agreement, Election, Hook, Moment, Source
 from hvdrecover.state.horovod import limit_waits
@@ -47,21 +47,14 @@ _FACTS = ("state", "world_size", "versions", "finished")  # of a snapshot, as JS
 
 @dataclasses.dataclass(frozen=True)
 class Claimed:
-    """The decision of rank 0 for a job that has just started and found near commits; it is sent as JSON.
-
-    Attributes:
-        root: the rank whose host has the near commit; None if a durable commit is newer, or no near commit
-            is valid.
-        where: the host of the near commit, and how many commits newer than the durable one it is.
-        starts: the starts whose near commits are valid, as no other job has replaced them.
-    """
+    """The decision of rank 0 for a job that has just started and found near commits; it is sent as JSON."""
 
     generation: int
     job: str
-    root: int | None
+    root: int | None  # the rank whose host has the near commit; None to resume from a durable one
     commit: str
-    where: str
-    starts: list[str]
+    where: str  # the host of the near commit, and how many commits newer than the durable one it is
+    starts: list[str]  # the starts whose near commits are valid, as no other job has replaced them
 
 
 def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
@@ -278,7 +271,7 @@ def _follow(
     session.context.place.join(agreement.job)
     # If a rank fails next, its guardian knows from which commit the rank has resumed.
     heartbeat.notify(loaded=agreement.loaded)
-    load(session, agreement.snapshot, strict=among_ranks(session))
+    load(session, agreement.snapshot)
     return agreement
 
 
@@ -295,7 +288,12 @@ def _lead(
         if election.newest is not None:
             agreement = _from_memory(session, election.newest, recalled, state_unchanged)
         elif recalled is not None and claimed is not None and claimed.root is not None:
-            agreement = _from_near(session, recalled, claimed)
+            session.context.place.join(claimed.job)
+            name = recalled.id.name
+            heartbeat.notify(loaded=name)
+            with session.timed("load"):
+                snapshot = _resumed(session, recalled, claimed.generation, f"near commit {name}")
+            agreement = Agreement(snapshot, "near", claimed.job, name)
         else:
             agreement = _from_root(session, claimed)
     send(world, session.root, agreement)
@@ -308,20 +306,11 @@ def _from_memory(
     newest = CommitId(elected.generation + 1, elected.commit)
     heartbeat.notify(loaded="")  # no durable commit can be the cause of later faults
     if recalled is not None:
-        load(session, recalled, strict=among_ranks(session))
+        load(session, recalled)
         return Agreement(dataclasses.replace(recalled, id=newest), "memory", recalled.job)
     unchanged = state_unchanged and not session.context.contents.per_rank
     snapshot = session.memory.capture(newest, finished=session.memory.finished, unchanged=unchanged)
     return Agreement(snapshot, "memory", session.context.place.job)
-
-
-def _from_near(session: Session, recalled: Snapshot, claimed: Claimed) -> Agreement:
-    session.context.place.join(claimed.job)
-    name = recalled.id.name
-    heartbeat.notify(loaded=name)
-    with session.timed("load"):
-        snapshot = _resumed(session, recalled, claimed.generation, f"near commit {name}")
-    return Agreement(snapshot, "near", claimed.job, name)
 
 
 def _from_root(session: Session, claimed: Claimed | None) -> Agreement:
@@ -351,7 +340,7 @@ def _resumed(session: Session, stored: Snapshot, generation: int, where: str) ->
     resumed = {hook.key: hook.resumed(stored.state.get(hook.key)) for hook in session.hooks.kept}
     state = {**stored.state, **{key: value for key, value in resumed.items() if value is not None}}
     stored = dataclasses.replace(stored, id=CommitId(generation, stored.id.commit), state=state)
-    if load(session, stored, strict=session.durable.strict, where=where):
+    if load(session, stored, where):
         return stored
     # It fits in part, and is completed by this rank's values, so that all ranks get the same.
     session.own.keep(stored)
