@@ -15,7 +15,6 @@ from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint import root as roots
 from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.config import PREEMPTED
-from hvdrecover.drill import storage
 from hvdrecover.drill.lab import Lab
 from hvdrecover.drill.run import Command, ScriptRun
 from hvdrecover.errors import ConfigError
@@ -79,13 +78,12 @@ def _failing(action: str) -> Fault:
 # -- the storage -------------------------------------------------------------------------------------------
 
 
-def _failing_storage(name: str, behaviour: storage.Behaviour) -> Fault:
+def _failing_storage(name: str, order: str) -> Fault:
     return Fault(
         name,
         CONTINUES,
-        lambda run, rank: storage.set_behaviour(run.root, behaviour),
-        end=lambda run: storage.set_behaviour(run.root, "well"),
-        options=lambda run: ["--checkpoint", storage.url(run.root)],
+        lambda run, rank: run.order("storage", order),
+        end=lambda run: run.order("storage", "well"),
     )
 
 

@@ -7,16 +7,18 @@ drill.
    step, batch and commit.
 2. The drill's `Reader` reads these files. `Records` sorts the lines by rendezvous, and tells which count.
 3. To make rank R fail at its next step, the drill writes ``loop``, ``out-of-memory`` or ``script-error`` to
-   ``FOLDER/orders/R``.
+   ``FOLDER/orders/R``. The checkpoint root fails while ``FOLDER/orders/storage`` says ``away`` or ``full``.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +28,7 @@ import xxhash
 
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.storage import open_storage
+from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.checkpoint.store import Store
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.data.order import SampleOrder
@@ -54,6 +57,7 @@ class Witness(Hook):
         self._steps = self._batches = 0
         self._contents.on_record.append(self.recorded)
         self._context.framework.report("steps", self)
+        _have_storage_fail(self._folder)
 
     def agreed(self, agreement: Agreement) -> None:
         """Record a commit to resume from; store an initial state, so that other runs can begin with it."""
@@ -135,6 +139,24 @@ class Witness(Hook):
         while True:
             if action == "out-of-memory":
                 taken.append(b"x" * _PIECE)
+
+
+def _have_storage_fail(folder: Path) -> None:
+    """Have the run's checkpoint root follow the drill's order: ``away`` fails every call, ``full`` writes."""
+    usual, order = LocalStorage._failures, folder / "orders" / "storage"
+
+    @contextmanager
+    def failures(storage: LocalStorage, path: str, action: str) -> Iterator[None]:
+        with usual(storage, path, action):
+            is_root = storage.url.endswith(f"://{folder / 'checkpoint'}")
+            behaviour = order.read_text() if is_root and order.exists() else "well"
+            if behaviour == "away":
+                raise ConnectionError(errno.ECONNREFUSED, "the storage is away (simulated by a drill)")
+            if behaviour == "full" and action in ("write the file", "create the file"):
+                raise OSError(errno.ENOSPC, "No space left on device (simulated by a drill)")
+            yield
+
+    LocalStorage._failures = failures  # type: ignore[assignment]
 
 
 # -- in the drill --------------------------------------------------------------------------------------
@@ -267,12 +289,10 @@ class Records:
 
     @property
     def present(self) -> list[Line]:
-        """The lines of the ranks of the last rendezvous, since it began."""
         return self.rendezvouses[-1].lines if self.rendezvouses else []
 
     @property
     def reached(self) -> int:
-        """The newest commit of the present ranks."""
         return max((line.commit for line in self.present), default=0)
 
     @cached_property

@@ -12,6 +12,7 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Literal
 
 from hvdrecover.checkpoint import CommitId
@@ -28,8 +29,7 @@ class End:
     name: str  # for events and messages between our processes
     how: str  # how the process has ended; for people
     repair: Repair  # the first action
-    # the job's exit code if it ends by this; None for the script's own, or if others decide
-    code: int | None = None
+    code: int | None = None  # the job's exit code; None for the script's own, or if others decide
     errors: tuple[str, ...] = ()  # names of the exceptions of ours by which it is recognised
 
 
@@ -99,10 +99,8 @@ ENDS = (
 )
 BY_NAME = {end.name: end for end in ENDS}
 # Errors of a storage that waiting does not repair, if the job has never made a commit there.
-_REFUSALS = {
-    *("AuthenticationException", "FileNotFoundError", "NoCredentialsError"),
-    *("NotADirectoryError", "PermissionError"),
-}
+_REFUSALS = {"AuthenticationException", "NoCredentialsError", "PermissionError"}
+_REFUSALS |= {"FileNotFoundError", "NotADirectoryError"}
 FIRST_ERROR = BY_NAME["first_error"]
 _BY_ERROR = {error: end for end in ENDS for error in end.errors}
 
@@ -118,12 +116,9 @@ def of_error(kinds: Sequence[str], *, first: bool) -> End:
 # -- deaths of training processes ----------------------------------------------------------------------
 
 OF_HOSTS = ("crash", "hang", "out_of_memory")  # the host may be the cause, so they may happen there again
-# Errors because of other ranks' faults, wherever the script catches them.
-_OF_OTHERS = (
-    "Horovod has been shut down",
-    "Horovod initialization failed",
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
+# In errors because of other ranks' faults, wherever the script catches them.
+_OF_OTHERS = re.compile(
+    "Horovod has been shut down|Horovod initialization failed|HorovodInternalError|HostsUpdatedInterrupt"
 )
 # Horovod rejects the script's request. No rank is lost: the ranks have compared their requests.
 _OBJECTION = re.compile(
@@ -169,7 +164,7 @@ class Death:
 
 
 def end_of(death: Death, *, first: bool = False) -> End:
-    """Return how a process has ended; `first` says whether the job is still without a commit."""
+    """Return how a process has ended; `first`: the job is still without a commit."""
     phase, returncode = death.reading.phase, death.returncode
     if returncode == 0 and phase == Phase.FINISHED:
         return BY_NAME["finished"]
@@ -198,7 +193,7 @@ def fault_of(death: Death) -> str:
     # The text of an error of ours may quote Horovod's.
     text = death.lost or death.error
     own = of_error(death.kinds, first=False).repair == "end" or _OBJECTION.search(text)
-    of_others = not own and any(each in text for each in _OF_OTHERS)
+    of_others = not own and _OF_OTHERS.search(text)
     return "script_error" if death.returncode >= 0 and not of_others else "crash"
 
 
@@ -256,6 +251,7 @@ CALM = 3600.0  # seconds without a fault after which the count of restarts begin
 
 # Signals that a process causes itself; others come from outside.
 _OWN_SIGNALS = {-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT}
+_FOR_GOOD = {"fenced", "too_old"}  # ends that another start must not undo
 
 _NO_COMMIT = (
     "the command has ended without a commit of hvdrecover's: after a fault, all its ranks would have started "
@@ -268,7 +264,6 @@ _NOT_FINISHED = (
 _FRESH_START = (
     "This error came after a recovery in place, and a fresh start may avoid it: all processes start once more"
 )
-
 SAME_ERROR = "the script has failed in the same way at the same place again"
 
 Fault = dict[str, Any]
@@ -287,12 +282,10 @@ def cause(fault: Fault) -> Cause:
 class Attempt:
     number: int  # counted from 1
     code: int = 0  # how the launcher has ended; negative for a signal
-    # how slots have ended, by their own account: finished, untrained, preempted (with the whole job), left
-    # (with their host) or stopped
+    # how slots report their ends: finished, untrained, preempted (with the job), left (with a host), stopped
     ends: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)  # the faults that guardians reported
-    # the farthest point that was reported, as in `hvdrecover.heartbeat.Reading.point`
-    point: tuple[int, int] = (0, 0)
+    point: tuple[int, int] = (0, 0)  # the farthest `Reading.point` that was reported
     committed: bool = False  # whether a commit was reported
     root: str = ""  # the checkpoint root that it has claimed and made a commit for, if one was reported
     in_run: bool = False  # whether a process was in a function decorated by `run`
@@ -405,7 +398,7 @@ def outcome(
     used = 0 if last.point > farthest and not last.over else without_progress
     suspect, fault = suspected(attempts), ending(attempts)
     why, traceback = reason(last), ""
-    end = BY_NAME.get(fault.get("end", "")) if fault else None
+    end = _end_in(fault or {})
     if fault and end and (end.repair == "end" or (end.repair == "in place" and not suspect)):
         if used >= max_restarts or end.name in _FOR_GOOD or not _may_need_no_repair(fault, attempts):
             return _ended(fault, end)
@@ -495,9 +488,6 @@ def reason(attempt: Attempt) -> str:
     return f"the launcher ended with exit code {attempt.code}"
 
 
-_FOR_GOOD = {"fenced", "too_old"}  # ends that another start must not undo
-
-
 def _is_own(fault: Fault) -> bool:
     """Return whether a process caused its own end."""
     return fault["end"] == "script_error" or (fault["fault"] == "crash" and fault["exit"] in _OWN_SIGNALS)
@@ -512,16 +502,13 @@ def _may_need_no_repair(fault: Fault, attempts: Sequence[Attempt]) -> bool:
 
     A surviving process still has objects outside the state, such as a half-full list.
     """
-    if fault.get("round") is not None or _came_earlier(
-        fault, attempts
-    ):  # with a round, all processes were new
+    new = fault.get("round") is not None  # all processes were
+    if new or _came_earlier(fault, attempts):
         return False
-    for each in attempts[-1].faults:
-        if each["fault"] == "script_error" and cause(each) == cause(fault):
-            break
-        if not each.get("final") and not _is_of_others(each):
-            return True
-    return False
+    before = takewhile(
+        lambda each: each["fault"] != "script_error" or cause(each) != cause(fault), attempts[-1].faults
+    )
+    return any(not each.get("final") and not _is_of_others(each) for each in before)
 
 
 def _is_of_others(fault: Fault) -> bool:
@@ -530,15 +517,15 @@ def _is_of_others(fault: Fault) -> bool:
     return bool(fault.get("heard")) or fault.get("end") == "rendezvous" or of_horovod
 
 
+def _end_in(fault: Fault) -> End | None:
+    return BY_NAME.get(fault.get("end", ""))
+
+
 def _is_ending(fault: Fault, attempts: Sequence[Attempt]) -> bool:
-    end = BY_NAME.get(fault.get("end", ""))
+    end = _end_in(fault)
     if end is None or end.name != "script_error":
         return end is not None and end.repair in ("job", "end")
     if fault.get("again") or _came_earlier(fault, attempts):
         return True
-    for each in attempts[-1].errors:
-        if each is fault:
-            break
-        if each["at"] == fault["at"] and cause(each) == cause(fault):
-            return True
-    return False
+    before = takewhile(lambda each: each is not fault, attempts[-1].errors)
+    return any(each["at"] == fault["at"] and cause(each) == cause(fault) for each in before)

@@ -77,7 +77,7 @@ class Guardian:
         self._record = Record()
         program = parse(command)
         self._wrapped = program is None  # the exit code may be a shell's
-        self._readiness = Readiness(None if config.no_standby or not config.elastic else program, environ)
+        self._readiness = Readiness(program if config.elastic and not config.no_standby else None, environ)
         self._training: Training
         self._state, self._until = SlotState.WATCHING, 0.0  # until when a state other than WATCHING lasts
         self._how, self._code = "", 0  # how the slot ends when the supervisor dismisses it
@@ -230,9 +230,7 @@ class Guardian:
         take a root that is not mounted for a new one.
         """
         until = self._clock.monotonic() + waits.MESSAGE
-        while not self._orders and self._supervisor.is_open:
-            if (left := until - self._clock.monotonic()) <= 0:
-                return
+        while not self._orders and self._supervisor.is_open and (left := until - self._clock.monotonic()) > 0:
             self._signals += waking.wait(left)
         if self._orders:
             self._follow(self._orders.pop(0))
@@ -347,20 +345,22 @@ class Guardian:
             "silent": self._hung or 0.0,
             "detail": death.words[:_LONGEST_DETAIL] + (", while other ranks still trained" if ended else ""),
         }
-        more |= {
-            "name": name,
-            "identity": death.identity,
-            "end": end.name,
-            "point": reading.point,
-            "traceback": str(death.notes.get("traceback", "")),
-            "unprinted": bool(death.notes.get("unprinted")),
-            "heard": "StoppedError" in death.kinds,
-            "begun": reading.phase != Phase.UNKNOWN,
-            "age": self._clock.monotonic() - self._began,
-            "loaded": None if reading.changed > reading.agreed else death.notes.get("loaded"),
-            "root": self._record.root,
-        }
-        self._supervisor.send(kind=kind, message=message, **{"round": None, **facts, **more})
+        self._supervisor.send(
+            kind=kind,
+            message=message,
+            name=name,
+            identity=death.identity,
+            end=end.name,
+            point=reading.point,
+            traceback=str(death.notes.get("traceback", "")),
+            unprinted=bool(death.notes.get("unprinted")),
+            heard="StoppedError" in death.kinds,
+            begun=reading.phase != Phase.UNKNOWN,
+            age=self._clock.monotonic() - self._began,
+            loaded=None if reading.changed > reading.agreed else death.notes.get("loaded"),
+            root=self._record.root,
+            **{"round": None, **facts, **more},
+        )
         if not ended:
             self._events.rank = reading.rank
             self._events.emit("fault", **facts)
@@ -376,18 +376,13 @@ class Guardian:
 
     def _end_hang(self, reading: Reading) -> None:
         if reading.phase == Phase.READY:  # this does not count as a death of the training process
-            logger.warning(
-                "the standby on %s was woken, but has not begun to run its program for %.0f s; starting a "
-                "new process",
-                self._config.host,
-                reading.silent,
-            )
+            problem = f"has not begun to run its program for {reading.silent:.0f} s; starting a new process"
+            logger.warning("the standby on %s was woken, but %s", self._config.host, problem)
             self._state, self._until = SlotState.PAUSING, self._clock.monotonic()
             return
         self._hung = reading.silent
-        stopped = processes.is_stopped(self._training.pid)
-        where = self._take_stacks(reading)
-        where = where or ("stopped" if stopped else "and no answer")
+        answer = "stopped" if processes.is_stopped(self._training.pid) else "and no answer"
+        where = self._take_stacks(reading) or answer
         trains = reading.phase in (Phase.BEGINNING, Phase.TRAINING)
         advice = " (work that takes longer belongs in recover.paused())" if trains else ""
         message = "%s: no progress for %.1f s, %s; killing it%s"
@@ -443,7 +438,6 @@ class Guardian:
         return f"{f'rank {reading.rank}' if reading.rank >= 0 else slot} on {self._config.host}"
 
     def _report(self, kind: str, message: str, rank: int, **facts: Any) -> None:
-        """Report by an event and a line on the terminal."""
         self._events.rank = rank
         self._events.emit(kind, message, level=logging.WARNING, **facts)
 
@@ -467,9 +461,8 @@ class Guardian:
 
     def _take_stacks(self, reading: Reading) -> str:
         """Save the stacks of the training process; return its place in words, or '' if it does not answer."""
-        if reading.phase == Phase.UNKNOWN or self._training.returncode is not None:
-            return ""
-        if not (text := self._training.stacks()):
+        silent = reading.phase == Phase.UNKNOWN or self._training.returncode is not None
+        if silent or not (text := self._training.stacks()):
             return ""
         where = place_in(text)
         message, file = f"{self._name(reading)} is at {where}", self._save_stacks(text)
@@ -481,10 +474,10 @@ class Guardian:
         file = self._config.events / f"stacks-{self._config.host}-{self._training.pid}.txt"
         try:
             self._disk(_append, file, text)
+            return str(file)
         except OSError as error:
             logger.warning("stacks: %s", error)
             return None
-        return str(file)
 
 
 def _append(file: Path, text: str) -> None:

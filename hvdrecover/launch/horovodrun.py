@@ -54,8 +54,7 @@ class Options:
     """The options of ``horovodrun`` that ``hvdrecover run`` knows; all others are handed on."""
 
     processes: int  # number of processes to start with (``-np``)
-    # number of processes that suffices (``--min-np``); None for all of them, as in Horovod
-    least: int | None = None
+    least: int | None = None  # number that suffices (``--min-np``); None for all of them, as in Horovod
     most: int | None = None  # number of processes that may be used (``--max-np``)
     hosts: str | None = None  # as ``host:slots,host:slots`` (``-H``)
     hostfile: Path | None = None  # a file of lines ``host slots=N``
@@ -69,31 +68,28 @@ class Options:
 
 def arguments(options: Options, command: Sequence[str]) -> list[str]:
     """Return the arguments of ``horovodrun``. Raises what `hosts` and `ask` raise."""
-    words = ["-np", str(options.processes)]
-    for name, value in (("-p", options.ssh_port), ("-i", options.identity)):
-        words += [name, str(value)] if value is not None else []
-    interfaces = options.interfaces
+    given: dict[str, Any] = {"-np": options.processes, "-p": options.ssh_port, "-i": options.identity}
+    interfaces, others = options.interfaces, options.others
     if options.mpi:
-        words += ["--mpi"]
-        if options.hosts is not None:
-            words += ["-H", options.hosts]
-        elif options.hostfile is not None:
-            words += ["--hostfile", str(options.hostfile)]
+        given |= {"-H": options.hosts, "--hostfile": options.hostfile if options.hosts is None else None}
+        others = ("--mpi", *others)
     else:
         if options.discovery:
             # Also if an interface is given: unknown names must fail now.
             discovery, named = options.discovery, _discovered(options.discovery)
-        else:
+        else:  # with a discovery command, Horovod takes a lost host back
             slots = hosts(options)
-            discovery, named = _listing(slots), list(slots)
+            text = "".join(f"{host}:{number}\\n" for host, number in slots.items())
+            discovery, named = f"printf {shlex.quote(text)}", list(slots)
         interfaces = interfaces or _only_interface(named)
-        words += ["--min-np", str(options.least or options.processes), "--host-discovery-script", discovery]
-        words += ["--max-np", str(options.most)] if options.most is not None else []
-        if "--blacklist-cooldown-range" not in options.others:
-            words += ["--blacklist-cooldown-range", *_COOLDOWN]
+        given |= {"--min-np": options.least or options.processes, "--max-np": options.most}
+        given["--host-discovery-script"] = discovery
+        if "--blacklist-cooldown-range" not in others:
+            others = ("--blacklist-cooldown-range", *_COOLDOWN, *others)
+    words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     for interface in interfaces:
         words += ["--network-interfaces", interface]
-    return [*words, *options.others, *command]
+    return [*words, *others, *command]
 
 
 def settings(timeout: float | None, environ: Mapping[str, str], *, ours: bool) -> dict[str, str]:
@@ -131,12 +127,6 @@ def hosts(options: Options) -> dict[str, int]:
     if not named:
         raise ConfigError("-H" if options.hosts is not None else "--hostfile", "it names no host")
     return named
-
-
-def _listing(named: Mapping[str, int]) -> str:
-    """Return a discovery command for a fixed list of hosts: with one, Horovod takes a lost host back."""
-    text = "".join(f"{host}:{slots}\\n" for host, slots in named.items())
-    return f"printf {shlex.quote(text)}"
 
 
 def ask(command: str) -> list[Host]:
@@ -189,8 +179,7 @@ def main() -> None:
     if how == "gloo":  # mpirun sends the environment through its own connections
         _hide_environment()
         start_anew(importlib.import_module("horovod.runner.elastic.driver").ElasticDriver)
-        scripts = importlib.import_module("horovod.runner.elastic.discovery")
-        ask_by_shell(scripts.HostDiscoveryScript)
+        ask_by_shell(importlib.import_module("horovod.runner.elastic.discovery").HostDiscoveryScript)
     signal.signal(signal.SIGTERM, _left_to_supervisor)
     _leave_to_guardians()
     launch = importlib.import_module("horovod.runner.launch")
@@ -272,17 +261,16 @@ def ask_by_shell(script: Any) -> None:
 
     Horovod 0.28.1 starts two Python processes for each question, every second: 70 ms of processor time.
     """
-    script._execute_discovery_script = _printed
 
+    def printed(self: Any) -> str:
+        command: str = self._discovery_script
+        try:
+            hosts = ask(command)
+        except DiscoveryError as error:  # Horovod reports a `RuntimeError`, and asks again
+            raise RuntimeError(f"the host discovery script `{command}` has failed: {error}") from error
+        return "\n".join(host.name if host.slots is None else f"{host.name}:{host.slots}" for host in hosts)
 
-def _printed(self: Any) -> str:
-    """Return the hosts as Horovod expects them. It reports a `RuntimeError`, and asks again."""
-    command: str = self._discovery_script
-    try:
-        hosts = ask(command)
-    except DiscoveryError as error:
-        raise RuntimeError(f"the host discovery script `{command}` has failed: {error}") from error
-    return "\n".join(host.name if host.slots is None else f"{host.name}:{host.slots}" for host in hosts)
+    script._execute_discovery_script = printed
 
 
 def start_anew(driver: Any) -> None:

@@ -58,22 +58,18 @@ def find(folder: Path) -> Supervised | None:
 
 
 def ask_to_leave(supervised: Supervised) -> None:
-    """Signal a supervisor to let its job leave, unless it is leaving.
-
-    Raises `LaunchError` if the supervisor has ended, is on another host, or has no stop signal.
-    """
-    name = f"the supervisor, process {supervised.pid} on {supervised.host}"
+    """Signal a supervisor to let its job leave, unless it is leaving. Raises `LaunchError` if it cannot."""
+    name, stop = f"the supervisor, process {supervised.pid} on {supervised.host}", supervised.stop_signal
     lives = supervised.lives
     if lives is False:
         raise LaunchError(name, "has ended; nothing of its job is left to stop")
     if lives is None:
-        there = f"is not of this host or container; send it {supervised.stop_signal or 'a signal'} there"
-        raise LaunchError(name, there)
-    if not supervised.stop_signal:
+        raise LaunchError(name, f"is not of this host or container; send it {stop or 'a signal'} there")
+    if not stop:
         raise LaunchError(name, "heeds no signal; HVDRECOVER_STOP_SIGNALS named none as it was started")
     if not supervised.leaving:
         try:
-            os.kill(supervised.pid, signal.Signals[supervised.stop_signal])
+            os.kill(supervised.pid, signal.Signals[stop])
         except OSError as error:
             raise LaunchError(name, f"can't be sent a signal: {error.strerror}") from error
 

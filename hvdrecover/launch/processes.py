@@ -28,8 +28,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 def die_with_parent(number: int = signal.SIGKILL) -> None:
     """Let the kernel send a signal to this process when its parent dies.
 
-    The kernel means the parent's *thread* that started this process, so only main threads may start such
-    ones.
+    The kernel means the *thread* that started this process, so only main threads may start such processes.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, number)
 
@@ -81,24 +80,22 @@ def start(
     **streams: Any,
 ) -> Child:
     """Start a process that the kernel kills when this one dies, in its own process group."""
+    parent = os.getpid()
+
+    def prepare() -> None:
+        die_with_parent()
+        if os.getppid() != parent:  # the parent has died in between
+            os._exit(1)
+
     return Child(
         list(command),
         env=dict(environ),
         pass_fds=tuple(hand_down),
         start_new_session=new_session,
         process_group=None if new_session else 0,
-        preexec_fn=_dies_with(os.getpid()),
+        preexec_fn=prepare,
         **streams,
     )
-
-
-def _dies_with(parent: int) -> Callable[[], None]:
-    def prepare() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent has died in between
-            os._exit(1)
-
-    return prepare
 
 
 class Waking:
@@ -166,6 +163,10 @@ def _lives(process: Any) -> bool:
     return process.is_running() and _state(process.pid) not in ("", "Z", "X")
 
 
+def _is_tracker(process: int) -> bool:
+    return any("multiprocessing.resource_tracker" in word for word in command(process))
+
+
 def kill_marked(
     mark: str,
     patience: float = waits.ALL_KILLED,
@@ -182,19 +183,15 @@ def kill_marked(
     sleep; it may do other work meanwhile.
     """
     began, look = time.monotonic(), _SHORTEST_LOOK
-    found: list[Any] = []
-    trackers: set[int] = set()
+    found: dict[Any, bool] = {}  # processes, and whether each is a resource tracker
     while True:
         # The environment is read once: it is gone before the process, and reading it may block on a bad disk.
-        found = list(filter(_lives, found))
+        found = {process: tracks for process, tracks in found.items() if _lives(process)}
         fresh = _marked(mark, {process.pid for process in found})
-        found += fresh
-        for process in fresh:
-            if any("multiprocessing.resource_tracker" in word for word in command(process.pid)):
-                trackers.add(process.pid)
+        found |= {process: _is_tracker(process.pid) for process in fresh}
         waited = time.monotonic() - began
-        for process in found:
-            if waited > _TIDYING or process.pid not in trackers:
+        for process, tracks in found.items():
+            if waited > _TIDYING or not tracks:
                 # The process may have ended. psutil does not kill a new process with the same number.
                 with contextlib.suppress(Exception):
                     process.kill()

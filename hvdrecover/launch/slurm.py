@@ -12,13 +12,13 @@ have lost the supervisor: ``python -m hvdrecover.launch.slurm``.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from hvdrecover import config
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
@@ -30,39 +30,27 @@ from hvdrecover.launch import waits
 logger = logging.getLogger("hvdrecover")
 
 _AT_THE_END = 300.0  # seconds before a job's end, in which it was not preempted, but has had its time
-
 _HEIR = 3600.0  # seconds for Slurm to find that a node is lost; SlurmdTimeout is 300 by default
-
-_FIELD = re.compile(r"(?:^| )(JobState|Requeue|BatchFlag|EndTime|PreemptTime|NodeList|BatchHost)=(\S*)")
-
-
-@dataclass(frozen=True)
-class Plan:
-    state: str  # the job's, such as RUNNING, or COMPLETING for one that is being ended or requeued already
-    end: float | None  # when it is to end, in seconds since 1970; None if it has no time limit
-    preempted: bool  # whether it ends then to make room for another one
-    may_requeue: bool  # whether it is a batch job that may start again
-    headless: bool = False  # whether its script was lost with the first node
+_FIELDS = ("JobState", "Requeue", "BatchFlag", "EndTime", "PreemptTime", "NodeList", "BatchHost")
+_FIELD = re.compile(rf"(?:^| )({'|'.join(_FIELDS)})=(\S*)")
 
 
-def planned(shown: str, job: str) -> Plan | None:
-    """Return Slurm's plan for a job, or None if Slurm does not know the job.
+def planned(shown: str, job: str) -> dict[str, str]:
+    """Return Slurm's plan for a job, or an empty one if Slurm does not know the job.
 
     `shown` is the output of ``scontrol show job --oneliner`` with times in seconds since 1970: a line for
     each task of an array, and for each part of a heterogeneous job.
     """
-    for line in shown.splitlines():
-        if line.startswith(f"JobId={job} "):
-            field = dict(_FIELD.findall(line))
-            end, preempted = field.get("EndTime", ""), field.get("PreemptTime", "")
-            return Plan(
-                field.get("JobState", ""),
-                float(end) if end.isdecimal() else None,
-                preempted.isdecimal(),
-                field.get("Requeue") == "1" and field.get("BatchFlag") == "1",
-                "BatchHost" in field and field["BatchHost"] not in expanded(field.get("NodeList", "")),
-            )
-    return None
+    line = next((line for line in shown.splitlines() if line.startswith(f"JobId={job} ")), None)
+    return dict.fromkeys(_FIELDS, "") | dict(_FIELD.findall(line)) if line else {}
+
+
+def _may_requeue(plan: Mapping[str, str]) -> bool:
+    """Return whether a plan is that of a batch job that runs, and may start again.
+
+    A job that is COMPLETING was cancelled and must stay so, or is requeued by Slurm itself.
+    """
+    return (plan.get("JobState"), plan.get("Requeue"), plan.get("BatchFlag")) == ("RUNNING", "1", "1")
 
 
 class SlurmJob:
@@ -72,7 +60,7 @@ class SlurmJob:
         self._environ = {**environ, "SLURM_TIME_FORMAT": "%s"}
         self._job = job
         self._clock = clock
-        self._plan: Plan | None = None
+        self._plan: dict[str, str] = {}
         self._never = threading.Event()
         self._thread = threading.Thread(target=self._keep_asking, name="slurm", daemon=True)
 
@@ -87,14 +75,16 @@ class SlurmJob:
 
     def ends_within(self, seconds: float) -> str:
         """Return how the job ends within so many seconds; '' if it does not, or is ending already."""
-        plan = self._plan
-        if plan is None or plan.end is None or plan.state != "RUNNING":
+        left = self._left(self._plan)
+        if left > seconds or self._plan.get("JobState") != "RUNNING":
             return ""
-        left = plan.end - self._clock.now()
-        if left > seconds:
-            return ""
-        why = "preempts it" if plan.preempted else "ends it at its time limit"
+        why = "preempts it" if self._plan["PreemptTime"].isdecimal() else "ends it at its time limit"
         return f"Slurm {why} in {max(left, 0.0):.0f} s"
+
+    def _left(self, plan: Mapping[str, str]) -> float:
+        """Return the seconds until Slurm ends the job; infinite without a time limit."""
+        end = plan.get("EndTime", "")
+        return float(end) - self._clock.now() if end.isdecimal() else math.inf
 
     def requeue(self, *, committed: bool) -> None:
         """Requeue the job, if ``--requeue`` allows it and Slurm has not decided otherwise.
@@ -105,16 +95,13 @@ class SlurmJob:
         if self._environ.get("SLURM_TASK_PID") != str(os.getpid()):
             return
         try:
-            plan = self._asked()
-            if plan is None or not plan.may_requeue or plan.state != "RUNNING":
-                return  # a cancelled job must stay so; Slurm itself requeues others
-            at_the_end = plan.end is not None and plan.end - self._clock.now() < _AT_THE_END
-            if at_the_end and not plan.preempted and not committed:
-                logger.error(
-                    "Slurm job %s is not requeued: it has made no commit within its time limit, nor would it "
-                    "the next time; raise --time, or commit more often",
-                    self.name,
-                )
+            if not _may_requeue(plan := self._asked()):
+                return
+            in_time = committed or plan["PreemptTime"].isdecimal() or self._left(plan) >= _AT_THE_END
+            if not in_time:
+                why = "it has made no commit within its time limit, nor would it the next time"
+                advice = "raise --time, or commit more often"
+                logger.error("Slurm job %s is not requeued: %s; %s", self.name, why, advice)
                 return
             logger.warning("Slurm job %s is requeued", self.name)
             self._scontrol("requeue", self.name)
@@ -125,11 +112,10 @@ class SlurmJob:
         """Wait until Slurm ends the job, or the job has lost its script and can be requeued."""
         for _ in range(int(_HEIR / waits.BETWEEN_QUESTIONS)):
             try:
-                plan = self._asked()
-                if plan is None or plan.state != "RUNNING" or not plan.may_requeue:
+                if not _may_requeue(plan := self._asked()):
                     return
-                if plan.headless:
-                    self._scontrol("requeue", self.name)
+                if plan["BatchHost"] and plan["BatchHost"] not in expanded(plan["NodeList"]):
+                    self._scontrol("requeue", self.name)  # the script was lost with its node
                     return
             except DiscoveryError:  # the controller or this host is cut off
                 pass
@@ -144,7 +130,7 @@ class SlurmJob:
                 logger.debug("the end of Slurm job %s is not known: %s", self.name, error)
             stops = self._clock.wait(self._never, waits.BETWEEN_QUESTIONS)
 
-    def _asked(self) -> Plan | None:
+    def _asked(self) -> dict[str, str]:
         shown = self._scontrol("show", "job", "--oneliner", self._job)
         return planned(shown.decode(errors="replace"), self._job)
 
@@ -161,13 +147,9 @@ def leave_heir(environ: Mapping[str, str], host: str) -> None:
     """Start a process that requeues this Slurm job if its first node, with the supervisor, is lost."""
     if of_environment(environ, SYSTEM_CLOCK) is None or host == environ.get("SLURMD_NODENAME"):
         return
+    words, nothing = [sys.executable, "-m", __name__], subprocess.DEVNULL
     subprocess.Popen(
-        [sys.executable, "-m", __name__],
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        words, env=dict(environ), stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
     )
 
 

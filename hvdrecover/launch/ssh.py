@@ -62,13 +62,8 @@ def kept_alive(config: Config, folder: Path) -> str:
         shell = remote_shell(config.remote_shell, path)
         text = _OTHER.format(shell=shlex.join(shell))
     elif program is not None:
-        text = _SCRIPT.format(
-            mark=MARK,
-            python=shlex.quote(sys.executable),
-            module=__name__,
-            ssh=shlex.quote(program),
-            options=config.ssh_options,
-        )
+        python, ssh = shlex.quote(sys.executable), shlex.quote(program)
+        text = _SCRIPT.format(mark=MARK, python=python, module=__name__, ssh=ssh, options=config.ssh_options)
     else:
         return path
     script = folder.absolute() / "bin" / "ssh"

@@ -61,10 +61,7 @@ class JobState(Enum):
 
 
 class Supervisor:
-    """Starts ``horovodrun``, and starts it again when Horovod gives up.
-
-    `environ` comes on top of this process's own environment. `Config.events` is the run's folder.
-    """
+    """`environ` comes on top of this process's own environment. `Config.events` is the run's folder."""
 
     def __init__(
         self,
@@ -147,30 +144,25 @@ class Supervisor:
         )
 
     def _keep_going(self, arguments: Sequence[str], path: str) -> Outcome:
-        outcome = Outcome("restart", 1, "")
-        while outcome.action == "restart":
-            self._pause(outcome.pause)
+        while True:
             if self._state is not JobState.STOPPED:
                 self._attempt(arguments, path)
             if self._state is JobState.STOPPED:
                 return Outcome("end", self._code, "stopped")
-            outcome = ends.outcome(
-                self._attempts,
-                self._streak.restarts,
-                ranks=self._ranks,
-                stopping=self._state is JobState.LEAVING,
-                max_restarts=self._config.max_restarts,
-            )
+            restarts, stopping = self._streak.restarts, self._state is JobState.LEAVING
+            facts: dict[str, Any] = {"stopping": stopping, "max_restarts": self._config.max_restarts}
+            outcome = ends.outcome(self._attempts, restarts, ranks=self._ranks, **facts)
+            if outcome.action == "end":
+                return outcome
             self._streak = replace(self._streak, restarts=outcome.without_progress)
-            if outcome.action == "restart":
-                message = f"{outcome.reason}; starting the job again in {outcome.pause:g} s"
-                if outcome.suspect is not None:
-                    self._suspects.append(outcome.suspect)
-                    message += f" without {outcome.suspect}, from which it has failed"
-                facts = {"scope": "job", "warm": False, "attempt": len(self._attempts) + 1}
-                self._events.emit("restart", message, level=logging.WARNING, **facts)
-                _show(outcome.traceback)
-        return outcome
+            message = f"{outcome.reason}; starting the job again in {outcome.pause:g} s"
+            if outcome.suspect is not None:
+                self._suspects.append(outcome.suspect)
+                message += f" without {outcome.suspect}, from which it has failed"
+            facts = {"scope": "job", "warm": False, "attempt": len(self._attempts) + 1}
+            self._events.emit("restart", message, level=logging.WARNING, **facts)
+            _show(outcome.traceback)
+            self._pause(outcome.pause)
 
     def _pause(self, seconds: float) -> None:
         until = self._clock.monotonic() + seconds

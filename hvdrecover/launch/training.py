@@ -240,9 +240,8 @@ class Readiness:
 
     def keep(self, training: Training, reading: Reading, now: float) -> None:
         """Start a standby when training has been calm for a while, and replace one that has ended."""
-        calm = (reading.phase == Phase.TRAINING and reading.commits > 0) or (
-            reading.phase == Phase.PLAIN and reading.steps > 0
-        )
+        done = {Phase.TRAINING: reading.commits, Phase.PLAIN: reading.steps}
+        calm = done.get(reading.phase, 0) > 0
         self._calm_since = (self._calm_since or now) if calm else None
         if self._standby is not None and self._standby.returncode is not None:
             self.drop()
@@ -321,9 +320,8 @@ def main() -> None:
         return
     config.adopt(json.loads(more))
     heartbeat.enter(Phase.STARTING)
-    nowhere = os.open(os.devnull, os.O_RDONLY)  # programs of a job read nothing from a terminal
-    os.dup2(nowhere, 0)
-    os.close(nowhere)
+    with Path(os.devnull).open() as nowhere:  # programs of a job read nothing from a terminal
+        os.dup2(nowhere.fileno(), 0)
     if module:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
@@ -354,20 +352,19 @@ def _import(modules: Sequence[str]) -> None:
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
     """Discard what libraries print on import: the training process has printed it before."""
-    kept = [os.dup(1), os.dup(2)]
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for target in (1, 2):
-        os.dup2(nowhere, target)
+    kept = {target: os.dup(target) for target in (1, 2)}
+    with Path(os.devnull).open("w") as nowhere:
+        for target in kept:
+            os.dup2(nowhere.fileno(), target)
     try:
         yield
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         ctypes.CDLL(None).fflush(None)  # C code has its own buffer
-        for target, descriptor in zip((1, 2), kept, strict=True):
+        for target, descriptor in kept.items():
             os.dup2(descriptor, target)
             os.close(descriptor)
-        os.close(nowhere)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from hvdrecover.checkpoint import Checkpoint, CommitId
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.errors import StateError
 from hvdrecover.events import of_training
-from hvdrecover.guard.settings import Guard
+from hvdrecover.guard import Guard
 from hvdrecover.scalars import Tracker, as_numbers
 from hvdrecover.state import commit as commits
 from hvdrecover.state import run as runs

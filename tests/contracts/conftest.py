@@ -96,11 +96,6 @@ def local(tmp_path: Path) -> Backend:
 
 
 @pytest.fixture
-def drill(tmp_path: Path) -> Backend:
-    return storages.drill(tmp_path)
-
-
-@pytest.fixture
 def memory() -> Iterator[Backend]:
     with memory_root() as root:
         yield Backend(root.url, (1 << 25) + 5)
@@ -118,7 +113,7 @@ def sftp(sftp_server: SftpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 # The whole contract takes a minute for a kind of storage. The usual run tests two kinds by the whole contract
 # and the others by its core. LONG=1 tests each kind by the whole contract.
-OTHERS = ["drill", "memory", "sftp"]
+OTHERS = ["memory", "sftp"]
 WHOLE = ["local", "s3", *(pytest.param(name, marks=LONG) for name in OTHERS), *REAL]
 core = pytest.mark.parametrize("backend", ["local", "s3", *OTHERS, *REAL], indirect=True)
 

@@ -18,8 +18,6 @@ import pytest
 
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.checkpoint.storage.remote import RemoteStorage
-from hvdrecover.drill.storage import set_behaviour
-from hvdrecover.drill.storage import url as drill_url
 from tests.contracts.object_stores import BUCKET, ObjectStore
 from tests.contracts.servers import HOST, S3Server, SftpServer
 
@@ -105,15 +103,6 @@ def local(folder: Path, *elsewhere: Path) -> Backend:
     """A folder; ``elsewhere`` it is seen by other mounts."""
     others = tuple(f"file://{other}/root" for other in elsewhere)
     return Backend(f"file://{folder}/root", (1 << 25) + 5, others=others)
-
-
-def drill(folder: Path) -> Backend:
-    root = folder / "root"
-
-    def behave(how: str) -> Callable[[], None]:
-        return lambda: set_behaviour(root, how)
-
-    return Backend(drill_url(root), (3 << 20) + 5, 1 << 20, stop=behave("away"), start=behave("well"))
 
 
 def s3(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Backend:

@@ -131,7 +131,7 @@ print(sum(storage.create(f"claims/{number}", content) for number in range(20)), 
 """
 
 
-@pytest.mark.parametrize("kind", ["local", "drill", "s3", "sftp", *REAL])
+@pytest.mark.parametrize("kind", ["local", "s3", "sftp", *REAL])
 def test_one_of_two_processes_creates_a_file(request: pytest.FixtureRequest, kind: str) -> None:
     backend: Backend = request.getfixturevalue(kind)
     environment = {**os.environ, **backend.environment}
@@ -189,7 +189,7 @@ def test_a_root_that_is_a_file_is_a_storage_error(backend: Backend) -> None:
     assert backend.open().read("file") == b"content"
 
 
-@pytest.mark.parametrize("kind", ["drill", "s3", "sftp", *RESTARTED])
+@pytest.mark.parametrize("kind", ["s3", "sftp", *RESTARTED])
 def test_all_fails_while_the_server_is_away_and_continues_when_it_is_back(
     request: pytest.FixtureRequest, kind: str
 ) -> None:

@@ -611,12 +611,12 @@ def installed(
     for module_name, module in sorted(sys.modules.items()):
         if module_name.startswith(_PACKAGE) and module_name not in _REAL:
             for name, value in list(vars(module).items()):
-                # Finalizers run in any thread, and need the number of the real process.
-                if value is os and any(each is weakref for each in vars(module).values()):
-                    continue
                 if isinstance(value, ModuleType) and value in replaced:
                     undo.append((vars(module), name, value))
                     vars(module)[name] = replaced[value]
+                    # Finalizers run in any thread, and need the number of the real process.
+                    if value is os and any(each is weakref for each in vars(module).values()):
+                        vars(module)[name] = _Replaced(replaced[os], getpid=os.getpid)
                 elif isinstance(value, random.Random):
                     undo.append((vars(module), name, value))
                     vars(module)[name] = random.Random(scheduler.dice.getrandbits(32))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from hvdrecover import events
-from hvdrecover.reporting import summary, timeline
+from hvdrecover.reporting import page, summary
 from tests.unit.reporting.runs import BEGIN, PHASES, REPLACED, TWO, Run, example
 
 
 def trace(run):
     followed = summary.Run(events.read(run.folder))
-    return timeline.trace(followed, followed.report())
+    return page.trace(followed, followed.report())
 
 
 def lane(run, rank=0):
@@ -72,14 +72,14 @@ def test_thousands_of_commits_are_thinned_out_and_durable_ones_stay(tmp_path):
     run.report(1500, "durable", pid=10, generation=1, commit=1500, bytes=1, seconds=1)
     followed = summary.Run(events.read(run.folder))
     report = followed.report()
-    text = timeline.draw(followed, report, timeline.trace(followed, report))
+    text = page.Drawing(followed, report, page.trace(followed, report)).html()
     assert 100 < text.count('<line class="commit"') <= 200
     assert text.count('<line class="durable"') == 1
 
 
 @pytest.mark.parametrize("length", [0.0, 0.02, 7.0, 104.0, 5000.0, 90_000.0, 3e6, 9e7])
 def test_ticks_are_few_round_and_told_apart(length):
-    found = timeline.ticks(length)
+    found = page.ticks(length)
     assert 1 <= len(found) <= 8
     assert len({text for _, text in found}) == len(found)
     assert all(0 <= time <= length for time, _ in found)
