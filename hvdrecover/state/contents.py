@@ -182,14 +182,9 @@ class Contents:
             ) from error
         hidden = {name: trees.pop(name, None) for name in self._hidden}
         names = {name for name in (*structures, *cursors) if not name.startswith("_")}
-        differences = [
-            f"{name}: in the commit, but not an attribute of this state"
-            for name in names - self.values.keys()
-        ]
-        differences += [
-            f"{name}: an attribute of this state, but not in the commit"
-            for name in self.values.keys() - names
-        ]
+        absent = {True: "in the commit, but not an attribute of this state"}
+        absent[False] = "an attribute of this state, but not in the commit"
+        differences = [f"{name}: {absent[name in names]}" for name in names ^ self.values.keys()]
         fitting: dict[str, Any] = {}
         misfits = False
         for name in [name for name in self.values if name in names]:
