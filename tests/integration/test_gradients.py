@@ -1,4 +1,4 @@
-"""Gradients that real ranks make together, and optimizers and parameters that Horovod does not average by itself."""
+"""Gradients and optimizers of real ranks; each check of TensorFlow is told in the script that ranks run."""
 
 from __future__ import annotations
 
