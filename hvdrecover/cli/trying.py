@@ -110,14 +110,11 @@ def _text(findings: Sequence[Finding]) -> Iterator[RenderableType]:
 def preflight(job: Options, request: Sequence[str] | None, read: Config) -> Options:
     """Return the options of a job that starts on those of its hosts that pass the checks."""
     if job.discovery is not None and request is None:
-        problem = "it leaves out no hosts of a --host-discovery-script"
-        raise ConfigError(
-            "--preflight", f"{problem}; write --discover 'command SCRIPT' instead of the script"
-        )
+        problem = "it leaves out no hosts of a --host-discovery-script; write --discover 'command SCRIPT'"
+        raise ConfigError("--preflight", f"{problem} instead of the script")
     began = SYSTEM_CLOCK.monotonic()
-    hosts = (
-        {each.name: each.slots for each in discovering.find(request)} if request else horovodrun.hosts(job)
-    )
+    discovered = {each.name: each.slots for each in discovering.find(request)} if request else None
+    hosts = discovered if discovered is not None else horovodrun.hosts(job)
     if not hosts:
         problem = "there are no hosts yet; start the job when there are, or without it"
         raise ConfigError("--preflight", problem)

@@ -141,9 +141,8 @@ def check_horovod(hosts: Hosts) -> Iterator[Finding]:
     found = list(_import_errors(hosts, any_well=bool(has)))
     if not has.get("gloo", True):
         what = "built without Gloo, so jobs cannot be elastic: a lost process or host restarts the whole job"
-        found.append(
-            Finding("horovod", "warning", what, f"Use `hvdrecover run --mpi`. {_INSTALL} to get Gloo.")
-        )
+        remedy = f"Use `hvdrecover run --mpi`. {_INSTALL} to get Gloo."
+        found.append(Finding("horovod", "warning", what, remedy))
     if usual.lacks:
         what = f"{version} lacks fixes that recovery needs: {', '.join(usual.lacks)}"
         remedy = f"{_REBUILD}. hvdrecover/install/horovod.edits describes what fails without each fix."
@@ -289,9 +288,8 @@ def check_shared(seen: Mapping[str, bool | LaunchError], writer: str) -> Finding
         return Finding("root: shared", "skipped", "no other host answers")
     if broken := [str(error) for error in seen.values() if isinstance(error, LaunchError)]:
         remedy = "Give these hosts the same access to the root: packages, credentials, mounts."
-        return Finding(
-            "root: shared", "failure", f"not all hosts can open the root: {'; '.join(broken)}", remedy
-        )
+        what = f"not all hosts can open the root: {'; '.join(broken)}"
+        return Finding("root: shared", "failure", what, remedy)
     if blind := [host for host, sees in seen.items() if not sees]:
         what = f"{', '.join(blind)} cannot see the file that {writer} wrote"
         remedy = "Use a folder that all hosts share, or an object store. Rank 0 may move to any host."
