@@ -61,14 +61,16 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 def run_doctor(arguments: argparse.Namespace) -> int:
     try:
         settings = _settings(arguments)
-        settings.ranks()
+        ranks = settings.ranks()
     except (ConfigError, DiscoveryError) as error:
         arguments.refuse(str(error))
     options.end_by_exception()
     with printer.checking():
-        report = examination.examine(settings)
-    printer.put(report, _text(report.findings), as_json=arguments.json)
-    return 0 if report.ok else 1
+        findings = examination.examine(settings)
+    ok = all(each.outcome != "failure" for each in findings)
+    document = {"ok": ok, "ranks": ranks, "findings": findings}
+    printer.put(document, _text(findings), as_json=arguments.json)
+    return 0 if ok else 1
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
@@ -121,7 +123,7 @@ def preflight(job: Options, request: Sequence[str] | None, read: Config) -> Opti
     settings = Settings(hosts, sum(hosts.values()), job.interfaces, job.ssh_port, job.identity)
     options.end_by_exception()
     with printer.checking():
-        findings = examination.examine(settings, hosts_only=True).findings
+        findings = examination.examine(settings, hosts_only=True)
     least = job.processes if job.mpi else job.least or job.processes
     used, failures = select(hosts, findings, least)
     if failures:

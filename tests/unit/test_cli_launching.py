@@ -16,7 +16,7 @@ import pytest
 from hvdrecover import cli, events
 from hvdrecover.config import Config
 from hvdrecover.doctor import examination
-from hvdrecover.doctor.examination import Finding, Report, Settings
+from hvdrecover.doctor.examination import Finding, Settings
 from hvdrecover.launch import guardian, horovodrun, supervisor
 from tests.support.commands import LAUNCHER_VARIABLES
 
@@ -212,10 +212,10 @@ def looked_at(monkeypatch: pytest.MonkeyPatch, no_memory: None) -> list[Settings
     """The settings of all examinations; h2 is found broken."""
     noted: list[Settings] = []
 
-    def examine(settings: Settings, *, hosts_only: bool) -> Report:
+    def examine(settings: Settings, *, hosts_only: bool) -> list[Finding]:
         assert hosts_only
         noted.append(settings)
-        return Report(False, {}, [Finding("ssh", "ok", "logged in"), SLOW, WRONG])
+        return [Finding("ssh", "ok", "logged in"), SLOW, WRONG]
 
     monkeypatch.setattr(examination, "examine", examine)
     monkeypatch.setenv("HVDRECOVER_EVENTS", str(Path("events").absolute()))
