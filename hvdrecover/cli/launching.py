@@ -266,12 +266,6 @@ def run_install_horovod(arguments: argparse.Namespace) -> int:
     from hvdrecover.install.horovod import install_horovod, source_diff
 
     options.end_by_exception()
-    if arguments.diff:
-        sys.stdout.write(source_diff())
-        return 0
-    installed = install_horovod(rebuild=arguments.rebuild)
-    how = "already installed"
-    if installed.wheel is not None:
-        how = f"installed ({'built now' if installed.built else 'from the cache'}: {installed.wheel})"
-    sys.stdout.write(f"Horovod {installed.version} is {how}.\n")
+    said = source_diff() if arguments.diff else f"{install_horovod(rebuild=arguments.rebuild)}\n"
+    sys.stdout.write(said)
     return 0
