@@ -213,8 +213,6 @@ class Record:
 
 @dataclass(frozen=True)
 class Event:
-    """One event."""
-
     time: float  # seconds since the Unix epoch, by the clock of the supervisor
     kind: str
     host: str
@@ -223,15 +221,12 @@ class Event:
     facts: Mapping[str, Any]  # all fields of the line, by name
 
     def number(self, name: str) -> float | None:
-        """Return a fact if it is a finite number, else None."""
         return number(self.facts.get(name))
 
     def whole(self, name: str) -> int | None:
-        """Return a fact if it is a whole number, else None."""
         return whole(self.facts.get(name))
 
     def word(self, name: str) -> str:
-        """Return a fact if it is a text, else an empty text."""
         value = self.facts.get(name)
         return value if isinstance(value, str) else ""
 

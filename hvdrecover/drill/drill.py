@@ -49,8 +49,6 @@ _LOOK = 0.1  # seconds
 
 @dataclass
 class Strike:
-    """One planned fault, and how it ended."""
-
     fault: str
     rank: int  # that it strikes, if it strikes one rank
     commit: int  # the number of commits after which it strikes
@@ -65,8 +63,6 @@ class Strike:
 
 @dataclass(frozen=True)
 class Schedule:
-    """For each run its faults, in order."""
-
     seed: int
     processes: int
     runs: tuple[tuple[Strike, ...], ...]

@@ -58,7 +58,6 @@ def facts(report: Report, now: float) -> dict[str, str]:
 
 
 def state(report: Report) -> str:
-    """Return the activity of a run, or how it ended."""
     if report.outcome == "ended":
         return f"ended before it was finished, with code {report.code}: {report.reason}"
     return report.activity
@@ -112,7 +111,6 @@ def _storage(report: Report) -> str:
 
 
 def fault_row(fault: Fault) -> list[str]:
-    """Return the cells of a fault in the columns `FAULT`."""
     spent = fault.recovery.phases if fault.recovery else {}
     return [
         *(clock_time(fault.time), fault.kind, fault.host, rank(fault.rank)),
@@ -123,7 +121,6 @@ def fault_row(fault: Fault) -> list[str]:
 
 
 def tally_row(kind: str, tally: Tally) -> list[str]:
-    """Return the cells of a kind of fault in the columns `TALLY`."""
     continued = tally.median is None and tally.recovered == tally.count
     median = CONTINUED if continued else duration(tally.median)
     return [kind, str(tally.count), str(tally.recovered), median, duration(tally.worst)]

@@ -113,11 +113,11 @@ class Session:
 def settings_of(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoint | None:
     """Return the settings of durable commits; None without a checkpoint root.
 
-    In a rehearsal, the environment's root replaces the script's, so that the job's is never touched.
+    In a drill, the environment's root replaces the script's, so that the job's is never touched.
     """
     root = checkpoint or config.checkpoint
     settings = root if isinstance(root, Checkpoint) or root is None else Checkpoint(root)
-    if not config.rehearsal or settings is None or config.checkpoint is None:
+    if config.drill is None or settings is None or config.checkpoint is None:
         return settings
     return dataclasses.replace(settings, url=config.checkpoint)
 
