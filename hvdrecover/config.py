@@ -8,6 +8,7 @@ what launchers and our own processes tell the processes that they start.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -76,7 +77,6 @@ def absolute(path: str) -> str:
 
 
 def number(text: str, least: int = 0) -> int:
-    """Return a text as an integer ≥ ``least``."""
     if not text.isascii() or not text.isdigit() or int(text) < least:
         raise ValueError(f"must be an integer ≥ {least}, got '{text}'")
     return int(text)
@@ -152,12 +152,10 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """The name of the environment variable."""
         return f"HVDRECOVER_{self.name.upper()}"
 
     @property
     def flag(self) -> str:
-        """The name of the option."""
         return f"--{self.name.replace('_', '-')}"
 
 
@@ -171,12 +169,8 @@ def _variable(parse: Callable[[str], Any], default: Any, help: str, *, option: b
     return field(default=default, metadata=facts)
 
 
-def _option(parse: Callable[[str], Any], default: Any, help: str) -> Any:
-    return _variable(parse, default, help, option=True)
-
-
-def _switch(help: str) -> Any:
-    return _variable(_flag, False, help, option=True)
+_option = functools.partial(_variable, option=True)
+_switch = functools.partial(_option, _flag, False)
 
 
 @dataclass(frozen=True)
@@ -251,10 +245,9 @@ class Config:
     programs: str = os.fspath(Path(sys.executable).parent)  # the programs of this Python environment
     host_reports: Path | None = None  # the file in which the supervisor reports hosts that fail
     instruments: str | None = None  # the module whose instruments watch this process
-    # The run of a drill: it ignores the root that the script names, and takes HVDRECOVER_CHECKPOINT. Scalars
-    # and trackers get nothing.
-    rehearsal: bool = False
-    drill: Path | None = None  # folder of the drill that this process is part of
+    # The folder of the drill's run that this process is part of. Such a run ignores the root that the script
+    # names, and takes HVDRECOVER_CHECKPOINT. Scalars and trackers get nothing.
+    drill: Path | None = None
     # Durable commits that this start of the job passes over: first and last name of each range.
     suspects: tuple[tuple[str, str], ...] = ()
     claimed: str | None = None  # root that the job had claimed when its last process was lost; no credentials
@@ -305,7 +298,6 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
         path=env.get("PATH", os.defpath),
         host_reports=Path(reports) if reports else None,
         instruments=env.get("HVDRECOVER_INSTRUMENTS") or None,
-        rehearsal=env.get("HVDRECOVER_REHEARSAL") == "1",
         drill=Path(drill) if drill else None,
         suspects=_suspects(env.get("HVDRECOVER_SUSPECT", "")),
         claimed=env.get("HVDRECOVER_CLAIMED") or None,

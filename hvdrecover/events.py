@@ -98,13 +98,8 @@ def of_training(config: Config, clock: Clock = SYSTEM_CLOCK) -> Events:
         return Events(Pipe(descriptor).add, config.host, clock)
     if config.events is None:
         return Events(None, config.host, clock)
-    record = Record(config.events)
-
-    def add(event: Mapping[str, Any]) -> None:
-        if event["rank"] == 0:
-            record.add(event)
-
-    return Events(add, config.host, clock)
+    add = Record(config.events).add
+    return Events(lambda event: add(event) if event["rank"] == 0 else None, config.host, clock)
 
 
 def recorded(config: Config, clock: Clock = SYSTEM_CLOCK, seconds: float | None = None) -> Events:
@@ -213,8 +208,6 @@ class Record:
 
 @dataclass(frozen=True)
 class Event:
-    """One event."""
-
     time: float  # seconds since the Unix epoch, by the clock of the supervisor
     kind: str
     host: str
@@ -223,15 +216,12 @@ class Event:
     facts: Mapping[str, Any]  # all fields of the line, by name
 
     def number(self, name: str) -> float | None:
-        """Return a fact if it is a finite number, else None."""
         return number(self.facts.get(name))
 
     def whole(self, name: str) -> int | None:
-        """Return a fact if it is a whole number, else None."""
         return whole(self.facts.get(name))
 
     def word(self, name: str) -> str:
-        """Return a fact if it is a text, else an empty text."""
         value = self.facts.get(name)
         return value if isinstance(value, str) else ""
 

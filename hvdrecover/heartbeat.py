@@ -22,8 +22,6 @@ _PATIENCE = 2.0  # seconds for the guardian to look at the page
 
 
 class Phase(IntEnum):
-    """The phase of a training process."""
-
     UNKNOWN = 0  # it has not imported an adapter
     READY = 1  # a standby that waits
     STARTING = 2  # until the ranks have agreed on a state
@@ -116,12 +114,10 @@ class Page(ctypes.Structure):
         )
 
     def begin(self, phase: Phase) -> None:
-        """Note the beginning of a process's life."""
         self.rank, self.phase = -1, phase
         self.touch()
 
     def touch(self) -> None:
-        """Count the time without progress from now on."""
         self.stamp = time.monotonic()
 
     def ask(self, stop: Stop) -> None:

@@ -22,7 +22,6 @@ _ENDED = {"Z", "X"}  # see proc_pid_stat(5)
 
 
 def version_of(distribution: str) -> str | None:
-    """Return the installed version of a distribution, or None."""
     found = Distribution.discover(name=distribution)
     return next((each.version for each in found if "Version" in each.metadata), None)
 
@@ -58,7 +57,6 @@ def source_towards(host: str) -> str:
 
 
 def is_local(host: str) -> bool:
-    """Return whether a name or an address is this host's."""
     if host in ("localhost", socket.gethostname()):
         return True
     address = address_of(host)
@@ -77,8 +75,6 @@ def describe() -> str:
 
 @dataclass(frozen=True)
 class Available:
-    """The memory that processes can still have."""
-
     nbytes: int
     limited: bool  # whether a cgroup limits it, and not the host
 

@@ -369,8 +369,7 @@ class Scalars(Hook):
         self.poll: Callable[[], None] = lambda: None  # asks the framework's side whether steps have ended
         self._context = context
         self._clock = context.clock
-        # A rehearsal must not write into the runs of the job that it rehearses.
-        if context.config.rehearsal:
+        if context.config.drill is not None:  # it must not write into the runs of the user's job
             folder = tracker = None
         board = None if folder is None else Feed(TensorBoard(folder), context.clock, each_rank=True)
         self._tracked = None if tracker is None else Feed(tracker, context.clock)
@@ -393,7 +392,6 @@ class Scalars(Hook):
             self._waiting_since = self._clock.monotonic()
 
     def arrived(self) -> None:
-        """Note that the gradients of all ranks are there."""
         if self._waiting_since is not None:
             self.waited(self._clock.monotonic() - self._waiting_since)
             self._waiting_since = None

@@ -12,11 +12,14 @@ import ctypes
 import json
 import math
 import mmap
+import os
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +39,7 @@ ITEM_BYTES = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
 HUGE_PAGE = 1 << 21  # bytes
+_libc = ctypes.CDLL(None, use_errno=True)
 
 # Of Linux 4.14, and not in Python's `mmap`.
 _MADV_WIPEONFORK, _MADV_KEEPONFORK = 18, 19
@@ -223,6 +227,69 @@ def _mapping(buffer: Bytes) -> mmap.mmap | None:
     return base.obj if isinstance(base, memoryview) and isinstance(base.obj, mmap.mmap) else None
 
 
+# -- files in huge pages -------------------------------------------------------------------------------
+# A tmpfs has pages of 4 KB unless root mounted it otherwise. To map a gigabyte of them takes a core 0.1 to
+# 0.3 s. So does unmapping: a killed process is not gone before that ends, so its death is noticed late. A
+# process can ask for huge pages itself (MADV_COLLAPSE, Linux 6.1).
+
+_MAP_FIXED = 0x10
+_MADV_POPULATE_WRITE = 23  # since Linux 5.14
+_MADV_COLLAPSE = 25
+_FAILED = ctypes.c_void_p(-1).value
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long)
+_libc.mmap.restype = ctypes.c_void_p
+
+
+def map_file(path: Path, nbytes: int) -> Bytes:
+    """Map a file with all of its memory; make it if it is missing or of another size."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        is_new = os.fstat(file).st_size != nbytes
+        os.truncate(file, nbytes)
+        memory = _map(file, nbytes)
+        if is_new:
+            # A huge page is made from the small pages that exist. One is enough, and costs least.
+            for start in range(0, nbytes - HUGE_PAGE + 1, HUGE_PAGE):
+                os.posix_fallocate(file, start, 1)
+            _libc.madvise(memory.ctypes.data, nbytes // HUGE_PAGE * HUGE_PAGE, _MADV_COLLAPSE)
+        # Reserve the rest now: a page that is missing later is not an error that Python sees, but SIGBUS.
+        if os.fstat(file).st_blocks * 512 < nbytes:
+            os.posix_fallocate(file, 0, nbytes)
+        if is_new:
+            _libc.madvise(memory.ctypes.data, nbytes, _MADV_POPULATE_WRITE)
+        return memory
+    finally:
+        os.close(file)
+
+
+def _map(file: int, nbytes: int) -> Bytes:
+    """Map a file at an address where its huge pages can be mapped as such; forked processes do not get it."""
+    size = nbytes + HUGE_PAGE
+    place = _mmap(None, size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)  # addresses only, without memory
+    start = -(-place // HUGE_PAGE) * HUGE_PAGE
+    # If this fails, Linux may have given the addresses to another thread already: they must not be unmapped.
+    _mmap(start, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, file)
+    _libc.madvise(place, size, mmap.MADV_DONTFORK)
+    owner = (ctypes.c_uint8 * nbytes).from_address(start)
+    weakref.finalize(owner, _unmap, place, size, os.getpid()).atexit = False
+    return np.frombuffer(memoryview(owner), dtype=np.uint8)
+
+
+def _mmap(address: int | None, nbytes: int, access: int, flags: int, file: int) -> int:
+    place: int = _libc.mmap(address, nbytes, access, flags, file, 0)
+    if place == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return place
+
+
+def _unmap(place: int, size: int, owner: int) -> None:
+    if os.getpid() == owner:  # a child has something else there
+        _libc.munmap(place, size)
+
+
 # -- copies and comparisons at the speed of the memory -----------------------------------------------
 
 Span = tuple[int, int, int]
@@ -231,7 +298,6 @@ Span = tuple[int, int, int]
 WORTH_A_SPAN = 1 << 16
 """Bytes of a tensor from which on it is copied or compared by address; below, finding that takes longer."""
 
-_libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 _WORTH_A_THREAD = 1 << 25  # bytes

@@ -257,22 +257,18 @@ def look_into(storage: Storage, commit: CommitId) -> Contents:
 
 def verify(storage: Storage, found: Entry, advance: Advance) -> Entry:
     """Read every byte of a commit, and compare it with the digests of the manifest."""
-    problems: dict[str, str] = {}
-
-    def note(error: Exception) -> None:
-        file, _, problem = root.reason(storage, found.id, error).partition(": ")
-        problems[file] = problem
-
+    errors: list[Exception] = []
     files: tuple[FileEntry, ...] = ()
     try:
         files = root.read_manifest(storage, found.id).files
     except (CorruptCheckpointError, FormatVersionError) as error:
-        note(error)
+        errors.append(error)
     for file in files:
         try:
             _verify_file(storage, found.id, file, advance)
         except CorruptCheckpointError as error:
-            note(error)
+            errors.append(error)
+    problems = dict(root.reason(storage, found.id, error).split(": ", 1) for error in errors)
     return replace(found, intact=not problems, problems=problems)
 
 

@@ -49,7 +49,7 @@ _REMEDY = (
 )
 
 
-def encode(value: Any, path: str, leaf: Leaf | None = None) -> Json:
+def encode(value: Any, path: str, leaf: Leaf | None = None, _depth: int = 0) -> Json:
     """Turn a value into what `json.dumps` takes.
 
     Args:
@@ -62,10 +62,6 @@ def encode(value: Any, path: str, leaf: Leaf | None = None) -> Json:
     Raises:
         UnsupportedValueError: the value, or one inside it, is none of these; the error names it.
     """
-    return _encode(value, path, leaf, 0)
-
-
-def _encode(value: Any, path: str, leaf: Leaf | None, depth: int) -> Json:
     if leaf is not None and (encoded := leaf(value, path)) is not NotImplemented:
         return encoded
     kind = type(value)
@@ -75,13 +71,12 @@ def _encode(value: Any, path: str, leaf: Leaf | None, depth: int) -> Json:
         return value if value.bit_length() <= _MAX_INT_BITS else {"$int": hex(value)}
     if kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
-    if depth == _MAX_DEPTH:
-        raise UnsupportedValueError(
-            path, f"it lies more than {_MAX_DEPTH} containers deep, or contains itself. {_REMEDY}"
-        )
+    if _depth == _MAX_DEPTH:
+        reason = f"it lies more than {_MAX_DEPTH} containers deep, or contains itself. {_REMEDY}"
+        raise UnsupportedValueError(path, reason)
 
     def inner(item: Any, where: str) -> Json:
-        return _encode(item, path + where, leaf, depth + 1)
+        return encode(item, path + where, leaf, _depth + 1)
 
     if kind is list:
         if _is_json(value):
@@ -93,10 +88,8 @@ def _encode(value: Any, path: str, leaf: Leaf | None, depth: int) -> Json:
         return {"$dict": _pairs(value, path, inner)}
     if (tag := _tag_of(kind)) is not None:
         return {tag: _CODECS[tag][1](value, path, inner)}
-    raise UnsupportedValueError(
-        path,
-        f"a {kind.__module__}.{kind.__qualname__} can't be part of a commit: JSON can't hold it. {_REMEDY}",
-    )
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    raise UnsupportedValueError(path, f"a {name} can't be part of a commit: JSON can't hold it. {_REMEDY}")
 
 
 def _is_json(items: list[Any]) -> bool:
@@ -130,9 +123,8 @@ def _members(value: Any, path: str, inner: Inner) -> list[Json]:
 def _numpy(value: Any, path: str, inner: Inner) -> list[Json]:
     array = np.asarray(value)
     if not _PLAIN_DTYPE.fullmatch(array.dtype.str):
-        raise UnsupportedValueError(
-            path, f"a numpy array of dtype {array.dtype} can't be part of a commit. {_REMEDY}"
-        )
+        reason = f"a numpy array of dtype {array.dtype} can't be part of a commit. {_REMEDY}"
+        raise UnsupportedValueError(path, reason)
     data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
     return [array.dtype.str, list(array.shape), data, isinstance(value, np.generic)]
 
@@ -141,10 +133,6 @@ def _enum(value: Any, path: str, inner: Inner) -> list[Json]:
     # Flags of no known bit have no name.
     name = value._name_ if value._name_ is not None else str(value._value_)
     return [_class_name(type(value), path), name]
-
-
-def _named_tuple(value: Any, path: str, inner: Inner) -> list[Json]:
-    return [_class_name(type(value), path), _items(value, path, inner)]
 
 
 def _dataclass(value: Any, path: str, inner: Inner) -> list[Json]:
@@ -167,10 +155,10 @@ def _datetime(value: Any, path: str, inner: Inner) -> list[Json]:
     if value.tzinfo is None or type(value.tzinfo) is timezone:
         return [value.isoformat(), None, value.fold]
     if type(value.tzinfo) is not zoneinfo.ZoneInfo or value.tzinfo.key is None:
-        raise UnsupportedValueError(
-            path,
-            f"the time zone {value.tzinfo!r} can't be part of a commit. Use zoneinfo.ZoneInfo or timezone.",
+        reason = (
+            f"the time zone {value.tzinfo!r} can't be part of a commit. Use zoneinfo.ZoneInfo or timezone."
         )
+        raise UnsupportedValueError(path, reason)
     return [value.replace(tzinfo=None).isoformat(), value.tzinfo.key, value.fold]
 
 
@@ -191,9 +179,8 @@ def _tag_of(kind: type) -> str | None:
 def _class_name(kind: type, path: str) -> str:
     name = f"{kind.__module__}:{kind.__qualname__}"
     if _class_or_none(name) is not kind:
-        raise UnsupportedValueError(
-            path, f"the class {name} can't be found by its name. Define it at the top level of a module."
-        )
+        reason = f"the class {name} can't be found by its name. Define it at the top level of a module."
+        raise UnsupportedValueError(path, reason)
     return name
 
 
@@ -215,9 +202,7 @@ def _class_or_none(name: str) -> Any:
 def _find_class(name: str, fits: Callable[[type], bool]) -> Any:
     kind = _class_or_none(name)
     if kind is None or not fits(kind):
-        raise ValueError(
-            f"this program does not define the class {name}; import or define it before resuming"
-        )
+        raise ValueError(f"this program does not define the class {name}; define it before resuming")
     return kind
 
 
@@ -322,9 +307,7 @@ def _unpack_named_tuple(payload: Any, inner: Decode) -> Any:
     name, values = payload
     kind = _find_class(name, lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"))
     if len(values) != len(kind._fields):
-        raise ValueError(
-            f"the named tuple {name} has {len(kind._fields)} fields, and the commit has {len(values)}"
-        )
+        raise ValueError(f"the named tuple {name} has {len(kind._fields)} fields, the commit {len(values)}")
     return tuple.__new__(kind, _unpack_list(values, inner))
 
 
@@ -341,7 +324,11 @@ _CODECS: dict[str, tuple[type | None, Any, Callable[[Any, Decode], Any]]] = {
     "$float": (None, None, lambda p, _: float(p)),
     "$dict": (None, _pairs, lambda p, inner: dict(_unpack_pairs(p, inner))),
     "$enum": (None, _enum, _unpack_enum),
-    "$namedtuple": (None, _named_tuple, _unpack_named_tuple),
+    "$namedtuple": (
+        None,
+        lambda v, path, inner: [_class_name(type(v), path), _items(v, path, inner)],
+        _unpack_named_tuple,
+    ),
     "$dataclass": (None, _dataclass, _unpack_dataclass),
     "$numpy": (np.ndarray, _numpy, _unpack_numpy),
     "$tuple": (tuple, _items, lambda p, inner: tuple(_unpack_list(p, inner))),

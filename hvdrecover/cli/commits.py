@@ -364,10 +364,10 @@ def _exporter(suffix: str, **of_keras: Any) -> Callable[..., list[str]]:
         return to_safetensors
     try:
         if suffix == ".pt":
-            from hvdrecover.torch.export import to_torch
+            from hvdrecover.torch.state import to_torch
 
             return to_torch
-        from hvdrecover.tensorflow.export import to_keras
+        from hvdrecover.tensorflow.state import to_keras
 
         return functools.partial(to_keras, **of_keras)
     except ImportError as error:

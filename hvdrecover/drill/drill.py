@@ -14,7 +14,7 @@ import math
 import random
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -49,8 +49,6 @@ _LOOK = 0.1  # seconds
 
 @dataclass
 class Strike:
-    """One planned fault, and how it ended."""
-
     fault: str
     rank: int  # that it strikes, if it strikes one rank
     commit: int  # the number of commits after which it strikes
@@ -65,8 +63,6 @@ class Strike:
 
 @dataclass(frozen=True)
 class Schedule:
-    """For each run its faults, in order."""
-
     seed: int
     processes: int
     runs: tuple[tuple[Strike, ...], ...]
@@ -124,24 +120,15 @@ class Outcome:
     kinds: Mapping[str, Tally] = field(init=False)  # of faults; seconds until all ranks trained again
 
     def __post_init__(self) -> None:
-        findings: dict[str, Finding] = {}
-        notes: dict[str, Finding] = {}
-        by_name: dict[str, list[Strike]] = {}
-        for run in self.runs:
-            for finding in run.findings:
-                findings.setdefault(finding.check, finding)
-            for note in run.comparison.notes:
-                notes.setdefault(note.check, note)
-            for struck in run.struck:
-                by_name.setdefault(struck.fault, []).append(struck)
-        self.findings, self.notes = [*findings.values()], [*notes.values()]
-        self.kinds = {
-            name: Tally.of([(it.recovered is True, it.seconds) for it in each])
-            for name, each in by_name.items()
-        }
-        self.recovers = not findings and bool(by_name)
+        self.findings = _first_of_each(finding for run in self.runs for finding in run.findings)
+        self.notes = _first_of_each(note for run in self.runs for note in run.comparison.notes)
+        results: dict[str, list[tuple[bool, float | None]]] = {}
+        for struck in (strike for run in self.runs for strike in run.struck):
+            results.setdefault(struck.fault, []).append((struck.recovered is True, struck.seconds))
+        self.kinds = {name: Tally.of(each) for name, each in results.items()}
+        self.recovers = not self.findings and bool(results)
         self.verdict = "recovers" if self.recovers else "does not recover"
-        if self.recovers and check.RANK_LOCAL in notes:
+        if self.recovers and any(note.check == check.RANK_LOCAL for note in self.notes):
             self.verdict += ", but for rank-local state"
 
     def text(self) -> str:
@@ -154,11 +141,10 @@ class Outcome:
                 lines += [f"{mark}: {each.check}", f"  {each.message}", f"  What to do: {each.remedy}", ""]
         lines.append(f"{'fault':16} {'struck':>6} {'recovered':>9}  training again after")
         for name, kind in self.kinds.items():
-            seconds = f"{kind.median:.1f} s" if kind.median is not None else "it never stopped"
-            worst = (
-                f" (median; worst {kind.worst:.1f} s)" if kind.worst is not None and kind.count > 1 else ""
-            )
-            spent = f"{seconds}{worst}" if kind.recovered else "it did not"
+            spent = "it never stopped" if kind.recovered else "it did not"
+            if kind.median is not None:
+                worst = f" (median; worst {kind.worst:.1f} s)" if kind.count > 1 else ""
+                spent = f"{kind.median:.1f} s{worst}"
             lines.append(f"{name:16} {kind.count:6} {kind.recovered:9}  {spent}")
         lines += [f"{name:16} not possible here: needs {why}" for name, why in self.skipped.items()]
         lines += ["", f"{commits} commits compared bit by bit with those of the undisturbed run"]
@@ -169,6 +155,13 @@ class Outcome:
         return "\n".join(lines) + "\n"
 
 
+def _first_of_each(findings: Iterable[Finding]) -> list[Finding]:
+    first: dict[str, Finding] = {}
+    for finding in findings:
+        first.setdefault(finding.check, finding)
+    return [*first.values()]
+
+
 # -- the drill -----------------------------------------------------------------------------------------
 
 
@@ -176,10 +169,7 @@ class Drill:
     """A drill of one command. With a ``duration``, each run is ended after so many seconds."""
 
     def __init__(self, folder: Path, command: Command, duration: float | None, lab: Lab | None) -> None:
-        self._folder = folder
-        self._command = command
-        self._duration = duration
-        self._lab = lab
+        self._folder, self._command, self._duration, self._lab = folder, command, duration, lab
         self._clean = Records()  # of the undisturbed run
         self._code = 0  # its exit code
 
@@ -194,8 +184,7 @@ class Drill:
         self._rehearse()
         processes, commits = self._command.processes, self._clean.newest
         plan = schedule(chosen, seed=seed, processes=processes, commits=commits, repeat=repeat)
-        runs, results = list(plan.runs), list[Result]()
-        most = _MOST_RUNS * len(runs)
+        runs, results, most = [*plan.runs], list[Result](), _MOST_RUNS * len(plan.runs)
         while len(results) < len(runs):
             number, strikes = len(results) + 1, runs[len(results)]
             logger.info("drill: faults-%d is to have %s", number, ", ".join(map(str, strikes)))

@@ -174,7 +174,6 @@ class ScriptRun(Run):
         environ = {
             "HVDRECOVER_CHECKPOINT": os.fspath(self.root),
             "HVDRECOVER_INSTRUMENTS": "hvdrecover.drill.witness",
-            "HVDRECOVER_REHEARSAL": "1",
             "HVDRECOVER_DRILL": os.fspath(self.folder),
             "TMPDIR": os.fspath(self.folder / "tmp"),
         }
@@ -228,7 +227,6 @@ class ScriptRun(Run):
                 near_tier.remove(path)
 
     def near_roots(self) -> list[Path]:
-        """Return the folders of this run's near tier on this host."""
         near = config.read().near
         found = near_tier.roots(near) if near != "off" else ()
         return [each.path for each in found if each.url.endswith(f"://{self.root}")]
@@ -240,7 +238,6 @@ class ScriptRun(Run):
 
     @property
     def newest(self) -> int:
-        """The newest commit of the present ranks."""
         return self.records().reached
 
     def wait_until(self, true: Callable[[Records], bool]) -> bool:

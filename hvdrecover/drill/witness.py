@@ -289,12 +289,10 @@ class Records:
 
     @property
     def present(self) -> list[Line]:
-        """The lines of the ranks of the last rendezvous, since it began."""
         return self.rendezvouses[-1].lines if self.rendezvouses else []
 
     @property
     def reached(self) -> int:
-        """The newest commit of the present ranks."""
         return max((line.commit for line in self.present), default=0)
 
     @cached_property

@@ -122,7 +122,6 @@ def _section(heading: str, body: str) -> str:
 
 
 def _list(style: str, facts: Iterable[tuple[str, str]]) -> str:
-    """Return a list of names and values, which are HTML."""
     parts = [f"<div><dt>{_e(name)}</dt><dd>{value}</dd></div>\n" for name, value in facts]
     return f'<dl class="{style}">\n{"".join(parts)}</dl>\n'
 
@@ -245,7 +244,6 @@ class Drawing:
         self._foot = self._bottom + 4 + (_ROW if report.commits else 0)
 
     def html(self) -> str:
-        """Return names of rows, the drawing, and a legend."""
         shapes = [*self._bars(), *self._commits(), *self._starts(), *self._faults()]
         grid = []
         for time, name in ticks(self._length):

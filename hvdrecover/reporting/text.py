@@ -46,7 +46,6 @@ def facts(report: Report, now: float) -> dict[str, str]:
         "last fault": _last_fault(report),
         "last event": "" if report.over else f"{duration(max(now - report.end, 0.0))} ago",
         "progress": progress(report),
-        "throughput": _throughput(report, now),
         "durable": _durable(report, now),
         "storage": _storage(report),
         "starts": starts if report.starts or report.restarts else "",
@@ -58,7 +57,6 @@ def facts(report: Report, now: float) -> dict[str, str]:
 
 
 def state(report: Report) -> str:
-    """Return the activity of a run, or how it ended."""
     if report.outcome == "ended":
         return f"ended before it was finished, with code {report.code}: {report.reason}"
     return report.activity
@@ -69,13 +67,6 @@ def progress(report: Report) -> str:
         return "there was no rendezvous yet"
     ranks = counted(report.ranks, "rank")
     return f"commit {report.commit.number} in generation {report.commit.generation} with {ranks}"
-
-
-def _throughput(report: Report, now: float) -> str:
-    if report.over or (rate := report.rate(now)) is None:
-        return ""
-    pace = f"{rate:.3g} commits/s" if rate >= 1 else f"{60 * rate:.3g} commits/min"
-    return f"{pace} over the last {len(report.recent)}; {report.commits} in all"
 
 
 def _durable(report: Report, now: float) -> str:
@@ -112,7 +103,6 @@ def _storage(report: Report) -> str:
 
 
 def fault_row(fault: Fault) -> list[str]:
-    """Return the cells of a fault in the columns `FAULT`."""
     spent = fault.recovery.phases if fault.recovery else {}
     return [
         *(clock_time(fault.time), fault.kind, fault.host, rank(fault.rank)),
@@ -123,7 +113,6 @@ def fault_row(fault: Fault) -> list[str]:
 
 
 def tally_row(kind: str, tally: Tally) -> list[str]:
-    """Return the cells of a kind of fault in the columns `TALLY`."""
     continued = tally.median is None and tally.recovered == tally.count
     median = CONTINUED if continued else duration(tally.median)
     return [kind, str(tally.count), str(tally.recovered), median, duration(tally.worst)]

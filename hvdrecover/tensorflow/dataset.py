@@ -23,9 +23,6 @@ from hvdrecover.data.order import Indices, SampleOrder, Tail, rounds
 from hvdrecover.errors import ConfigError, PerRankError, StepError, UnsupportedValueError
 from hvdrecover.state import rank_local
 
-Seed = npt.NDArray[np.int32]
-"""Of shape ``[2]``."""
-
 _iterators = itertools.count()
 
 
@@ -96,8 +93,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
     def batches(self, ranks: Sequence[int] | None) -> Iterator[Any]:
         """Iterate over the remaining batches of the epoch, of ``ranks`` in turn; None: of this rank."""
         self._virtual = ranks
-        iterator: Iterator[Any] = super().__iter__()
-        return iterator
+        return super().__iter__()  # type: ignore[no-any-return]
 
     @property
     def element_spec(self) -> Any:
@@ -109,8 +105,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
 
         Keras uses the number from the first epoch for all epochs, and the first may be a resumed one.
         """
-        order = self.order
-        samples = rounds(order.length, order.size, order.tail)
+        samples = rounds(self.order.length, self.order.size, self.order.tail)
         return tf.constant(math.ceil(samples / self.batch_size), tf.int64)
 
     def _inputs(self) -> list[tf.data.Dataset]:
@@ -119,8 +114,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
     @property
     def is_done(self) -> bool:
         """Return whether all samples of this epoch are done."""
-        order = self.order
-        return rounds(order.left, order.size, order.tail) == 0
+        return rounds(self.order.left, self.order.size, self.order.tail) == 0
 
     def record_batch(self, batches: int = 1) -> None:
         """Note that every rank has done so many batches. With virtual ranks, the state does that."""
@@ -135,7 +129,7 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         if self.order.dealt_to is not None:
             raise StepError("dataset", f"its samples are dealt out to virtual ranks; {remedy}")
 
-    def _batches(self) -> Iterator[tuple[Indices, Seed]]:
+    def _batches(self) -> Iterator[tuple[Indices, npt.NDArray[np.int32]]]:
         """Begin an iteration at the cursor: yield the samples of each batch, and its seed."""
         order = self.order
         order.begin()

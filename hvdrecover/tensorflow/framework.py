@@ -53,28 +53,20 @@ class View(np.ndarray):
 
 
 class TensorFlowFramework:
-    """The TensorFlow side of the core; see `hvdrecover.state.adapter.Framework`.
-
-    Attributes:
-        step_observers: want to know when ``model.fit`` begins a step.
-    """
+    """The TensorFlow side of the core; see `hvdrecover.state.adapter.Framework`."""
 
     name = "tensorflow"
     tensors: type | UnionType = tf.Tensor | tf.Variable | View
 
     def __init__(self) -> None:
         self.attributes: Mapping[str, Any] = {}
-        self.step_observers: list[Any] = []
-        self._seeds: dict[int, weakref.ref[tf.Variable]] = {}  # in the order in which they were found
-        # Keras makes its global generator at the first use, with a seed from Python's: better now than later.
-        list(self._keras_states())
+        self.step_observers: list[Any] = []  # want to know when ``model.fit`` begins a step
+        # States of generators that were part of a commit, by identity, in the order in which they were found.
+        self._seeds = weakref.WeakValueDictionary[int, tf.Variable]()
+        global_seed_generator()  # Keras makes it at the first use, with a seed from Python's: better now
 
     def versions(self) -> dict[str, str]:
-        return {
-            "tensorflow": str(tf.__version__),
-            "keras": str(keras.__version__),
-            "horovod": horovod.version(),
-        }
+        return {"tensorflow": tf.__version__, "keras": keras.__version__, "horovod": horovod.version()}
 
     def is_component(self, value: Any) -> bool:
         return variables_of(value) is not None
@@ -98,13 +90,11 @@ class TensorFlowFramework:
         )
 
     def views(self, arena: Arena, sources: Sequence[Any] = ()) -> dict[str, View]:
-        return {
-            spec.name: arena.bytes_of(spec.name)
-            .view(_BY_CODE[spec.dtype].as_numpy_dtype)
-            .reshape(spec.shape)
-            .view(View)
-            for spec in arena.layout.specs
-        }
+        found = {}
+        for spec in arena.layout.specs:
+            array = arena.bytes_of(spec.name).view(_BY_CODE[spec.dtype].as_numpy_dtype)
+            found[spec.name] = array.reshape(spec.shape).view(View)
+        return found
 
     def clone(self, tensor: Any) -> tf.Tensor:
         return _own(tensor)
@@ -113,13 +103,9 @@ class TensorFlowFramework:
         return tree  # operations take tensors from any device
 
     def copy_out(self, tensors: Sequence[tf.Tensor | tf.Variable], views: Sequence[View]) -> None:
-        sources = [_on_host(tensor) for tensor in tensors]
-        copy_spans(
-            [
-                (_address(view), _address(source), source.nbytes)
-                for view, source in zip(views, sources, strict=True)
-            ]
-        )
+        sources = [_on_host(tensor) for tensor in tensors]  # kept, so that the addresses stay valid
+        pairs = zip(views, sources, strict=True)
+        copy_spans([(_address(view), _address(source), source.nbytes) for view, source in pairs])
 
     def equal(self, pairs: Iterable[tuple[tf.Tensor | tf.Variable, View]]) -> bool:
         large: list[tuple[Array, View]] = []  # kept, so that the addresses stay valid
@@ -134,9 +120,7 @@ class TensorFlowFramework:
     def tree(self, component: Any) -> Tree:
         """The component's variables by Keras path or name, but for seeds, which are generators."""
         for seed in map(raw, filter(is_seed, variables_of(component) or [])):
-            known = self._seeds.get(id(seed))
-            if known is None or known() is not seed:
-                self._seeds[id(seed)] = weakref.ref(seed)
+            self._seeds.setdefault(id(seed), seed)
         return named(component)
 
     def fit(self, name: str, component: Any, tree: Tree) -> tuple[Tree, list[str]]:
@@ -162,17 +146,11 @@ class TensorFlowFramework:
         forget_sums(component)
 
     def describe(self, component: Any) -> list[Entry]:
-        """Return names, shapes and dtypes of a component's variables, and an optimizer's configuration.
-
-        Names go without the numbers that Keras gives: these depend on earlier layers of the process.
-        """
-        entries = [
-            Entry(
-                f".{number}.{without_numbers(name)}",
-                f"{variable.dtype.name}{list(variable.shape)}{', trained' if variable.trainable else ''}",
-            )
-            for number, (name, variable) in enumerate(named(component).items())
-        ]
+        entries = []
+        for number, (name, variable) in enumerate(named(component).items()):
+            value = f"{variable.dtype.name}{list(variable.shape)}{', trained' if variable.trainable else ''}"
+            # Without the numbers that Keras gives: these depend on earlier layers of the process.
+            entries.append(Entry(f".{number}.{without_numbers(name)}", value))
         if isinstance(component, keras.optimizers.Optimizer):
             entries.insert(0, Entry("", f"a {type(component).__name__}"))
             entries += [
@@ -237,11 +215,8 @@ class TensorFlowFramework:
         # A gradient that is missing on some ranks is an error of `Reduction`.
 
     def _keras_states(self) -> Iterator[tf.Variable]:
-        """Yield the state of the global seed generator, then of all generators that were part of a commit."""
         yield global_seed_generator().state.value
-        for reference in self._seeds.values():
-            if (seed := reference()) is not None:
-                yield seed
+        yield from self._seeds.values()
 
 
 def _tensorflow_generator() -> tf.random.Generator:
@@ -277,13 +252,9 @@ def _address(array: Array) -> int:
 
 def _own(tensor: Any) -> tf.Tensor:
     """A tensor of the same bits that shares no memory with an arena; `tf.constant` alone might."""
-    return (
-        tf.constant(np.array(tensor, copy=True, subok=False))
-        if isinstance(tensor, View)
-        else tf.identity(tensor)
-    )
+    is_view = isinstance(tensor, View)
+    return tf.constant(np.array(tensor, copy=True, subok=False)) if is_view else tf.identity(tensor)
 
 
 def _of_model(component: Any) -> dict[str, tf.Variable]:
-    """The variables of a component; none for an optimizer."""
     return {} if isinstance(component, keras.optimizers.Optimizer) else named(component)

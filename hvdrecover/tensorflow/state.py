@@ -1,16 +1,21 @@
-"""The states of TensorFlow training jobs, and `load` for commits outside of a job."""
+"""The states of TensorFlow training jobs, and commits outside of a job: `load` and `to_keras`."""
 
 from __future__ import annotations
 
+import json
+import textwrap
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
 import keras
 
 from hvdrecover.checkpoint import Checkpoint, CommitId
-from hvdrecover.errors import ConfigError
-from hvdrecover.guard.settings import Guard
+from hvdrecover.checkpoint.inspection import written_aside
+from hvdrecover.checkpoint.storage import Storage
+from hvdrecover.errors import ConfigError, ExportError, MismatchError
+from hvdrecover.guard import Guard
 from hvdrecover.scalars import Tracker
 from hvdrecover.state import contents
 from hvdrecover.state.contents import Loaded
@@ -205,3 +210,50 @@ def load(
     for name, value in given.items():
         refuse_unbuilt(name, value)
     return contents.load(TensorFlowFramework(), url, given, commit, strict=strict)
+
+
+def to_keras(
+    storage: Storage, commit: CommitId, only: Sequence[str], path: Path, *, model_config: Path, force: bool
+) -> list[str]:
+    """Write a commit's model to a ``.keras`` file, without its optimizer; every byte is verified.
+
+    ``model_config`` is a file with the text of the model's ``to_json()``, or a ``.keras`` file of it, whose
+    weights are not used. Return the attribute that was exported: the one in ``only``, or else ``model``.
+    """
+    url = f"{storage.url}/{commit.name}"
+    if len(only) > 1:
+        raise ExportError(url, f"a .keras file holds one model; name one of {', '.join(only)} with --only")
+    name = only[0] if only else "model"
+    model = _make(model_config)
+    with written_aside(path, force=force) as aside:
+        try:
+            contents.load(TensorFlowFramework(), storage.url, {name: model}, commit, strict=True)
+        except MismatchError as error:
+            listing = "".join(f"\n  {line}" for line in error.differences)
+            raise ExportError(
+                url, f"the commit's '{name}' does not fit the model of {model_config}:{listing}"
+            ) from error
+        model.save(aside)
+    return [name]
+
+
+def _make(file: Path) -> keras.Model:
+    """Make a model without running code of the file's; Keras refuses what would."""
+    try:
+        if file.suffix == ".keras":
+            model = keras.models.load_model(file, compile=False, safe_mode=True)
+        else:
+            config = {**json.loads(file.read_text()), "compile_config": None}
+            model = keras.models.model_from_json(json.dumps(config))
+        if not isinstance(model, keras.Model) or not model.built:
+            raise TypeError(f"it makes a {type(model).__name__}, and no model that has been built")
+    except Exception as error:  # Keras raises all kinds
+        reason = str(error).rpartition("Exception encountered: ")[2]  # after a page of the config
+        raise ExportError(
+            str(file),
+            f"no model can be made of it ({textwrap.shorten(reason, 200)}). It has to hold what "
+            "model.to_json() gives after model.build(input_shape), or be a .keras file. A model with classes "
+            "or lambdas of your own is exported in Python, where they are known: "
+            "hvdrecover.tensorflow.load(URL, model=model), then model.save(FILE)",
+        ) from error
+    return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -62,10 +63,9 @@ def named(component: Any) -> dict[str, tf.Variable]:
     for variable in variables_of(component) or []:
         if not is_seed(variable):
             name = unused = name_of(variable)
-            number = 0
+            numbers = itertools.count(1)
             while unused in found:
-                number += 1
-                unused = f"{name}_{number}"
+                unused = f"{name}_{next(numbers)}"
             found[unused] = raw(variable)
     return found
 
@@ -76,9 +76,6 @@ def weights_of(local_layers: Layers) -> list[Variable]:
         if not isinstance(layer, keras.layers.Layer):
             raise ConfigError("local_layers", f"a {type(layer).__name__} is not a Keras layer")
     return [variable for layer in layers for variable in layer.trainable_weights]
-
-
-# -- names ---------------------------------------------------------------------------------------------------
 
 
 def name_of(variable: Variable) -> str:

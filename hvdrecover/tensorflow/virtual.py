@@ -151,76 +151,9 @@ def feed(data: Any, tracked: Mapping[str, Any], framework: Framework) -> steps.F
     )
 
 
-class _Layout:
-    """The places of gradients in a few flat tensors, one for each bucket.
-
-    ``hvd.Compression.fp16`` adds up and sends float16.
-    """
-
-    def __init__(self, variables: Sequence[Variable], compression: Any) -> None:
-        if compression not in (hvd.Compression.none, hvd.Compression.fp16):
-            raise ConfigError(
-                "compression",
-                f"a sum of what {compression!r} makes would depend on the number of processes; pass "
-                "Compression.none or Compression.fp16",
-            )
-        dtypes = [raw(each).dtype for each in variables]
-        for each, dtype in zip(variables, dtypes, strict=True):
-            if dtype not in _DTYPES:
-                raise ConfigError("variables", f"{name_of(each)} is {dtype.name}, which has no gradient")
-        self.variables = list(variables)
-        self._sizes = [int(raw(each).shape.num_elements()) for each in variables]
-        nbytes = [dtype.size * size for dtype, size in zip(dtypes, self._sizes, strict=True)]
-        self._buckets = [(dtypes[places[0]], places) for places in buckets(dtypes, nbytes)]
-        self._halves = compression == hvd.Compression.fp16
-        self.packed = tf.function(self._packed, autograph=False)
-        self.sent = tf.function(self._sent, autograph=False)
-        self.added = tf.function(self._added, autograph=False)
-        self._unpacked = tf.function(self._taken_apart, autograph=False)
-
-    def missing(self) -> Flat:
-        """Return tensors that stand for no gradients."""
-        return self._sent(self._packed([None] * len(self.variables)))
-
-    def average(self, totals: Flat, divisor: int) -> list[tf.Tensor]:
-        """Return the gradients that are in flat tensors, divided."""
-        wide = [tf.cast(each, dtype) for each, (dtype, _) in zip(totals, self._buckets, strict=True)]
-        found: list[tf.Tensor] = self._unpacked([each / tf.constant(divisor, each.dtype) for each in wide])
-        return found
-
-    def _packed(self, gradients: Sequence[Gradient]) -> Flat:
-        """Flat tensors, in the variables' dtypes."""
-        flat = []
-        for dtype, places in self._buckets:
-            parts = [
-                tf.fill([self._sizes[place]], tf.constant(NOTHING, dtype))
-                if gradients[place] is None
-                else tf.reshape(tf.cast(gradients[place], dtype), [-1])
-                for place in places
-            ]
-            flat.append(tf.concat(parts, 0))
-        return flat
-
-    def _sent(self, flat: Flat) -> Flat:
-        """Flat tensors as they are added up, and sent."""
-        return [tf.cast(each, tf.float16) for each in flat] if self._halves else flat
-
-    def _added(self, left: Flat, right: Flat) -> Flat:
-        return [mine + other for mine, other in zip(left, right, strict=True)]
-
-    def _taken_apart(self, flat: Flat) -> list[tf.Tensor]:
-        gradients: dict[int, tf.Tensor] = {}
-        for each, (_, places) in zip(flat, self._buckets, strict=True):
-            parts = tf.split(each, [self._sizes[place] for place in places])
-            for place, part in zip(places, parts, strict=True):
-                gradients[place] = tf.reshape(part, raw(self.variables[place]).shape)
-        return [gradients[place] for place in range(len(self.variables))]
-
-
 class Gradients:
     """Adds up the gradients that the script hands over for each virtual rank, and averages them."""
 
-    _layout: _Layout
     _sums: RunningSum[Flat]
     _part: Flat | None = None  # the sum of the present part's gradients
     _result: list[tf.Tensor] | None = None
@@ -233,32 +166,49 @@ class Gradients:
         if op not in (hvd.Average, hvd.Sum):
             problem = "virtual ranks average gradients or sum them up; pass op=Average or op=Sum"
             raise ConfigError("op", problem)
+        if compression not in (hvd.Compression.none, hvd.Compression.fp16):
+            raise ConfigError(
+                "compression",
+                f"a sum of what {compression!r} makes would depend on the number of processes; pass "
+                "Compression.none or Compression.fp16",
+            )
         if not variables:
             raise ConfigError("variables", "there is nothing to train; pass variables=[...]")
+        dtypes = [raw(each).dtype for each in variables]
+        for each, dtype in zip(variables, dtypes, strict=True):
+            if dtype not in _DTYPES:
+                raise ConfigError("variables", f"{name_of(each)} is {dtype.name}, which has no gradient")
+        self._variables = list(variables)
         self._divisor = self._size if op == hvd.Average else 1
-        self._layout = _Layout(variables, compression)
+        self._halves = compression == hvd.Compression.fp16  # adds up and sends float16
+        self._sizes = [int(raw(each).shape.num_elements()) for each in variables]
+        nbytes = [dtype.size * size for dtype, size in zip(dtypes, self._sizes, strict=True)]
+        self._buckets = [(dtypes[places[0]], places) for places in buckets(dtypes, nbytes)]
+        self._packed = tf.function(self._pack, autograph=False)
+        self._added = tf.function(self._add, autograph=False)
+        self._unpacked = tf.function(self._unpack, autograph=False)
 
     def begin(self) -> None:
         self.abandon()
-        self._sums = RunningSum(self._size, self._layout.added)
+        self._sums = RunningSum(self._size, self._added)
         # The variables whose gradients of this process were all finite.
-        self._finite = np.ones(len(self._layout.variables), bool)
+        self._finite = np.ones(len(self._variables), bool)
 
     def add(self, gradients: Sequence[Gradient]) -> None:
         given = [
             tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in gradients
         ]
-        if len(given) != len(self._layout.variables):
+        if len(given) != len(self._variables):
             raise StepError(
                 "step.add()",
-                f"{len(given)} gradients of {len(self._layout.variables)} variables; pass one for each of "
+                f"{len(given)} gradients of {len(self._variables)} variables; pass one for each of "
                 "state.steps(..., variables=...), which are the model's trainable ones if it does not say",
             )
         there = [place for place, each in enumerate(given) if each is not None]
         if own.wanted and there:
             self._finite[there] &= np.isfinite(sums_of([given[place] for place in there]).numpy())
-        flat = self._layout.packed(given)
-        self._part = flat if self._part is None else self._layout.added(self._part, flat)
+        flat = self._packed(given)
+        self._part = flat if self._part is None else self._added(self._part, flat)
 
     def part_ends(self, rank: int) -> None:
         part, self._part = self._part, None
@@ -268,18 +218,18 @@ class Gradients:
                 f"virtual rank {rank} has no gradients in this step; hand them over in the inner loop: "
                 "step.add(gradients)",
             )
-        self._sums.push(range(rank, rank + 1), self._layout.sent(part))
+        self._sums.push(range(rank, rank + 1), self._sent(part))
 
     def finish(self, counts: Counts, process: int) -> None:
-        partial = self._sums.values or [self._layout.missing()]
+        partial = self._sums.values or [self._sent(self._pack([None] * len(self._variables)))]
         totals = [
             add_up(_Collectives(), f"{OURS}.virtual.{number}", counts, process, each)
             for number, each in enumerate(zip(*partial, strict=True))
         ]
-        self._result = self._layout.average(totals, self._divisor)
+        wide = [tf.cast(each, dtype) for each, (dtype, _) in zip(totals, self._buckets, strict=True)]
+        self._result = self._unpacked([each / tf.constant(self._divisor, each.dtype) for each in wide])
         if own.wanted:
-            sums = np.where(self._finite, 0.0, np.nan).astype(np.float32)
-            own.note(sums, self._layout.variables)
+            own.note(np.where(self._finite, 0.0, np.nan).astype(np.float32), self._variables)
 
     def abandon(self) -> None:
         self._result = self._part = None
@@ -290,10 +240,34 @@ class Gradients:
             raise StepError("step.gradients()", "they are there when the inner loop has ended")
         return list(self._result)
 
+    def _pack(self, gradients: Sequence[Gradient]) -> Flat:
+        flat = []
+        for dtype, places in self._buckets:
+            parts = [
+                tf.fill([self._sizes[place]], tf.constant(NOTHING, dtype))
+                if gradients[place] is None
+                else tf.reshape(tf.cast(gradients[place], dtype), [-1])
+                for place in places
+            ]
+            flat.append(tf.concat(parts, 0))
+        return flat
 
-class _Collectives:
-    """See `hvdrecover.virtual.exchange.Collectives`."""
+    def _add(self, left: Flat, right: Flat) -> Flat:
+        return [mine + other for mine, other in zip(left, right, strict=True)]
 
+    def _sent(self, flat: Flat) -> Flat:
+        return [tf.cast(each, tf.float16) for each in flat] if self._halves else flat
+
+    def _unpack(self, flat: Flat) -> list[tf.Tensor]:
+        gradients: dict[int, tf.Tensor] = {}
+        for each, (_, places) in zip(flat, self._buckets, strict=True):
+            parts = tf.split(each, [self._sizes[place] for place in places])
+            for place, part in zip(places, parts, strict=True):
+                gradients[place] = tf.reshape(part, raw(self._variables[place]).shape)
+        return [gradients[place] for place in range(len(self._variables))]
+
+
+class _Collectives:  # see `hvdrecover.virtual.exchange.Collectives`
     exact: Collection[Any] = (tf.float32, tf.float64)
 
     def allreduce(self, flat: tf.Tensor, name: str) -> tf.Tensor:

@@ -29,24 +29,20 @@ except ImportError:  # the package was installed without a C compiler
 def describe(component: Any) -> list[Entry]:
     """A module's parameters and buffers, or the kind and the settings of an optimizer or a scheduler."""
     if isinstance(component, torch.nn.Module):
-        parameters = [
-            Entry(f".{name}", f"{_kind(each)}, {'trained' if each.requires_grad else 'frozen'}")
+        kinds: list[tuple[str, torch.Tensor, str]] = [
+            (name, each, "trained" if each.requires_grad else "frozen")
             for name, each in component.named_parameters(remove_duplicate=False)
         ]
-        buffers = component.named_buffers()
-        return parameters + [Entry(f".{name}", f"{_kind(each)}, a buffer") for name, each in buffers]
+        kinds += [(name, each, "a buffer") for name, each in component.named_buffers()]
+        return [Entry(f".{name}", f"{_kind(each)}, {role}") for name, each, role in kinds]
     # Horovod's wrapper of an optimizer has the name of the class that it wraps.
     entries = [Entry("", f"a {type(component).__name__}")]
     if isinstance(component, torch.optim.Optimizer):
         for number, group in enumerate(component.param_groups):
             entries.append(Entry(f".param_groups.{number}", f"{len(group['params'])} parameters"))
-            settings = {name: value for name, value in group.items() if name != "params"}
-            entries += _settings(f".param_groups.{number}.", settings)
+            entries += _settings(f".param_groups.{number}.", group)
     if isinstance(component, torch.optim.lr_scheduler.LRScheduler):
-        state = component.state_dict().items()
-        entries += _settings(
-            ".", {name: value for name, value in state if not name.startswith("_") and name != "last_epoch"}
-        )
+        entries += _settings(".", component.state_dict())
     return entries
 
 
@@ -65,6 +61,7 @@ def _settings(prefix: str, values: Mapping[str, Any]) -> list[Entry]:
             stored=True,
         )
         for name, value in sorted(values.items())
+        if name not in ("params", "last_epoch") and not name.startswith("_")
     ]
 
 
@@ -165,19 +162,15 @@ class GradientWatch:
             named = {self._name_of(each): each for each in parameters}
             bad = not_finite({name: each.grad for name, each in named.items() if each.grad is not None})
             if bad:
-                here = [name for name in bad if hvd.size() == 1 or self._is_suspect(named[name])]
+                sent = {name: self._suspects.get(named[name]) for name in bad}
+                mine = [name for name, each in sent.items() if each is not None and not each.isfinite()]
                 self._suspects.clear()
-                self._judge.gradients(bad, here)
+                self._judge.gradients(bad, bad if hvd.size() == 1 else mine)
                 for parameter in parameters:
                     parameter.grad = None  # torch's optimizers skip a parameter without a gradient
                 return
         self._suspects.clear()
         self._judge.stepped()
-
-    def _is_suspect(self, parameter: torch.Tensor) -> bool:
-        """Return whether this rank has sent a gradient whose sum is not finite."""
-        total = self._suspects.get(parameter)
-        return total is not None and not math.isfinite(total.item())
 
     def _averages_are_finite(self) -> bool:
         averages = [
@@ -196,14 +189,19 @@ def _first(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
     """Tell the judge of steps of Horovod-wrapped optimizers whose gradients are not finite."""
-    name_of = names_of(components)
-    for name, optimizer in components.items():
-        if isinstance(optimizer, torch.optim.Optimizer) and is_adasum(optimizer):
+    for name, component in components.items():
+        if is_adasum(component):
             raise ConfigError(
                 f"state.{name}", "Adasum brings updates together, not gradients; pass Guard(numerics=None)"
             )
-        if isinstance(optimizer, torch.optim.Optimizer) and averages(optimizer):
-            GradientWatch(optimizer, name_of, judge)
+    for optimizer in _wrapped(components):
+        GradientWatch(optimizer, names_of(components), judge)
+
+
+def _wrapped(components: Mapping[str, Any]) -> list[Any]:
+    return [
+        each for each in components.values() if isinstance(each, torch.optim.Optimizer) and averages(each)
+    ]
 
 
 # -- missing gradients -------------------------------------------------------------------------------------
@@ -211,11 +209,9 @@ def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
 
 def report_missing(components: Mapping[str, Any], missing: Missing) -> None:
     """Count the gradients that are missing when a Horovod-wrapped optimizer averages."""
-    name_of = names_of(components)
-    for optimizer in components.values():
-        if isinstance(optimizer, torch.optim.Optimizer) and averages(optimizer):
-            look_for = functools.partial(_averaging, optimizer, name_of, missing)
-            steps_of(optimizer).averaging.append(look_for)
+    for optimizer in _wrapped(components):
+        look_for = functools.partial(_averaging, optimizer, names_of(components), missing)
+        steps_of(optimizer).averaging.append(look_for)
 
 
 def _averaging(optimizer: Any, name_of: Callable[[torch.Tensor], str], missing: Missing) -> None:

@@ -15,8 +15,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -42,11 +41,9 @@ def tree(optimizer: torch.optim.Optimizer, named: Named) -> Tree:
     state, keys = optimizer.state_dict(), _keys(optimizer, named)
     if not _is_numbered(state, keys):
         return state
-    frozen = [key for key, each in zip(keys, parameters_of(optimizer), strict=True) if not each.requires_grad]
-    return {
-        **_relabelled(state, dict(enumerate(keys))),
-        "frozen": [key for key in frozen if isinstance(key, str)],
-    }
+    parameters = zip(keys, parameters_of(optimizer), strict=True)
+    frozen = [key for key, each in parameters if isinstance(key, str) and not each.requires_grad]
+    return {**_relabelled(state, dict(enumerate(keys))), "frozen": frozen}
 
 
 def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> tuple[Tree, list[str]]:
@@ -62,7 +59,7 @@ def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -
         return optimizer.state_dict(), [line]
     _first_groups.setdefault(optimizer, list(optimizer.param_groups))
     match = _matched(name, optimizer, tree, named)
-    differences = match.differences or list(_other_kind(name, optimizer, tree, match.groups))
+    differences = [*match.differences] or list(_other_kind(name, optimizer, tree, match.groups))
     if differences:
         return optimizer.state_dict(), differences
     # An option that the commit does not know, because this torch is newer or a scheduler was added, stays.
@@ -96,9 +93,8 @@ def load(optimizer: torch.optim.Optimizer, tree: Tree, named: Named, copy_all: C
         numbered = isinstance(key, int) and 0 <= key < len(parameters)
         present = optimizer.state.get(parameters[key]) if numbered else None
         if isinstance(present, dict) and isinstance(entries, dict):
-            present.update(
-                {name: _as_stored(entries[name], present[name]) for name in entries.keys() & present.keys()}
-            )
+            common = entries.keys() & present.keys()
+            present.update({name: _as_stored(entries[name], present[name]) for name in common})
     _keep_objects(optimizer, groups, state)
     for parameter in parameters:
         parameter.grad = None
@@ -126,14 +122,13 @@ def _keep_objects(optimizer: torch.optim.Optimizer, groups: list[_Group], state:
         for old, new in zip(groups, optimizer.param_groups, strict=True):
             _replace(old, new)
     if optimizer.state is not state:
-        for key, entries in optimizer.state.items():
-            old = state.get(key)
-            if isinstance(old, dict) and isinstance(entries, dict):
-                _replace(old, entries)
-            else:
-                state[key] = entries
         for key in state.keys() - optimizer.state.keys():
             del state[key]
+        for key, entries in optimizer.state.items():
+            if isinstance(state.get(key), dict) and isinstance(entries, dict):
+                _replace(state[key], entries)
+            else:
+                state[key] = entries
     vars(optimizer).update(param_groups=groups, state=state)  # as torch's own __setstate__ does
 
 
@@ -231,25 +226,25 @@ def _relabelled(tree: Tree, labels: Mapping[Any, int | str]) -> Tree:
     return {**tree, "state": state, "param_groups": groups}
 
 
-@dataclass(frozen=True)
-class _Match:
+class _Match(NamedTuple):
     """The parts of an optimizer that match a commit: by the names of parameters, or else by place."""
 
-    groups: list[_Group | None]  # None for a group that the optimizer lacks
-    parameters: dict[Any, torch.Tensor]  # by the commit's keys
-    differences: list[str]
+    groups: Sequence[_Group | None] = ()  # None for a group that the optimizer lacks
+    parameters: Mapping[Any, torch.Tensor] = {}  # by the commit's keys
+    differences: Sequence[str] = ()
 
 
 def _matched(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> _Match:
     stored, present = _stored_keys(tree), _keys(optimizer, named)
     if not all(any(isinstance(key, str) for key in keys) for keys in (stored, present)):
-        theirs = [len(group["params"]) for group in tree["param_groups"]]
-        ours = [len(group["params"]) for group in optimizer.param_groups]
+        theirs, ours = (
+            [len(group["params"]) for group in groups]
+            for groups in (tree["param_groups"], optimizer.param_groups)
+        )
         if theirs != ours:
             line = f"{name}: groups of {theirs} parameters in the commit, of {ours} in the optimizer"
-            return _Match([], {}, [line])
-        by_place = dict(zip(stored, parameters_of(optimizer), strict=True))
-        return _Match([*optimizer.param_groups], by_place, [])
+            return _Match(differences=[line])
+        return _Match(optimizer.param_groups, dict(zip(stored, parameters_of(optimizer), strict=True)))
     keys = iter(present)
     mine = [({next(keys) for _ in group["params"]}, group) for group in optimizer.param_groups]
     groups: list[_Group | None] = []
@@ -266,9 +261,10 @@ def _matched(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Nam
     where |= dict.fromkeys(excess - absent, "not in the commit, but in")
     if where:
         lines = sorted(f"{name}: parameter {key} is {where[key]} the optimizer" for key in where)
-        return _Match([], {}, lines)
-    held = dict(zip(present, parameters_of(optimizer), strict=True))
-    return _Match(groups, {key: held[key] if key in held else named[str(key)] for key in stored}, [])
+        return _Match(differences=lines)
+    held: dict[Any, torch.Tensor] = dict(named)
+    held.update(zip(present, parameters_of(optimizer), strict=True))
+    return _Match(groups, {key: held[key] for key in stored})
 
 
 def _aligned(optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> Tree:
@@ -278,9 +274,13 @@ def _aligned(optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> Tree
     """
     match = _matched("", optimizer, tree, named)
     assert not match.differences, match.differences
-    present = [each for each in match.groups if each is not None]
-    for extra in [each for each in optimizer.param_groups if not any(each is group for group in present)]:
-        _remove(optimizer, extra)
+    kept = {id(group) for group in match.groups}
+    # Groups that were added after the commit; the script will add them again.
+    extra = [group for group in optimizer.param_groups if id(group) not in kept]
+    optimizer.param_groups[:] = [group for group in optimizer.param_groups if id(group) in kept]
+    for parameter in [each for group in extra for each in group["params"]]:
+        optimizer.state.pop(parameter, None)
+        getattr(optimizer, "forget_parameter", lambda parameter: None)(parameter)
     groups = []
     for stored, group in zip(tree["param_groups"], match.groups, strict=True):
         ordered = [match.parameters[key] for key in stored["params"]]
@@ -299,14 +299,6 @@ def _aligned(optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> Tree
                 logger.info("%s is %s, as in the commit", key, "frozen" if frozen else "trained")
     numbers = {key: number for number, key in enumerate(_stored_keys(tree))}
     return {key: value for key, value in _relabelled(tree, numbers).items() if key != "frozen"}
-
-
-def _remove(optimizer: torch.optim.Optimizer, group: _Group) -> None:
-    """Remove a group that was added after the commit; the script will add it again."""
-    optimizer.param_groups[:] = [each for each in optimizer.param_groups if each is not group]
-    for parameter in group["params"]:
-        optimizer.state.pop(parameter, None)
-        getattr(optimizer, "forget_parameter", lambda parameter: None)(parameter)
 
 
 def _options(group: _Group) -> _Group:

@@ -40,6 +40,8 @@ from hvdrecover.errors import ConfigError
 from hvdrecover.scalars import Scalars
 from hvdrecover.torch.optimizers import by_name, parameters_of, plain
 
+Listeners = list[Callable[[], object]]
+
 _WIDE = (torch.float32, torch.float64)
 _NO_NAME = "allreduce.noname."  # Horovod's, before the places of group and parameter
 
@@ -54,8 +56,8 @@ def extend() -> None:
     """Replace methods of Horovod's classes; called once, when `hvdrecover.torch` is imported."""
     _DistributedOptimizer.step = _step
     _DistributedOptimizer.synchronize = _synchronize
-    _DistributedOptimizer._allreduce_grad_async = _send
-    _DistributedOptimizer._grouped_allreduce_grad_async = _send_group
+    _DistributedOptimizer._allreduce_grad_async = _reporting(_horovods_send)
+    _DistributedOptimizer._grouped_allreduce_grad_async = _reporting(_horovods_send_group)
     _DistributedOptimizer.add_param_group = _add_param_group
     _DistributedOptimizer.forget_parameter = _forget_parameter
     _DistributedOptimizer._register_hooks = _register_hooks
@@ -73,19 +75,15 @@ def extend() -> None:
 
 
 class Steps:
-    """The listeners to the steps of one optimizer, in the order in which they are called.
+    """The listeners to the steps of one optimizer.
 
-    Attributes:
-        sending: given each parameter whose gradient of this rank is about to be sent, or added up.
+    Those in ``sending`` are given each parameter whose gradient is about to be sent, or added up here.
     """
 
     def __init__(self) -> None:
-        self.begins: list[Callable[[], object]] = []
         self.sending: list[Callable[[torch.Tensor], object]] = []
-        self.averaging: list[Callable[[], object]] = []
-        self.averaged: list[Callable[[], object]] = []
-        self.applying: list[Callable[[], object]] = []
-        self.ended: list[Callable[[], object]] = []
+        lists: list[Listeners] = [[], [], [], [], []]
+        self.begins, self.averaging, self.averaged, self.applying, self.ended = lists
 
 
 def steps_of(optimizer: Any) -> Steps:
@@ -115,7 +113,7 @@ def is_adasum(optimizer: Any) -> bool:
     return hasattr(optimizer, "_starting_models")
 
 
-def tell(*listeners: list[Callable[[], object]]) -> None:
+def tell(*listeners: Listeners) -> None:
     for each in listeners:
         for listener in each:
             listener()
@@ -126,7 +124,7 @@ def _is_extended(optimizer: Any) -> bool:
 
 
 def _beat(optimizer: Any, arguments: Any, keywords: Any) -> None:
-    if not _is_extended(optimizer):
+    if not _is_extended(optimizer):  # `_step` reports its steps
         heartbeat.stepped()
 
 
@@ -134,22 +132,15 @@ def _beat(optimizer: Any, arguments: Any, keywords: Any) -> None:
 
 
 def report_times(components: Mapping[str, Any], scalars: Scalars) -> None:
-    """Report the times of steps, and the norms of gradients.
-
-    A step of the job ends when the first optimizer has stepped.
-    """
+    """Report the norms of gradients, and the times of steps. A step ends with that of the first optimizer."""
     optimizers = {name: each for name, each in components.items() if isinstance(each, torch.optim.Optimizer)}
     norms: dict[str, torch.Tensor] = {}  # of the step under way
     for name, optimizer in optimizers.items():
         tag = "norm/averaged_gradient" + (f"/{name}" if len(optimizers) > 1 else "")
         _report_times(optimizer, scalars, norms, tag)
 
-    def ended() -> None:
-        scalars.stepped(norms)
-        norms.clear()
-
     for optimizer in [*optimizers.values()][:1]:
-        steps_of(optimizer).ended.append(ended)
+        steps_of(optimizer).ended += [lambda: scalars.stepped(norms), norms.clear]
 
 
 def _report_times(optimizer: Any, scalars: Scalars, norms: dict[str, torch.Tensor], tag: str) -> None:
@@ -179,8 +170,7 @@ def _report_times(optimizer: Any, scalars: Scalars, norms: dict[str, torch.Tenso
 def _norm(gradient: torch.Tensor) -> torch.Tensor:
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
     wide = None if values.dtype in _WIDE else torch.float32
-    norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=wide)
-    return norm
+    return torch.linalg.vector_norm(values, dtype=wide)  # type: ignore[no-any-return]
 
 
 # -- steps -------------------------------------------------------------------------------------------------
@@ -188,8 +178,8 @@ def _norm(gradient: torch.Tensor) -> torch.Tensor:
 
 def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     steps = steps_of(self)
-    if (virtual := getattr(self, "virtual_gradients", None)) is not None:
-        virtual.require_finished()
+    if hasattr(self, "virtual_gradients"):
+        self.virtual_gradients.require_finished()
         if closure is not None:
             raise ConfigError(
                 "optimizer.step(closure)",
@@ -234,11 +224,6 @@ def _synchronize(self: Any) -> None:
         return
     steps = steps_of(self)
     tell(steps.averaging)
-    _average(self)
-    tell(steps.averaged)
-
-
-def _average(self: Any) -> None:
     if hasattr(self, "_later_hooks"):
         self._requires_update.clear()
         for each in parameters_of(self):
@@ -250,27 +235,26 @@ def _average(self: Any) -> None:
             continue
         if grad.stride() != each.stride():
             each.grad = torch.empty_like(each).copy_(grad)
+    tell(steps.averaged)
 
 
-def _send(self: Any, parameter: torch.Tensor) -> Any:
-    for listener in steps_of(self).sending:
-        listener(parameter)
-    return _horovods_send(self, parameter)
+def _reporting(send: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return Horovod's method that sends a gradient, or a group of them, with a report before."""
 
+    def report(self: Any, sent: torch.Tensor | tuple[torch.Tensor, ...]) -> Any:
+        for listener in steps_of(self).sending:
+            for each in (sent,) if isinstance(sent, torch.Tensor) else sent:
+                listener(each)
+        return send(self, sent)
 
-def _send_group(self: Any, parameters: tuple[torch.Tensor, ...]) -> Any:
-    for listener in steps_of(self).sending:
-        for each in parameters:
-            listener(each)
-    return _horovods_send_group(self, parameters)
+    return report
 
 
 def _average_loss(optimizer: Any, loss: Any) -> Callable[[], Any]:
     """Begin to average the losses that closures return.
 
-    By the loss, LBFGS decides how often to evaluate a closure. With the average, all ranks decide alike.
-
-    A rank whose closure returns None sends a zero, so that no rank waits for it.
+    By the loss, LBFGS decides how often to evaluate a closure. With the average, all ranks decide alike. A
+    rank whose closure returns None sends a zero, so that no rank waits for it.
     """
     if hvd.size() == 1 or not optimizer.process_set.included():
         return lambda: loss

@@ -55,10 +55,9 @@ def virtual_ranks(components: Mapping[str, Any], size: int, policy: Policy | Non
 
 def _look(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a collective of Horovod's library that is refused in a part, unless it is ours."""
-    ours = ranks.OURS.encode()
 
     def begin(*arguments: Any) -> Any:
-        if not any(isinstance(each, bytes) and each.startswith(ours) for each in arguments):
+        if not any(isinstance(each, bytes) and each.startswith(OURS.encode()) for each in arguments):
             ranks.refuse(call)
         return function(*arguments)
 

@@ -95,16 +95,12 @@ def test_a_process_that_is_alone_for_a_while_has_no_place_and_then_its_own_again
 def test_what_a_guardian_gave_is_not_handed_on(monkeypatch):
     monkeypatch.setenv("HVDRECOVER_SLOT", "1,2,3,4")
     monkeypatch.setenv("HVDRECOVER_REJOIN", "1")
-    read, write = os.pipe()
-    try:
-        os.set_inheritable(read, True)
-        config.keep_to_this_process(read)
-        assert not os.get_inheritable(read)
-        assert not {"HVDRECOVER_SLOT", "HVDRECOVER_REJOIN"} & set(config.environment())
-        config.keep_to_this_process()
-    finally:
-        os.close(read)
-        os.close(write)
+    given = os.memfd_create("page")
+    os.set_inheritable(given, True)
+    config.keep_to_this_process(given)
+    assert not os.get_inheritable(given)
+    assert not {"HVDRECOVER_SLOT", "HVDRECOVER_REJOIN"} & set(config.environment())
+    os.close(given)
 
 
 @pytest.fixture
@@ -116,31 +112,24 @@ def clean_environment(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("environ", "chosen"),
-    [({"PMIX_RANK": "0"}, None), ({"HOROVOD_CONTROLLER": "mpi"}, "mpi"), ({}, "gloo")],
+    ("environ", "parent_ran_alone", "chosen"),
+    [
+        ({}, False, "gloo"),
+        ({"PMIX_RANK": "0"}, False, None),
+        ({"HOROVOD_CONTROLLER": "mpi"}, False, "mpi"),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, True, None),
+        ({"HOROVOD_RANK": "0", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1"}, True, "gloo"),
+    ],
 )
-def test_a_controller_is_chosen_only_where_nobody_chose_one(clean_environment, monkeypatch, environ, chosen):
+def test_a_controller_is_chosen_only_where_nobody_chose_one(
+    clean_environment, monkeypatch, environ, parent_ran_alone, chosen
+):
+    if parent_ran_alone:  # under mpirun, a child inherits no choice from it
+        config.choose_controller(config.read({}))
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     config.choose_controller(config.read())
     assert os.environ.get("HOROVOD_CONTROLLER") == os.environ.get("HOROVOD_CPU_OPERATIONS", chosen) == chosen
-
-
-@pytest.mark.parametrize(
-    ("launched", "chosen"),
-    [
-        ({"OMPI_COMM_WORLD_RANK": "0"}, None),
-        ({"HOROVOD_RANK": "0", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1"}, "gloo"),
-    ],
-)
-def test_a_child_of_a_process_that_ran_alone_inherits_no_choice_from_it_under_mpirun(
-    clean_environment, monkeypatch, launched, chosen
-):
-    config.choose_controller(config.read({}))
-    for name, value in launched.items():
-        monkeypatch.setenv(name, value)
-    config.choose_controller(config.read())
-    assert os.environ.get("HOROVOD_CONTROLLER") == chosen
 
 
 @pytest.mark.parametrize(
@@ -168,19 +157,13 @@ def test_the_page_of_settings_is_what_is_declared():
     assert [field.name for field in dataclasses.fields(Checkpoint) if f"`{field.name}" not in page] == []
 
 
-@pytest.fixture
-def prefix(tmp_path, monkeypatch):
-    """The folder of a Python environment, with Open MPI's compiler in it."""
-    monkeypatch.setattr("sys.prefix", str(tmp_path))
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "mpicxx").touch()
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     ("variable", "packaged", "told"), [(None, True, True), (None, False, False), ("OPAL_PREFIX", True, False)]
 )
-def test_open_mpi_from_pypi_is_told_where_it_is(variable, packaged, told, prefix, monkeypatch):
+def test_open_mpi_from_pypi_is_told_where_it_is(variable, packaged, told, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "mpicxx").touch()
     monkeypatch.setattr(config.metadata, "distributions", lambda name: [name] * packaged)
     found = config.open_mpi({variable: "/opt"} if variable else {})
-    assert found == ({"OPAL_PREFIX": str(prefix)} if told else {})
+    assert found == ({"OPAL_PREFIX": str(tmp_path)} if told else {})

@@ -84,9 +84,10 @@ class LocalStorage(Storage):
         with _opened_for(buffer, target, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW) as file:
             _reserve(file.cached, len(buffer))
 
+            # DONTNEED begins to write cached bytes to the disk, and drops written ones from the page cache.
             def write(piece: Bytes, at: int) -> int:
                 count = file.transfer(os.pwrite, piece, at)
-                file.forget(at, count)
+                os.posix_fadvise(file.cached, at, count, os.POSIX_FADV_DONTNEED)
                 return count
 
             for piece, count in transferred(buffer, PIECE, _WRITES_AT_ONCE, write):
@@ -94,7 +95,7 @@ class LocalStorage(Storage):
                     raise OSError(errno.EIO, "the file system accepts no more bytes")
                 yield piece
             os.fsync(file.cached)
-            file.forget(0, len(buffer))
+            os.posix_fadvise(file.cached, 0, len(buffer), os.POSIX_FADV_DONTNEED)
         _sync_folder(target.parent)
 
     def _publish(self, path: str, data: bytes, *, exclusive: bool) -> bool:
@@ -156,10 +157,8 @@ def _opened_for(buffer: Bytes, path: Path, flags: int) -> Iterator[_File]:
 
 @dataclass
 class _File:
-    """The descriptor of an open file, and another one with ``O_DIRECT`` as long as that works."""
-
-    cached: int
-    direct: int | None = None
+    cached: int  # descriptor
+    direct: int | None = None  # another descriptor with ``O_DIRECT``, as long as that works
 
     def transfer(self, call: Callable[[int, memoryview, int], int], piece: Bytes, start: int) -> int:
         """Read or write a piece at an offset; return the number of bytes, fewer only at the end."""
@@ -181,10 +180,6 @@ class _File:
                 break
             done += count
         return done
-
-    def forget(self, start: int, count: int) -> None:
-        """Begin to write cached bytes to the disk, and drop those that are written from the page cache."""
-        os.posix_fadvise(self.cached, start, count, os.POSIX_FADV_DONTNEED)
 
 
 @contextmanager

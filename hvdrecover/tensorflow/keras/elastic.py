@@ -40,7 +40,6 @@ class CommitStateCallback(_hvd.CommitStateCallback):  # type: ignore[misc]
     batches_remaining: int
 
     def set_model(self, model: keras.Model) -> None:
-        """Take the last place in Keras's list, before ``fit`` makes its training function."""
         super().set_model(model)
         model.jit_compile = False  # XLA cannot compile Horovod's collectives
         arrange(self, last=[self])
@@ -68,19 +67,18 @@ class UpdateBatchStateCallback(ResumedEpoch):
         self._done = 0
 
     def set_model(self, model: keras.Model) -> None:
-        """Take the first place in Keras's list: if a later callback stops the training, it stays stopped."""
         super().set_model(model)
-        arrange(self, first=[self])
+        arrange(self, first=[self])  # if a later callback stops the training, it stays stopped
 
     def on_train_begin(self, logs: Any = None) -> None:
         super().on_train_begin(logs)
         self.steps_per_epoch = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Tell the other callbacks how many steps are done, and how many are left."""
         self._done = self.state.batch
         if steps := (self.params or {}).get("steps"):
             self.steps_per_epoch = self.steps_per_epoch or steps
+            # The other callbacks see how many steps are done, and how many are left.
             self.params |= {"done": self._done, "steps": self.steps_per_epoch - self._done}
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -1,14 +1,129 @@
-"""Copies and comparisons of memory: every byte, and no other."""
+"""The bytes of a safetensors file: their layout, copies and comparisons."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import safetensors
+import safetensors.numpy
 
 from hvdrecover.checkpoint import arena
+from hvdrecover.checkpoint.arena import ITEM_BYTES, PAGE, Arena, TensorSpec, header_size, parse, plan
+from tests.unit.checkpoint.roots import CODES, arena_of
+
+NUMPY = {name: dtype for dtype, name in CODES.items()}
+
+
+def some_tensors():
+    random = np.random.default_rng(0)
+    tensors = {name: (random.random((3, 5)) * 100).astype(code) for name, code in NUMPY.items()}
+    return {
+        **tensors,
+        "scalar": np.array(2.5, dtype="f4"),
+        "empty": np.zeros((0, 4), dtype="f8"),
+        "also empty": np.zeros((2, 0), dtype="u1"),
+        'ünï/"quoted"': np.arange(3, dtype="i2"),
+    }
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
+        assert found[name].tobytes() == array.tobytes(), name
+
+
+@pytest.mark.parametrize("tensors", [some_tensors(), {}, {"x": np.zeros((0,), dtype="f4")}])
+def test_safetensors_reads_our_file(tensors, tmp_path):
+    file = tmp_path / "ours.safetensors"
+    file.write_bytes(arena_of(tensors).buffer.tobytes())
+    assert_same(safetensors.numpy.load_file(file), tensors)
+    with safetensors.safe_open(file, framework="np") as opened:
+        assert set(opened.keys()) == set(tensors)
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "np"}])
+def test_we_read_a_file_of_safetensors(metadata, tmp_path):
+    tensors = some_tensors()
+    file = tmp_path / "theirs.safetensors"
+    safetensors.numpy.save_file(tensors, file, metadata)
+    data = np.frombuffer(file.read_bytes(), dtype=np.uint8)
+    arena = Arena.of_file(data)
+    found = {
+        spec.name: arena.bytes_of(spec.name).view(NUMPY[spec.dtype]).reshape(spec.shape)
+        for spec in arena.layout.specs
+    }
+    assert_same(found, tensors)
+
+
+def test_every_tensor_is_aligned_and_the_first_begins_on_a_page():
+    specs = [TensorSpec(f"{dtype}{count}", dtype, (count,)) for count in (1, 3) for dtype in ITEM_BYTES]
+    layout = plan(specs)
+    assert len(layout.header) % PAGE == 0
+    assert min(layout.offsets.values()) == len(layout.header)
+    assert [spec.name for spec in layout.specs if layout.offsets[spec.name] % ITEM_BYTES[spec.dtype]] == []
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("__metadata__",)])
+def test_names_that_the_format_cannot_hold_are_refused(names):
+    with pytest.raises(ValueError, match="'__metadata__'"):
+        plan([TensorSpec(name, "U8", (1,)) for name in names])
+
+
+HEADER = {
+    "weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
+    "bias": {"dtype": "I64", "shape": [1], "data_offsets": [16, 24]},
+}
+
+
+def header(content):
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data_offsets": [15, 24]},
+        {"data_offsets": [0, 8]},
+        {"data_offsets": [16.0, 24.0]},
+        {"data_offsets": [-8, 0]},
+        {"data_offsets": [2**64, 2**64 + 8]},
+        {"shape": [True]},
+        {"shape": [2**62, 2**62]},
+        {"shape": [1] * 70},
+        {"dtype": "X9"},
+    ],
+    ids=str,
+)
+def test_tensors_that_overlap_leave_gaps_or_cannot_be_are_refused(change):
+    assert parse(header(HEADER), len(header(HEADER)) + 24).by_name.keys() == HEADER.keys()
+    wrong = header({**HEADER, "bias": {**HEADER["bias"], **change}})
+    with pytest.raises(ValueError):
+        parse(wrong, len(wrong) + 24)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"[" * 100_000, b'{"x": 1}', b"\xff"])
+def test_a_header_that_is_not_a_table_of_tensors_is_refused(content):
+    with pytest.raises(ValueError):
+        parse(header(content), len(header(content)))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "size"), [(b"1234567", 7), (bytes([255] * 8), 1 << 40), (bytes([9] + [0] * 7), 16)]
+)
+def test_a_length_of_a_header_that_cannot_be_is_refused(prefix, size):
+    with pytest.raises(ValueError):
+        header_size(prefix, size)
+
+
+# -- copies and comparisons: every byte, and no other ----------------------------------------------------
+
 
 LARGE = (1 << 25) + 12_345
 

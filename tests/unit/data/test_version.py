@@ -41,21 +41,6 @@ def test_files_have_names_sizes_and_times(data: Path) -> None:
     assert DataVersion.of_files(f"file://{data}/train/b.bin").files == {"b.bin": (20, time)}
 
 
-def test_each_change_is_named(data: Path) -> None:
-    before = DataVersion.of_files(data)
-    (data / "train/deep/c.bin").unlink()
-    (data / "new").write_bytes(b"new")
-    (data / "a.bin").write_bytes(bytes(9))
-    for name in ("a.bin", "train/b.bin"):
-        os.utime(data / name, (BEGAN, BEGAN + 60))
-    assert changes(before, DataVersion.of_files(data)) == [
-        "removed: train/deep/c.bin",
-        "added: new",
-        "changed: a.bin (was 10 bytes of 2023-11-14T22:13:20Z, is 9 bytes of 2023-11-14T22:14:20Z)",
-        "changed: train/b.bin (was 20 bytes of 2023-11-14T22:13:20Z, is 20 bytes of 2023-11-14T22:14:20Z)",
-    ]
-
-
 def test_of_many_changes_the_first_are_named_and_the_others_counted(data: Path) -> None:
     before = DataVersion.of_files(data)
     for number in range(9):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,25 +13,12 @@ from hvdrecover.drill import faults, lab
 from hvdrecover.drill.faults import FAULTS
 from hvdrecover.drill.run import Command, ScriptRun
 from hvdrecover.errors import ConfigError
-from tests.unit.launch.children import environment
 
 COMMAND = Command(("train",), 4, resizes=True)
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> ScriptRun:
-    return ScriptRun(tmp_path / "run", COMMAND)
-
-
-def hosts(run: ScriptRun) -> list[str]:
-    """Return the hosts that the run discovers."""
-    words = FAULTS["resize"].options(run)
-    source, *rest = shlex.split(words[words.index("--discover") + 1])
-    command = [sys.executable, "-m", "hvdrecover", "discover", source, "--no-ssh-check", *rest]
-    return subprocess.check_output(command, text=True, env=environment()).split()
-
-
-def test_hosts_leave_and_come_and_one_stays(run: ScriptRun) -> None:
+def test_hosts_leave_and_come_and_one_stays(tmp_path: Path) -> None:
+    run = ScriptRun(tmp_path / "run", COMMAND)
     FAULTS["resize"].options(run)
     sizes, before = [], run.listing.read_text().split()
     for rank in (0, 0, 1, 1, 2, 3):

@@ -170,7 +170,6 @@ def test_a_process_of_a_drill_never_touches_the_roots_of_its_script(
         process.config,
         drill=tmp_path / "drill",
         instruments="hvdrecover.drill.witness",
-        rehearsal=True,
         checkpoint="fake://drill",
     )
     process.state(checkpoint, config=config, model=FakeModel(w=[0.0])).sync()

@@ -85,7 +85,9 @@ def test_what_is_loaded_continues_to_the_last_bit(url: str, job: dict[int, Any])
     assert (state_of(model), state_of(optimizer)) == job[3]
 
 
-def test_a_model_that_does_not_fit_is_an_error_that_names_the_tensors_and_nothing_is_loaded(url: str) -> None:
+def test_tensors_that_do_not_fit_are_named_and_the_others_loaded_if_not_strict(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
     untouched = state_of(model)
     with pytest.raises(MismatchError) as caught:
@@ -96,19 +98,11 @@ def test_a_model_that_does_not_fit_is_an_error_that_names_the_tensors_and_nothin
         "model.2.weight: F32[2, 4] in the commit, F32[2, 5] in the model",
     ]
     assert state_of(model) == untouched
-
-
-def test_what_fits_is_loaded_if_not_strict(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
     whole, _ = fresh()
     recover.load(url, model=whole)
     loaded = recover.load(url, model=model, strict=False)
     assert torch.equal(model.state_dict()["2.bias"], whole.state_dict()["2.bias"])
-    assert [line.split(":")[0] for line in loaded.not_loaded] == [
-        "model.0.bias",
-        "model.0.weight",
-        "model.2.weight",
-    ]
+    assert list(loaded.not_loaded) == caught.value.differences
     assert all(line in caplog.text for line in loaded.not_loaded)
 
 
@@ -132,15 +126,14 @@ def test_plain_objects_and_cursors_are_in_the_result(url: str) -> None:
 
 
 class Tied(torch.nn.Module):
-    """Nested modules, buffers, and one weight under two names."""
+    """Modules, a buffer, and one weight under two names."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(5, 3)
-        self.body = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+        self.norm = torch.nn.BatchNorm1d(3)
         self.head = torch.nn.Linear(3, 5, bias=False)
         self.head.weight = self.embedding.weight
-        self.register_buffer("mask", torch.tensor([True, False]))
         self.register_buffer("scale", torch.arange(3, dtype=torch.bfloat16))
 
 
@@ -153,9 +146,6 @@ def test_a_models_file_loads_with_safetensors_under_its_own_names_and_tied_weigh
     state = dict(model.state_dict())
     assert found.keys() == state.keys()
     assert bits(found) == bits({name: state[name] for name in found})
-    other = Tied()
-    other.load_state_dict(found)
-    assert state_of(other) == state_of(model)
     other = Tied()
     recover.load(str(tmp_path / "root"), model=other)
     assert other.head.weight is other.embedding.weight

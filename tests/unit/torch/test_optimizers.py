@@ -14,12 +14,9 @@ pytestmark = pytest.mark.usefixtures("roots")
 
 Optimizers = torch.optim
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "SGD": lambda p: Optimizers.SGD(p, lr=0.1),
     "SGD with momentum": lambda p: Optimizers.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "Adam": lambda p: Optimizers.Adam(p),
-    "Adam with amsgrad": lambda p: Optimizers.Adam(p, amsgrad=True),
-    "Adam, fused": lambda p: Optimizers.Adam(p, fused=True),
-    "Adam, foreach": lambda p: Optimizers.Adam(p, foreach=True),
+    "Adam, fused": lambda p: Optimizers.Adam(p, fused=True, amsgrad=True),
     "AdamW with a tensor as its rate": lambda p: Optimizers.AdamW(p, lr=torch.tensor(0.01), foreach=False),
     "Adamax": lambda p: Optimizers.Adamax(p),
     "NAdam": lambda p: Optimizers.NAdam(p),

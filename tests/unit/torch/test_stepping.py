@@ -65,18 +65,6 @@ def fail(*_: Any) -> None:
     raise RuntimeError("a rank was lost")
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_gradients_that_the_script_averages(kind: str, make: Any) -> None:
-    model, optimizer = make(kind)
-    log = log_of(optimizer)
-    for _ in range(2):
-        backward(model, optimizer)
-        optimizer.synchronize()
-        with optimizer.skip_synchronize():
-            optimizer.step()
-    assert log == [*INSIDE, "begins", "applying", "ended"] * 2
-
-
 @pytest.mark.parametrize(
     ("kind", "where"),
     [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +19,6 @@ from hvdrecover.state.rank_local import Carried, PerRank, RankLocalState, stream
 from hvdrecover.torch.elastic.sampler import ElasticSampler
 from hvdrecover.torch.framework import TorchFramework
 from hvdrecover.torch.virtual import Buffers, Gradients, feed
-from hvdrecover.virtual.steps import Step
 from tests.unit.torch.jobs import joined, network, wrapped
 
 # -- buffers of modules, one set for each virtual rank -------------------------------------------------------
@@ -63,7 +63,8 @@ def test_a_commit_has_what_changes_and_its_model_virtual_rank_0s() -> None:
         assert torch.equal(one, other)
 
 
-def averages(ranks: int) -> torch.Tensor:
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_what_the_script_changes_outside_of_parts_stays(ranks: int) -> None:
     """The average of 1, 2, 3 over the steps of a process with so many virtual ranks."""
     model, carried = Masked(), Carried(tuple(range(ranks)), ranks)
     model.register_parameter("weight", torch.nn.Parameter(torch.zeros(1)))
@@ -78,13 +79,7 @@ def averages(ranks: int) -> torch.Tensor:
         buffers.gathered(buffers.states(carried))
         assert averaged.n_averaged == value
     assert "averaged.n_averaged" not in buffers.states(carried)[0]
-    average: torch.Tensor = averaged.module.weight
-    return average
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_what_the_script_changes_outside_of_parts_stays(ranks: int) -> None:
-    assert averages(ranks).item() == pytest.approx(2.0)
+    assert averaged.module.weight.item() == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("moment", [Buffers.absorb, lambda buffers: buffers.states(ALL)])
@@ -104,16 +99,6 @@ def test_batch_norm_after_the_parts_and_before_the_commit_is_refused(
 
 DATA = torch.arange(12.0).view(4, 3)
 ONE = torch.ones(1)
-
-
-@pytest.fixture
-def steps() -> Iterator[Step]:
-    """The steps of two virtual ranks."""
-    model, sampler = network(), recover.ElasticSampler(DATA)
-    state = joined(model=model, optimizer=wrapped(model), sampler=sampler, virtual_ranks=2)
-    loader = DataLoader(DATA, batch_size=1, sampler=sampler)  # type: ignore[arg-type]
-    found: Iterator[Step] = state.steps(loader)
-    return found
 
 
 class Averaging(torch.autograd.Function):
@@ -144,11 +129,11 @@ class Averaging(torch.autograd.Function):
         (lambda: Averaging.apply(ONE.clone().requires_grad_()).sum().backward(), "allreduce"),
     ],
 )
-def test_every_collective_is_refused_there_and_there_only(
-    steps: Iterator[Step], use: Callable[[], Any], call: str
-) -> None:
+def test_every_collective_is_refused_there_and_there_only(use: Callable[[], Any], call: str) -> None:
+    model, sampler = network(), recover.ElasticSampler(DATA)
+    state = joined(model=model, optimizer=wrapped(model), sampler=sampler, virtual_ranks=2)
     use()
-    parts = iter(next(steps))
+    parts = iter(next(state.steps(DataLoader(DATA, batch_size=1, sampler=sampler))))  # type: ignore[arg-type]
     next(parts)
     with pytest.raises(StepError, match=rf"^hvd\.{call}\(\): .* after "):
         use()
@@ -297,17 +282,12 @@ def loss(model: torch.nn.Module, virtual_rank: int) -> torch.Tensor:
     return model(torch.linspace(-1, 1, 15).view(5, 3) * (virtual_rank + 1)).square().sum()
 
 
-def step(gradients: Gradients, model: torch.nn.Module, size: int) -> None:
+def step(gradients: Gradients, backward: Callable[[int], object], size: int = 1) -> None:
     gradients.begin()
     for virtual_rank in range(size):
-        loss(model, virtual_rank).backward()  # type: ignore[no-untyped-call]
+        backward(virtual_rank)
         gradients.part_ends(virtual_rank)
     gradients.finish([1], 0)
-
-
-def leaves(model: torch.nn.Module, size: int) -> list[list[torch.Tensor]]:
-    """The gradients of each virtual rank."""
-    return [list(torch.autograd.grad(loss(model, each), list(model.parameters()))) for each in range(size)]
 
 
 def bracketed(values: list[torch.Tensor]) -> torch.Tensor:
@@ -323,23 +303,20 @@ def bracketed(values: list[torch.Tensor]) -> torch.Tensor:
 def test_gradients_are_those_of_the_tree(size: int, op: Any) -> None:
     model = network()
     gradients = Gradients("optimizer", wrapped(model, op=op), size)
-    expected = map(bracketed, map(list, zip(*leaves(model, size), strict=True)))
-    step(gradients, model, size)
-    for each, total in zip(model.parameters(), expected, strict=True):
+    parameters = list(model.parameters())
+    leaves = [torch.autograd.grad(loss(model, each), parameters) for each in range(size)]
+    step(gradients, lambda each: loss(model, each).backward(), size)  # type: ignore[no-untyped-call]
+    for each, *parts in zip(parameters, *leaves, strict=True):
         assert each.grad is not None
-        assert torch.equal(each.grad, total / size if op == hvd.Average else total)
+        assert torch.equal(each.grad, bracketed(parts) / (size if op == hvd.Average else 1))
 
 
 def test_a_gradient_that_some_virtual_ranks_lack() -> None:
     other, nowhere = (torch.nn.Parameter(torch.ones(size)) for size in (3, 2))
     bare = torch.optim.SGD([*network().parameters(), other, nowhere], lr=0.1)
     gradients = Gradients("optimizer", hvd.DistributedOptimizer(bare), 4)
-    gradients.begin()
-    for virtual_rank in range(4):
-        if virtual_rank == 2:
-            (other * 6).sum().backward()  # type: ignore[no-untyped-call]
-        gradients.part_ends(virtual_rank)
-    gradients.finish([1], 0)
+    total = (other * 6).sum()
+    step(gradients, lambda each: total.backward() if each == 2 else None, 4)  # type: ignore[no-untyped-call]
     assert other.grad is not None and nowhere.grad is not None
     assert (other.grad.tolist(), nowhere.grad.tolist()) == ([1.5] * 3, [0.0] * 2)
 
@@ -347,11 +324,8 @@ def test_a_gradient_that_some_virtual_ranks_lack() -> None:
 def test_a_gradient_in_another_layout_gets_that_of_its_parameter() -> None:
     parameter = torch.nn.Parameter(torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
     gradients = Gradients("optimizer", hvd.DistributedOptimizer(torch.optim.SGD([parameter])), 1)
-    gradients.begin()
     values = torch.arange(120.0).view(2, 3, 4, 5)
-    parameter.grad = values.clone()
-    gradients.part_ends(0)
-    gradients.finish([1], 0)
+    step(gradients, lambda _: setattr(parameter, "grad", values.clone()))
     assert parameter.grad is not None
     assert parameter.grad.stride() == parameter.stride() and torch.equal(parameter.grad, values)
 
@@ -374,17 +348,11 @@ def test_what_can_not_be_summed_is_refused(make: Callable[[torch.nn.Module], Any
 def test_sparse_gradients_are_refused_unless_made_dense(dense: bool) -> None:
     layer = torch.nn.Embedding(4, 2, sparse=True)
     gradients = Gradients("optimizer", wrapped(layer, sparse_as_dense=dense), 1)
-    gradients.begin()
     total = layer(torch.tensor([1])).sum()
-    total.backward()
-    if not dense:
-        with pytest.raises(ConfigError, match="sparse_as_dense=True"):
-            gradients.part_ends(0)
-        return
-    gradients.part_ends(0)
-    gradients.finish([1], 0)
-    assert layer.weight.grad is not None
-    assert torch.equal(layer.weight.grad, torch.tensor([[0.0, 0], [1, 1], [0, 0], [0, 0]]))
+    with nullcontext() if dense else pytest.raises(ConfigError, match="sparse_as_dense=True"):
+        step(gradients, lambda _: total.backward())
+        assert layer.weight.grad is not None
+        assert torch.equal(layer.weight.grad, torch.tensor([[0.0, 0], [1, 1], [0, 0], [0, 0]]))
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -395,15 +363,14 @@ def test_no_step_without_gradients_of_a_whole_step(begun: bool, skips: bool) -> 
     gradients = Gradients("optimizer", optimizer, 2)
     before = [each.detach().clone() for each in model.parameters()]
     if begun:
-        step(gradients, model, 2)
+        step(gradients, lambda each: loss(model, each).backward(), 2)  # type: ignore[no-untyped-call]
         gradients.begin()
-    with pytest.raises(ConfigError, match=r"^state\.optimizer: .*for part in step"):
-        if skips:
-            with optimizer.skip_synchronize():
-                optimizer.step()
-        else:
-            loss(model, 0).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+    loss(model, 0).backward()  # type: ignore[no-untyped-call]
+    with (
+        pytest.raises(ConfigError, match=r"^state\.optimizer: .*for part in step"),
+        optimizer.skip_synchronize() if skips else nullcontext(),
+    ):
+        optimizer.step()
     assert all(map(torch.equal, before, model.parameters()))
 
 
@@ -412,10 +379,10 @@ def test_parameters_that_come_later_are_refused(change: str) -> None:
     model, later = network(), torch.nn.Parameter(torch.zeros(7), requires_grad=False)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([*model.parameters(), later], lr=0.1))
     gradients = Gradients("optimizer", optimizer, 2)
-    step(gradients, model, 2)
+    gradients.begin()
     if change == "added":
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(7))]})
     else:
         later.requires_grad_()
     with pytest.raises(ConfigError, match=r"^state\.optimizer: .*\(7,\)"):
-        step(gradients, model, 2)
+        gradients.begin()

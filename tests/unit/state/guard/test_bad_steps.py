@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hvdrecover.errors import ConfigError, NumericsError
+from hvdrecover.guard import Guard, Numerics
 from hvdrecover.guard.numbers import WINDOW
-from hvdrecover.guard.settings import Guard, Numerics
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeLoader, FakeModel, FakeOptimizer, FakeSampler
@@ -70,37 +70,6 @@ def test_a_rolled_back_batch_is_left_out_and_all_else_done_once(size: int, bad: 
     assert rolled[0][1] == list(range(SAMPLES // (2 * size) - len(bad)))
 
 
-@pytest.mark.parametrize("bad", [{0}, {0, 11}, {11}])
-def test_a_batch_is_left_out_of_its_epoch_though_the_last_commit_is_of_an_earlier_one(bad: set[int]) -> None:
-    def body(process: Process) -> Any:
-        sampler, seen = FakeSampler(12, shuffle=False), [[0] * 12, [0] * 12]
-        state = process.state(guard=Guard(numerics="rollback"), sampler=sampler, epoch=0, seen=seen)
-
-        def train(state: State) -> None:
-            while state.epoch < 2:
-                sampler.order.set_epoch(state.epoch)
-                for batch in FakeLoader(sampler, 2, process.generator):
-                    mine = np.bincount(batch, minlength=13).astype(float)
-                    mine[12] = np.nan if state.epoch == 1 and bad & set(batch) else 0.0
-                    everywhere = process.world.allreduce(mine)
-                    if np.isfinite(everywhere[12]):
-                        process.framework.reports["gradients"].stepped()
-                    else:
-                        process.framework.reports["gradients"].gradients(["model.w"], [])
-                    sampler.order.record(len(batch))
-                    state.seen[state.epoch] = (state.seen[state.epoch] + everywhere[:12]).tolist()
-                state.epoch += 1
-                if state.epoch == 1:
-                    state.commit()
-
-        run(train)(state)
-        return state.seen
-
-    out = {sample // 4 for sample in bad}
-    expected = [[1] * 12, [sample // 4 not in out for sample in range(12)]]
-    assert on_ranks(2, body) == [expected] * 2
-
-
 def test_a_batch_whose_samples_nobody_tells_is_an_error_and_not_a_guess() -> None:
     def body(process: Process) -> Any:
         state = process.state(guard=Guard(numerics="rollback"), sampler=FakeSampler(SAMPLES), step=0)
@@ -132,9 +101,6 @@ def test_a_rank_that_is_lost_at_it_changes_nothing(policy: Numerics, victim: int
     undisturbed = on_ranks(2, Script(Guard(numerics=policy), {9}))
     fault = fail_at(victim, "hvdrecover.guard.numerics", replacement="in_place")
     assert on_ranks(2, Script(Guard(numerics=policy), {9}), [fault]) == undisturbed
-
-
-# -- parameters --------------------------------------------------------------------------------------------
 
 
 # -- the budget --------------------------------------------------------------------------------------------

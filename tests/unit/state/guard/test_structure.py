@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from hvdrecover.data.version import DataVersion
 from hvdrecover.errors import ConfigError, StructureError
-from hvdrecover.guard.settings import Guard
+from hvdrecover.guard import Guard
 from hvdrecover.state.rendezvous import rendezvous as meet_again
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import fail_at
@@ -65,6 +66,7 @@ def rendezvous(process: Process, odd: dict[str, Any]) -> str | None:
         ({"extra": 1}, "extra: missing on ranks 0, 2; a int on rank 1"),
         ({"guard": None}, "guard: none on rank 1"),
         ({"guard": Guard(numerics=None)}, "guard: Guard("),
+        ({"guard": Guard(data=DataVersion("v2"))}, "training data: missing on ranks 0, 2; "),
     ],
 )
 def test_all_ranks_hear_what_differs(odd: dict[str, Any], line: str) -> None:
