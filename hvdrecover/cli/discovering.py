@@ -23,7 +23,7 @@ from hvdrecover.errors import ConfigError
 if TYPE_CHECKING:
     from hvdrecover.discovery.selection import Answer, Entry
 
-_SETTINGS = ("timeout", "slots", "include", "exclude", "max_hosts", "max_np", "last_good", "allow_empty")
+_SETTINGS = ("timeout", "slots", "include", "exclude", "max_np", "last_good", "allow_empty")
 
 
 def add_discover(parser: argparse.ArgumentParser) -> None:
@@ -139,7 +139,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--slots", **options.COUNT, default=1, help="of hosts whose source tells none (default: 1)")
     add("--include", **pattern, help="only hosts like this: node[0-4]*")
     add("--exclude", **pattern, help="no hosts like this")
-    add("--max-hosts", **options.COUNT, help="no more hosts than these")
     spare = "how many processes the job takes; --explain shows hosts beyond as spare"
     add("--max-np", **options.COUNT, help=spare)
     add = parser.add_argument_group("their health").add_argument

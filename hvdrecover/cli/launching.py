@@ -275,6 +275,7 @@ def add_install_horovod(parser: argparse.ArgumentParser) -> None:
 def run_install_horovod(arguments: argparse.Namespace) -> int:
     from hvdrecover.install.horovod import install_horovod, source_diff
 
+    options.end_by_exception()
     if arguments.diff:
         sys.stdout.write(source_diff())
         return 0

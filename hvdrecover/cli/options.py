@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import functools
 import re
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,13 @@ def checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return check
+
+
+def end_by_exception() -> None:
+    """Turn SIGTERM and SIGHUP into an exception, so that child processes are ended and folders removed."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP, and it must stay ignored
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 count = checked(functools.partial(config.number, least=1))

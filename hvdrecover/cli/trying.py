@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import glob
 import logging
-import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -65,6 +64,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
         settings.ranks()
     except (ConfigError, DiscoveryError) as error:
         arguments.refuse(str(error))
+    options.end_by_exception()
     with printer.checking():
         report = examination.examine(settings)
     printer.put(report, _text(report.findings), as_json=arguments.json)
@@ -122,6 +122,7 @@ def preflight(job: Options, request: Sequence[str] | None, read: Config) -> Opti
         problem = "there are no hosts yet; start the job when there are, or without it"
         raise ConfigError("--preflight", problem)
     settings = Settings(hosts, sum(hosts.values()), job.interfaces, job.ssh_port, job.identity)
+    options.end_by_exception()
     with printer.checking():
         findings = examination.examine(settings, hosts_only=True).findings
     least = job.processes if job.mpi else job.least or job.processes
@@ -200,7 +201,7 @@ def run_drill(arguments: argparse.Namespace) -> int:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError("--output", f"'{folder}' is a file, or a folder that is not empty; name a new one")
     events.show_on_terminal(config.read())
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # unwinding ends the job
+    options.end_by_exception()
     usual = RESIZING if arguments.resize else tuple(FAULTS)
     faults = find_faults(arguments.faults.split(",") if arguments.faults is not None else usual)
     ranks, hosts = arguments.processes, None

@@ -25,7 +25,6 @@ Pod = Mapping[str, Any]  # as the API returns it
     selector="labels of the workers' pods, such as app=train",
     namespace="namespace of the pods; else that of the credentials, or 'default'",
     resource="a slot for each of these that a pod has, such as nvidia.com/gpu",
-    annotation="annotation of pods that says their slots",
     context="context of the kubeconfig; else this pod's cluster, or the current",
 )
 def kubernetes(
@@ -35,7 +34,6 @@ def kubernetes(
     selector: str,
     namespace: str = "",
     resource: str = "",
-    annotation: str = "",
     context: str = "",
 ) -> list[Host]:
     """Pods of a Kubernetes cluster: those with certain labels that are ready and are to stay."""
@@ -54,29 +52,29 @@ def kubernetes(
         default = _log_in(configuration, context, environ, folder)
         with client.ApiClient(configuration) as api:
             pods = _pods(api, namespace or default, selector, timeout * _SHARE)
-    return hosts_of(pods, resource, annotation)
+    return hosts_of(pods, resource)
 
 
-def hosts_of(pods: Iterable[Pod], resource: str = "", annotation: str = "") -> list[Host]:
+def hosts_of(pods: Iterable[Pod], resource: str = "") -> list[Host]:
     """Return the hosts of the pods that are ready, oldest first.
 
-    Pods without the resource or the annotation that says their slots are skipped. Raises `DiscoveryError` if
-    a pod's slots are no number, if it cannot be reached, or if no pod says its slots.
+    Pods without the resource that says their slots are skipped. Raises `DiscoveryError` if a pod cannot be
+    reached, or if no pod has the resource.
     """
     ready = [pod for pod in pods if _is_ready(pod)]
     ready.sort(key=lambda pod: (pod["metadata"]["creationTimestamp"], _name(pod)))
     hosts = []
     for pod in ready:
-        name, slots = _name(pod), _slots(pod, resource, annotation)
+        slots = _slots(pod, resource)
         if slots == 0:
             continue
         host = _address(pod)
         if problem := check(host, slots):
-            raise DiscoveryError(f"pod {name}", problem)
-        hosts.append(Host(host, None if slots is None else int(slots)))
+            raise DiscoveryError(f"pod {_name(pod)}", problem)
+        hosts.append(Host(host, slots))
     if ready and not hosts:
-        lacks = f"asks for the resource '{resource}'" if resource else f"has the annotation '{annotation}'"
-        raise DiscoveryError(f"pod {_name(ready[0])}", f"neither it nor any other that is ready {lacks}")
+        lacks = f"neither it nor any other that is ready asks for the resource '{resource}'"
+        raise DiscoveryError(f"pod {_name(ready[0])}", lacks)
     return hosts
 
 
@@ -106,11 +104,8 @@ def _address(pod: Pod) -> str:
     raise DiscoveryError(f"pod {_name(pod)}", problem)
 
 
-def _slots(pod: Pod, resource: str, annotation: str) -> int | str | None:
-    """Return the slots that a pod says, or 0 if it says none; None without resource and annotation."""
-    if annotation:
-        text = (pod["metadata"].get("annotations") or {}).get(annotation)
-        return 0 if text is None else str(text).strip()
+def _slots(pod: Pod, resource: str) -> int | None:
+    """Return how much of a resource a pod has; None without a resource."""
     if not resource:
         return None
     from kubernetes.utils import parse_quantity

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -91,7 +91,6 @@ class Settings:
     slots: int = 1  # slots of hosts for which the source gives no number
     include: Sequence[str] = ()  # shell patterns; if there are any, a host must match one
     exclude: Sequence[str] = ()  # shell patterns that no host may match
-    max_hosts: int | None = None  # the greatest number of hosts
     max_np: int | None = None  # the greatest number of processes of the job; hosts beyond it are spare
     last_good: float = 60.0  # seconds for which an answer may stand in for later ones that fail
     allow_empty: bool = False  # whether an empty answer is good as long as no host was ever named
@@ -152,7 +151,7 @@ def answer(
     if any(entry.named for entry in resting):
         entries = resting
     entries.sort(key=lambda entry: (not entry.named, entry.since))  # stable: else in the source's order
-    return Answer(tuple(_limited(entries, settings)), warning)
+    return Answer(tuple(_limited(entries, settings.max_np)), warning)
 
 
 def _entry(name: str, history: History, settings: Settings) -> Entry:
@@ -194,21 +193,15 @@ def _rested(entry: Entry, reports: Sequence[float], now: float) -> Entry:
     return replace(entry, state="cooldown", since=max(reports), why=why)
 
 
-def _limited(entries: Sequence[Entry], settings: Settings) -> list[Entry]:
-    """Exclude hosts beyond ``max_hosts``, and mark those beyond ``max_np`` as spare."""
-    limited: list[Entry] = []
-    hosts = slots = 0
+def _limited(entries: Sequence[Entry], max_np: int | None) -> Iterator[Entry]:
+    """Mark the hosts beyond ``max_np`` slots as spare."""
+    slots = 0
     for entry in entries:
-        if not entry.named:
-            limited.append(entry)
-        elif settings.max_hosts is not None and hosts >= settings.max_hosts:
-            why = f"there are {settings.max_hosts} older ones (--max-hosts)"
-            limited.append(replace(entry, state="excluded", why=why))
-        else:
-            spare = settings.max_np is not None and slots >= settings.max_np
-            limited.append(replace(entry, state="spare" if spare else "used"))
-            hosts, slots = hosts + 1, slots + entry.slots
-    return limited
+        if entry.named:
+            spare = max_np is not None and slots >= max_np
+            entry = replace(entry, state="spare" if spare else "used")
+            slots += entry.slots
+        yield entry
 
 
 # -- reports of hosts that fail ------------------------------------------------------------------------

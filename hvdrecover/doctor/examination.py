@@ -29,7 +29,6 @@ from hvdrecover.discovery.discover import command_on
 from hvdrecover.discovery.selection import Checks
 from hvdrecover.doctor.host import FRAMEWORKS, MARK, Facts
 from hvdrecover.errors import ConfigError, LaunchError
-from hvdrecover.install.horovod import ended_by_exception
 from hvdrecover.launch import processes, ssh
 from hvdrecover.machine import is_local
 
@@ -351,10 +350,9 @@ class Report:
 def examine(settings: Settings, *, hosts_only: bool = False) -> Report:
     """Make all checks; ``hosts_only`` leaves out storage and memory, as ``run --preflight`` does."""
     examination = Examination(settings)
-    with ended_by_exception():
-        findings = list(examination.hosts())
-        if not hosts_only:
-            findings += examination.storage()
+    findings = list(examination.hosts())
+    if not hosts_only:
+        findings += examination.storage()
     ok = all(finding.outcome != "failure" for finding in findings)
     return Report(ok, examination.ranks, findings)
 

@@ -109,40 +109,29 @@ def train_in_loop(
 ) -> None:
     """Train in a loop. With virtual ranks, the result is the same on any number of ranks."""
     model, optimizer, virtual = state.model, state.optimizer, chosen.virtual_ranks is not None
+    rank, size = (recover.virtual_rank, recover.virtual_size) if virtual else (hvd.rank, hvd.size)
 
-    # Both functions are made before training: a process that survives a fault need not trace them again.
+    # Made before training: a process that survives a fault need not trace it again.
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
-    def step_on(images: tf.Tensor, labels: tf.Tensor) -> None:
-        with recover.DistributedGradientTape(tf.GradientTape()) as tape:
-            value = loss(labels, model(images, training=True))
-        optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
-
-    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
-    def gradients(images: tf.Tensor, labels: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape:
+    def gradients_of(images: tf.Tensor, labels: tf.Tensor) -> Any:
+        plain = tf.GradientTape()
+        with plain if virtual else recover.DistributedGradientTape(plain) as tape:
             value = loss(labels, model(images, training=True))
         return tape.gradient(value, model.trainable_variables)
-
-    def do_virtual_step(step: Any) -> None:
-        for images, labels, indices in step:
-            ledger.batch(recover.virtual_rank(), recover.virtual_size(), indices.numpy().tolist())
-            step.add(gradients(images, labels))
-        optimizer.apply(step.gradients(), model.trainable_variables)
-
-    def do_step(batch: Any) -> None:
-        images, labels, indices = batch
-        ledger.batch(hvd.rank(), hvd.size(), indices.numpy().tolist())
-        step_on(images, labels)
-        state.data.record_batch()
-
-    do = do_virtual_step if virtual else do_step
 
     @recover.run
     def train(state: recover.TensorFlowKerasState) -> None:
         while state.epoch < chosen.epochs:
             state.data.set_epoch(state.epoch)
             for step in state.steps(state.data) if virtual else state.data:
-                do(step)
+                for images, labels, indices in step if virtual else [step]:
+                    ledger.batch(rank(), size(), indices.numpy().tolist())
+                    gradients = gradients_of(images, labels)
+                    if virtual:
+                        step.add(gradients)
+                optimizer.apply(step.gradients() if virtual else gradients, model.trainable_variables)
+                if not virtual:
+                    state.data.record_batch()
                 state.batch += 1
                 if state.batch % chosen.commit_every == 0:
                     state.commit()

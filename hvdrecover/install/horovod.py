@@ -41,7 +41,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 
 from hvdrecover import config
 from hvdrecover.errors import InstallError
@@ -108,23 +107,6 @@ def remedy_for(lines: Sequence[str]) -> str:
     return next((remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, text)), "")
 
 
-@contextmanager
-def ended_by_exception() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exception, so that child processes are ended and folders removed."""
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    # nohup ignores SIGHUP, and it must stay ignored
-    meant = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in meant}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def show(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
@@ -146,7 +128,7 @@ class Runner:
         """
         show(f"{title} ...")
         began = time.monotonic()
-        with self.log.open("a+", errors="replace") as log, ended_by_exception():
+        with self.log.open("a+", errors="replace") as log:
             log.write(f"\n$ {shlex.join(command)}\n")
             log.flush()
             begin = log.tell()

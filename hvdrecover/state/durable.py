@@ -33,29 +33,21 @@ FINISH_ATTEMPTS = 25
 REMINDER_SECONDS = 60.0  # between two lines about a wait
 
 
-def is_due(
-    every_commits: int | None, every_seconds: float | None, commits_since: int, seconds_since: float
-) -> bool:
+def is_due(settings: Checkpoint, commits_since: int, seconds_since: float) -> bool:
     """Return whether a commit is due, the last durable one being so many commits and seconds ago."""
-    if every_commits is None and every_seconds is None:
+    commits, seconds = settings.every_commits, settings.every_seconds
+    if commits is None and seconds is None:
         return True
-    by_count = every_commits is not None and commits_since >= every_commits
-    by_time = every_seconds is not None and seconds_since >= every_seconds
-    return by_count or by_time
+    return bool(commits and commits_since >= commits) or bool(seconds and seconds_since >= seconds)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The answer of a checkpoint root to a job that has just claimed it.
+    """The answer of a checkpoint root to a job that has just claimed it."""
 
-    Attributes:
-        starts: start to the generation of its claim; only starts that no other job has replaced.
-        since: the generation of the claim of the start that made the durable commit.
-    """
-
-    starts: Mapping[str, int]
+    starts: Mapping[str, int]  # start to the generation of its claim, if no other job has replaced it
     durable: CommitId | None
-    since: int
+    since: int  # the generation of the claim of the start that made the durable commit
 
 
 class DurableSide(Hook):
@@ -81,7 +73,8 @@ class DurableSide(Hook):
         self._begun: float | None = None
         self._failure: HvdrecoverError | None = None
         self.near = NearSide(settings, context, memory)
-        memory.in_flight, memory.vacate = self._in_flight, self._vacate
+        memory.in_flight = lambda: None if self._writer is None else self._writer.in_flight
+        memory.vacate = self._vacate
 
     @property
     def last_durable(self) -> CommitId | None:
@@ -105,7 +98,7 @@ class DurableSide(Hook):
         if ask:
             with suppress(HvdrecoverError):  # the verdict names final errors
                 self._submit(writer, snapshot, math.inf)
-        elif is_due(self._settings.every_commits, self._settings.every_seconds, self._commits_since, seconds):
+        elif is_due(self._settings, self._commits_since, seconds):
             self._try_to_submit(writer, snapshot)
 
     def flush(self, timeout: float | None, attempts: int = ATTEMPTS) -> None:
@@ -219,9 +212,6 @@ class DurableSide(Hook):
 
     # -- waiting for writes ----------------------------------------------------------------------------
 
-    def _in_flight(self) -> Snapshot | None:
-        return None if self._writer is None else self._writer.in_flight
-
     def _vacate(self) -> None:
         """Wait until nothing is in flight, as the memory is needed. Give up a commit whose write fails."""
         writer = self._writer
@@ -234,10 +224,8 @@ class DurableSide(Hook):
                     raise verdict from None
 
     def _try_to_submit(self, writer: BackgroundWriter, snapshot: Snapshot) -> bool:
-        taken = writer.submit(snapshot)
-        if taken:
-            self._commits_since = 0
-            self._begun = self._clock.monotonic()
+        if taken := writer.submit(snapshot):
+            self._commits_since, self._begun = 0, self._clock.monotonic()
         return taken
 
     def _submit(self, writer: BackgroundWriter, snapshot: Snapshot, deadline: float) -> None:
@@ -270,10 +258,7 @@ class DurableSide(Hook):
         return [0 if self._failure is None else error_kinds.number(self._failure)]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Return this rank's error, or one that names the class of rank 0's error.
-
-        Otherwise rank 0 would leave alone, and the others would count it as lost and continue.
-        """
+        # If rank 0 left alone, the others would count it as lost and continue.
         if self._failure is not None:
             return self._failure
         failed = int(table.max(initial=0))

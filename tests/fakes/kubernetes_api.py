@@ -22,15 +22,13 @@ def pod(name: str, *, labels: dict[str, str] | None = None, **changes: Any) -> d
     """A pod that runs and is ready, as the API has it; its labels are ``app=train`` by default.
 
     `changes` go into its status, spec and metadata: ``phase``, ``ready``, ``ip``, ``hostname``,
-    ``subdomain``, ``containers`` (the resources of each), ``created``, ``deleted``, ``disrupted``,
-    ``annotations``.
+    ``subdomain``, ``containers`` (the resources of each), ``created``, ``deleted``, ``disrupted``.
     """
     metadata = {
         "name": name,
         "namespace": "default",
         "labels": {"app": "train"} if labels is None else labels,
         "creationTimestamp": changes.pop("created", "2026-01-01T00:00:00Z"),
-        "annotations": changes.pop("annotations", {}),
     }
     if "deleted" in changes:
         metadata["deletionTimestamp"] = changes.pop("deleted")

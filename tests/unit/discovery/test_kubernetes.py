@@ -161,13 +161,8 @@ def test_slots_of_a_resource(containers, slots):
     assert hosts_of([pod("a", containers=containers)], resource=GPU) == [Host("10.0.0.1", slots)]
 
 
-def test_a_resource_or_annotation_that_no_pod_has_is_an_error():
-    pods = [
-        pod("a", containers=[{"limits": {GPU: "4"}}], annotations={"slots": "4"}),
-        pod("b", ip="10.0.0.2"),
-    ]
+def test_a_resource_that_no_pod_has_is_an_error():
+    pods = [pod("a", containers=[{"limits": {GPU: "4"}}]), pod("b", ip="10.0.0.2")]
     with pytest.raises(DiscoveryError, match=r"^pod a: .* resource 'amd.com/gpu'"):
         hosts_of(pods, resource="amd.com/gpu")
-    with pytest.raises(DiscoveryError, match=r"^pod a: .* annotation 'slot'"):
-        hosts_of(pods, annotation="slot")
     assert hosts_of([], resource=GPU) == []

@@ -70,8 +70,6 @@ def test_all_hosts_the_oldest_first() -> None:
         (Settings(include=("a", "c")), ["a:4", "c:1"]),
         (Settings(include=("[ab]*",), exclude=("b",)), ["a:4"]),
         (Settings(exclude=("a?",)), ["a:4", "b:2", "c:1"]),
-        (Settings(max_hosts=2), ["a:4", "b:2"]),
-        (Settings(exclude=("a",), max_hosts=1), ["b:2"]),
     ],
 )
 def test_limits(settings: Settings, names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The installation as a whole, as far as it goes without a network and a compiler."""
+"""The installation of Horovod, as far as it goes without a network and a compiler."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import time
 import tomllib
 import zipfile
 from pathlib import Path
@@ -19,10 +21,158 @@ import pytest
 from packaging.requirements import Requirement
 
 from hvdrecover import cli
+from hvdrecover.cli import options
 from hvdrecover.errors import InstallError
-from hvdrecover.install import horovod
+from hvdrecover.install import environment, horovod
+from hvdrecover.install.edits import EDITS
 from hvdrecover.install.environment import HOROVOD_VERSION, Mpi, describe
-from hvdrecover.install.horovod import MPI_REQUIREMENTS
+from hvdrecover.install.horovod import MPI_REQUIREMENTS, Runner, relevant_tail, remedy_for
+
+
+def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InstallError, match=r" C\+\+ .* make .* Python") as caught:
+        environment.require_toolchain({"PATH": str(tmp_path)}, tmp_path)
+    assert "apt-get install g++ make python3-dev`" in str(caught.value)
+
+
+def test_a_site_mpi_is_known_by_its_place_and_what_it_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
+    monkeypatch.setattr(sys, "path", [])
+    variables = {"PATH": str(tmp_path / "opt")}
+    program = tmp_path / "opt" / "mpicxx"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho -lmpi\n")
+    program.chmod(0o755)
+    first = environment.choose_mpi(variables)
+    assert first.identity.startswith(str(program)) and first.installed
+    assert first == environment.choose_mpi(variables)
+    program.write_text("#!/bin/sh\necho -lother\n")
+    assert environment.choose_mpi(variables).identity != first.identity
+
+
+@pytest.mark.parametrize(
+    ("variables", "offered"),
+    [
+        ({"HOROVOD_GPU_OPERATIONS": "NCCL"}, True),
+        ({"HOROVOD_GPU_ALLREDUCE": "NCCL"}, True),
+        ({}, False),
+        ({"HOROVOD_GPU_OPERATIONS": "MPI"}, False),
+        ({"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_HOME": "/opt/nccl"}, False),
+    ],
+)
+def test_pytorchs_nccl_is_offered_to_a_build_with_nccl(
+    tmp_path: Path, variables: dict[str, str], offered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "empty"), str(tmp_path)])
+    assert environment.find_nccl(variables) is None
+    nccl = tmp_path / "nvidia" / "nccl"
+    (nccl / "include").mkdir(parents=True)
+    (nccl / "include" / "nccl.h").touch()
+    assert environment.find_nccl(variables) == (nccl if offered else None)
+
+
+def test_the_users_variables_win() -> None:
+    user = {
+        "HOROVOD_WITHOUT_GLOO": "1",
+        "HOROVOD_CMAKE": "/my/cmake",
+        "MAKEFLAGS": "-j7",
+        "HOROVOD_GPU": "CUDA",
+    }
+    variables = {**user, "HOROVOD_LOCAL_VERSION": "theirs"}
+    frameworks = {"torch": "2.13.0+cpu"}
+    told = horovod.build_environment(variables, frameworks, Mpi("none"), Path("/tools"), "hvdrecover.abc")
+    assert user.items() <= told.items()
+    assert "HOROVOD_WITH_GLOO" not in told
+    assert told["HOROVOD_WITHOUT_MPI"] == "1"
+    assert "OPAL_PREFIX" not in told
+    assert told["HOROVOD_LOCAL_VERSION"] == "hvdrecover.abc"  # the cache depends on it
+
+
+def test_nccl_is_where_the_build_looks_and_can_be_offered_again(tmp_path: Path) -> None:
+    nccl, folder = tmp_path / "site" / "nccl", tmp_path / "hvdrecover.abc"
+    for file in ("include/nccl.h", "lib/libnccl.so.2"):
+        (nccl / file).parent.mkdir(parents=True, exist_ok=True)
+        (nccl / file).write_text(file)
+    folder.mkdir()
+    for _ in range(2):
+        home = Path(horovod.offer_nccl(nccl, folder)["HOROVOD_NCCL_HOME"])
+        assert (home / "include" / "nccl.h").read_text() == "include/nccl.h"
+        for name in ("libnccl.so", "libnccl.so.2"):
+            assert (home / "lib" / name).read_text() == "lib/libnccl.so.2"
+    assert home.parent == folder
+
+
+def test_the_notice_that_goes_into_the_wheel_names_what_is_edited() -> None:
+    edited = {edit.file.split("/")[1] for edit in EDITS if edit.file.startswith("third_party/")}
+    named = {line.split(" (")[0].lower() for line in horovod.notice().splitlines() if "(https://" in line}
+    assert named == {"horovod", *edited}
+
+
+def run(folder: Path, script: str) -> list[str]:
+    runner = Runner(folder / "logs" / "build.log")
+    return runner.run("Doing it", ["/bin/sh", "-c", script], environ=os.environ)
+
+
+def test_each_command_returns_its_own_output_and_the_log_has_all(tmp_path: Path) -> None:
+    runner = Runner(tmp_path / "build.log")
+    for number in (1, 2):
+        command = ["/bin/sh", "-c", f"echo out {number}; echo err {number} >&2"]
+        assert runner.run("Doing it", command, environ=os.environ) == [f"out {number}\n", f"err {number}\n"]
+    with pytest.raises(
+        InstallError, match=r"failed \(exit status 3\)\.\n  \| bad\nThe whole log: .*build\.log"
+    ):
+        runner.run("Doing it", ["/bin/sh", "-c", "echo bad; exit 3"], environ=os.environ)
+    assert [word in runner.log.read_text() for word in ("out 1", "err 2", "$ /bin/sh", "bad")] == [True] * 4
+
+
+def test_sigterm_ends_all_that_was_started(tmp_path: Path) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    options.end_by_exception()
+    with pytest.raises(SystemExit) as caught:
+        run(tmp_path, f"sleep 60 & echo $! > {tmp_path}/child; sleep 1; kill -TERM {os.getpid()}; wait")
+    assert caught.value.code == 128 + signal.SIGTERM
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
+    deadline = time.monotonic() + 10
+    while child.exists() and child.read_text().rsplit(")", 1)[1].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_excerpt_begins_at_the_first_error() -> None:
+    lines = [
+        "/usr/bin/c++ -Werror: a.cc\n",
+        "a.cc:1: warning: meh\n",
+        "/src/a.cc:10:5: error: 'x' was not declared\n",
+        "\n",
+        "   10 | x = 1;\n",
+        "make: *** [a.cc.o] Error 1\n",
+    ]
+    excerpt = ["/src/a.cc:10:5: error: 'x' was not declared", "   10 | x = 1;", "make: *** [a.cc.o] Error 1"]
+    assert relevant_tail(lines) == excerpt
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("c++: fatal error: Killed signal terminated program cc1plus", "Memory"),
+        ("Could NOT find MPI (missing: MPI_CXX_FOUND)", "HOROVOD_WITHOUT_MPI"),
+        ("/usr/bin/ld: cannot find -lcudadevrt: No such file or directory", "lib64"),
+        ("ERROR: No matching distribution found for horovod==0.28.1", "PIP_FIND_LINKS"),
+        (
+            "ProxyError('Cannot connect to proxy.')\nERROR: No matching distribution",
+            "correct HTTPS_PROXY",
+        ),
+        ("error: externally-managed-environment", "make a virtual environment"),
+    ],
+)
+def test_known_failures_have_a_remedy(line: str, named: str) -> None:
+    assert named in remedy_for(["x\n", f"{line}\n"])
+    assert remedy_for(["something else\n"]) == ""
+
 
 ROOT = Path(__file__).parents[3]
 
