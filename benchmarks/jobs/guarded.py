@@ -8,7 +8,7 @@ from typing import Protocol
 
 from benchmarks.measure import stopwatch
 from benchmarks.states import Setting
-from hvdrecover.guard.settings import Guard
+from hvdrecover.guard import Guard
 from hvdrecover.state.state import State
 
 RESULT = "guard.json"

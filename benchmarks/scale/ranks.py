@@ -14,7 +14,7 @@ from benchmarks.rows import Curve
 from benchmarks.scale.simulated import Simulated
 from benchmarks.states import Setting
 from hvdrecover.checkpoint import manifest
-from hvdrecover.guard.settings import Guard
+from hvdrecover.guard import Guard
 from hvdrecover.state.rank_local import RANDOM, PerRank, Randomness
 from hvdrecover.state.state import State
 from hvdrecover.torch.framework import TorchFramework

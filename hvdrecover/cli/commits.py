@@ -364,7 +364,7 @@ def _exporter(suffix: str, **of_keras: Any) -> Callable[..., list[str]]:
         return to_safetensors
     try:
         if suffix == ".pt":
-            from hvdrecover.torch.export import to_torch
+            from hvdrecover.torch.state import to_torch
 
             return to_torch
         from hvdrecover.tensorflow.state import to_keras

@@ -29,7 +29,7 @@ from hvdrecover.checkpoint.inspection import different
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.data import version
 from hvdrecover.errors import DataChangedError, DivergedError, StructureError
-from hvdrecover.guard.settings import Guard
+from hvdrecover.guard import Guard
 from hvdrecover.state.adapter import Entry, gather_json
 from hvdrecover.state.hooks import Context, Hook, Moment, Table
 from hvdrecover.state.memory import Memory

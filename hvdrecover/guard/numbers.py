@@ -19,8 +19,8 @@ from typing import Any
 
 from hvdrecover.data.order import SampleOrder, Stretch
 from hvdrecover.errors import ConfigError, HvdrecoverError, NumericsError
+from hvdrecover.guard import Guard, Numerics
 from hvdrecover.guard.comparison import first_lines, named
-from hvdrecover.guard.settings import Guard, Numerics
 from hvdrecover.state.adapter import gather_json
 from hvdrecover.state.hooks import Context, Hook, Moment, Table
 

@@ -15,7 +15,7 @@ from hvdrecover.checkpoint import Checkpoint, CommitId
 from hvdrecover.checkpoint.inspection import written_aside
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.errors import ConfigError, ExportError, MismatchError
-from hvdrecover.guard.settings import Guard
+from hvdrecover.guard import Guard
 from hvdrecover.scalars import Tracker
 from hvdrecover.state import contents
 from hvdrecover.state.contents import Loaded

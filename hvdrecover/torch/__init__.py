@@ -5,7 +5,7 @@ import horovod.torch as _hvd
 from hvdrecover.checkpoint import Best, Checkpoint, Keep
 from hvdrecover.data.version import DataVersion
 from hvdrecover.errors import DataChangedError, NumericsError, OutOfStepError, PerRankError, StepError
-from hvdrecover.guard.settings import Guard
+from hvdrecover.guard import Guard
 from hvdrecover.heartbeat import heartbeat
 from hvdrecover.scalars import MLflow, Tracker, WandB
 from hvdrecover.stand_in import standing_in as _standing_in

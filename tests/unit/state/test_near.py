@@ -13,8 +13,8 @@ import pytest
 from hvdrecover import error_kinds
 from hvdrecover.checkpoint import Checkpoint, CommitId, near_tier
 from hvdrecover.errors import EmptiedRootError, StoppedError
+from hvdrecover.guard import Guard
 from hvdrecover.guard.numbers import RolledBack
-from hvdrecover.guard.settings import Guard
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots

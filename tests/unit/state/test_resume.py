@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hvdrecover.errors import ConfigError, StateError
-from hvdrecover.guard.settings import Guard
+from hvdrecover.guard import Guard
 from hvdrecover.heartbeat import Page, Phase
 from hvdrecover.state.run import run
 from tests.fakes.framework import FakeSampler

@@ -106,16 +106,6 @@ def test_the_rate_follows_the_schedule_and_velocities_follow_the_rate(model: ker
     assert history["lr"] == pytest.approx([0.5, 0.05, 0.005])
 
 
-def test_what_has_no_rate_or_no_steps_is_refused(model: keras.Model) -> None:
-    with pytest.raises(ConfigError, match=r"^initial_lr: "):
-        callbacks.LearningRateScheduleCallback(None, 0.1)  # type: ignore[arg-type]
-    smooth = callbacks.LearningRateScheduleCallback(0.5, 0.1, staircase=False)
-    with pytest.raises(ConfigError, match=r"^steps_per_epoch: .*LearningRateScheduleCallback"):
-        smooth.on_train_begin()
-    with pytest.raises(ConfigError, match=r"^local_variables: "):
-        callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["w"])
-
-
 @pytest.mark.parametrize(("weights", "name"), [(False, "best.keras"), (True, "best.weights.h5")])
 def test_the_best_model_goes_where_it_is_told(
     weights: bool, name: str, model: keras.Model, tmp_path: Path

@@ -84,11 +84,12 @@ def state_of(*components: Any) -> Any:
 def continues_alike(make: Callable[[], tuple[Any, ...]], step: Callable[..., None], steps: int = 2) -> None:
     """Assert that components continue alike after a restore, and after a durable resume, to the last bit.
 
-    Args:
-        make: makes the components; the first two are a model and an optimizer.
-        step: trains them by one step.
-        steps: how many steps to do before the commit.
+    ``steps`` are done before the commit.
     """
+
+    def name(components: tuple[Any, ...]) -> dict[str, Any]:
+        return {f"component_{number}": component for number, component in enumerate(components)}
+
     components = make()
     state = joined(URL, **name(components))
     for _ in range(steps):
@@ -114,17 +115,8 @@ def continues_alike(make: Callable[[], tuple[Any, ...]], step: Callable[..., Non
     assert state_of(*fresh) == expected
 
 
-def name(components: tuple[Any, ...]) -> dict[str, Any]:
-    return {f"component_{number}": component for number, component in enumerate(components)}
-
-
 class Samples(Dataset[Any]):
-    """Features and a label, made from the index, and the index itself.
-
-    Args:
-        length: how many.
-        augment: whether to add noise to the features.
-    """
+    """Features and a label, made from the index, and the index itself; ``augment`` adds noise to features."""
 
     def __init__(self, length: int, augment: bool = False) -> None:
         self.length = length
@@ -142,21 +134,12 @@ class Samples(Dataset[Any]):
 
 def make_loader(sampler: recover.ElasticSampler, batch_size: int, loading: Loading) -> DataLoader[Any]:
     dataset: Any = sampler.dataset
+    workers = {"num_workers": 2, "prefetch_factor": 3, "persistent_workers": loading.startswith("persistent")}
     match loading:
         case "no_batches":
             return DataLoader(dataset, batch_size=None, sampler=sampler)
-        case "drop_last":
-            return DataLoader(dataset, batch_size, sampler=sampler, drop_last=True)
         case "batch_sampler":
             return DataLoader(dataset, batch_sampler=BatchSampler(sampler, batch_size, drop_last=False))
         case "workers" | "persistent_workers":
-            persistent = loading == "persistent_workers"
-            return DataLoader(
-                dataset,
-                batch_size,
-                sampler=sampler,
-                num_workers=2,
-                prefetch_factor=3,
-                persistent_workers=persistent,
-            )
-    return DataLoader(dataset, batch_size, sampler=sampler)
+            return DataLoader(dataset, batch_size, sampler=sampler, **workers)
+    return DataLoader(dataset, batch_size, sampler=sampler, drop_last=loading == "drop_last")

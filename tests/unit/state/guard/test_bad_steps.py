@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hvdrecover.errors import ConfigError, NumericsError
+from hvdrecover.guard import Guard, Numerics
 from hvdrecover.guard.numbers import WINDOW
-from hvdrecover.guard.settings import Guard, Numerics
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeLoader, FakeModel, FakeOptimizer, FakeSampler

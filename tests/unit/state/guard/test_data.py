@@ -8,7 +8,7 @@ import pytest
 
 from hvdrecover.data.version import DataVersion
 from hvdrecover.errors import ConfigError, DataChangedError, MismatchError, RecoveryError
-from hvdrecover.guard.settings import DataChanged, Guard
+from hvdrecover.guard import DataChanged, Guard
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.unit.state.jobs import URL, Process, on_ranks

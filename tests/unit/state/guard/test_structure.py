@@ -8,7 +8,7 @@ import pytest
 
 from hvdrecover.data.version import DataVersion
 from hvdrecover.errors import ConfigError, StructureError
-from hvdrecover.guard.settings import Guard
+from hvdrecover.guard import Guard
 from hvdrecover.state.rendezvous import rendezvous as meet_again
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
 from tests.fakes.world import fail_at

@@ -9,7 +9,7 @@ import pytest
 
 from hvdrecover import heartbeat
 from hvdrecover.errors import NumericsError, StoppedError
-from hvdrecover.guard.settings import Guard
+from hvdrecover.guard import Guard
 from hvdrecover.state.horovod import hosts_updated
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
