@@ -98,13 +98,8 @@ def of_training(config: Config, clock: Clock = SYSTEM_CLOCK) -> Events:
         return Events(Pipe(descriptor).add, config.host, clock)
     if config.events is None:
         return Events(None, config.host, clock)
-    record = Record(config.events)
-
-    def add(event: Mapping[str, Any]) -> None:
-        if event["rank"] == 0:
-            record.add(event)
-
-    return Events(add, config.host, clock)
+    add = Record(config.events).add
+    return Events(lambda event: add(event) if event["rank"] == 0 else None, config.host, clock)
 
 
 def recorded(config: Config, clock: Clock = SYSTEM_CLOCK, seconds: float | None = None) -> Events:

@@ -21,7 +21,6 @@ from hvdrecover.events import Event, whole
 REPORTED = ("reset", "rendezvous", "load", "sync", "first_step")  # phases of a recovery that a rank reports
 PHASES = ("start", *REPORTED)
 """All phases: the first lasts until the rank sets out to recover. Together they are the whole recovery."""
-RECENT = 32  # commits over which the throughput is taken
 _TOLERANCE = 1.0  # seconds by which an event may seem to be before its cause, as messages take time
 
 
@@ -193,10 +192,8 @@ class Report:
     standbys: int  # slots whose standby is ready
     given_up: tuple[str, ...]  # why slots or jobs were given up
     ranks: int | None  # of the last rendezvous
-    agreed: Commit | None  # the commit that it resumed from, and when its ranks had agreed
     commit: Commit | None  # the newest, or the one that the ranks resumed from
     commits: int  # that the job has made, those made again included
-    recent: tuple[float, ...]  # when the newest `RECENT` of them were made, in order
     goodput: float | None  # share of the time between commits that were kept; None if no time has passed
     steps_repeated: int  # steps that were done again, as no commit held them
     commits_repeated: int  # commits that were made again, as the job resumed from an earlier one
@@ -214,13 +211,6 @@ class Report:
         if self.outcome == "finished":
             return self.code is not None or not self.starts
         return self.outcome == "ended"
-
-    def rate(self, now: float) -> float | None:
-        """Return the commits per second since the oldest of the recent ones; None before there are two."""
-        if len(self.recent) < 2:
-            return None
-        passed = max(now, self.recent[-1]) - self.recent[0]
-        return (len(self.recent) - 1) / passed if passed > 0 else None
 
 
 def _tally(faults: Sequence[Fault]) -> Tally:
@@ -328,7 +318,6 @@ class Run:
         last = self.rendezvouses[-1] if self.rendezvouses else None
         start = self.starts[-1] if self.starts else None
         versions = start.facts.get("versions", {}) if start else {}
-        newest_first = (time for each in reversed(self.rendezvouses) for time in reversed(each.times))
         return Report(
             begin=begin,
             end=self.end,
@@ -345,10 +334,8 @@ class Run:
             standbys=sum(self._standbys.values()),
             given_up=tuple(self._given_up),
             ranks=last.size if last else None,
-            agreed=Commit(last.agreed, last.generation, last.commit) if last else None,
             commit=Commit(last.reached(last.newest), last.generation, last.newest) if last else None,
             commits=sum(len(each.numbers) for each in self.rendezvouses),
-            recent=tuple(sorted(itertools.islice(newest_first, RECENT))),
             goodput=min(self._kept_seconds() / (self.end - begin), 1.0) if self.end > begin else None,
             steps_repeated=self._steps_repeated(),
             commits_repeated=sum(max(old.newest - new.commit, 0) for old, new in pairs if not old.ends),

@@ -46,7 +46,6 @@ def facts(report: Report, now: float) -> dict[str, str]:
         "last fault": _last_fault(report),
         "last event": "" if report.over else f"{duration(max(now - report.end, 0.0))} ago",
         "progress": progress(report),
-        "throughput": _throughput(report, now),
         "durable": _durable(report, now),
         "storage": _storage(report),
         "starts": starts if report.starts or report.restarts else "",
@@ -68,13 +67,6 @@ def progress(report: Report) -> str:
         return "there was no rendezvous yet"
     ranks = counted(report.ranks, "rank")
     return f"commit {report.commit.number} in generation {report.commit.generation} with {ranks}"
-
-
-def _throughput(report: Report, now: float) -> str:
-    if report.over or (rate := report.rate(now)) is None:
-        return ""
-    pace = f"{rate:.3g} commits/s" if rate >= 1 else f"{60 * rate:.3g} commits/min"
-    return f"{pace} over the last {len(report.recent)}; {report.commits} in all"
 
 
 def _durable(report: Report, now: float) -> str:

@@ -46,14 +46,7 @@ Part = Literal["reset", "rendezvous", "load", "sync", "first_step"]  # of a reco
 
 
 class Session:
-    """The parts of one rank's state, which `commit`, `rendezvous` and `run` work on.
-
-    Attributes:
-        call: calls a method of the state that the user's class may override, around our own work.
-        root: the source rank of the last agreement.
-        end_signals: ends the handling of stop signals that `State.resume` has begun; None if it was not
-            called, or `State.finish` was.
-    """
+    """The parts of one rank's state, which `commit`, `rendezvous` and `run` work on."""
 
     def __init__(
         self,
@@ -68,7 +61,7 @@ class Session:
         call: Callable[[Literal["save", "restore", "sync"], Callable[[], object]], None],
     ) -> None:
         self.context = context
-        self.call = call
+        self.call = call  # calls a method that the user's class may override, around our own work
         self.own = RankLocalState(
             context.framework, context.world, context.place, context.contents.per_rank, rng
         )
@@ -78,9 +71,11 @@ class Session:
         self.memory = Memory(context.contents, self.own, context.place, versions, dataset)
         self.durable = DurableSide(settings, context, self.memory)
         self.leaving = Leaving(context.config)
+        name = context.config.instruments
+        instruments = () if name is None else import_module(name).observers(context)
         self.hooks = Hooks(
             (
-                *_instruments(context),
+                *instruments,
                 # It watches gradients before the judge, which may skip a step.
                 *([Scalars(tensorboard, context, tracker)] if tensorboard or tracker else []),
                 self.durable,
@@ -94,8 +89,9 @@ class Session:
         )
         self.memory.kept = self.hooks.kept
         self.reset_callbacks: list[Callable[[], None]] = []
-        self.root = 0
+        self.root = 0  # the source rank of the last agreement
         self.guard = guard
+        # Ends the handling of stop signals: from `State.resume` to `State.finish`.
         self.end_signals: Callable[[], None] | None = None
         self.agreements = 0
         self.seconds: defaultdict[Part, float] = defaultdict(float)
@@ -120,13 +116,6 @@ def settings_of(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoi
     if config.drill is None or settings is None or config.checkpoint is None:
         return settings
     return dataclasses.replace(settings, url=config.checkpoint)
-
-
-def _instruments(context: Context) -> tuple[Hook, ...]:
-    if context.config.instruments is None:
-        return ()
-    found: tuple[Hook, ...] = import_module(context.config.instruments).observers(context)
-    return found
 
 
 def commit(session: Session, *, durable: bool) -> None:
@@ -206,7 +195,6 @@ def send_vote(session: Session, moment: Moment) -> Callable[[], BaseException | 
 
 
 def _loses_nothing(session: Session, verdict: BaseException) -> bool:
-    """Return whether ranks leave or join, and all work is kept."""
     return isinstance(verdict, Departure) or fault_of(verdict, session.context.world) == "hosts"
 
 
@@ -232,7 +220,7 @@ def reload(session: Session) -> Snapshot:
     newest = session.memory.newest
     if newest is None:
         raise RecoveryError("memory holds no commit: the last one was interrupted; sync() fetches one")
-    load(session, newest, strict=among_ranks(session))
+    load(session, newest)
     session.hooks.notify(Hook.rolled_back)
     return newest
 
@@ -244,14 +232,13 @@ def skip(session: Session, batch: RolledBack) -> None:
         batch.order.leave_out(batch.samples)
 
 
-def among_ranks(session: Session) -> Strict:
-    """Return which attributes must fit a commit of this job, so that all ranks have the same."""
-    return True if session.durable.strict else "components"
+def load(session: Session, snapshot: Snapshot, source: str = "") -> bool:
+    """Load a commit; return whether all of it fits.
 
-
-def load(session: Session, snapshot: Snapshot, *, strict: Strict, where: str | None = None) -> bool:
-    """Load a commit; return whether all of it fits."""
-    where = where or f"commit {snapshot.id}"
+    Without a ``source``, it is a commit of this start: its components must fit, as all ranks have them.
+    """
+    strict: Strict = session.durable.strict or (False if source else "components")
+    where = source or f"commit {snapshot.id}"
     differences = session.memory.load(snapshot, where, strict=strict)
     for line in differences:
         message = f"not loaded from {where}: {line}"

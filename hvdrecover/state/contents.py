@@ -37,20 +37,14 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Present:
-    """The contents of the attributes, taken apart but not copied.
+    """The contents of the attributes, taken apart but not copied."""
 
-    Attributes:
-        parts: by attribute name, all but the samplers; with the hidden and the rank-local ones.
-        layouts: where the tensors lie in a commit's files, by attribute name.
-        state: a commit's ``attributes``, ``samplers``, and ``own``: the number of ranks of each rank-local
-            value.
-        streams: the states of the random streams by rank, if commits hold them.
-    """
-
-    parts: Mapping[str, Part]
-    layouts: dict[str, Layout]
-    state: dict[str, Json]
-    streams: Mapping[str, Json]
+    parts: Mapping[str, Part]  # all attributes but the samplers; with the hidden and the rank-local ones
+    layouts: dict[str, Layout]  # where the tensors lie in a commit's files
+    state: dict[
+        str, Json
+    ]  # ``attributes``, ``samplers``, and in ``own`` each rank-local value's number of ranks
+    streams: Mapping[str, Json]  # the states of the random streams by rank, if commits hold them
 
 
 class Contents:
@@ -64,9 +58,6 @@ class Contents:
         reserved: names that an attribute cannot have.
         on_iterate: called when an iteration of a sampler begins.
         hidden: attributes that an adapter adds, by names that begin with an underscore.
-
-    Attributes:
-        on_record: each is called when a sampler's batch is recorded.
     """
 
     def __init__(
@@ -81,7 +72,7 @@ class Contents:
         self._framework = framework
         self.copier = Copier(framework)
         self._on_iterate = on_iterate
-        self.on_record: list[Callable[[SampleOrder, int], None]] = []
+        self.on_record: list[Callable[[SampleOrder, int], None]] = []  # called for each batch of a sampler
         self.values: dict[str, Any] = {}
         self.orders: dict[str, SampleOrder] = {}
         framework.attributes = self.values
@@ -109,7 +100,7 @@ class Contents:
         if is_sampler(value):
             self._ranks.deal(value.order)
             value.order.on_iterate = self._on_iterate
-            value.order.on_record = self._recorded
+            value.order.on_record = lambda *batch: [listener(*batch) for listener in self.on_record]
 
     def place(self, rank: int, size: int) -> None:
         for order in self.orders.values():
@@ -174,7 +165,8 @@ class Contents:
         """
         try:
             # The script gets plain values as they are, so these need memory of their own.
-            plain = {name for name in self.values if not give} - self.components().keys()
+            components = self.components().keys()
+            plain = {name for name in self.values if not give} - components
             structures, cursors = dict(state["attributes"]), dict(state["samplers"])
             ranks = set(state.get("own", ()))
             trees = {
@@ -198,23 +190,20 @@ class Contents:
         for name in [name for name in self.values if name in names]:
             found = self._fit(name, trees, cursors, ranks, fitting)
             differences += found
-            if found and name not in self.orders and self._framework.is_component(self.values[name]):
-                misfits = True
+            misfits |= bool(found) and name in components and name not in self.orders
         differences.sort()
         if differences if strict is True else strict and misfits:
             raise MismatchError(where, differences)
-        if nothing := [
-            name
-            for name, tree in fitting.items()
-            if isinstance(tree, dict) and not tree and _holds_something(trees[name])
-        ]:
+        empty = [name for name, tree in fitting.items() if isinstance(tree, dict) and not tree]
+        # An array that is stored has no truth value.
+        if nothing := [name for name in empty if hasattr(trees[name], "shape") or trees[name]]:
             raise MismatchError(where, [*differences, *(f"{name}: nothing of it fits" for name in nothing)])
         try:
             for name, part in fitting.items():
                 value = self.values[name]
                 if name in self.orders:
                     value.order.load_state_dict(part, name)
-                elif self._framework.is_component(value):
+                elif name in components:
                     self._framework.load(value, part, keep=give)
                 else:
                     self.values[name] = self._framework.move(part, value)
@@ -226,19 +215,14 @@ class Contents:
         return differences
 
     def _cursor(self, name: str, order: SampleOrder) -> dict[str, Json]:
-        """Return a sampler's cursor, after a check: an invalid one in a commit would end all later starts."""
         cursor: dict[str, Json] = order.state_dict()
-        if misfits := order.misfits(cursor, name):
+        if misfits := order.misfits(cursor, name):  # this would end all later starts
             raise StateError(
                 f"state.{name}",
                 f"its cursor could not be loaded again, so there is no commit: {'; '.join(misfits)}. Change "
                 "the sampler's attributes by set_epoch(), record_batch() and load_state_dict() only",
             )
         return cursor
-
-    def _recorded(self, order: SampleOrder, count: int) -> None:
-        for listener in self.on_record:
-            listener(order, count)
 
     def _fit(
         self,
@@ -248,29 +232,26 @@ class Contents:
         ranks: Container[str],
         fitting: dict[str, Any],
     ) -> list[str]:
-        """Add the fitting part of an attribute in a commit to ``fitting``; return a line for each difference.
-
-        ``ranks`` names the commit's rank-local values, which `RankLocalState` restores.
-        """
+        """Add the fitting part of an attribute to ``fitting``; return a line for each difference."""
         value = self.values[name]
         theirs, mine = _kind(name, ranks, cursors), _kind(name, self.per_rank, self.orders)
         if theirs != mine:
             return [f"{name}: {theirs} in the commit, {mine} in this state"]
-        if name in self.per_rank:
-            return []
+        differences: list[str] = []
         if name in self.orders:
             try:
                 copy.copy(value.order).load_state_dict(cursors[name], name)
             except MismatchError as error:
                 return error.differences
             fitting[name] = cursors[name]
-            return []
-        if not self._framework.is_component(value):
+        elif name in self.per_rank:
+            pass  # `RankLocalState` restores it
+        elif not self._framework.is_component(value):
             fitting[name] = trees[name]
-            return []
-        if trees[name] is None:
+        elif trees[name] is None:
             return [f"{name}: nothing in the commit, a {type(value).__name__} in this state"]
-        fitting[name], differences = self._framework.fit(name, value, trees[name])
+        else:
+            fitting[name], differences = self._framework.fit(name, value, trees[name])
         return differences
 
 
@@ -278,11 +259,6 @@ def _kind(name: str, per_rank: Container[str], samplers: Container[str]) -> str:
     if name in per_rank:
         return "one for each rank"
     return "a sampler" if name in samplers else "one for all ranks"
-
-
-def _holds_something(tree: Any) -> bool:
-    """Return whether a commit holds anything for a component."""
-    return hasattr(tree, "shape") or bool(tree)  # an empty array has no truth value
 
 
 # -- loading a commit outside of a job ---------------------------------------------------------------------
@@ -329,7 +305,15 @@ def load(
 ) -> Loaded:
     """Load a commit into the given components; each adapter's ``load`` documents this."""
     wanted = {name: value for name, value in given.items() if value is not None}
-    _refuse_unloadable(framework, wanted)
+    if not wanted:
+        raise ConfigError("load", "nothing to load into; pass model=, optimizer= or others by name")
+    for name, value in wanted.items():
+        if is_sampler(value) or not framework.is_component(value):
+            raise ConfigError(
+                name,
+                f"a {type(value).__name__} can't be loaded into; the commit's value is in the result's "
+                f"objects[{name!r}]",
+            )
     storage = open_storage(url)
     snapshot = _read(storage, commit, set(wanted))
     where = f"{storage.url}/{snapshot.id}"
@@ -351,18 +335,6 @@ def load(
         objects=Objects({**plain, **cursors}),
         not_loaded=tuple(differences),
     )
-
-
-def _refuse_unloadable(framework: Framework, wanted: Mapping[str, Any]) -> None:
-    if not wanted:
-        raise ConfigError("load", "nothing to load into; pass model=, optimizer= or others by name")
-    for name, value in wanted.items():
-        if is_sampler(value) or not framework.is_component(value):
-            raise ConfigError(
-                name,
-                f"a {type(value).__name__} can't be loaded into; the commit's value is in the result's "
-                f"objects[{name!r}]",
-            )
 
 
 def _read(storage: Storage, commit: str | int | CommitId | None, only: set[str]) -> Snapshot:

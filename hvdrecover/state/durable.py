@@ -33,29 +33,21 @@ FINISH_ATTEMPTS = 25
 REMINDER_SECONDS = 60.0  # between two lines about a wait
 
 
-def is_due(
-    every_commits: int | None, every_seconds: float | None, commits_since: int, seconds_since: float
-) -> bool:
+def is_due(settings: Checkpoint, commits_since: int, seconds_since: float) -> bool:
     """Return whether a commit is due, the last durable one being so many commits and seconds ago."""
-    if every_commits is None and every_seconds is None:
+    commits, seconds = settings.every_commits, settings.every_seconds
+    if commits is None and seconds is None:
         return True
-    by_count = every_commits is not None and commits_since >= every_commits
-    by_time = every_seconds is not None and seconds_since >= every_seconds
-    return by_count or by_time
+    return bool(commits and commits_since >= commits) or bool(seconds and seconds_since >= seconds)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The answer of a checkpoint root to a job that has just claimed it.
+    """The answer of a checkpoint root to a job that has just claimed it."""
 
-    Attributes:
-        starts: start to the generation of its claim; only starts that no other job has replaced.
-        since: the generation of the claim of the start that made the durable commit.
-    """
-
-    starts: Mapping[str, int]
+    starts: Mapping[str, int]  # start to the generation of its claim, if no other job has replaced it
     durable: CommitId | None
-    since: int
+    since: int  # the generation of the claim of the start that made the durable commit
 
 
 class DurableSide(Hook):
@@ -81,11 +73,12 @@ class DurableSide(Hook):
         self._begun: float | None = None
         self._failure: HvdrecoverError | None = None
         self.near = NearSide(settings, context, memory)
-        memory.in_flight, memory.vacate = self._in_flight, self._vacate
+        memory.in_flight = lambda: None if self._writer is None else self._writer.in_flight
+        memory.vacate = self._vacate
 
     @property
     def last_durable(self) -> CommitId | None:
-        return None if self._writer is None else self._writer.progress.last_durable
+        return None if self._writer is None else self._writer.last_durable
 
     # -- commits ---------------------------------------------------------------------------------------
 
@@ -105,7 +98,7 @@ class DurableSide(Hook):
         if ask:
             with suppress(HvdrecoverError):  # the verdict names final errors
                 self._submit(writer, snapshot, math.inf)
-        elif is_due(self._settings.every_commits, self._settings.every_seconds, self._commits_since, seconds):
+        elif is_due(self._settings, self._commits_since, seconds):
             self._try_to_submit(writer, snapshot)
 
     def flush(self, timeout: float | None, attempts: int = ATTEMPTS) -> None:
@@ -116,7 +109,7 @@ class DurableSide(Hook):
         if self._memory.objection is not None:
             raise self._memory.objection
         deadline = math.inf if timeout is None else self._clock.monotonic() + timeout
-        if writer.progress.last_durable == snapshot.id:
+        if writer.last_durable == snapshot.id:
             return
         if writer.in_flight is not snapshot:
             self._submit(writer, snapshot, deadline)
@@ -191,7 +184,7 @@ class DurableSide(Hook):
         if self._context.world.rank() != 0:
             self.retire()
         elif self._writer is not None:
-            self._writer.progress.reinstate()
+            self._writer.reinstate()
 
     def retire(self) -> None:
         """Stop writing. Memory that a running write may still read is never used again."""
@@ -219,9 +212,6 @@ class DurableSide(Hook):
 
     # -- waiting for writes ----------------------------------------------------------------------------
 
-    def _in_flight(self) -> Snapshot | None:
-        return None if self._writer is None else self._writer.in_flight
-
     def _vacate(self) -> None:
         """Wait until nothing is in flight, as the memory is needed. Give up a commit whose write fails."""
         writer = self._writer
@@ -234,10 +224,8 @@ class DurableSide(Hook):
                     raise verdict from None
 
     def _try_to_submit(self, writer: BackgroundWriter, snapshot: Snapshot) -> bool:
-        taken = writer.submit(snapshot)
-        if taken:
-            self._commits_since = 0
-            self._begun = self._clock.monotonic()
+        if taken := writer.submit(snapshot):
+            self._commits_since, self._begun = 0, self._clock.monotonic()
         return taken
 
     def _submit(self, writer: BackgroundWriter, snapshot: Snapshot, deadline: float) -> None:
@@ -257,10 +245,10 @@ class DurableSide(Hook):
             if (verdict := self._verdict()) is not None:
                 raise verdict
             url = writer.store.url
-            waiting = f"the newest commit is not durable yet: {writer.progress.describe()}"
+            waiting = f"the newest commit is not durable yet: {writer.describe()}"
             if left() == 0.0:
                 raise FlushTimeoutError(url, f"{waiting}. The write continues; wait again or longer.")
-            facts = {"seconds": writer.progress.behind}
+            facts = {"seconds": writer.behind}
             self._context.events.emit("waiting", f"{url}: {waiting}", level=logging.WARNING, **facts)
 
     # -- as a voter ------------------------------------------------------------------------------------
@@ -270,10 +258,7 @@ class DurableSide(Hook):
         return [0 if self._failure is None else error_kinds.number(self._failure)]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        """Return this rank's error, or one that names the class of rank 0's error.
-
-        Otherwise rank 0 would leave alone, and the others would count it as lost and continue.
-        """
+        # If rank 0 left alone, the others would count it as lost and continue.
         if self._failure is not None:
             return self._failure
         failed = int(table.max(initial=0))
@@ -281,15 +266,14 @@ class DurableSide(Hook):
 
     def _verdict(self) -> HvdrecoverError | None:
         """Return the reason why the job must stop, if it must."""
-        if self._writer is None:
+        if (writer := self._writer) is None:
             return None
-        progress = self._writer.progress
-        if progress.failure is not None or progress.behind <= self._max_age:
-            return progress.failure
+        if writer.failure is not None or writer.behind <= self._max_age:
+            return writer.failure
         return DurableAgeError(
-            self._writer.store.url,
-            f"no commit could be made durable for {progress.behind:.0f} s, and HVDRECOVER_MAX_DURABLE_AGE "
-            f"allows {self._max_age:g} s, so the job stops: {progress.describe()}. Make the storage work and "
+            writer.store.url,
+            f"no commit could be made durable for {writer.behind:.0f} s, and HVDRECOVER_MAX_DURABLE_AGE "
+            f"allows {self._max_age:g} s, so the job stops: {writer.describe()}. Make the storage work and "
             "start the job again; it resumes from the last durable commit.",
         )
 

@@ -61,15 +61,12 @@ class Context:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The state that all ranks resume from.
-
-    ``loaded`` is the name of the near or durable commit that it came from, if any.
-    """
+    """The state that all ranks resume from."""
 
     snapshot: Snapshot
     source: Source
     job: str
-    loaded: str = ""
+    loaded: str = ""  # the name of the near or durable commit that it came from, if any
 
 
 Occasion = Literal["commit", "check", "rendezvous"]
@@ -77,35 +74,24 @@ Occasion = Literal["commit", "check", "rendezvous"]
 
 @dataclass(frozen=True)
 class Election:
-    """The outcome of an election of the source rank; see `hvdrecover.state.rendezvous.elect`.
-
-    Attributes:
-        holders: the ranks that hold the newest commit, in their memory if any does.
-        revives: whether all processes have just started, and some of their hosts have commits of an earlier
-            start. Then `newest` is None until the checkpoint root has been asked which of them count.
-    """
+    """The outcome of an election of the source rank; see `hvdrecover.state.rendezvous.elect`."""
 
     root: int
     newest: CommitId | None
-    holders: tuple[int, ...] = ()
+    holders: tuple[int, ...] = ()  # the ranks that hold the newest commit, in their memory if any does
+    # Whether all processes have just started, and some of their hosts have commits of an earlier start. Then
+    # `newest` is None until the checkpoint root has been asked which of them count.
     revives: bool = False
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A vote and its circumstances.
+    """A vote and its circumstances."""
 
-    Attributes:
-        kind: a ``commit``, a ``check`` for changes between commits, or a ``rendezvous``.
-        held: at a rendezvous, the newest commit in this rank's memory.
-        elected: at a rendezvous, its outcome; None until all have sent their numbers.
-        returned: whether the training function has returned, so that no step is under way.
-    """
-
-    kind: Occasion
-    held: Snapshot | None = None
-    elected: Election | None = None
-    returned: bool = False
+    kind: Occasion  # a check looks for changes between commits
+    held: Snapshot | None = None  # at a rendezvous, the newest commit in this rank's memory
+    elected: Election | None = None  # at a rendezvous, once all have sent their numbers
+    returned: bool = False  # whether the training function has returned, so that no step is under way
 
 
 class Hook:
@@ -210,7 +196,7 @@ class Hooks:
         self._failed: set[Hook] = set()
 
     def notify(self, method: Callable[..., None], *facts: Any) -> None:
-        """Call an observing method of `Hook` on all hooks, except hooks that have raised an error before."""
+        """Call an observing method of `Hook` on all hooks."""
         for hook in self._of[method.__name__]:
             if hook not in self._failed:
                 try:
@@ -228,11 +214,9 @@ class Hooks:
         return next(filter(None, self.ask(Hook.objection, committing=committing)), None)
 
     def send(self, world: World, moment: Moment, own: Sequence[int] = ()) -> Callable[[], list[Table]]:
-        """Send the numbers of all voters in one allgather; all ranks call this.
+        """Send the numbers in ``own`` and of all voters in one allgather; all ranks call this.
 
-        Returns:
-            A function that waits for all ranks' numbers. It returns a table of the numbers in ``own``, then
-            each voter's.
+        The returned function waits for all ranks' numbers: the table of ``own``, and of each voter.
         """
         rows = [list(own), *(list(hook.numbers(moment)) for hook in self._voters[moment.kind])]
         name = "election" if moment.kind == "rendezvous" else "updates"
@@ -263,22 +247,28 @@ class Hooks:
 class Unresumed(Hook):
     """Warns of components whose tensors commits lack, and of settings that a resumed run ignores.
 
-    Each commit holds the settings that the run was started with. The script's settings are compared with
-    them, and not with the optimizer's present ones, which training changes.
+    The settings of the script are compared with those that the run was started with, which each commit holds,
+    and not with the optimizer's present ones, which training changes.
     """
 
     key = "settings"
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._of_script = _settings(context)
-        self._of_run: dict[str, Json] = dict(self._of_script)
         self._said: set[str] = set()
+        found: dict[str, list[str]] = {}  # such as ``optimizer.lr``, for each group of the optimizer
+        for name, component in context.contents.components().items():
+            for entry in context.framework.describe(component):
+                if entry.stored:
+                    found.setdefault(f"{name}.{entry.name.rpartition('.')[2]}", []).append(entry.value)
+        self._of_script = {
+            name: ", ".join(values if len(set(values)) > 1 else values[:1]) for name, values in found.items()
+        }
+        self._of_run: dict[str, Json] = dict(self._of_script)
 
     def agreed(self, agreement: Agreement) -> None:
-        """Warn of tensors that commits lack; let all ranks count backward passes from 0 again."""
         for name, component in self._context.contents.components().items():
-            self._context.framework.forget_passes(component)
+            self._context.framework.forget_passes(component)  # all ranks count backward passes from 0 again
             if name not in self._said and (lost := self._context.framework.unkept(component)):
                 self._said.add(name)
                 kind = type(component).__name__
@@ -294,8 +284,7 @@ class Unresumed(Hook):
         return dict(self._of_run)
 
     def load(self, value: Json | None) -> None:
-        """Take the settings from a commit; commits of earlier releases have none."""
-        self._of_run = dict(value) if isinstance(value, dict) else dict(self._of_script)
+        self._of_run = dict(value if isinstance(value, dict) else self._of_script)  # older commits have none
 
     def resumed(self, value: Json | None) -> Json | None:
         of_run: Mapping[str, Json] = value if isinstance(value, dict) else {}
@@ -311,19 +300,6 @@ class Unresumed(Hook):
             )
             self._context.announce("settings_ignored", message, level=logging.WARNING, differences=lines)
         return value
-
-
-def _settings(context: Context) -> dict[str, str]:
-    """Return the settings of components that a commit brings along, such as ``optimizer.lr``, as text.
-
-    The values of all groups of an optimizer are joined into one text.
-    """
-    found: dict[str, list[str]] = {}
-    for name, component in context.contents.components().items():
-        for entry in context.framework.describe(component):
-            if entry.stored:
-                found.setdefault(f"{name}.{entry.name.rpartition('.')[2]}", []).append(entry.value)
-    return {name: ", ".join(values if len(set(values)) > 1 else values[:1]) for name, values in found.items()}
 
 
 # -- departures and changes of hosts: how a process learns of them, and which ranks leave ------------------

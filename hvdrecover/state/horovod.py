@@ -27,7 +27,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 from urllib.request import ProxyHandler, build_opener
 
 import numpy as np
@@ -39,6 +39,8 @@ from hvdrecover.config import Config
 from hvdrecover.errors import ConfigError, EarlyCollectiveError, RemovedError, RendezvousError
 from hvdrecover.state.adapter import Buffer, Past, World
 from hvdrecover.uncaught import is_library
+
+logger = logging.getLogger(__name__)
 
 Fault = Literal["peers", "hosts", "numbers"]
 
@@ -206,16 +208,11 @@ def rendezvous_alone(hvd: Any) -> None:
         hvd.shutdown()
 
 
-def note_start(
-    hvd: Any,
-    started: Callable[[int], object],
-    removed: Callable[[], object],
-    lost: Callable[[str], object],
-) -> None:
-    """Call ``started(rank)`` at each initialisation, or ``removed()`` if the job has removed this host.
+def _note_start(hvd: Any) -> None:
+    """Tell the guardian of each initialisation, and of the first `HorovodInternalError`.
 
-    At the first `HorovodInternalError`, call ``lost(text)``. A script without a training function may catch
-    the error, and exit in any way. Its guardian must not take that for an error of the script.
+    A script without a training function may catch the error, and exit in any way. Its guardian must not take
+    that for an error of the script.
     """
     from horovod.common.exceptions import HorovodInternalError
 
@@ -225,15 +222,15 @@ def note_start(
     def initialise(*args: Any) -> Any:
         result = init(*args)
         if result:
-            started(library.horovod_rank())
+            heartbeat.initialised(library.horovod_rank())
         elif _REMOVED in _failure(hvd):
-            removed()
+            heartbeat.removed()
         return result
 
     def note(self: HorovodInternalError, *args: Any) -> None:
         begin(self, *args)
         HorovodInternalError.__init__ = begin
-        lost(f"HorovodInternalError: {self}")
+        heartbeat.lost_ranks(f"HorovodInternalError: {self}")
 
     library.horovod_init, HorovodInternalError.__init__ = initialise, note
 
@@ -270,9 +267,6 @@ def notifications(state: Any) -> Iterator[None]:
 
 # -- the start of a process, when a script imports an adapter ----------------------------------------------
 
-
-logger = logging.getLogger(__name__)
-
 _COLLECTIVE = re.compile(
     r"horovod_(?:torch_)?((?:grouped_)?(?:allreduce|allgather|broadcast|alltoall|reducescatter)|join|barrier)"
     "(?:_|$)"
@@ -290,7 +284,7 @@ _libraries: list[tuple[Any, str, Any, WatchedLibrary]] = []
 
 
 def join(hvd: Any) -> None:
-    """Choose Horovod's controller, connect to the guardian, and replace a lost process."""
+    """Do the steps of the start of a process."""
     config = configs.read()
     configs.choose_controller(config)
     if config.slot is not None and not heartbeat.watched():
@@ -300,7 +294,7 @@ def join(hvd: Any) -> None:
     if config.elastic:
         watch_early_collectives(hvd, config)
     if heartbeat.watched():
-        note_start(hvd, heartbeat.initialised, heartbeat.removed, heartbeat.lost_ranks)
+        _note_start(hvd)
 
 
 def _attach(page: int, stacks: int, notes: int, events: int) -> None:
@@ -370,51 +364,48 @@ def watch_early_collectives(hvd: Any, config: Config) -> None:
 
     name = next(each for each in _SKIPPED if hasattr(hvd.mpi_ops, each))
     library = getattr(hvd.mpi_ops, name)
-    watched = WatchedLibrary(library, lambda call, function: _refused(function, call, joins))
+    watched = WatchedLibrary(library, lambda call, function: _early(function, call, joins, _refuse))
     _libraries.append((hvd.mpi_ops, name, library, watched))
     setattr(hvd.mpi_ops, name, watched)
-    for function in _SKIPPED[name]:
-        setattr(hvd, function, _skipped(getattr(hvd, function), joins))
-    for function in _REFUSED:
-        setattr(hvd, function, _refused(getattr(hvd, function), function, joins))
+    for call, instead in [
+        *((each, _skip) for each in _SKIPPED[name]),
+        *((each, _refuse) for each in _REFUSED),
+    ]:
+        setattr(hvd, call, _early(getattr(hvd, call), call, joins, instead))
 
 
 def training_begins() -> None:
-    """Stop watching collectives, as a training function begins."""
+    """Stop watching early collectives."""
     while _libraries:
         module, name, library, watched = _libraries.pop()
         if getattr(module, name) is watched:  # otherwise a state with virtual ranks has wrapped it
             setattr(module, name, library)
 
 
-def _refused(function: Callable[..., Any], name: str, joins: Callable[[], bool]) -> Callable[..., Any]:
+def _early(
+    function: Callable[..., Any], name: str, joins: Callable[[], bool], instead: Callable[..., Any]
+) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if joins():
-            raise EarlyCollectiveError(f"hvd.{name}")
-        return function(*args, **kwargs)
+        return instead(name, *args, **kwargs) if joins() else function(*args, **kwargs)
 
     return call
 
 
-def _skipped(function: Callable[..., Any], joins: Callable[[], bool]) -> Callable[..., Any]:
-    name = function.__name__
+def _refuse(call: str, /, *args: Any, **kwargs: Any) -> NoReturn:
+    raise EarlyCollectiveError(f"hvd.{call}")
 
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not joins():
-            return function(*args, **kwargs)
-        if name != "broadcast_object":
-            logger.debug("hvd.%s() does nothing: this process joins a running job and gets its state", name)
-            return None
-        logger.warning(
-            "hvd.broadcast_object() before the training function returns this process's own object: this "
-            "process joins a running job, and the other ranks are in their training functions. If all ranks "
-            "need the same object, put it into the state"
-        )
-        return args[0] if args else kwargs["obj"]
 
-    return call
+def _skip(call: str, /, *args: Any, **kwargs: Any) -> Any:
+    if call != "broadcast_object":
+        logger.debug("hvd.%s() does nothing: this process joins a running job and gets its state", call)
+        return None
+    logger.warning(
+        "hvd.broadcast_object() before the training function returns this process's own object: this process "
+        "joins a running job, and the other ranks are in their training functions. If all ranks need the "
+        "same object, put it into the state"
+    )
+    return args[0] if args else kwargs["obj"]
 
 
 def _joins(config: Config) -> bool:

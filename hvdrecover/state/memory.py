@@ -22,16 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Memory:
-    """The newest commit of one rank.
-
-    Attributes:
-        newest: None if making the last commit was interrupted.
-        attempt: the commit that was last begun, whether or not it was completed.
-        objection: the reason why the newest commit must not become durable, if there is one.
-        kept: the hooks that keep JSON in each commit (`hvdrecover.state.hooks.Hook`).
-        in_flight: returns the snapshot that is being written and must not change, if any.
-        vacate: waits until that snapshot is written, or its write is given up.
-    """
+    """The newest commit of one rank."""
 
     def __init__(
         self,
@@ -47,12 +38,14 @@ class Memory:
         self._versions = versions
         self._dataset = dataset
         self._positions = contents.positions()  # positions of the samplers at the newest commit
-        self.kept: Sequence[Any] = ()
+        self.kept: Sequence[Any] = ()  # the hooks that keep JSON in each commit
         self.arenas = Arenas()
-        self.newest: Snapshot | None = None
-        self.attempt = CommitId(0, 0)
-        self.objection: HvdrecoverError | None = None
+        self.newest: Snapshot | None = None  # None if making the last commit was interrupted
+        self.attempt = CommitId(0, 0)  # the commit that was last begun, whether or not it was completed
+        self.objection: HvdrecoverError | None = None  # why the newest commit must not become durable
+        # Returns the snapshot that is being written and must not change, if any.
         self.in_flight: Callable[[], Snapshot | None] = lambda: None
+        # Waits until that snapshot is written, or its write is given up.
         self.vacate: Callable[[], None] = lambda: None
         self.room: Callable[[], Available | None] = machine.memory_left
         self._has_waited = False
@@ -74,8 +67,7 @@ class Memory:
         commit = CommitId(self.attempt.generation, self.attempt.commit + 1)
         present = self._contents.take_apart(self._own.capture())
         unchanged = self._is_unchanged(present)
-        if not unchanged:
-            self._own.stream += 1
+        self._own.stream += not unchanged
         snapshot = self.capture(commit, present, unchanged=unchanged)
         if self._place.joined and not self._own.stores_streams:
             self._own.resume_streams(snapshot)
@@ -99,11 +91,10 @@ class Memory:
         """
         present = present or self._contents.take_apart(self._own.capture())
         self.attempt, self.objection = commit, None
-        arenas, digests = {}, None
         if unchanged and self.newest is not None and self.newest.layouts == present.layouts:
             arenas, digests = dict(self.newest.arenas), self.newest.digests
         else:
-            reuse = self._acquire(present.layouts)
+            reuse, digests = self._acquire(present.layouts), None
             self.newest = None  # if the copy is interrupted, memory holds no commit
             arenas = self._contents.copier.copy(present.parts, reuse)
             self.arenas.hold(arenas)
@@ -130,9 +121,16 @@ class Memory:
 
     def separate(self, snapshot: Snapshot) -> Snapshot:
         """Return a copy of the newest commit for changes. Until they are complete, `newest` is None."""
-        target = self._acquire(snapshot.layouts)
+        targets = self._acquire(snapshot.layouts)
         self.newest = None
-        arenas = {name: _copied(arena, target.get(name)) for name, arena in snapshot.arenas.items()}
+        arenas = {}
+        for name, arena in snapshot.arenas.items():
+            target = targets.get(name)
+            if target is None or target.layout != arena.layout:
+                target = Arena(arena.layout)
+            if target is not arena:
+                target.buffer[:] = arena.buffer
+            arenas[name] = target
         self.arenas.hold(arenas)
         return replace(snapshot, arenas=arenas, digests=None)
 
@@ -200,13 +198,6 @@ class Memory:
             and newest.layouts == present.layouts
             and self._contents.copier.are_copies(present.parts, newest.arenas)
         )
-
-
-def _copied(arena: Arena, target: Arena | None) -> Arena:
-    if target is not arena:
-        target = target if target is not None and target.layout == arena.layout else Arena(arena.layout)
-        target.buffer[:] = arena.buffer
-    return target
 
 
 # -- buffers of commits -----------------------------------------------------------------------------------

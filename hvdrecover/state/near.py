@@ -23,8 +23,8 @@ class NearSide:
     """The near tier. All methods do nothing where it is off. Where it fails, training continues."""
 
     def __init__(self, settings: Checkpoint | None, context: Context, memory: Memory) -> None:
-        self._context = context
-        self._memory = memory
+        self._context, self._memory = context, memory
+        self._keeps = context.config.is_first_of_host
         self.folder: Path | None = None
         if settings is not None and settings.near is not None:
             near = context.config.near if settings.near == "auto" else settings.near
@@ -39,8 +39,7 @@ class NearSide:
     def recall(self, newer_than: CommitId) -> Snapshot | None:
         """Return the newest commit that an earlier process left here, if it is newer than all in memory.
 
-        One process of a host does so. The others read it meanwhile, as all are likely to resume from it; see
-        `held`.
+        One process of a host does so. The others read it meanwhile for `held`.
         """
         if self.folder is None:
             return None
@@ -60,8 +59,8 @@ class NearSide:
         return {}, {}  # another rank sends it then
 
     def pass_over(self, commit: CommitId, reason: str) -> None:
-        message = f"near tier: passing over {commit.name}: {reason}"
-        shown = message if self._keeps else None  # only one process of each host shows the line
+        # Only one process of each host shows the line.
+        shown = f"near tier: passing over {commit.name}: {reason}" if self._keeps else None
         facts = {"commit": commit.name, "reason": reason}
         self._context.events.emit("near_skipped", shown, level=logging.WARNING, **facts)
 
@@ -100,14 +99,10 @@ class NearSide:
     def _tier(self) -> NearTier | None:
         return self._memory.arenas.near
 
-    @property
-    def _keeps(self) -> bool:
-        return self._context.config.is_first_of_host
-
     def _read(self, usable: Callable[[CommitId], bool]) -> Snapshot | None:
-        """Return the newest usable commit that verifies. The keeper maps it.
+        """Return the newest usable commit that verifies.
 
-        Other processes copy it, as the keeper may overwrite it meanwhile. Wrong digests show that it did.
+        The keeper maps it. Others copy it: if the keeper overwrites it meanwhile, its digests are wrong.
         """
         path = self.folder
         if path is None or not path.is_dir():
@@ -157,10 +152,7 @@ class NearSide:
             self._decided(str(error))
 
     def _decided(self, refusal: str | None, nbytes: int = 0) -> None:
-        """Emit an event on each host when the tier turns on or off; rank 0 shows a line.
-
-        ``refusal`` says why it is off. If it is on, commits have ``nbytes``.
-        """
+        """Emit an event when the tier turns on, for commits of ``nbytes``, or off, because of ``refusal``."""
         if refusal == self._said:
             return
         self._said = refusal

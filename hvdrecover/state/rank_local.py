@@ -92,9 +92,9 @@ class Carried:
 
 
 class Value(Protocol):
-    """A rank-local value; ``taken``: how many items have been taken from it."""
+    """A rank-local value."""
 
-    taken: int
+    taken: int  # number of items taken from it
 
     def states(self, carried: Carried) -> dict[int, Tree]:
         """Return the states of these ranks for a commit."""
@@ -103,10 +103,7 @@ class Value(Protocol):
         """Learn the states of all ranks that the next commit will hold."""
 
     def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
-        """Restore the states of a commit that ``size`` ranks made; call `keep` next.
-
-        ``name`` is for errors.
-        """
+        """Restore the states of a commit that ``size`` ranks made; call `keep` next."""
 
     def keep(self, carried: Carried) -> None:
         """Note that the values are of these ranks."""
@@ -121,7 +118,6 @@ class Ranks:
     virtual: int | None = None  # the number of virtual ranks
 
     def rng(self, asked: Randomness | None, default: Randomness) -> Randomness:
-        """Return how random generators are treated."""
         return asked or default
 
     def join(self, context: Any, own: RankLocalState, guard: Any) -> tuple[Any, ...]:
@@ -139,7 +135,6 @@ class Ranks:
         """Deal the samples of an order to these ranks."""
 
     def carried_by(self, rank: int, size: int) -> Carried:
-        """Return the ranks that a process carries out, given its rank and the number of processes."""
         return Carried((rank,), size)
 
 
@@ -410,7 +405,6 @@ class RankLocalState:
             self._known = self._shared(states, carried.size)
 
     def _exchanged(self, present: Mapping[str, Any]) -> dict[str, Any]:
-        """Send the states of this process; return the states of all ranks."""
         rows = self._world.gather(self._packed(present), "hvdrecover.own")
         if not self._values:
             return {RANDOM: _Sent(rows)}

@@ -22,7 +22,8 @@ from __future__ import annotations
 import base64
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, get_args
 
 from hvdrecover import error_kinds, heartbeat
@@ -31,7 +32,7 @@ from hvdrecover.checkpoint.arena import Arena, allocate, digest_numbers, parse
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.errors import RecoveryError, RendezvousError, StoppedError
 from hvdrecover.state.adapter import World, gather_json
-from hvdrecover.state.commit import Part, Session, among_ranks, load
+from hvdrecover.state.commit import Part, Session, load
 from hvdrecover.state.durable import Standing
 from hvdrecover.state.hooks import Agreement, Election, Hook, Moment, Source
 from hvdrecover.state.horovod import limit_waits
@@ -40,26 +41,20 @@ from hvdrecover.state.near import Files
 RENDEZVOUS = 10
 PIECE = 1 << 26  # bytes in one broadcast
 _HEADER = "hvdrecover.header"
+_DECISION = "hvdrecover.near.decided"
 _FACTS = ("state", "world_size", "versions", "finished")  # of a snapshot, as JSON
 
 
 @dataclasses.dataclass(frozen=True)
 class Claimed:
-    """The decision of rank 0 for a job that has just started and found near commits; it is sent as JSON.
-
-    Attributes:
-        root: the rank whose host has the near commit; None if a durable commit is newer, or no near commit
-            is valid.
-        where: the host of the near commit, and how many commits newer than the durable one it is.
-        starts: the starts whose near commits are valid, as no other job has replaced them.
-    """
+    """The decision of rank 0 for a job that has just started and found near commits; it is sent as JSON."""
 
     generation: int
     job: str
-    root: int | None
+    root: int | None  # the rank whose host has the near commit; None to resume from a durable one
     commit: str
-    where: str
-    starts: list[str]
+    where: str  # the host of the near commit, and how many commits newer than the durable one it is
+    starts: list[str]  # the starts whose near commits are valid, as no other job has replaced them
 
 
 def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
@@ -99,7 +94,10 @@ def agree(session: Session, *, state_unchanged: bool = False) -> Source:
     context.place.arrived()
     context.events.rank = context.world.rank()
     heartbeat.page.rank = context.world.rank()
-    recalled = _recall(session)
+    mine, recalled = memory.last, None
+    rows = context.world.allgather([mine.generation, mine.commit], "hvdrecover.memories")
+    if not mine.generation:
+        recalled = session.durable.near.recall(max(CommitId(*row) for row in rows.tolist()))
     election = _elect(session, recalled)
     carried = context.ranks.carried_by(context.world.rank(), context.world.size())
     session.own.rendezvous(carried, memory.newest, election.newest)
@@ -142,15 +140,6 @@ def _training_begins(session: Session, snapshot: Snapshot) -> None:
         context.events.emit("recovered", **vars(commit), **parts, seconds=round(sum(parts.values()), 6))
 
     heartbeat.at_progress(first_step)
-
-
-def _recall(session: Session) -> Snapshot | None:
-    """Return the host's near commit, if this process has no commit and all in memory are older."""
-    mine = session.memory.last
-    rows = session.context.world.allgather([mine.generation, mine.commit], "hvdrecover.memories")
-    if mine.generation:
-        return None
-    return session.durable.near.recall(max(CommitId(*row) for row in rows.tolist()))
 
 
 def _elect(session: Session, recalled: Snapshot | None) -> Election:
@@ -238,19 +227,12 @@ def _revive(session: Session, recalled: Snapshot | None) -> Claimed:
     world, start = session.context.world, "" if recalled is None else recalled.job.rpartition("/")[2]
     mine = [session.context.config.host, "" if recalled is None else recalled.id.name, start]
     rows = gather_json(world, mine, "hvdrecover.near")
-    error: Exception | None = None
-    decided: dict[str, Any] = {}
     if world.rank() == 0:
-        try:
-            decided = vars(_decide(session, rows))
-        except Exception as raised:
-            error, decided = raised, failure(raised)
-    decided = gather_json(world, decided, "hvdrecover.near.decided")[0]
-    if error is not None:
-        raise error
-    if "error" in decided:
-        raise stopped(0, decided)
-    claimed = Claimed(**decided)
+        with _telling_errors(world, _DECISION):
+            claimed = _decide(session, rows)
+        gather_json(world, vars(claimed), _DECISION)
+    else:
+        claimed = Claimed(**_heard(world, 0, _DECISION))
     if recalled is not None and start not in claimed.starts:
         session.durable.near.pass_over(recalled.id, "another job has taken the checkpoint root since")
     return claimed
@@ -278,21 +260,19 @@ def _decide(session: Session, rows: Sequence[tuple[str, str, str]]) -> Claimed:
 def _follow(
     session: Session, election: Election, recalled: Snapshot | None, claimed: Claimed | None
 ) -> Agreement:
-    newest = election.newest if claimed is None else CommitId.parse(claimed.commit)
-    agreement = receive(session.context.world, session.root, *_held(session, newest, recalled))
+    commit = election.newest if claimed is None else CommitId.parse(claimed.commit)
+    present = [each for each in (session.memory.newest, recalled) if each is not None and each.id == commit]
+    held: Files = ({}, {})
+    if present:
+        held = present[0].arenas, digests(present[0])
+    elif commit is not None:
+        held = session.durable.near.held(commit)
+    agreement = receive(session.context.world, session.root, *held)
     session.context.place.join(agreement.job)
     # If a rank fails next, its guardian knows from which commit the rank has resumed.
     heartbeat.notify(loaded=agreement.loaded)
-    load(session, agreement.snapshot, strict=among_ranks(session))
+    load(session, agreement.snapshot)
     return agreement
-
-
-def _held(session: Session, commit: CommitId | None, recalled: Snapshot | None) -> Files:
-    """Return the files that this rank, or its host, has of a commit, or of another of that number."""
-    for mine in (session.memory.newest, recalled):
-        if mine is not None and mine.id == commit:
-            return mine.arenas, digests(mine)
-    return ({}, {}) if commit is None else session.durable.near.held(commit)
 
 
 def _lead(
@@ -304,16 +284,18 @@ def _lead(
 ) -> Agreement:
     """Choose the commit that all resume from, and send it; on the source rank."""
     world = session.context.world
-    try:
+    with _telling_errors(world, _HEADER):
         if election.newest is not None:
             agreement = _from_memory(session, election.newest, recalled, state_unchanged)
         elif recalled is not None and claimed is not None and claimed.root is not None:
-            agreement = _from_near(session, recalled, claimed)
+            session.context.place.join(claimed.job)
+            name = recalled.id.name
+            heartbeat.notify(loaded=name)
+            with session.timed("load"):
+                snapshot = _resumed(session, recalled, claimed.generation, f"near commit {name}")
+            agreement = Agreement(snapshot, "near", claimed.job, name)
         else:
             agreement = _from_root(session, claimed)
-    except Exception as error:
-        gather_json(world, failure(error), _HEADER)
-        raise
     send(world, session.root, agreement)
     return agreement
 
@@ -324,20 +306,11 @@ def _from_memory(
     newest = CommitId(elected.generation + 1, elected.commit)
     heartbeat.notify(loaded="")  # no durable commit can be the cause of later faults
     if recalled is not None:
-        load(session, recalled, strict=among_ranks(session))
+        load(session, recalled)
         return Agreement(dataclasses.replace(recalled, id=newest), "memory", recalled.job)
     unchanged = state_unchanged and not session.context.contents.per_rank
     snapshot = session.memory.capture(newest, finished=session.memory.finished, unchanged=unchanged)
     return Agreement(snapshot, "memory", session.context.place.job)
-
-
-def _from_near(session: Session, recalled: Snapshot, claimed: Claimed) -> Agreement:
-    session.context.place.join(claimed.job)
-    name = recalled.id.name
-    heartbeat.notify(loaded=name)
-    with session.timed("load"):
-        snapshot = _resumed(session, recalled, claimed.generation, f"near commit {name}")
-    return Agreement(snapshot, "near", claimed.job, name)
 
 
 def _from_root(session: Session, claimed: Claimed | None) -> Agreement:
@@ -367,7 +340,7 @@ def _resumed(session: Session, stored: Snapshot, generation: int, where: str) ->
     resumed = {hook.key: hook.resumed(stored.state.get(hook.key)) for hook in session.hooks.kept}
     state = {**stored.state, **{key: value for key, value in resumed.items() if value is not None}}
     stored = dataclasses.replace(stored, id=CommitId(generation, stored.id.commit), state=state)
-    if load(session, stored, strict=session.durable.strict, where=where):
+    if load(session, stored, where):
         return stored
     # It fits in part, and is completed by this rank's values, so that all ranks get the same.
     session.own.keep(stored)
@@ -443,15 +416,23 @@ def digests(snapshot: Snapshot) -> dict[str, str]:
     return snapshot.digested().digests or {}
 
 
-def failure(error: BaseException) -> dict[str, Any]:
-    """Return an error in the form in which it is sent to the other ranks."""
-    kind = error_kinds.kinds(error)[:1] or [type(error).__name__]
-    return {"error": f"{type(error).__name__}: {error}", "kind": kind[0]}
+@contextmanager
+def _telling_errors(world: World, name: str) -> Iterator[None]:
+    """Send an error to the ranks that are in `_heard`."""
+    try:
+        yield
+    except Exception as error:
+        kind = error_kinds.kinds(error)[:1] or [type(error).__name__]
+        gather_json(world, {"error": f"{type(error).__name__}: {error}", "kind": kind[0]}, name)
+        raise
 
 
-def stopped(root: int, failure: dict[str, Any]) -> StoppedError:
-    """Return the error of the ranks to which rank ``root`` has sent its `failure`."""
-    return StoppedError(f"rank {root} has no state to resume from. {failure['error']}", failure["kind"])
+def _heard(world: World, root: int, name: str) -> Any:
+    """Return the JSON that a rank sends by `gather_json`, or raise its error."""
+    heard = gather_json(world, None, name)[root]
+    if "error" in heard:
+        raise StoppedError(f"rank {root} has no state to resume from. {heard['error']}", heard["kind"])
+    return heard
 
 
 def receive(world: World, root: int, held: Mapping[str, Arena], mine: Mapping[str, str]) -> Agreement:
@@ -459,9 +440,7 @@ def receive(world: World, root: int, held: Mapping[str, Arena], mine: Mapping[st
 
     If the files ``held``, with digests ``mine``, have the same bytes, they are used, and nothing is copied.
     """
-    header = gather_json(world, None, _HEADER)[root]
-    if "error" in header:
-        raise stopped(root, header)
+    header = _heard(world, root, _HEADER)
     lacking = mine != header["digests"] or not mine
     arenas = {
         name: Arena(parse(base64.b64decode(text), size)) if lacking else held[name]

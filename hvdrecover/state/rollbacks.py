@@ -30,28 +30,18 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Account:
-    """One rank's knowledge of the job's progress; all integers, as they are sent.
+    """One rank's knowledge of the job's progress; all integers, as they are sent."""
 
-    Attributes:
-        changes: commits at which something had changed, up to the farthest point of the job. A commit without
-            a change is no progress: a script may commit whenever it is called again.
-        steps: steps from there to that point.
-        returns: rollbacks since then, without a lost rank and without progress.
-        size: how many ranks there were at the last fault; 0 in a process that has just started.
-        reached: commits at which something had changed when the last fault came.
-        done: steps since then.
-        age: time from the fault to the end of the rendezvous, in ms.
-        silent: time without progress at the fault, in ms; 0 if that was shorter than ranks wait.
-    """
-
+    # Commits at which something had changed, up to the farthest point of the job. A commit without a change
+    # is no progress: a script may commit whenever it is called again.
     changes: int = -1
-    steps: int = 0
-    returns: int = 0
-    size: int = 0
-    reached: int = 0
-    done: int = 0
-    age: int = 0
-    silent: int = 0
+    steps: int = 0  # from there to that point
+    returns: int = 0  # rollbacks since then, without a lost rank and without progress
+    size: int = 0  # how many ranks there were at the last fault; 0 in a process that has just started
+    reached: int = 0  # commits at which something had changed when the last fault came
+    done: int = 0  # steps since then
+    age: int = 0  # time from the fault to the end of the rendezvous, in ms
+    silent: int = 0  # time without progress at the fault, in ms; 0 if that was shorter than ranks wait
 
 
 def all_there(accounts: Sequence[Account]) -> bool:
@@ -60,7 +50,6 @@ def all_there(accounts: Sequence[Account]) -> bool:
 
 
 def tally(accounts: Sequence[Account]) -> Account:
-    """Return the progress of the job, from the accounts of all ranks."""
     changes, steps, returns = max((each.changes, each.steps, each.returns) for each in accounts)
     reached = max(((each.reached, each.done) for each in accounts if each.size), default=(-1, 0))
     if reached > (changes, steps):

@@ -75,8 +75,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
 
     @functools.wraps(func)
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> Result | None:
-        _refuse_others(state)
-        session: Session = state._session
+        session = _session_of(state)
         if session.end_signals is not None:
             raise StateError("run", "state.resume() was called before. Use one of the two: remove that call")
         _begin(state, session, in_run=True)
@@ -111,7 +110,7 @@ def resume(state: Any) -> None:
     session.end_signals = signals.close
     if _agree(session):
         commits.say_finished(session)
-    atexit.register(_settle, session)
+    atexit.register(_settle, session)  # if an error or a preemption ends the process
 
 
 def finish(session: Session) -> None:
@@ -127,7 +126,6 @@ def finish(session: Session) -> None:
 
 
 def _settle(session: Session) -> None:
-    """Wait for writes before an error or a preemption ends the process."""
     if session.end_signals is not None:
         session.hooks.notify(Hook.leaving)
         session.durable.settle()
@@ -213,23 +211,19 @@ def _judge(session: Session, error: BaseException) -> tuple[BaseException, Fault
     return error, fault_of(error, session.context.world) if session.context.config.elastic else None
 
 
-def _refuse_others(state: Any) -> None:
-    if not isinstance(getattr(state, "_session", None), Session):
-        kind = type(state)
-        raise ConfigError(
-            "state",
-            f"a {kind.__module__}.{kind.__qualname__} is not a state of hvdrecover's; import its class, or "
-            "the one that it is derived from, from hvdrecover.torch.elastic or "
-            "hvdrecover.tensorflow.elastic, where they have the same names",
-        )
+def _session_of(state: Any) -> Session:
+    session = getattr(state, "_session", None)
+    if isinstance(session, Session):
+        return session
+    raise ConfigError(
+        "state",
+        f"a {type(state).__module__}.{type(state).__qualname__} is not a state of hvdrecover's; import its "
+        "class, or the one that it is derived from, from hvdrecover.torch.elastic or "
+        "hvdrecover.tensorflow.elastic, where they have the same names",
+    )
 
 
 def _begin(state: Any, session: Session, *, in_run: bool) -> None:
-    """Note that training begins.
-
-    Raises:
-        ConfigError: it would be given the result of another state that this process has finished.
-    """
     training_begins()
     heartbeat.training_begins(in_run=in_run)
     past, root = session.context.world.past, session.durable.root

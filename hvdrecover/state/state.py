@@ -104,14 +104,18 @@ class State:
         **keywords: Unpack[Keywords],
     ) -> None:
         config = config or configs.read()
-        settings, attributes = _divide({**attributes, **keywords})
-        for name in attributes:
-            vars(self).pop(name, None)  # a subclass may have set it before it called this method
+        settings: dict[str, Any] = dict.fromkeys(_TAKES)
+        tracked: dict[str, Any] = {}
+        for name, value in {**attributes, **keywords}.items():
+            is_setting = name in _TAKES and (value is None or isinstance(value, _TAKES[name]))
+            (settings if is_setting else tracked)[name] = value
+            if not is_setting:
+                vars(self).pop(name, None)  # a subclass may have set it before it called this method
         self._due: dict[str, Callable[[], object]] = {}
         ranks = virtual or Ranks()
         self._contents = Contents(
             framework,
-            attributes,
+            tracked,
             HOROVODS,
             lambda: commits.iteration_begins(self._session),
             hidden,
@@ -134,7 +138,7 @@ class State:
             self._session.reset_callbacks.append(self.reset)
 
         kind = type(self)
-        if hides := attributes.keys() & set(dir(kind)):
+        if hides := tracked.keys() & set(dir(kind)):
             found = {name: property(functools.partial(_tracked, name)) for name in hides}
             self.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **found})
 
@@ -350,16 +354,6 @@ class State:
 
 def _tracked(name: str, state: State) -> Any:
     return state._contents.values[name]
-
-
-def _divide(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Divide the arguments of a script into our keywords and its attributes."""
-    settings: dict[str, Any] = dict.fromkeys(_TAKES)
-    attributes: dict[str, Any] = {}
-    for name, value in given.items():
-        is_setting = name in _TAKES and (value is None or isinstance(value, _TAKES[name]))
-        (settings if is_setting else attributes)[name] = value
-    return settings, attributes
 
 
 def _is_ours(method: Any) -> bool:

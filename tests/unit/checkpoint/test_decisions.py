@@ -41,7 +41,8 @@ def test_a_commit_and_its_folder(commit, name):
     ],
 )
 def test_when_a_commit_is_due(every_commits, every_seconds, commits_since, seconds_since, due):
-    assert is_due(every_commits, every_seconds, commits_since, seconds_since) is due
+    settings = Checkpoint("root", every_commits=every_commits, every_seconds=every_seconds)
+    assert is_due(settings, commits_since, seconds_since) is due
 
 
 def test_retries_wait_twice_as_long_each_time_up_to_a_cap():

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
+from hvdrecover import heartbeat
 from hvdrecover.errors import ConfigError, RecoveryError, RemovedError, RendezvousError
 from hvdrecover.state import horovod
 
@@ -69,7 +70,8 @@ def test_a_host_that_was_removed_is_told_from_an_init_that_failed(monkeypatch: p
         hvd = FakeHorovod(reason)
         library = hvd.mpi_ops._basics.MPI_LIB_CTYPES
         library.horovod_init = lambda *_: 0
-        horovod.note_start(hvd, told.append, lambda reason=reason: told.append(reason), told.append)
+        monkeypatch.setattr(heartbeat, "removed", lambda reason=reason: told.append(reason))
+        horovod._note_start(hvd)
         assert library.horovod_init() == 0
     assert told == ["h1[0] has been removed from elastic job"]
 
