@@ -10,14 +10,13 @@ error of the script. Trained tensors and optimizer state are never rank-local.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
 
+from hvdrecover.checkpoint import inspection
 from hvdrecover.checkpoint.root import read_commit
 from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.drill.faults import complete
@@ -29,8 +28,7 @@ from hvdrecover.reporting.text import counted
 
 _SHOWN = 3  # names in a list
 _MOST = 6  # differences in a message
-_LONG = 40  # characters of a value
-_LIST_ITEM = re.compile(r"\.\d+(?:\.|$)")
+_LIST_ITEM = re.compile(r"\[\d+\]")
 
 TRAINS_AGAIN = "every rank trains again"
 SAME_COMMITS = "commits equal those of the undisturbed run"
@@ -206,25 +204,17 @@ def _find_rank_local(clean: Records) -> frozenset[str]:
 
 
 def _differences(expected: Line, found: Line, *, samplers: bool = True) -> dict[str, str]:
-    """Return each tensor (``model.0.weight``) and value (``stats.loss``) that differs; values in words."""
-    a, b = dict(_leaves(expected.tensors)), dict(_leaves(found.tensors))
-    differing = {name: "" for name in {**a, **b} if a.get(name) != b.get(name)}
-    before = {**expected.values, **(expected.samplers if samplers else {})}
-    after = {**found.values, **(found.samplers if samplers else {})}
-    a, b = dict(_leaves(before)), dict(_leaves(after))
-    for name in {**a, **b}:
-        if (value := b.get(name)) != (usual := a.get(name)):
-            differing[name] = f"{json.dumps(value)[:_LONG]}, expected {json.dumps(usual)[:_LONG]}"
-    return differing
+    """Return each tensor (``model.0.weight``) and value (``stats['loss']``) that differs; values in words."""
+    a, b = _digests(expected), _digests(found)
+    before, after = ({**line.values, **(line.samplers if samplers else {})} for line in (expected, found))
+    tensors = {name: "" for name in {**a, **b} if a.get(name) != b.get(name)}
+    values = inspection.differences(before, after).items()
+    return tensors | {name: f"{value}, expected {usual}" for name, (usual, value) in values}
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of each leaf of nested containers."""
-    if not isinstance(value, Mapping | list) or not value:
-        yield path, value
-        return
-    for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-        yield from _leaves(item, f"{path}.{key}" if path else str(key))
+def _digests(line: Line) -> dict[str, str]:
+    names = ((attribute, name) for attribute, each in line.tensors.items() for name in each)
+    return {f"{attribute}.{name}": line.tensors[attribute][name] for attribute, name in names}
 
 
 def _told(found: Mapping[str, str], names: Sequence[str]) -> str:
@@ -240,7 +230,7 @@ def _told(found: Mapping[str, str], names: Sequence[str]) -> str:
 
 
 def _within(path: str, places: Set[str]) -> bool:
-    return any(path == place or path.startswith(f"{place}.") for place in places)
+    return any(path == place or path.startswith((f"{place}.", f"{place}[")) for place in places)
 
 
 def _some(names: Iterable[object]) -> str:

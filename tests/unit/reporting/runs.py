@@ -16,12 +16,7 @@ PHASES = {"reset": 0.02, "rendezvous": 0.11, "load": 0.01, "sync": 0.06, "first_
 
 
 class Run:
-    """Writes a record; times are seconds since the run's beginning.
-
-    Args:
-        folder: where to.
-        begin: when it began.
-    """
+    """Writes a record; times are seconds since the run's beginning."""
 
     def __init__(self, folder: Path, begin: float = BEGIN) -> None:
         self.folder = folder
@@ -37,7 +32,6 @@ class Run:
     def rendezvous(
         self, time: float, ranks: Ranks, generation: int, commit: int, source: str = "memory"
     ) -> None:
-        """The ranks agree on a commit."""
         place = {"source": source, "generation": generation, "commit": commit, "size": len(ranks)}
         for rank, (host, pid) in ranks.items():
             self.report(time, "sync", host, pid, rank, **place, seconds=0.01)
@@ -60,9 +54,8 @@ class Run:
     ) -> None:
         """A guardian notices a fault in slot 0."""
         unknown = dict.fromkeys(("exit", "commit", "steps", "silent"))
-        self.report(
-            time, "fault", host, 9, rank, **{"fault": kind, "slot": 0, **unknown, "detail": "", **facts}
-        )
+        found = {"fault": kind, "slot": 0, "detail": "", **unknown, **facts}
+        self.report(time, "fault", host, 9, rank, **found)
 
     def reset(self, time: float, ranks: Ranks, steps: int) -> None:
         """The ranks roll back so many steps, before the next rendezvous."""
@@ -70,7 +63,6 @@ class Run:
             self.report(time, "reset", host, pid, rank, reason="HorovodInternalError: x", steps=steps)
 
     def finish(self, time: float, ranks: Ranks, generation: int, commit: int) -> None:
-        """The training function returns on all ranks."""
         for rank, (host, pid) in ranks.items():
             self.report(time, "finished", host, pid, rank, generation=generation, commit=commit)
 
