@@ -53,7 +53,6 @@ class Outcome:
     Attributes:
         failure: what was found; None if all held.
         order: a checksum of the order in which tasks ran.
-        states: the states that were reached, as hashes.
         faults: how many faults of each kind struck.
     """
 
@@ -63,7 +62,6 @@ class Outcome:
     events: int
     order: int
     seconds: float
-    states: set[int] = field(default_factory=set)
     faults: dict[str, int] = field(default_factory=dict)
 
     def report(self) -> str:
@@ -148,7 +146,6 @@ def _run(
         scheduler.events,
         scheduler.order,
         scheduler.now - 100,
-        invariants.seen,
         dict(invariants.faults),
     )
 
