@@ -59,9 +59,7 @@ class Invariants:
         reference: digests of an undisturbed run's commits by number; None where the number of ranks changes.
 
     Attributes:
-        faults: how many faults of each kind there have been.
         restarts: how many there were of each job, and of all its processes (``job``) or one (``slot``).
-        acknowledged: the newest commit that was reported as durable.
         commits: digest of each commit by the start of the job that made it, and its identity.
     """
 
@@ -73,9 +71,9 @@ class Invariants:
         self._disk = cluster.disk
         self._training = training
         self._reference = reference
-        self.faults: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()  # how many faults of each kind there have been
         self.restarts: Counter[tuple[str, str]] = Counter()
-        self.acknowledged = _NONE
+        self.acknowledged = _NONE  # the newest commit that was reported as durable
         self.commits: dict[tuple[str, CommitId], str] = {}
         self.by_number: dict[int, str] = {}
         self._published: dict[CommitId, tuple[Process, str]] = {}
