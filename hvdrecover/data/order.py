@@ -37,10 +37,7 @@ _iterations = itertools.count(1)
 
 @functools.lru_cache(maxsize=4)
 def permutation(length: int, seed: int, epoch: int) -> Indices:
-    """The shuffled order of an epoch: int64 of shape ``[length]``.
-
-    The array is read-only. It never changes: numpy freezes the stream of its legacy generator.
-    """
+    """The shuffled order of an epoch. It never changes: numpy freezes the stream of its legacy generator."""
     bits = np.random.MT19937(np.random.SeedSequence([seed % 2**64, epoch]))
     order = np.random.RandomState(bits).permutation(length).astype(np.int64)
     order.setflags(write=False)
@@ -57,31 +54,19 @@ def _is_count(value: Any) -> bool:
 
 
 _PLACE = ("epoch", "passes", "done", "_left_out", "_start", "_iterated", "_handed_out")
-_REMEDY = "Call sampler.set_epoch(state.epoch) at the top of each epoch."
-_AGAIN = (
-    f"epoch {{}} is repeated, in the same order: set_epoch() was not called with another epoch. {_REMEDY}"
-)
-_EMPTY = (
-    "this pass over epoch {} is empty: the commit was made at its end, and set_epoch() was not called since. "
-    f"{_REMEDY}"
-)
+_AGAIN = "epoch {} is repeated, in the same order: set_epoch() was not called with another epoch"
+_EMPTY = "this pass over epoch {} is empty: the commit was made at its end, without set_epoch() since"
 _BACK = (
     "set_epoch({}) goes back from epoch {}: {} of {} samples were done, and they come again. Perhaps a "
-    f"training framework called set_epoch() with its own count. {_REMEDY}"
+    "training framework called set_epoch() with its own count"
 )
 
 
 class SampleOrder:
     """The sample order and cursor of one data set, as one rank sees it.
 
-    Args:
-        length: number of samples.
-        shuffle: whether each epoch has its own order; otherwise samples come in their own order.
-        seed: seed of the shuffling; the same on all ranks.
-        tail: fill a last round that is not full up (``pad``), or leave it out (``drop``).
-
-    Raises:
-        ConfigError: a seed that is not an integer, or an unknown ``tail``.
+    Each epoch has its own order, or the data set's without ``shuffle``. A last round that is not full is
+    filled up (``tail="pad"``) or left out (``"drop"``).
     """
 
     def __init__(self, length: int, *, shuffle: bool = True, seed: int = 0, tail: Tail = "pad") -> None:
@@ -135,9 +120,6 @@ class SampleOrder:
         If several epochs are named before an iteration begins, the highest counts. A framework may name its
         own epochs after the script has, from 0 on whenever its loop begins; and a script may name each epoch
         that it skips. The cursor of the epoch under way is kept until the iteration begins.
-
-        Raises:
-            ConfigError: a negative epoch.
         """
         if not _is_count(epoch):
             raise ConfigError("epoch", f"must be an integer ≥ 0, got {epoch!r}")
@@ -191,7 +173,8 @@ class SampleOrder:
     def _warn(self, message: str, *facts: int) -> None:
         """Warn once, on rank 0; `set_epoch` may go back on one rank only."""
         if message not in self._warned and (0 in self._ranks or message is _BACK):
-            logger.warning("%s", message.format(*facts))
+            remedy = "Call sampler.set_epoch(state.epoch) at the top of each epoch."
+            logger.warning("%s. %s", message.format(*facts), remedy)
         self._warned.add(message)
 
     # -- samples done ------------------------------------------------------------------------------------
@@ -298,23 +281,18 @@ class SampleOrder:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the cursor, and the facts of the order in which it counts."""
+        later = [list(each) for each in self._left_out if each[:2] != (self.epoch, self.passes)]
         optional = {
             "passes": self.passes,
             "left_out": [list(gap) for gap in self.gaps],
-            "left_out_later": [
-                list(each) for each in self._left_out if each[:2] != (self.epoch, self.passes)
-            ],
+            "left_out_later": later,
             "largest": self._largest,
         }
         known = {name: value for name, value in optional.items() if value}
         return {"epoch": self.epoch, "processed_num": self.done, **self.counts_in(), **known}
 
     def load_state_dict(self, state: dict[str, Any], name: str = "sampler") -> None:
-        """Go to a cursor that `state_dict` gave; all but ``epoch`` and ``processed_num`` may be missing.
-
-        Raises:
-            MismatchError: the order is not the one in which the cursor counts. Nothing was changed.
-        """
+        """Go to a cursor that `state_dict` gave; all but ``epoch`` and ``processed_num`` may be missing."""
         if differences := self.misfits(state, name):
             raise MismatchError(name, differences)
         self.epoch, self.passes = int(state["epoch"]), int(state.get("passes", 0))

@@ -16,7 +16,7 @@ from typing import Any
 
 from hvdrecover.checkpoint.arena import digest
 from hvdrecover.checkpoint.storage import failures, open_filesystem, retrying, storage_in
-from hvdrecover.clock import SYSTEM_CLOCK, Clock
+from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError
 from hvdrecover.redaction import redact
 
@@ -81,7 +81,21 @@ class DataVersion:
         Examples:
             >>> version = recover.DataVersion.of_files("s3://bucket/train")  # doctest: +SKIP
         """
-        return cls(files=_list(os.fspath(path), SYSTEM_CLOCK))
+        url = os.fspath(path)
+        filesystem, root = open_filesystem(url, "data")
+        local = "file" in filesystem.protocol
+        shown = root if local else redact(url)
+
+        def attempt() -> dict[str, FileFacts]:
+            with failures(shown, "", "list the training data"):
+                found = _local(Path(root)) if local else _remote(filesystem, root.rstrip("/"), shown)
+                return dict(sorted(found))
+
+        files = retrying(SYSTEM_CLOCK)(attempt)
+        if not files:  # most often, nothing is mounted there
+            problem = f"there are no files at '{shown}'; check the path, and that it is mounted on this host"
+            raise ConfigError("data", problem)
+        return cls(files=files)
 
     def as_json(self) -> dict[str, Any]:
         """Return the JSON for a manifest: at most 64 KB, however many files there are."""
@@ -138,32 +152,15 @@ def _file_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[st
     return lines
 
 
-def _list(url: str, clock: Clock) -> dict[str, FileFacts]:
-    filesystem, path = open_filesystem(url, "data")
-    local = "file" in filesystem.protocol
-    shown = path if local else redact(url)
-
-    def attempt() -> dict[str, FileFacts]:
-        with failures(shown, "", "list the training data"):
-            return dict(sorted(_local(Path(path)) if local else _remote(filesystem, path.rstrip("/"), shown)))
-
-    found = retrying(clock)(attempt)
-    if not found:  # most often, nothing is mounted there
-        raise ConfigError(
-            "data", f"there are no files at '{shown}'; check the path, and that it is mounted on this host"
-        )
-    return found
-
-
 def _local(root: Path) -> Iterator[tuple[str, FileFacts]]:
-    if not root.is_dir():
-        if root.exists():
-            yield root.name, (root.stat().st_size, _stamp(root.stat().st_mtime))
-        return
-
     def fail(error: OSError) -> None:
         raise error
 
+    if root.is_file():
+        yield root.name, (root.stat().st_size, _stamp(root.stat().st_mtime))
+        return
+    if not root.exists():
+        return
     seen = {root.resolve()}
     for folder, subfolders, names in os.walk(root, followlinks=True, onerror=fail):
         below = {name: (Path(folder) / name).resolve() for name in sorted(subfolders)}

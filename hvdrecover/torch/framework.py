@@ -8,7 +8,7 @@ import inspect
 import random
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import UnionType
 from typing import Any, NoReturn
@@ -25,7 +25,7 @@ from hvdrecover.checkpoint.arena import WORTH_A_SPAN, Arena, Bytes, Span, Tensor
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.state import horovod
 from hvdrecover.state import rank_local as streams
-from hvdrecover.state.adapter import Entry, StepReport, Tree, fit_tensors
+from hvdrecover.state.adapter import StepReport, Tree, fit_tensors
 from hvdrecover.state.horovod import HorovodWorld
 from hvdrecover.torch import guard, optimizers, stepping
 from hvdrecover.torch.optimizers import by_name, parameters_of, renamed
@@ -88,7 +88,8 @@ class TorchFramework:
                 "it is trained, and going back to a commit would put another tensor in its place; "
                 "keep it in a module, and the module in the state",
             )
-        if _is_sharded(tensor):
+        # Told by the class name: to import DTensor takes a second.
+        if type(tensor).__name__ == "DTensor" and type(tensor).__module__.startswith("torch.distributed."):
             raise UnsupportedTensorError(name, _REPLICATED_ONLY)
         if not _is_plain(tensor) or tensor.dtype not in _DTYPES:
             kind = f"{type(tensor).__name__}, {tensor.dtype}, {tensor.layout}, {tensor.device}"
@@ -175,14 +176,13 @@ class TorchFramework:
     def fit(self, name: str, component: Any, tree: Tree) -> tuple[Tree, list[str]]:
         kept = isinstance(component, torch.nn.Module | torch.optim.Optimizer)
         if kept and not isinstance(tree, dict):
-            line = (
-                f"{name}: a {type(tree).__name__} in the commit, a {type(component).__name__} in this state"
-            )
-            return self.tree(component), [line]
+            kinds = f"a {type(tree).__name__} in the commit, a {type(component).__name__} in this state"
+            return self.tree(component), [f"{name}: {kinds}"]
         if isinstance(component, torch.nn.Module):
             mine = dict(component.state_dict())
             # A layer's extra state may be a tensor in one commit, and another object in the next.
-            return fit_tensors(self, name, "model", mine, renamed(tree, mine), _is_extra_state)
+            extra = {key for key in mine if key.rpartition(".")[2] == "_extra_state"}
+            return fit_tensors(self, name, "model", mine, renamed(tree, mine), extra.__contains__)
         if isinstance(component, torch.optim.Optimizer):
             return optimizers.fit(name, component, tree, by_name(self.attributes))
         return tree, []
@@ -200,18 +200,23 @@ class TorchFramework:
 
     def unkept(self, component: Any) -> list[str]:
         # A model's other tensors may be constants. So they are named only if the ``state_dict`` is empty, or
-        # if a torchmetrics metric declares them as its state.
-        parts = dict(component.named_modules()) if isinstance(component, torch.nn.Module) else {"": component}
-        declared = [name for path, part in parts.items() for name in _of_metric(path, part)]
-        if declared or pytree.tree_leaves(component.state_dict()):
-            return declared
-        return [name for path, part in parts.items() for name in _tensors(path, part)]
+        # if a torchmetrics metric declares them as its state, and not as persistent.
+        declared, held = [], []
+        modules = component.named_modules() if isinstance(component, torch.nn.Module) else [("", component)]
+        is_empty = not pytree.tree_leaves(component.state_dict())
+        for path, part in modules:
+            prefix, persistent = f"{path}." if path else "", getattr(part, "_persistent", None)
+            if isinstance(part, torch.nn.Module) and isinstance(persistent, dict):
+                names = getattr(part, "_defaults", ())
+                declared += [f"{prefix}{name}" for name in names if not persistent.get(name)]
+            if is_empty:
+                values = {**getattr(part, "__dict__", {}), **getattr(part, "_buffers", {})}
+                values.pop("_buffers", None)
+                held += [f"{prefix}{name}" for name, value in values.items() if _has_tensor(value)]
+        return declared or held
 
-    def forget_passes(self, component: Any) -> None:
-        stepping.forget_passes(component)
-
-    def describe(self, component: Any) -> list[Entry]:
-        return guard.describe(component)
+    forget_passes = staticmethod(stepping.forget_passes)
+    describe = staticmethod(guard.describe)
 
     def rank_local(self, component: Any) -> set[str]:
         if not isinstance(component, torch.nn.Module):
@@ -267,15 +272,6 @@ class TorchFramework:
                 torch.cuda.set_rng_state(torch.from_numpy(state), device)
 
 
-def _is_sharded(tensor: torch.Tensor) -> bool:
-    # Told by the class name: to import DTensor takes a second.
-    return type(tensor).__name__ == "DTensor" and type(tensor).__module__.startswith("torch.distributed.")
-
-
-def _is_extra_state(key: str) -> bool:
-    return key.rpartition(".")[2] == "_extra_state"
-
-
 def _cuda_in_use() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
@@ -298,16 +294,10 @@ def _load_module(module: torch.nn.Module, tree: Tree) -> None:
     )
     # Without the layers' versions, some take the state for an old release's, and convert it.
     state._metadata = getattr(module.state_dict(), "_metadata", None)  # type: ignore[attr-defined]
-    if _takes_strict(module.load_state_dict):
-        module.load_state_dict(state, strict=False)
-    else:
-        module.load_state_dict(state)
-
-
-def _takes_strict(load: Callable[..., Any]) -> bool:
-    """Return whether a module's own ``load_state_dict`` kept torch's argument."""
-    parameters = inspect.signature(load).parameters.values()
-    return any(each.name == "strict" or each.kind is each.VAR_KEYWORD for each in parameters)
+    # A module's own ``load_state_dict`` may lack torch's argument.
+    parameters = inspect.signature(module.load_state_dict).parameters.values()
+    takes_strict = any(each.name == "strict" or each.kind is each.VAR_KEYWORD for each in parameters)
+    module.load_state_dict(state, **({"strict": False} if takes_strict else {}))
 
 
 def _view(arena: Arena, spec: TensorSpec) -> torch.Tensor:
@@ -317,22 +307,8 @@ def _view(arena: Arena, spec: TensorSpec) -> torch.Tensor:
     return torch.frombuffer(arena.bytes_of(spec.name), dtype=dtype).view(spec.shape)
 
 
-def _of_metric(path: str, part: Any) -> Iterator[str]:
-    """The states of a metric that are not persistent, as they are not unless a script says so."""
-    persistent = getattr(part, "_persistent", None)
-    if isinstance(part, torch.nn.Module) and isinstance(persistent, dict):
-        yield from (_join(path, name) for name in getattr(part, "_defaults", ()) if not persistent.get(name))
-
-
-def _tensors(path: str, part: Any) -> Iterator[str]:
-    held = {**getattr(part, "__dict__", {}), **getattr(part, "_buffers", {})}
-    for name, value in held.items():
-        if name != "_buffers" and any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value)):
-            yield _join(path, name)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+def _has_tensor(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
 
 
 # -- tensors at the speed of the machine's memory ------------------------------------------------------------
@@ -375,9 +351,6 @@ def pin(arena: Arena) -> None:
     else:
         with contextlib.suppress(RuntimeError):  # CUDA would report the refusal to who launches a kernel next
             torch.zeros((), device="cuda")
-
-
-# -- ranks ---------------------------------------------------------------------------------------------------
 
 
 class TorchWorld(HorovodWorld):

@@ -65,7 +65,7 @@ def pieces(shares: tuple[int, ...]) -> list[list[Node]]:
     """Return the maximal complete subtrees of each process, by the number of its leaves."""
     found = []
     for start, stop in pairwise(accumulate(shares, initial=0)):
-        running = RunningSum[None](sum(shares), lambda left, right: None)
+        running = RunningSum[None](sum(shares), lambda *_: None)
         for leaf in range(start, stop):
             running.push(range(leaf, leaf + 1), None)
         found.append(running.nodes)
@@ -90,13 +90,9 @@ def buckets(kinds: Sequence[Hashable], nbytes: Sequence[int]) -> list[list[int]]
 
 
 class Collectives(Protocol):
-    """Horovod's collectives on flat tensors of one framework. They raise its error if a process was lost.
+    """Horovod's collectives on flat tensors of one framework. They raise its error if a process was lost."""
 
-    Attributes:
-        exact: the dtypes whose sum of two Horovod rounds as the framework does.
-    """
-
-    exact: Collection[Any]
+    exact: Collection[Any]  # the dtypes whose sum of two Horovod rounds as the framework does
 
     def allreduce(self, flat: Flat, name: str) -> Flat:
         """Add up a tensor over the processes. It may be overwritten."""
@@ -104,11 +100,9 @@ class Collectives(Protocol):
     def alltoall(self, flat: Flat, counts: Sequence[int], name: str) -> Flat:
         """Send so many elements to each process; return those received."""
 
-    def allgather(self, flat: Flat, name: str) -> Flat:
-        """Join the tensors of all processes."""
+    def allgather(self, flat: Flat, name: str) -> Flat: ...
 
-    def joined(self, flats: Sequence[Flat]) -> Flat:
-        """Return tensors one after the other in one."""
+    def joined(self, flats: Sequence[Flat]) -> Flat: ...
 
 
 def add_up(
