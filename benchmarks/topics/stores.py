@@ -20,9 +20,7 @@ from benchmarks.rows import Row
 from benchmarks.states import Setting
 from hvdrecover.checkpoint.arena import Bytes, allocate
 from hvdrecover.checkpoint.storage import open_filesystem, open_storage
-from tests.contracts import mounts
-from tests.contracts.object_stores import BUCKET, STORES
-from tests.contracts.servers import HOST, SftpServer
+from tests.contracts.servers import BUCKET, HOST, STORES, SftpServer, moosefs
 from tests.contracts.storages import sftp_options
 
 _NBYTES = {"full": 64 << 20, "small": 12 << 20}
@@ -102,7 +100,7 @@ def _sftp(folder: Path) -> Iterator[Opened]:
 
 @contextmanager
 def _moosefs(folder: Path) -> Iterator[Opened]:
-    with mounts.moosefs(folder) as (place, _):
+    with moosefs(folder) as (place, _):
 
         def copy(path: Path) -> None:
             with path.open("rb") as source, (place / "theirs").open("wb") as target:

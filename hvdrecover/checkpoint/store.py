@@ -6,7 +6,7 @@
    deletes expired commits. A snapshot that is submitted meanwhile is written next.
 3. A failed write begins an *outage*: the writer tries again, with pauses, until an attempt succeeds or the
    writer is stopped. During a pause, a newer snapshot may replace the one that waits.
-4. An error that a retry cannot mend, such as another job at the root, stops all writing: `Progress.failure`.
+4. An error that a retry cannot mend, such as another job at the root, stops all writing: `failure`.
 """
 
 from __future__ import annotations
@@ -269,94 +269,16 @@ def step_back(niceness: int = BACKGROUND) -> None:
         os.setpriority(os.PRIO_PROCESS, thread, max(niceness, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
-class Progress:
-    """The record of one writer: the last durable commit, and why and since when attempts fail.
-
-    Times are monotonic seconds. Only the thread that handles the snapshot changes it; any thread may read.
-    """
-
-    def __init__(self, url: str, events: Events, clock: Clock) -> None:
-        self._url = url
-        self._events = events
-        self._clock = clock
-        self._submitted = self._durable_since = clock.monotonic()
-        self._behind_since: float | None = None
-        self._outage_since = 0.0
-        self._attempts = 0
-        self.last_durable: CommitId | None = None
-        self.error: StorageError | None = None  # of the last attempt; None: there is no outage
-        self.failure: HvdrecoverError | None = None  # after which no commit is written any more
-
-    @property
-    def behind(self) -> float:
-        """Return for how many seconds commits have waited to become durable; a newer one may replace one."""
-        since = self._behind_since
-        return 0.0 if since is None else self._clock.monotonic() - since
-
-    def describe(self) -> str:
-        if self.error is None:
-            seconds = self._clock.monotonic() - self._submitted
-            return f"the write has been under way for {seconds:.0f} s; {self._describe_age()}"
-        error = str(self.error).rstrip(".")
-        return f"{error}. Attempts that failed: {self._attempts}; {self._describe_age()}"
-
-    def submitted(self) -> None:
-        self._submitted = self._clock.monotonic()
-        if self._behind_since is None:
-            self._behind_since = self._submitted
-
-    def succeeded(self, snapshot: Snapshot, seconds: float) -> None:
-        commit, attempts = snapshot.id, self._attempts
-        self.last_durable, self._durable_since = commit, self._submitted
-        self.error, self._behind_since, self._attempts = None, None, 0
-        self._emit("durable", commit, bytes=snapshot.nbytes, seconds=seconds)
-        if attempts:
-            outage = self._clock.monotonic() - self._outage_since
-            message = f"{self._url}: the storage works again after {outage:.0f} s; {commit} is durable"
-            self._emit("outage_over", commit, message, logging.WARNING, attempts=attempts, seconds=outage)
-
-    def failed(self, commit: CommitId, error: HvdrecoverError) -> None:
-        """Note a failed attempt. Any error but a `StorageError` is final."""
-        if not isinstance(error, StorageError):
-            self.failure = error
-            message = f"commit {commit.commit} is not durable, and no later one will be: {error}"
-            return self._emit("write_failed", commit, message, logging.ERROR, error=str(error), attempt=1)
-        self._attempts += 1
-        self.error = error
-        message = f"commit {commit.commit} is not durable (attempt {self._attempts}): {error}"
-        facts = {"error": str(error), "attempt": self._attempts}
-        self._emit("write_failed", commit, message, logging.DEBUG, **facts)
-        if self._attempts == 1:
-            self._outage_since = self._clock.monotonic()
-            cause = str(error).rstrip(".")
-            message = (
-                f"commit {commit.commit} could not be written: {cause}. Training continues, and this or a "
-                f"later commit will be written when the storage works again; {self._describe_age()}"
-            )
-            self._emit("outage", commit, message, logging.WARNING, error=str(error))
-
-    def reinstate(self) -> None:
-        """Allow writing again: a rendezvous has begun a new generation, which is not fenced."""
-        if self.failure is not None:
-            self.failure = self._behind_since = None
-
-    def _describe_age(self) -> str:
-        age = self._clock.monotonic() - self._durable_since
-        if self.last_durable is None:
-            return f"no commit has become durable in the {age:.0f} s since this process began to write"
-        return f"the last durable commit, {self.last_durable.commit}, is {age:.0f} s old"
-
-    def _emit(
-        self, kind: str, commit: CommitId, message: str | None = None, level: int = logging.INFO, **facts: Any
-    ) -> None:
-        self._events.emit(kind, message, level=level, **vars(commit), **facts)
-
-
 class BackgroundWriter:
     """Writes one snapshot at a time on a background thread. All methods are for the training thread.
 
     Args:
         release: called with each snapshot just before it is no longer `in_flight`.
+
+    Attributes:
+        last_durable: the last commit that this writer has made durable, if any.
+        error: why the last attempt failed; None if it succeeded, so there is no outage.
+        failure: the error after which no commit is written any more; None if there was none.
     """
 
     def __init__(
@@ -365,6 +287,7 @@ class BackgroundWriter:
         self.store = store
         self._rank = rank
         self._release = release
+        self._clock = store.clock
         self._lock = threading.RLock()  # for all that both threads change
         self._snapshot: Snapshot | None = None
         self._attempting = False
@@ -375,7 +298,14 @@ class BackgroundWriter:
         self._answered.set()
         self._wake = threading.Event()  # ends a pause
         self._stopped = False
-        self.progress = Progress(store.url, store.events, store.clock)
+        self._attempts = 0  # that have failed since the last durable commit
+        # Times are monotonic seconds.
+        self._submitted = self._durable_since = self._clock.monotonic()
+        self._behind_since: float | None = None
+        self._outage_since = 0.0
+        self.last_durable: CommitId | None = None
+        self.error: StorageError | None = None
+        self.failure: HvdrecoverError | None = None
 
     @property
     def in_flight(self) -> Snapshot | None:
@@ -390,13 +320,15 @@ class BackgroundWriter:
         with self._lock:
             if self._stopped:
                 raise RuntimeError("the writer has been stopped")
-            if self._attempting or self.progress.failure is not None:
+            if self._attempting or self.failure is not None:
                 return False
             if self._snapshot is None:
                 self._attempting = True  # the thread begins in a moment
                 self._answered.clear()
             self._snapshot = snapshot
-            self.progress.submitted()
+            self._submitted = self._clock.monotonic()
+            if self._behind_since is None:
+                self._behind_since = self._submitted
             idle = self._cleaned_up.is_set()
             self._cleaned_up.clear()
         if idle:
@@ -419,14 +351,14 @@ class BackgroundWriter:
         """
         if timeout is None:
             self._answered.wait()
-        elif not self.store.clock.wait(self._answered, timeout):
+        elif not self._clock.wait(self._answered, timeout):
             return False
-        if self.progress.failure is not None:
-            raise self.progress.failure.with_traceback(None)
-        if (cause := self.progress.error) is not None:
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+        if (cause := self.error) is not None:
             raise StorageError(
                 self.store.url,
-                f"the newest commit could not be made durable: {self.progress.describe()}. Memory holds it "
+                f"the newest commit could not be made durable: {self.describe()}. Memory holds it "
                 "still. Make the storage work again, then flush or commit again.",
             ) from cause
         return True
@@ -440,13 +372,37 @@ class BackgroundWriter:
 
     def wait_for_cleanup(self, timeout: float) -> bool:
         """Wait until nothing is in flight and expired commits are deleted."""
-        return self.store.clock.wait(self._cleaned_up, timeout)
+        return self._clock.wait(self._cleaned_up, timeout)
 
     def stop(self) -> None:
         """Begin no further attempt. An attempt that is under way is completed."""
         with self._lock:
             self._stopped = True
             self._wake.set()
+
+    def reinstate(self) -> None:
+        """Allow writing again: a rendezvous has begun a new generation, which is not fenced."""
+        if self.failure is not None:
+            self.failure = self._behind_since = None
+
+    @property
+    def behind(self) -> float:
+        """Return for how many seconds commits have waited to become durable; a newer one may replace one."""
+        since = self._behind_since
+        return 0.0 if since is None else self._clock.monotonic() - since
+
+    def describe(self) -> str:
+        if self.error is None:
+            seconds = self._clock.monotonic() - self._submitted
+            return f"the write has been under way for {seconds:.0f} s; {self._describe_age()}"
+        error = str(self.error).rstrip(".")
+        return f"{error}. Attempts that failed: {self._attempts}; {self._describe_age()}"
+
+    def _describe_age(self) -> str:
+        age = self._clock.monotonic() - self._durable_since
+        if self.last_durable is None:
+            return f"no commit has become durable in the {age:.0f} s since this process began to write"
+        return f"the last durable commit, {self.last_durable.commit}, is {age:.0f} s old"
 
     # -- on the writer's thread ------------------------------------------------------------------------
 
@@ -455,7 +411,7 @@ class BackgroundWriter:
         failed = 0  # attempts since the last success, or since `hurry` ended a pause
         while True:
             with self._lock:
-                if self._stopped or self.progress.failure is not None:
+                if self._stopped or self.failure is not None:
                     self._let_go()
                 if self._snapshot is None:
                     self._cleaned_up.set()
@@ -466,12 +422,12 @@ class BackgroundWriter:
                 failed = 0
                 continue
             failed += 1
-            if self.progress.failure is None and self.store.clock.wait(self._wake, pause_before(failed)):
+            if self.failure is None and self._clock.wait(self._wake, pause_before(failed)):
                 failed = 0
 
     def _attempt(self) -> bool:
         """Write the snapshot; return whether it is durable."""
-        snapshot, started = self._snapshot, self.store.clock.monotonic()
+        snapshot, started = self._snapshot, self._clock.monotonic()
         assert snapshot is not None  # while an attempt is under way, only this thread releases it
         is_durable = False
 
@@ -479,7 +435,7 @@ class BackgroundWriter:
             nonlocal is_durable
             is_durable = True
             try:
-                self.progress.succeeded(snapshot, self.store.clock.monotonic() - started)
+                self._succeeded(snapshot, self._clock.monotonic() - started)
             finally:
                 self._let_go()
 
@@ -500,7 +456,7 @@ class BackgroundWriter:
         error = error.with_traceback(None)
         error.__cause__ = error.__context__ = None
         try:
-            self.progress.failed(self._snapshot.id, error)
+            self._report(self._snapshot.id, error)
         except Exception as unhandled:
             _report_unhandled(unhandled)
         with self._lock:
@@ -508,6 +464,41 @@ class BackgroundWriter:
             self._patience -= 1
             if self._patience == 0:
                 self._answered.set()
+
+    def _succeeded(self, snapshot: Snapshot, seconds: float) -> None:
+        commit, attempts = snapshot.id, self._attempts
+        self.last_durable, self._durable_since = commit, self._submitted
+        self.error, self._behind_since, self._attempts = None, None, 0
+        self._emit("durable", commit, bytes=snapshot.nbytes, seconds=seconds)
+        if attempts:
+            outage = self._clock.monotonic() - self._outage_since
+            message = f"{self.store.url}: the storage works again after {outage:.0f} s; {commit} is durable"
+            self._emit("outage_over", commit, message, logging.WARNING, attempts=attempts, seconds=outage)
+
+    def _report(self, commit: CommitId, error: HvdrecoverError) -> None:
+        """Note a failed attempt. Any error but a `StorageError` is final."""
+        if not isinstance(error, StorageError):
+            self.failure = error
+            message = f"commit {commit.commit} is not durable, and no later one will be: {error}"
+            return self._emit("write_failed", commit, message, logging.ERROR, error=str(error), attempt=1)
+        self._attempts += 1
+        self.error = error
+        message = f"commit {commit.commit} is not durable (attempt {self._attempts}): {error}"
+        facts = {"error": str(error), "attempt": self._attempts}
+        self._emit("write_failed", commit, message, logging.DEBUG, **facts)
+        if self._attempts == 1:
+            self._outage_since = self._clock.monotonic()
+            cause = str(error).rstrip(".")
+            message = (
+                f"commit {commit.commit} could not be written: {cause}. Training continues, and this or a "
+                f"later commit will be written when the storage works again; {self._describe_age()}"
+            )
+            self._emit("outage", commit, message, logging.WARNING, error=str(error))
+
+    def _emit(
+        self, kind: str, commit: CommitId, message: str | None = None, level: int = logging.INFO, **facts: Any
+    ) -> None:
+        self.store.events.emit(kind, message, level=level, **vars(commit), **facts)
 
     def _let_go(self) -> None:
         with self._lock:

@@ -78,7 +78,7 @@ class DurableSide(Hook):
 
     @property
     def last_durable(self) -> CommitId | None:
-        return None if self._writer is None else self._writer.progress.last_durable
+        return None if self._writer is None else self._writer.last_durable
 
     # -- commits ---------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class DurableSide(Hook):
         if self._memory.objection is not None:
             raise self._memory.objection
         deadline = math.inf if timeout is None else self._clock.monotonic() + timeout
-        if writer.progress.last_durable == snapshot.id:
+        if writer.last_durable == snapshot.id:
             return
         if writer.in_flight is not snapshot:
             self._submit(writer, snapshot, deadline)
@@ -184,7 +184,7 @@ class DurableSide(Hook):
         if self._context.world.rank() != 0:
             self.retire()
         elif self._writer is not None:
-            self._writer.progress.reinstate()
+            self._writer.reinstate()
 
     def retire(self) -> None:
         """Stop writing. Memory that a running write may still read is never used again."""
@@ -245,10 +245,10 @@ class DurableSide(Hook):
             if (verdict := self._verdict()) is not None:
                 raise verdict
             url = writer.store.url
-            waiting = f"the newest commit is not durable yet: {writer.progress.describe()}"
+            waiting = f"the newest commit is not durable yet: {writer.describe()}"
             if left() == 0.0:
                 raise FlushTimeoutError(url, f"{waiting}. The write continues; wait again or longer.")
-            facts = {"seconds": writer.progress.behind}
+            facts = {"seconds": writer.behind}
             self._context.events.emit("waiting", f"{url}: {waiting}", level=logging.WARNING, **facts)
 
     # -- as a voter ------------------------------------------------------------------------------------
@@ -266,15 +266,14 @@ class DurableSide(Hook):
 
     def _verdict(self) -> HvdrecoverError | None:
         """Return the reason why the job must stop, if it must."""
-        if self._writer is None:
+        if (writer := self._writer) is None:
             return None
-        progress = self._writer.progress
-        if progress.failure is not None or progress.behind <= self._max_age:
-            return progress.failure
+        if writer.failure is not None or writer.behind <= self._max_age:
+            return writer.failure
         return DurableAgeError(
-            self._writer.store.url,
-            f"no commit could be made durable for {progress.behind:.0f} s, and HVDRECOVER_MAX_DURABLE_AGE "
-            f"allows {self._max_age:g} s, so the job stops: {progress.describe()}. Make the storage work and "
+            writer.store.url,
+            f"no commit could be made durable for {writer.behind:.0f} s, and HVDRECOVER_MAX_DURABLE_AGE "
+            f"allows {self._max_age:g} s, so the job stops: {writer.describe()}. Make the storage work and "
             "start the job again; it resumes from the last durable commit.",
         )
 

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from hvdrecover.checkpoint.storage import Storage
-from tests.contracts import mounts, storages
+from tests.contracts import servers, storages
 from tests.contracts.adapters import Adapter
-from tests.contracts.mounts import Mounts
-from tests.contracts.object_stores import STORES, ObjectStore
-from tests.contracts.servers import SSHD, S3Server, SftpServer
+from tests.contracts.servers import SSHD, STORES, Mounts, ObjectStore, S3Server, SftpServer
 from tests.contracts.storages import Backend
 from tests.integration.conftest import LONG
 from tests.unit.checkpoint.roots import memory_root
@@ -79,7 +77,7 @@ seaweedfs, azurite, gcs = map(_backend, STORES)
 
 @pytest.fixture(scope="session")
 def moosefs_mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounts]:
-    with mounts.moosefs(tmp_path_factory.mktemp("moosefs")) as places:
+    with servers.moosefs(tmp_path_factory.mktemp("moosefs")) as places:
         yield places
 
 

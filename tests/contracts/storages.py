@@ -18,8 +18,7 @@ import pytest
 
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.checkpoint.storage.remote import RemoteStorage
-from tests.contracts.object_stores import BUCKET, ObjectStore
-from tests.contracts.servers import HOST, S3Server, SftpServer
+from tests.contracts.servers import BUCKET, HOST, ObjectStore, S3Server, SftpServer
 
 SECRET = "it-is-s3cret/"
 

@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 import fsspec
 import pytest
 
-from tests.contracts.object_stores import BUCKET, STORES
-from tests.contracts.servers import HOST, SSHD, S3Server, SftpServer
+from tests.contracts.servers import BUCKET, HOST, SSHD, STORES, S3Server, SftpServer
 from tests.integration.conftest import LONG, Start
 from tests.support.commands import call, call_json
 from tests.support.jobs import PATIENCE, DigitsRun, run_job, static

@@ -88,21 +88,11 @@ def test_the_manifest_of_another_commit_is_refused():
         read(manifests.dumps(EXAMPLE), CommitId(3, 121))
 
 
-NAMES = [
-    "../model.safetensors",
-    "/etc/passwd",
-    "a/b.safetensors",
-    "model",
-    ".safetensors",
-    "model.safetensors\n",
-    "MANIFEST.json",
-    "",
-    None,
-    3,
-]
+OUTSIDE = ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "model.safetensors\n"]
+NOT_DATA = ["model", ".safetensors", "MANIFEST.json", "", None, 3]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OUTSIDE + NOT_DATA)
 def test_a_file_outside_the_commits_folder_is_refused(name):
     entry = {"name": name, "size": 0, "digest": "0" * 32}
     with pytest.raises(CorruptCheckpointError):

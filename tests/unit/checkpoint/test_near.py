@@ -160,6 +160,12 @@ def test_the_newest_sealed_commit_is_never_overwritten(process: Process) -> None
         assert found.id.commit >= number - 2
 
 
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -169,8 +175,9 @@ def test_the_newest_sealed_commit_is_never_overwritten(process: Process) -> None
         lambda commit: os.truncate(commit / "model.safetensors", 100),
         lambda commit: (commit / "model.safetensors").write_bytes(b""),
         lambda commit: (commit / "model.safetensors").write_bytes(b"\0" * 64),
+        lambda commit: flip(commit / "model.safetensors"),
     ],
-    ids=["no manifest", "half a manifest", "no file", "half a file", "empty", "nonsense"],
+    ids=["no manifest", "half a manifest", "no file", "half a file", "empty", "nonsense", "a flipped bit"],
 )
 def test_what_is_torn_is_never_used_and_never_fatal(process: Process, damage: Callable[[Path], None]) -> None:
     process.commit(1)

@@ -164,17 +164,14 @@ def test_containers_are_fresh_and_arrays_writable():
     assert (inner, copy["b"], array[0]) == ([1], [1], 0)
 
 
-def test_a_field_without_a_default_that_is_missing_is_named():
+@pytest.mark.parametrize(
+    ("fields", "facts"),
+    [({"steps": []}, "'rate', .*default"), ({"rate": 0.5, "steps": [], "momentum": 0.9}, "'momentum'")],
+)
+def test_a_field_that_is_missing_or_that_the_class_no_longer_has_is_named(fields, facts):
     encoded = encode(Schedule(0.5, []), "x")
-    del encoded["$dataclass"][1]["rate"]
-    with pytest.raises(ValueError, match=r"Schedule .*'rate', .*default"):
-        decode(encoded)
-
-
-def test_a_field_that_the_class_no_longer_has_is_named():
-    encoded = encode(Schedule(0.5, []), "x")
-    encoded["$dataclass"][1]["momentum"] = 0.9
-    with pytest.raises(ValueError, match=r"Schedule .*'momentum'"):
+    encoded["$dataclass"][1] = fields
+    with pytest.raises(ValueError, match=f"Schedule .*{facts}"):
         decode(encoded)
 
 
@@ -239,23 +236,19 @@ def test_what_cannot_be_kept_is_named_with_a_remedy(value, kind):
 @pytest.mark.parametrize(
     ("value", "path"),
     [
-        ([0, 0, 0, object()], "state.history[3]"),
-        ({"a": {"b": object()}}, "state.history['a']['b']"),
-        ({1: object()}, "state.history[1]"),
-        ({(1, 2): [object()]}, "state.history[(1, 2)][0]"),
-        ((object(),), "state.history[0]"),
-        (collections.deque([1, object()]), "state.history[1]"),
-        (collections.OrderedDict(a=object()), "state.history['a']"),
-        (Schedule(0.1, [0, object()]), "state.history.steps[1]"),
-        (Point(1, object()), "state.history[1]"),
-        (Slotted(1, ({"k": object()},)), "state.history.b[0]['k']"),
+        ({"a": {"b": object()}}, "['a']['b']"),
+        ({(1, 2): [object()]}, "[(1, 2)][0]"),
+        ((0, object()), "[1]"),
+        (collections.deque([1, object()]), "[1]"),
+        (collections.OrderedDict(a=object()), "['a']"),
+        (Schedule(0.1, [0, object()]), ".steps[1]"),
+        (Point(1, object()), "[1]"),
     ],
 )
 def test_the_path_leads_to_the_culprit(value, path):
-    with pytest.raises(UnsupportedValueError) as caught:
+    with pytest.raises(UnsupportedValueError, match=r": a builtins\.object ") as caught:
         encode(value, "state.history")
-    assert caught.value.path == path
-    assert str(caught.value).startswith(f"{path}: a builtins.object ")
+    assert caught.value.path == f"state.history{path}"
 
 
 def test_a_leaf_encodes_what_it_knows_and_resolve_brings_it_back():

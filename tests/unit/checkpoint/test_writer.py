@@ -100,7 +100,7 @@ def test_in_a_pause_a_newer_commit_takes_the_place_of_the_one_that_waits(store, 
     wrapped.plan.clear()
     writer.hurry()
     writer.wait()
-    assert writer.progress.last_durable == CommitId(1, 9)
+    assert writer.last_durable == CommitId(1, 9)
     assert f"{CommitId(1, 2)}/MANIFEST.json" not in content(wrapped.inner)
     assert_is(load_newest(store), newer)
 
@@ -122,7 +122,7 @@ def test_the_wait_ends_with_the_reasons_and_the_writer_continues(store, wrapped,
     clock.advance(60)
     writer.hurry()
     writer.wait()
-    assert writer.progress.last_durable == CommitId(1, 2)
+    assert writer.last_durable == CommitId(1, 2)
 
 
 def test_stop_ends_a_pause_and_the_retries(store, wrapped, clock, writer):
@@ -146,7 +146,7 @@ def test_being_fenced_is_final(store, wrapped, clock, writer):
         with pytest.raises(FencedError):
             writer.wait()
     assert clock.waits == []
-    assert isinstance(writer.progress.failure, FencedError)
+    assert isinstance(writer.failure, FencedError)
     assert [facts["level"] for facts in store.events.of("write_failed")] == [logging.ERROR]
     assert store.events.of("outage") == []
     assert not writer.submit(make_snapshot(1, 3))

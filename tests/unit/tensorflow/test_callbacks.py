@@ -68,18 +68,6 @@ def test_the_state_counts_what_is_done_and_commits_come_after_it(model: keras.Mo
     assert (state.epoch, state.batch, state.last_commit.commit) == (2, 0, 4)
 
 
-def test_a_fault_right_after_a_resumed_epochs_last_batch_does_not_undo_a_later_stop(
-    model: keras.Model,
-) -> None:
-    state = elastic.KerasState(model, batch=2, epoch=0)
-    ours = elastic_callbacks(state)
-    with pytest.raises(InterruptedError):
-        fit(model, *ours, Watch(lambda: None, end=(0, 1)))
-    state.batch = 0
-    fit(model, *ours, Watch(lambda: setattr(model, "stop_training", True)))
-    assert state.epoch == 1
-
-
 def test_a_resumed_epoch_has_the_batches_that_are_left(model: keras.Model) -> None:
     state = elastic.KerasState(model, batch=0, epoch=0)
     watch = Watch(lambda: (state.epoch, state.batch), end=(1, 2))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -62,14 +61,6 @@ def test_it_can_be_used_inside_a_function_and_transformed_further() -> None:
     assert [int(tf.reduce_sum(batch)) for batch in data.map(lambda each: each["it"]).take(2)] == [6, 22]
 
 
-class Batches(keras.utils.PyDataset):  # type: ignore[misc]
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        return np.zeros((2 - index, 3)), np.zeros(2 - index)
-
-
 @pytest.mark.parametrize(
     ("data", "options", "fact"),
     [
@@ -77,7 +68,7 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
         (tf.data.Dataset.range(3), {}, "got a .*Dataset.*PerRank"),
         (np.zeros(3), {"tail": "cut"}, "'cut'"),
         (np.float32(1), {}, "got a float32"),
-        (Batches(), {}, "got a Batches.*transform="),
+        ("text", {}, "got a str.*transform="),
         ((), {}, r"length.*\[\]"),
     ],
 )
@@ -120,12 +111,8 @@ def test_an_iterator_continues_where_it_was_with_its_shuffle_buffer(tmp_path: Pa
     assert caught.value.path == "PerRank"
 
 
-@pytest.mark.parametrize("made", ["of a generator", "with random numbers"])
-def test_an_iterator_that_tensorflow_cannot_save_is_refused(made: str, tmp_path: Path) -> None:
-    if made == "of a generator":
-        data = tf.data.Dataset.from_generator(lambda: range(5), output_signature=tf.TensorSpec([]))
-    else:
-        data = tf.data.Dataset.range(5).map(lambda number: tf.random.uniform(()))
+def test_an_iterator_that_tensorflow_cannot_save_is_refused(tmp_path: Path) -> None:
+    data = tf.data.Dataset.range(5).map(lambda number: tf.random.uniform(()))
     with pytest.raises(UnsupportedValueError, match=r"^PerRank: .*elastic_dataset"):
         with_iterator(tmp_path, data)
 

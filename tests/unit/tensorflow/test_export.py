@@ -18,14 +18,12 @@ from tests.unit.tensorflow.jobs import X, content, network
 
 def export(root: Path, folder: Path, model_config: str, *options: object) -> tuple[int, Path]:
     """Export with a file of this text, or of this name; return the exit code and the path of the export."""
-    config = folder / "model.json"
+    config, file = folder / "model.json", folder / "out.keras"
     if model_config.endswith(".keras"):
         config = folder / model_config
     else:
         config.write_text(model_config)
-    file = folder / "out.keras"
-    code = main(["export", *map(str, (root, *options, "-o", file, "--model-config", config))])
-    return code, file
+    return main(["export", *map(str, (root, *options, "-o", file, "--model-config", config))]), file
 
 
 def test_a_keras_file_is_the_model_of_the_commit(
@@ -45,12 +43,9 @@ def test_a_keras_file_is_the_model_of_the_commit(
 def test_a_keras_file_as_config_gives_the_model_and_not_its_weights(
     root: Path, job: dict[int, Any], tmp_path: Path
 ) -> None:
-    compiled = network(seed=9)
-    compiled.compile(keras.optimizers.SGD(), "mse")
-    compiled.save(tmp_path / "old.keras")
+    network(seed=9).save(tmp_path / "old.keras")
     code, file = export(root, tmp_path, "old.keras")
-    model = keras.models.load_model(file)
-    assert (code, content(model), model.compiled) == (0, job[3][0], False)
+    assert (code, content(keras.models.load_model(file))) == (0, job[3][0])
 
 
 def test_a_config_of_another_model_is_an_error_that_names_the_variables(

@@ -41,8 +41,7 @@ class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, state: Any, epoch: int | None, batch: int | None = None) -> None:
         super().__init__()
-        self._state = state
-        self._at = (epoch, batch)
+        self._state, self._at = state, (epoch, batch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if (self._state.epoch, self._state.batch - 1) == self._at:
@@ -91,17 +90,11 @@ def a_state(root: Path | None = None, **options: Any) -> recover.TensorFlowKeras
 
 
 def fit(
-    state: Any,
-    *before: Any,
-    behind: tuple[Any, ...] = (),
-    every: int | None = 3,
-    epochs: int = EPOCHS,
-    **options: Any,
+    state: Any, *before: Any, behind: Any = (), every: int | None = 3, epochs: int = EPOCHS, **options: Any
 ) -> Any:
-    found = [*before, *recover.fit_callbacks(state, commit_every_batches=every, **options), *behind]
-    return state.model.fit(
-        state.data, epochs=epochs, initial_epoch=state.epoch, callbacks=found, verbose=0, shuffle=False
-    )
+    options |= {"initial_epoch": state.epoch, "epochs": epochs, "verbose": 0, "shuffle": False}
+    callbacks = [*before, *recover.fit_callbacks(state, commit_every_batches=every), *behind]
+    return state.model.fit(state.data, callbacks=callbacks, **options)
 
 
 def weights(state: Any) -> list[bytes]:
@@ -190,19 +183,6 @@ def test_a_commit_sets_only_known_attributes(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.weights.h5"]
 
 
-def test_a_list_of_keras_own_is_put_in_order_too() -> None:
-    state, order = a_state(), []
-    told = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: order.append(("the user's", state.epoch, state.last_commit.commit))
-    )
-    found = keras.callbacks.CallbackList(
-        [told, *recover.fit_callbacks(state)], add_history=True, model=state.model, epochs=1
-    )
-    state.model.fit(state.data, epochs=1, callbacks=found, verbose=0)
-    assert order == [("the user's", 1, 0)]  # counted, and not committed yet
-    assert state.last_commit.commit == 1
-
-
 def test_several_steps_in_one_execution_are_all_counted(tmp_path: Path) -> None:
     state = a_state(steps_per_execution=4)
     counted: list[int] = []
@@ -223,12 +203,10 @@ def fit_with_a_tracked_data_set_to_validate_on(state: Any, *extra: Any) -> None:
     if not hasattr(state, "validation"):
         state.validation = recover.elastic_dataset((X[:20], Y[:20]), BATCH, shuffle=False)
         state.sync()
-    tested: list[int] = []
+    begun, tested = state.epoch, []
     count = keras.callbacks.LambdaCallback()
     count.on_test_batch_end = lambda batch, logs=None: tested.append(batch)  # type: ignore[method-assign]
-    begun, callbacks = state.epoch, [*recover.fit_callbacks(state, commit_every_batches=3), count, *extra]
-    options = {"epochs": 2, "initial_epoch": begun, "callbacks": callbacks, "verbose": 0, "shuffle": False}
-    state.model.fit(state.data, validation_data=state.validation, **options)
+    fit(state, count, *extra, epochs=2, validation_data=state.validation)
     assert tested == [*range(20 // BATCH)] * (2 - begun)
     assert state.validation.order.done == 0
 
@@ -247,52 +225,36 @@ def test_a_fit_that_is_interrupted_in_an_epoch_ends_the_same(train: Callable[...
     assert weights(state) == weights(undisturbed)
 
 
-def test_an_epoch_that_was_interrupted_after_its_last_batch_is_only_ended(tmp_path: Path) -> None:
-    def raises(epoch: int, logs: Any) -> None:
-        raise InterruptionError
-
-    undisturbed = a_state()
-    fit(undisturbed, every=5, epochs=2)
-    state = a_state(tmp_path)
-    with pytest.raises(InterruptionError):
-        fit(state, keras.callbacks.LambdaCallback(on_epoch_end=raises), every=5, epochs=2)
-    state.flush()
-    again = a_state(tmp_path)
-    assert (again.epoch, again.batch) == (0, 5)  # the tenth batch is committed with the epoch's end
-    fit(again, every=5, epochs=2)
-    assert weights(again) == weights(undisturbed)
-
-
 # -- refusals ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("name", "epoch", "first", "options"),
+    ("name", "epoch", "callbacks", "options"),
     [
-        ("initial_epoch", 2, [], {"epochs": 4}),
-        ("steps_per_epoch", 0, [], {"steps_per_epoch": 4}),
+        ("initial_epoch: ", 2, [], {"epochs": 4}),
+        ("steps_per_epoch: ", 0, [], {"steps_per_epoch": 4}),
         ("callbacks: BackupAndRestore", 0, [keras.callbacks.BackupAndRestore("never made")], {}),
     ],
 )
 def test_a_fit_that_would_undo_a_recovery_is_refused(
-    name: str, epoch: int, first: list[Any], options: dict[str, Any]
+    name: str, epoch: int, callbacks: list[Any], options: dict[str, Any]
 ) -> None:
     state = a_state()
-    state.epoch = epoch
+    state.epoch, used = epoch, [*callbacks, *recover.fit_callbacks(state)]
     with pytest.raises(ConfigError, match=f"^{name}"):
-        state.model.fit(state.data, callbacks=[*first, *recover.fit_callbacks(state)], verbose=0, **options)
+        state.model.fit(state.data, callbacks=used, verbose=0, **options)
 
 
 @pytest.mark.parametrize(
-    ("attributes", "options", "name"),
+    ("attributes", "every", "name"),
     [
-        ({"epoch": 0}, {}, r"state\.batch"),
-        ({"batch": 0}, {}, r"state\.epoch"),
-        ({"epoch": 0, "batch": 0}, {"commit_every_batches": 0}, "commit_every_batches"),
-        ({"epoch": 0, "batch": 0, "virtual_ranks": 1}, {}, r"model\.fit"),
+        ({"epoch": 0}, None, r"state\.batch"),
+        ({"batch": 0}, None, r"state\.epoch"),
+        ({"epoch": 0, "batch": 0}, 0, "commit_every_batches"),
+        ({"epoch": 0, "batch": 0, "virtual_ranks": 1}, None, r"model\.fit"),
     ],
 )
-def test_a_state_or_an_interval_that_does_not_do_is_refused(attributes: Any, options: Any, name: str) -> None:
+def test_a_state_or_an_interval_that_does_not_do_is_refused(attributes: Any, every: Any, name: str) -> None:
     state = recover.TensorFlowState([tf.Variable(1.0)], **attributes)
     with pytest.raises(ConfigError, match=f"^{name}: "):
-        recover.fit_callbacks(state, **options)
+        recover.fit_callbacks(state, commit_every_batches=every)

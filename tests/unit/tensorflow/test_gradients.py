@@ -9,16 +9,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from horovod.tensorflow.mpi_ops import MPI_LIB
-from tensorflow.python.framework import op_def_registry
 
 import hvdrecover.tensorflow as recover
 from hvdrecover.errors import ConfigError, MissingGradientError
 from hvdrecover.tensorflow.averaging import _checked
 from hvdrecover.tensorflow.collectives import original, raised
-
-OPERATIONS = [name for name in vars(MPI_LIB) if name.startswith("Horovod")]
-NO_CONSTANTS = ("Allreduce", "Inplace")  # of gradients and of variables
 
 
 @pytest.mark.parametrize("kind", [keras.Variable, tf.Variable])
@@ -48,20 +43,16 @@ def test_an_option_that_cannot_be_met_is_refused(options: dict[str, Any], named:
 
 
 @pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize("absent", [0.0, 0.5])
-def test_results_are_held_back_if_ranks_differ(graph: bool, absent: float) -> None:
+def test_results_are_held_back_if_ranks_differ(graph: bool) -> None:
     variable = tf.Variable([1.0])
 
     def checked(summed: tf.Tensor) -> tf.Tensor:
         return _checked([tf.ones([1]), None], summed, [True], [variable])[0]
 
     run = tf.function(checked) if graph else checked
-    summed = tf.constant([[absent], [0.5]])
-    if not absent:
-        assert run(summed).numpy().tolist() == [1.0]
-        return
+    assert run(tf.constant([[0.0], [0.5]])).numpy().tolist() == [1.0]
     with pytest.raises((MissingGradientError, tf.errors.OpError), match="gradient") as caught:
-        run(summed)
+        run(tf.constant([[0.5], [0.5]]))
     found = original(caught.value) if graph else caught.value
     assert isinstance(found, MissingGradientError)
 
@@ -89,12 +80,6 @@ def test_an_allreduce_of_constants_keeps_values_and_shapes(value: Any) -> None:
     assert step().numpy().tobytes() == given.tobytes()
 
 
-@pytest.mark.parametrize("name", [each for each in OPERATIONS if not any(x in each for x in NO_CONSTANTS)])
-def test_tensorflow_runs_an_operation_of_horovods_each_time(name: str) -> None:
-    """Or it would take a collective of constants for a constant."""
-    assert op_def_registry.get(name).is_stateful
-
-
 def test_collectives_of_a_graph_do_not_wait_for_each_other() -> None:
     """Or Horovod could fuse none of them."""
 
@@ -103,8 +88,6 @@ def test_collectives_of_a_graph_do_not_wait_for_each_other() -> None:
         return hvd.allreduce(tf.zeros([1]), name="one"), hvd.allgather(tf.zeros([1]), name="other")
 
     operations = both.get_concrete_function().graph.get_operations()
-    collectives = [each for each in operations if each.type in OPERATIONS]
-    assert len(collectives) >= 2
-    assert {each.name: [other.name for other in each.control_inputs] for each in collectives} == {
-        each.name: [] for each in collectives
-    }
+    waits = {each.name: list(each.control_inputs) for each in operations if each.type.startswith("Horovod")}
+    assert len(waits) >= 2
+    assert not any(waits.values())

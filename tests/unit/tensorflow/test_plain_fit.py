@@ -61,11 +61,8 @@ def test_a_pipeline_skips_to_the_place() -> None:
     found = [float(each) for batch in iter(data.get_tf_dataset()) for each in batch[0][:, 0]]
     assert found == X[3 * BATCH :, 0].tolist()
     assert "thrown away" in data.costs
-
-
-def test_an_epoch_of_unknown_length_has_no_places_inside() -> None:
-    data = data_of(pipeline().filter(lambda x, y: True))
-    assert (data.is_counted, data.steps) == (False, None)
+    endless = data_of(pipeline().filter(lambda x, y: True))
+    assert (endless.is_counted, endless.steps) == (False, None)
 
 
 @pytest.mark.parametrize(

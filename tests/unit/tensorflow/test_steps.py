@@ -37,14 +37,13 @@ def run_of(state: recover.TensorFlowState, folder: Path) -> Run:
 
 def expected(state: recover.TensorFlowKerasState) -> tuple[list[float], list[float]]:
     """Losses and norms of gradients of each batch; with a learning rate of 0 they don't depend on others."""
-    losses, norms = [], []
-    variables = state.model.trainable_variables
+    losses, norms, model = [], [], state.model
     for start in range(0, SAMPLES, BATCH):
         with tf.GradientTape() as tape:
             batch = slice(start, start + BATCH)
-            loss = tf.reduce_mean((state.model(X[batch], training=True) - Y[batch]) ** 2)
+            loss = tf.reduce_mean((model(X[batch], training=True) - Y[batch]) ** 2)
         losses.append(float(loss))
-        norms.append(float(tf.linalg.global_norm(tape.gradient(loss, variables))))
+        norms.append(float(tf.linalg.global_norm(tape.gradient(loss, model.trainable_variables))))
     return losses, norms
 
 
