@@ -41,34 +41,22 @@ Attributes:
 
 @dataclass(frozen=True)
 class Entry:
-    """One property of a component that all ranks must have in common.
+    """One property of a component that all ranks must have in common."""
 
-    Attributes:
-        name: such as ``.0.weight``; it follows the attribute's name.
-        value: such as ``F32[64, 128], trained``.
-        setting: whether it is a hyper-parameter. A script may choose it by the number of ranks, and training
-            changes it: a rank that joins later takes it over.
-        stored: whether a commit holds it, so that the script's value is ignored in a resumed run.
-    """
-
-    name: str
-    value: str
+    name: str  # such as ``.0.weight``; it follows the attribute's name
+    value: str  # such as ``F32[64, 128], trained``
+    # Whether it is a hyper-parameter. A script may choose it by the number of ranks, and training changes it:
+    # a rank that joins later takes it over.
     setting: bool = False
-    stored: bool = False
+    stored: bool = False  # whether a commit holds it, so that the script's value is ignored in a resumed run
 
 
 class Framework(Protocol):
-    """Facts about a framework: its tensors, its components and its random generators.
+    """Facts about a framework: its tensors, its components and its random generators."""
 
-    Attributes:
-        name: ``torch`` or ``tensorflow``.
-        tensors: the types of its tensors.
-        attributes: those of the state, by name; `Contents` sets it.
-    """
-
-    name: str
-    tensors: type | UnionType
-    attributes: Mapping[str, Any]
+    name: str  # ``torch`` or ``tensorflow``
+    tensors: type | UnionType  # the types of its tensors
+    attributes: Mapping[str, Any]  # those of the state, by name; `Contents` sets it
 
     def versions(self) -> dict[str, str]:
         """Versions of the framework and of Horovod."""
@@ -158,10 +146,10 @@ class HiddenAttribute(Protocol):
 
 @dataclass
 class Past:
-    """How many training functions this process has begun, and the roots of those that are finished."""
+    """The earlier training functions of this process."""
 
-    functions: int = 0
-    finished: set[str] = field(default_factory=set)
+    functions: int = 0  # number of those that have begun
+    finished: set[str] = field(default_factory=set)  # checkpoint roots of those that are finished
 
 
 class World(Protocol):
@@ -214,10 +202,9 @@ def fit_tensors(
     stored: Mapping[str, Any],
     fits_anyway: Callable[[str], bool] = lambda key: False,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Compare a component's tensors with those in a commit, name by name.
+    """Return the part of a component's ``stored`` tensors that fits, and a line for each difference.
 
-    ``what`` the component is called in a message, such as ``model``. Return the part of ``stored`` that fits,
-    and a line for each difference.
+    ``what``: the component's kind for messages, such as ``model``.
     """
 
     def kind(value: Any, key: str) -> str:
@@ -254,7 +241,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Part:
-    """One tree, taken apart but not copied: its JSON, its tensors in order, and their plan."""
+    """One tree, taken apart but not copied."""
 
     structure: Json
     tensors: Sequence[Tensor]
@@ -333,9 +320,7 @@ def flatten(tree: Any, path: str, tensors: type | UnionType, found: dict[str, Te
 
     Each commit walks all tensors, so this loop handles dicts and lists itself: 4 ms for 5,000 tensors.
     `values.encode` takes several times as long. optree and torch's pytree take as long, without names.
-
-    Raises:
-        UnsupportedValueError: a value that JSON cannot hold; ``path`` names the tree in the error.
+    ``path`` names the tree in errors.
     """
 
     def tensor(value: Tensor, name: str) -> Json:

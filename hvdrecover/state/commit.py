@@ -157,7 +157,10 @@ def commit(session: Session, *, durable: bool) -> None:
 
 
 def check(session: Session) -> None:
-    _apply(session, send_vote(session, Moment("check"))(), between=True)
+    verdict = send_vote(session, Moment("check"))()
+    if isinstance(verdict, Departure):
+        session.call("save", lambda: keep(session))  # ranks leave at a commit
+    _apply(session, verdict)
 
 
 def save(session: Session, objection: HvdrecoverError | None = None) -> None:
@@ -170,6 +173,11 @@ def save(session: Session, objection: HvdrecoverError | None = None) -> None:
     heartbeat.committed(snapshot.id.generation, snapshot.id.commit, snapshot.state["random"]["stream"])
     session.hooks.notify(Hook.captured, snapshot)
     session.context.events.emit("commit", **vars(snapshot.id), stall=stall)
+
+
+def save_alone(session: Session) -> None:
+    session.own.forget()
+    keep(session)
 
 
 def keep(session: Session) -> None:
@@ -198,11 +206,8 @@ def _loses_nothing(session: Session, verdict: BaseException) -> bool:
     return isinstance(verdict, Departure) or fault_of(verdict, session.context.world) == "hosts"
 
 
-def _apply(session: Session, verdict: BaseException | None, *, between: bool = False) -> None:
-    """Apply the collective verdict, at a commit or between commits: leave, raise or continue."""
+def _apply(session: Session, verdict: BaseException | None) -> None:
     if isinstance(verdict, Departure):
-        if between:
-            session.call("save", lambda: keep(session))  # ranks leave at a commit
         leave(session, verdict)
     if verdict is not None:
         raise verdict

@@ -200,8 +200,7 @@ def paused() -> Iterator[None]:
 def rendezvous_alone(hvd: Any) -> None:
     """Initialise Horovod without any other rank, and shut it down again.
 
-    From then on ``hvd.init()`` asks the driver for this process's place, as after a reset, and waits until
-    the other ranks do so as well. So a process takes the place of one that was lost.
+    The next ``hvd.init()`` asks the driver for this process's place, as after a reset.
     """
     with configs.alone():
         hvd.init()
@@ -330,7 +329,7 @@ def _report_modules() -> None:
 
 
 def _is_library(name: str, module: Any) -> bool:
-    """Return whether a module can be imported before the script runs: it is not part of the script."""
+    """Return whether a module can be imported before the script runs."""
     spec = getattr(module, "__spec__", None)
     if spec is None or name == "__main__":
         return False

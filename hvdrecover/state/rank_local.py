@@ -143,16 +143,14 @@ class Place:
 
     After a rendezvous it reports the previous rank and size until `arrived()` is called: the present state
     still belongs to these.
-
-    Attributes:
-        job: identity of the job; empty while this rank is alone.
-        joined: whether this rank has agreed on a state with the others.
     """
 
     def __init__(self, world: World, ranks: Ranks) -> None:
         self._world = world
         self._ranks = ranks
-        self.rank, self.size, self.job, self.joined = 0, 1, "", False
+        self.rank, self.size = 0, 1
+        self.job = ""
+        self.joined = False  # whether this rank has agreed on a state with the other ranks of the job
 
     def arrived(self) -> None:
         """Take the rank and size of the last rendezvous."""
@@ -160,13 +158,11 @@ class Place:
             self.rank, self.size = self._world.rank(), self._world.size()
 
     def join(self, job: str) -> None:
-        """Note that this rank has agreed on a state with the other ranks of a job."""
         self.job, self.joined = job, True
         self.arrived()
 
     @property
     def carried(self) -> Carried:
-        """The ranks whose states this process has: itself, or its virtual ranks."""
         return self._ranks.carried_by(self.rank, self.size)
 
     @property
@@ -364,13 +360,7 @@ class _Sent(UserDict[str, Any]):
 
 
 class RankLocalState:
-    """The rank-local states of the ranks that one process carries out.
-
-    Attributes:
-        seed: the run's; the random streams are derived from it.
-        stream: the number of the present stream.
-        stores_streams: whether the states of each rank's generators are part of a commit.
-    """
+    """The rank-local states of the ranks that one process carries out."""
 
     def __init__(
         self,
@@ -381,16 +371,13 @@ class RankLocalState:
         rng: Randomness,
     ) -> None:
         if rng not in get_args(Randomness):
-            raise ConfigError(
-                "rng", f"'{rng}' is not a way to treat random generators; use 'reseed' or 'store'"
-            )
-        self._framework = framework
-        self._world = world
-        self._place = place
+            problem = f"'{rng}' is not a way to treat random generators; use 'reseed' or 'store'"
+            raise ConfigError("rng", problem)
+        self._framework, self._world, self._place, self._values = framework, world, place, values
         self._copier = Copier(framework)
-        self._values = values
-        self.stores_streams = rng == "store"
-        self.seed = self.stream = 0
+        self.stores_streams = rng == "store"  # whether the states of generators are part of a commit
+        self.seed = 0  # the run's; the random streams are derived from it
+        self.stream = 0  # the number of the present stream
         self._known: dict[str, Shares] = {}
 
     # -- exchange --------------------------------------------------------------------------------------
@@ -422,11 +409,8 @@ class RankLocalState:
         return {name: Shares(size, each) for name, each in states.items()}
 
     def rendezvous(self, carried: Carried, held: Snapshot | None, newest: CommitId | None) -> None:
-        """Learn the states from the elected commit, if this rank holds it.
-
-        If no memory holds a commit, each rank begins with its present states, for the ranks in ``carried``.
-        """
-        if newest is None:
+        """Learn the states from the elected commit, if this rank holds it."""
+        if newest is None:  # no memory holds a commit: each rank begins with its present states
             self.gather(carried)
             return
         self._known = self._stored(held) if held is not None and held.id == newest else {}
@@ -435,7 +419,7 @@ class RankLocalState:
                 self._values[name].gathered(shares.states)
 
     def forget(self) -> None:
-        """Training continues, so the known states of the other ranks are out of date."""
+        """Forget the states of other ranks, as training continues."""
         self._known = {}
 
     def _packed(self, present: Mapping[str, Any]) -> bytes:
@@ -471,7 +455,7 @@ class RankLocalState:
         return self._shared(self._present(carried), carried.size)
 
     def keep(self, snapshot: Snapshot) -> None:
-        """The next commit holds the states of this one."""
+        """Have the next commit hold the states of this one."""
         self._known |= self._stored(snapshot)
 
     def resume(self, snapshot: Snapshot, *, load: bool) -> None:
@@ -482,10 +466,10 @@ class RankLocalState:
         self.forget()
         carried = self._place.carried
         try:
-            stored = self._stored(snapshot)
+            stored = self._stored(snapshot) if load else {}
             for name, each in self._values.items():
                 shares = stored.get(name)
-                if load and shares is not None and not (snapshot.finished and shares.ranks != carried.size):
+                if shares is not None and not (snapshot.finished and shares.ranks != carried.size):
                     each.resume(f"state.{name}", shares.states, shares.ranks, carried)
                 each.keep(carried)
         except HvdrecoverError:

@@ -219,7 +219,7 @@ class State:
 
     def save(self) -> None:
         """Make a commit in this rank's memory only. The other ranks take no part."""
-        self._due.pop("save", self._save_alone)()
+        self._due.pop("save", lambda: commits.save_alone(self._session))()
 
     def restore(self) -> None:
         """Return to the newest commit in this rank's memory.
@@ -296,14 +296,10 @@ class State:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _save_alone(self) -> None:
-        self._session.own.forget()
-        commits.keep(self._session)
-
     def _has_hooks(self) -> bool:
         """Return whether the script's own code runs between a fault and the next agreement."""
-        methods = [getattr(self, name) for name in ("save", "restore", "on_reset")]
-        return bool(self._session.reset_callbacks) or not all(map(_is_ours, methods))
+        own = not all(_is_ours(getattr(self, name)) for name in ("save", "restore", "on_reset"))
+        return own or bool(self._session.reset_callbacks)
 
     def _refuse_early(self, call: str) -> None:
         if not self._session.context.place.joined:

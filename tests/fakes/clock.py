@@ -12,16 +12,11 @@ HANG_SECONDS = 30.0  # of real time; only reached when something is broken
 
 
 class FakeClock(Clock):
-    """A clock that never sleeps: waiting moves it on, and is noted.
-
-    Attributes:
-        seconds: the time.
-        waits: the timeouts that were asked for, in seconds.
-    """
+    """A clock that never sleeps: waiting moves it on, and is noted."""
 
     def __init__(self, start: float = 1000.0) -> None:
         self.seconds = start
-        self.waits: list[float] = []
+        self.waits: list[float] = []  # the timeouts that were asked for, in seconds
 
     def now(self) -> float:
         return self.seconds
@@ -45,19 +40,14 @@ class SharedClock(FakeClock):
     The thread that made the clock waits for what the writer does, and time does not pass by that: its waits
     end when the event is set, or when the time has come otherwise. The writer's pauses pass at once, as long
     as there are `pauses`; after that, one lasts until it is cut short or somebody moves the time on.
-
-    Attributes:
-        pauses: how many more pauses of the writer pass at once.
-        in_pause: set while one lasts.
-        impatient: whether the waits of the thread that made the clock pass at once as well.
     """
 
     def __init__(self, start: float = 1000.0) -> None:
         super().__init__(start)
         self._owner = threading.get_ident()
-        self.pauses: float = math.inf
+        self.pauses: float = math.inf  # number of the writer's pauses that still pass at once
         self.in_pause = threading.Event()
-        self.impatient = False
+        self.impatient = False  # whether the waits of the thread that made the clock pass at once as well
 
     def wait(self, event: threading.Event, timeout: float) -> bool:
         if threading.get_ident() == self._owner:

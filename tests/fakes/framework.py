@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import UnionType
 from typing import Any
 
@@ -15,12 +13,9 @@ import numpy.typing as npt
 from hvdrecover.checkpoint.arena import Arena, TensorSpec
 from hvdrecover.data.order import SampleOrder, Tail
 from hvdrecover.errors import UnsupportedTensorError
-from hvdrecover.scalars import Row, Tracker
 from hvdrecover.state.adapter import Entry, StepReport, fit_tensors
 
 Array = npt.NDArray[Any]
-Events = dict[str, list[tuple[int, float, float]]]
-"""By name, the scalars of a run: step, value and time."""
 
 _CODES = {"float64": "F64", "float32": "F32", "int64": "I64", "uint8": "U8", "bool": "BOOL"}
 _DTYPES = {code: np.dtype(name) for name, code in _CODES.items()}
@@ -118,44 +113,6 @@ class FakeSampler:
         self.order.load_state_dict(state)
 
 
-class FakeBoard(Tracker):
-    """Stands for TensorBoard: appends a line of JSON for each step, and one for the first step of a file."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-
-    def open(self, run: str) -> int:
-        self._path, self._is_new = self._folder / run / "scalars.jsonl", True
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        return 0
-
-    def log(self, rows: Sequence[Row]) -> None:
-        with self._path.open("a") as file:
-            if self._is_new:
-                self._is_new = False
-                file.write(json.dumps({"first": rows[0].step}) + "\n")
-            for row in rows:
-                line = {"step": row.step, "time": row.time, "values": dict(row.values)}
-                file.write(json.dumps(line) + "\n")
-
-    def close(self, *, finished: bool) -> None:
-        pass
-
-
-def read_run(folder: Path) -> Events:
-    """Return what `FakeBoard` has written to a folder, without what later files have taken back."""
-    events: Events = {}
-    for line in map(json.loads, (folder / "scalars.jsonl").read_text().splitlines()):
-        if "first" in line:
-            events = {
-                name: [each for each in found if each[0] < line["first"]] for name, found in events.items()
-            }
-            continue
-        for name, value in line["values"].items():
-            events.setdefault(name, []).append((line["step"], value, line["time"]))
-    return events
-
-
 class FakeLoader:
     """Draws a base seed from the global generator when its iterator is made, as torch's loader does."""
 
@@ -177,27 +134,17 @@ class FakeLoader:
 
 
 class FakeFramework:
-    """The fake framework's side of the core; see `hvdrecover.state.adapter.Framework`.
-
-    Args:
-        seed: what the user seeded the global generator with.
-
-    Attributes:
-        generator: the process's global generator.
-        tear: how many more arrays can be copied before `copy_out` breaks, once; None: any number.
-        torn: how often `copy_out` broke.
-        reports: the hooks that asked for reports of steps.
-    """
+    """The fake framework's side of the core; see `hvdrecover.state.adapter.Framework`."""
 
     name = "fake"
     tensors: type | UnionType = np.ndarray
 
     def __init__(self, seed: int = 1) -> None:
         self.attributes: Mapping[str, Any] = {}
-        self.generator = FakeGenerator(seed)
-        self.tear: int | None = None
-        self.torn = 0
-        self.reports: dict[StepReport, Any] = {}
+        self.generator = FakeGenerator(seed)  # the process's global generator
+        self.tear: int | None = None  # how many more arrays can be copied before `copy_out` breaks, once
+        self.torn = 0  # how often `copy_out` broke
+        self.reports: dict[StepReport, Any] = {}  # the hooks that asked for reports of steps
 
     def versions(self) -> dict[str, str]:
         return {"fake": "1.0"}

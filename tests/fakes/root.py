@@ -17,25 +17,15 @@ from tests.fakes.world import HANG_SECONDS, FakeWorld, current_world
 
 @dataclass
 class FakeRoot:
-    """The contents of one checkpoint root.
-
-    Attributes:
-        files: path to content.
-        gate: writes of data files wait for it.
-        at_the_gate: set while a write waits.
-        failures: how many of the next writes of data files fail; used once each and counted down.
-        refusals: how many of the next looks at what is there fail; used once each and counted down.
-        attempts: how many writes of data files there were.
-        published: the commits whose manifest was published, in that order.
-    """
+    """The contents of one checkpoint root."""
 
     files: dict[str, bytes] = field(default_factory=dict)
-    gate: threading.Event = field(default_factory=threading.Event)
-    at_the_gate: threading.Event = field(default_factory=threading.Event)
-    failures: float = 0
-    refusals: int = 0
-    attempts: int = 0
-    published: list[CommitId] = field(default_factory=list)
+    gate: threading.Event = field(default_factory=threading.Event)  # writes of data files wait for it
+    at_the_gate: threading.Event = field(default_factory=threading.Event)  # set while a write waits
+    failures: float = 0  # number of the next writes of data files that fail
+    refusals: int = 0  # number of the next looks at the root that fail
+    attempts: int = 0  # number of writes of data files so far
+    published: list[CommitId] = field(default_factory=list)  # in the order of their manifests
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:

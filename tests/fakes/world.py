@@ -39,31 +39,21 @@ class Killed(SystemExit):
 class Fault:
     """Something that happens when a rank comes to a collective; used once.
 
-    Attributes:
-        rank: the rank that it happens to.
-        collective: how the collective's name begins.
-        nth: at which of that rank's visits it happens, counted from 1.
-        action: ``kill`` ends the rank before the collective and ``kill_after`` after it has come through;
-            ``kill_all`` ends all ranks; ``cut`` lets the collective come through on the others only;
-            ``change`` adds and removes hosts, and nothing is lost.
-        replacement: whether a process is started in the place of a killed one.
-        add: how many ranks a change adds.
-        remove: the ranks that a change removes.
-        ahead: whether the added ranks come before all others.
-        visits: how often the rank has come to the collective.
-        fired: whether it has happened.
+    ``kill`` ends the rank before the collective and ``kill_after`` after it has come through; ``kill_all``
+    ends all ranks; ``cut`` lets the collective come through on the others only; ``change`` adds and removes
+    hosts, and nothing is lost.
     """
 
     rank: int
-    collective: str
-    nth: int = 1
+    collective: str  # how the collective's name begins
+    nth: int = 1  # at which of that rank's visits it happens
     action: Action = "kill"
-    replacement: Replacement = "none"
-    add: int = 0
-    remove: tuple[int, ...] = ()
-    ahead: bool = False
-    visits: int = 0
-    fired: bool = False
+    replacement: Replacement = "none"  # whether a process is started in the place of a killed one
+    add: int = 0  # number of ranks that a change adds
+    remove: tuple[int, ...] = ()  # ranks that a change removes
+    ahead: bool = False  # whether the added ranks come before all others
+    visits: int = 0  # how often the rank has come to the collective
+    fired: bool = False  # whether it has happened
 
     def visit(self, rank: int, name: str) -> bool:
         """Count a visit; return whether the fault happens now."""
@@ -99,7 +89,6 @@ class _Slot:
     """One collective: what each rank brought to it."""
 
     signature: tuple[Any, ...]
-    name: str
     entries: dict[int, Any] = field(default_factory=dict)
 
 
@@ -114,14 +103,7 @@ class _Ring:
 
 @dataclass
 class Outcome:
-    """The end of a rank.
-
-    Attributes:
-        world: the rank.
-        status: ``returned``, ``failed``, ``killed`` or ``left``.
-        result: what it returned.
-        error: what it raised.
-    """
+    """The end of a rank."""
 
     world: FakeWorld
     status: Status
@@ -134,27 +116,17 @@ def _fail(error: Exception) -> NoReturn:
 
 
 class FakeWorld:
-    """One rank; see `hvdrecover.state.adapter.World`.
-
-    Attributes:
-        place: ranks are numbered in the order of their places.
-        newcomer: whether the process was started after the job.
-        status: how it is.
-        told: where to tell of changes of hosts: ``state.on_hosts_updated``.
-        visits: how many collectives it has come to.
-        rendezvouses: how many it has taken part in.
-        allowed: how long its collectives may wait for a rank, each time that this was changed.
-    """
+    """One rank; see `hvdrecover.state.adapter.World`."""
 
     def __init__(self, job: FakeJob, place: float, *, newcomer: bool) -> None:
         self.job = job
-        self.place = place
-        self.newcomer = newcomer
+        self.place = place  # ranks are numbered in the order of their places
+        self.newcomer = newcomer  # whether the process was started after the job
         self.status: Status = "runs"
-        self.told: list[Callable[[float, int], None]] = []
-        self.visits = 0
+        self.told: list[Callable[[float, int], None]] = []  # called when hosts come or go
+        self.visits = 0  # number of collectives that it has come to
         self.rendezvouses = 0
-        self.allowed: list[int] = []
+        self.allowed: list[int] = []  # each limit of the waits of its collectives, in seconds
         self.past = Past()
         self._ring: _Ring | None = None
         self._place_in_ring = 0
@@ -231,11 +203,6 @@ class FakeWorld:
         return self._doomed or self.status == "killed"
 
     def check_alive(self) -> None:
-        """End if the rank was killed.
-
-        Raises:
-            Killed: it was.
-        """
         if self.dead:
             raise Killed
 
@@ -253,7 +220,7 @@ class FakeWorld:
             cut, end = self._let_faults_happen(name)
             if ring.broken:
                 raise HorovodInternalError(f"{name}: a rank was lost")
-            slot = ring.slots.setdefault(self._position, _Slot((*signature, name), name))
+            slot = ring.slots.setdefault(self._position, _Slot((*signature, name)))
             if slot.signature != (*signature, name):
                 self.job.fail(
                     f"rank {self.rank()} is in {(*signature, name)}, others are in {slot.signature}"
@@ -343,20 +310,13 @@ class FakeWorld:
 class FakeJob:
     """The ranks of one job and the driver that watches over them.
 
-    Args:
-        main: what every process runs, given its world; it must call ``world.init()``, as a script calls
-            ``hvd.init()``.
-        size: how many ranks to start.
-        faults: what goes wrong.
-
-    Attributes:
-        failure: why the test fails, if it does: ranks that don't fit together, or hang.
+    Every process runs ``main``, given its world; it must call ``world.init()``.
     """
 
     def __init__(self, main: Callable[[FakeWorld], Any], size: int, faults: Sequence[Fault] = ()) -> None:
         self.condition = threading.Condition(threading.RLock())
         self.faults = list(faults)
-        self.failure: str | None = None
+        self.failure: str | None = None  # why the test fails: ranks do not fit together, or hang
         self._main = main
         self._members: list[FakeWorld] = []
         self._outcomes: list[Outcome] = []
@@ -365,14 +325,7 @@ class FakeJob:
             self._members.append(FakeWorld(self, place, newcomer=False))
 
     def run(self) -> list[Outcome]:
-        """Run to the end.
-
-        Returns:
-            How the ranks ended: those that returned first, by rank, then the others.
-
-        Raises:
-            AssertionError: ranks did not fit together, or hung, or a fault never happened.
-        """
+        """Run to the end; return how the ranks ended: those that returned first, by rank, then the others."""
         for member in list(self._members):
             self._start(member)
         for thread in self._threads:  # grows while we wait
@@ -410,11 +363,7 @@ class FakeJob:
         self.condition.notify_all()
 
     def kill(self, member: FakeWorld, replacement: Replacement) -> None:
-        """End a rank, and start a process in its stead.
-
-        Raises:
-            Killed: always.
-        """
+        """End a rank, and start a process in its stead."""
         member._doomed = True
         if replacement == "in_place":
             self._join(member.place)
@@ -422,11 +371,7 @@ class FakeJob:
         raise Killed
 
     def kill_all(self, member: FakeWorld) -> None:
-        """End all ranks, wherever they are.
-
-        Raises:
-            Killed: always.
-        """
+        """End all ranks, wherever they are."""
         for other in self._members:
             other._doomed = other._doomed or other.status == "runs"
         member._end("killed")
@@ -443,11 +388,7 @@ class FakeJob:
                 tell(0.0, 1 if fault.remove else 2)
 
     def fail(self, reason: str) -> None:
-        """Give the test up.
-
-        Raises:
-            AssertionError: always.
-        """
+        """Give the test up."""
         if self.failure is None:
             self.failure = "; ".join([reason, *(member.describe() for member in self._members)])
         self.condition.notify_all()

@@ -23,12 +23,7 @@ STATIC = dataclasses.replace(CONFIG, elastic=False)
 
 
 class Process:
-    """The things that one process of a job has.
-
-    Args:
-        world: its place in the job.
-        seed: what the user seeds the global generator with.
-    """
+    """The things that one process of a job has."""
 
     def __init__(self, world: FakeWorld, *, seed: int = 1) -> None:
         self.world = world

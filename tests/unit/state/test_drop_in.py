@@ -20,14 +20,7 @@ from tests.unit.state.jobs import CONFIG, URL, Process, initialised
 
 
 class Calling(State):
-    """Notes when its methods are called, and what they find.
-
-    Args:
-        process: which makes it.
-        calls: where it notes.
-        passes_on: whether its methods call ``super()``.
-        checkpoint: the checkpoint root, or None.
-    """
+    """Notes when its methods are called, and what they find. If it ``passes_on``, they call ``super()``."""
 
     def __init__(
         self, process: Process, calls: list[Any], *, passes_on: bool = True, checkpoint: str | None = None

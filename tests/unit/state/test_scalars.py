@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from hvdrecover.scalars import KEPT_SECONDS, Feed, MLflow, Row, TensorBoard, Tra
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.clock import FakeClock
-from tests.fakes.framework import FakeBoard, FakeFramework, FakeModel, read_run
+from tests.fakes.framework import FakeFramework, FakeModel
 from tests.fakes.world import FakeJob, Fault, fail_at
 from tests.unit.state.jobs import Process, initialised
 
@@ -53,6 +54,36 @@ class Server:
         return [(row.step, row.values[name]) for row in self.rows if name in row.values]
 
 
+class FakeBoard(Tracker):
+    """Stands for TensorBoard: keeps rows by folder and run, and takes back those that come again later."""
+
+    runs: ClassVar[dict[Path, list[Row]]] = {}
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def open(self, run: str) -> int:
+        self._rows, self._is_new = self.runs.setdefault(self._folder / run, []), True
+        return 0
+
+    def log(self, rows: Sequence[Row]) -> None:
+        if self._is_new:
+            self._is_new = False
+            self._rows[:] = [row for row in self._rows if row.step < rows[0].step]
+        self._rows += rows
+
+    def close(self, *, finished: bool) -> None:
+        pass
+
+
+def read_run(folder: Path) -> dict[str, Series]:
+    series: dict[str, Series] = {}
+    for row in FakeBoard.runs[folder]:
+        for name, value in row.values.items():
+            series.setdefault(name, []).append((row.step, value))
+    return series
+
+
 class Memory(Tracker):
     """A tracker of a server that keeps everything."""
 
@@ -74,11 +105,7 @@ class Memory(Tracker):
 
 
 class Script:
-    """Steps, with a commit after every second one; rank 0 reports another loss than the others.
-
-    Args:
-        folder: where TensorBoard's runs are.
-    """
+    """Steps, with a commit after every second one; rank 0 reports another loss than the others."""
 
     def __init__(self, folder: Path) -> None:
         self.server = Server()
@@ -89,7 +116,7 @@ class Script:
 
     def written(self, rank: int, name: str) -> Series:
         """Return what TensorBoard has of a rank."""
-        return [(step, value) for step, value, _ in read_run(self._folder / f"rank-{rank}").get(name, [])]
+        return read_run(self._folder / f"rank-{rank}").get(name, [])
 
     def _body(self, process: Process) -> None:
         state = process.state(
@@ -135,11 +162,6 @@ def server() -> Server:
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
-
-
-@pytest.fixture
-def feed(tmp_path: Path, clock: FakeClock) -> Feed:
-    return Feed(FakeBoard(str(tmp_path)), clock, each_rank=True)
 
 
 def steps(series: Series) -> list[int]:
@@ -229,7 +251,7 @@ def test_the_time_of_a_step_has_its_waits_and_no_commit(tmp_path: Path) -> None:
         scalars.closing()
 
     FakeJob(initialised(body), 1).results()
-    found = {name: [value for _, value, _ in rows] for name, rows in read_run(tmp_path / "rank-0").items()}
+    found = {name: [value for _, value in rows] for name, rows in read_run(tmp_path / "rank-0").items()}
     assert found == {
         "seconds/step": [1.5, 2.5],
         "seconds/allreduce_wait": [0.5, 0.5],
@@ -246,13 +268,13 @@ def test_steps_that_were_not_polled_before_a_rollback_are_rolled_back_too(tmp_pa
 
         def poll() -> None:
             nonlocal ended
-            steps, ended = ended, 0
-            if steps:
-                scalars.stepped({}, steps)
+            number, ended = ended, 0
+            if number:
+                scalars.stepped({}, number)
 
         scalars.poll = poll
-        for steps in (2, 3):
-            ended = steps
+        for number in (2, 3):
+            ended = number
             state.commit()
         ended = 4
         state.restore()
@@ -261,7 +283,7 @@ def test_steps_that_were_not_polled_before_a_rollback_are_rolled_back_too(tmp_pa
         scalars.closing()
 
     FakeJob(initialised(body), 1).results()
-    assert [step for step, _, _ in read_run(tmp_path / "rank-0")["seconds/step"]] == [2, 5, 6]
+    assert steps(read_run(tmp_path / "rank-0")["seconds/step"]) == [2, 5, 6]
 
 
 def test_a_reported_tensor_is_copied() -> None:
