@@ -49,14 +49,10 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     most = "use no more than these, however many slots there are (default: all slots)"
     add("--max-np", "--max-num-proc", **options.COUNT, dest="most", help=most)
     program = "find hosts by a program that writes a line host:slots for each"
-    options.add_hosts(job).add_argument(
-        "--host-discovery-script", metavar="COMMAND", dest="discovery", help=program
-    )
-    add(
-        "--mpi",
-        action="store_true",
-        help="start by mpirun; then the loss of any process restarts the whole job",
-    )
+    script: dict[str, Any] = {"metavar": "COMMAND", "dest": "discovery", "help": program}
+    options.add_hosts(job).add_argument("--host-discovery-script", **script)
+    mpi = "start by mpirun; then the loss of any process restarts the whole job"
+    add("--mpi", action="store_true", help=mpi)
     if (theirs := _horovodrun()) is not None:
         take_options(parser, theirs)
 
@@ -181,10 +177,8 @@ def _of_file(others: Sequence[str]) -> dict[str, str]:
             str(name): str(int(each) if each in (True, False) else each) for name, each in settings.items()
         }
     except (OSError, yaml.YAMLError, AttributeError) as error:
-        problem = (
-            f"'{given[-1]}' must be YAML, with settings such as grace: 60s below hvdrecover:, got {error}"
-        )
-        raise ConfigError("--config-file", problem) from error
+        problem = f"must be YAML, with settings such as grace: 60s below hvdrecover:, got {error}"
+        raise ConfigError("--config-file", f"'{given[-1]}' {problem}") from error
     known = {setting.flag.removeprefix("--"): setting.variable for setting in config.SETTINGS}
     if unknown := sorted(set(texts) - set(known)):
         problem = f"'{given[-1]}' has an unknown setting '{unknown[0]}'; the settings are {', '.join(known)}"
@@ -243,16 +237,12 @@ def run_config(arguments: argparse.Namespace) -> int:
 
     environ = config.environment()
     config.read(environ)  # an invalid value is an error
-    settings = [
-        {
-            "variable": each.variable,
-            "option": each.flag if each.option else None,
-            "value": redact(environ[each.variable]) if environ.get(each.variable) else None,
-            "help": each.help,
-        }
-        for each in config.SETTINGS
-    ]
-    rows = [[each[name] or "" for name in ("variable", "option", "value", "help")] for each in settings]
+    settings = []
+    for each in config.SETTINGS:
+        value = redact(environ[each.variable]) if environ.get(each.variable) else None
+        option = each.flag if each.option else None
+        settings.append({"variable": each.variable, "option": option, "value": value, "help": each.help})
+    rows = [[text or "" for text in each.values()] for each in settings]
     table = printer.table(("variable", "option", "value", "meaning"), rows)
     printer.put({"settings": settings}, [table], as_json=arguments.json)
     return 0
@@ -276,12 +266,6 @@ def run_install_horovod(arguments: argparse.Namespace) -> int:
     from hvdrecover.install.horovod import install_horovod, source_diff
 
     options.end_by_exception()
-    if arguments.diff:
-        sys.stdout.write(source_diff())
-        return 0
-    installed = install_horovod(rebuild=arguments.rebuild)
-    how = "already installed"
-    if installed.wheel is not None:
-        how = f"installed ({'built now' if installed.built else 'from the cache'}: {installed.wheel})"
-    sys.stdout.write(f"Horovod {installed.version} is {how}.\n")
+    said = source_diff() if arguments.diff else f"{install_horovod(rebuild=arguments.rebuild)}\n"
+    sys.stdout.write(said)
     return 0

@@ -61,14 +61,16 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 def run_doctor(arguments: argparse.Namespace) -> int:
     try:
         settings = _settings(arguments)
-        settings.ranks()
+        ranks = settings.ranks()
     except (ConfigError, DiscoveryError) as error:
         arguments.refuse(str(error))
     options.end_by_exception()
     with printer.checking():
-        report = examination.examine(settings)
-    printer.put(report, _text(report.findings), as_json=arguments.json)
-    return 0 if report.ok else 1
+        findings = examination.examine(settings)
+    ok = all(each.outcome != "failure" for each in findings)
+    document = {"ok": ok, "ranks": ranks, "findings": findings}
+    printer.put(document, _text(findings), as_json=arguments.json)
+    return 0 if ok else 1
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
@@ -110,21 +112,18 @@ def _text(findings: Sequence[Finding]) -> Iterator[RenderableType]:
 def preflight(job: Options, request: Sequence[str] | None, read: Config) -> Options:
     """Return the options of a job that starts on those of its hosts that pass the checks."""
     if job.discovery is not None and request is None:
-        problem = "it leaves out no hosts of a --host-discovery-script"
-        raise ConfigError(
-            "--preflight", f"{problem}; write --discover 'command SCRIPT' instead of the script"
-        )
+        problem = "it leaves out no hosts of a --host-discovery-script; write --discover 'command SCRIPT'"
+        raise ConfigError("--preflight", f"{problem} instead of the script")
     began = SYSTEM_CLOCK.monotonic()
-    hosts = (
-        {each.name: each.slots for each in discovering.find(request)} if request else horovodrun.hosts(job)
-    )
+    discovered = {each.name: each.slots for each in discovering.find(request)} if request else None
+    hosts = discovered if discovered is not None else horovodrun.hosts(job)
     if not hosts:
         problem = "there are no hosts yet; start the job when there are, or without it"
         raise ConfigError("--preflight", problem)
     settings = Settings(hosts, sum(hosts.values()), job.interfaces, job.ssh_port, job.identity)
     options.end_by_exception()
     with printer.checking():
-        findings = examination.examine(settings, hosts_only=True).findings
+        findings = examination.examine(settings, hosts_only=True)
     least = job.processes if job.mpi else job.least or job.processes
     used, failures = select(hosts, findings, least)
     if failures:

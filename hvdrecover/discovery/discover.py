@@ -55,12 +55,7 @@ _OF_A_START = re.compile(
 
 
 def discover(
-    name: str,
-    source: Source,
-    settings: Settings,
-    environ: Mapping[str, str],
-    *,
-    patient: bool = False,
+    name: str, source: Source, settings: Settings, environ: Mapping[str, str], *, patient: bool = False
 ) -> Answer:
     """Return the hosts of the source `name`.
 
@@ -71,11 +66,8 @@ def discover(
     known, late = read(file), False
     if patient or not _is_fresh(known, source):
         good = known.listed is not None and 0 <= time.time() - known.listed <= settings.last_good
-        usable = (
-            good
-            and not patient
-            and (not settings.checks.any or any(each.passed for each in known.health.values()))
-        )
+        passed = not settings.checks.any or any(each.passed for each in known.health.values())
+        usable = good and passed and not patient
         patience = min(PATIENCE, settings.timeout) if usable else settings.timeout
         news = _Asking(source, settings, environ, file).start(patience, wait_for_checks=not usable)
         known = _loads(news) if news else read(file)

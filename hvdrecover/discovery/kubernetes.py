@@ -156,9 +156,8 @@ def _pods(client: Any, namespace: str, selector: str, timeout: float) -> list[Po
     except ApiException as error:
         problem = f"the API server has failed with status {error.status} ({_said(error)})"
         if error.status == 403:
-            problem += (
-                f". The credentials need a Role with the verb 'list' for pods in namespace '{namespace}'"
-            )
+            need = f"a Role with the verb 'list' for pods in namespace '{namespace}'"
+            problem += f". The credentials need {need}"
     except HTTPError as error:
         problem = f"the API server can't be reached: {error}"
     except (ValueError, KeyError, TypeError):

@@ -121,9 +121,7 @@ def read(path: str, source: str) -> bytes:
 
 
 @source(
-    every=1.0,
-    variables=("TF_CONFIG",),
-    path="a file with TF_CONFIG's JSON, or that of a ClusterSpec alone",
+    every=1.0, variables=("TF_CONFIG",), path="a file with TF_CONFIG's JSON, or that of a ClusterSpec alone"
 )
 def tf_config(environ: Mapping[str, str], timeout: float, path: str = "") -> list[Host]:
     """The chief and the workers of a TF_CONFIG, a slot for each; from the environment, or a file."""

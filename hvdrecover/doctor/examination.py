@@ -141,9 +141,8 @@ def check_horovod(hosts: Hosts) -> Iterator[Finding]:
     found = list(_import_errors(hosts, any_well=bool(has)))
     if not has.get("gloo", True):
         what = "built without Gloo, so jobs cannot be elastic: a lost process or host restarts the whole job"
-        found.append(
-            Finding("horovod", "warning", what, f"Use `hvdrecover run --mpi`. {_INSTALL} to get Gloo.")
-        )
+        remedy = f"Use `hvdrecover run --mpi`. {_INSTALL} to get Gloo."
+        found.append(Finding("horovod", "warning", what, remedy))
     if usual.lacks:
         what = f"{version} lacks fixes that recovery needs: {', '.join(usual.lacks)}"
         remedy = f"{_REBUILD}. hvdrecover/install/horovod.edits describes what fails without each fix."
@@ -289,9 +288,8 @@ def check_shared(seen: Mapping[str, bool | LaunchError], writer: str) -> Finding
         return Finding("root: shared", "skipped", "no other host answers")
     if broken := [str(error) for error in seen.values() if isinstance(error, LaunchError)]:
         remedy = "Give these hosts the same access to the root: packages, credentials, mounts."
-        return Finding(
-            "root: shared", "failure", f"not all hosts can open the root: {'; '.join(broken)}", remedy
-        )
+        what = f"not all hosts can open the root: {'; '.join(broken)}"
+        return Finding("root: shared", "failure", what, remedy)
     if blind := [host for host, sees in seen.items() if not sees]:
         what = f"{', '.join(blind)} cannot see the file that {writer} wrote"
         remedy = "Use a folder that all hosts share, or an object store. Rank 0 may move to any host."
@@ -340,21 +338,11 @@ class Settings:
         return found
 
 
-@dataclass(frozen=True)
-class Report:
-    ok: bool
-    ranks: Mapping[str, int]
-    findings: Sequence[Finding]
-
-
-def examine(settings: Settings, *, hosts_only: bool = False) -> Report:
+def examine(settings: Settings, *, hosts_only: bool = False) -> list[Finding]:
     """Make all checks; ``hosts_only`` leaves out storage and memory, as ``run --preflight`` does."""
     examination = Examination(settings)
     findings = list(examination.hosts())
-    if not hosts_only:
-        findings += examination.storage()
-    ok = all(finding.outcome != "failure" for finding in findings)
-    return Report(ok, examination.ranks, findings)
+    return findings if hosts_only else [*findings, *examination.storage()]
 
 
 class Examination:
@@ -362,12 +350,12 @@ class Examination:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.ranks = settings.ranks()
-        self._local = [name for name in self.ranks if is_local(name)]  # names of this host: without ssh
+        self._ranks = settings.ranks()
+        self._local = [name for name in self._ranks if is_local(name)]  # names of this host: without ssh
         self._facts: dict[str, Facts] = {}
 
     def hosts(self) -> Iterator[Finding]:
-        answers = self._ask("facts", {host: (host, [*self.ranks]) for host in self.ranks}, _FACTS)
+        answers = self._ask("facts", {host: (host, [*self._ranks]) for host in self._ranks}, _FACTS)
         problems = {h: each.problem if isinstance(each, LaunchError) else "" for h, each in answers.items()}
         self._facts = {host: Facts(**answers[host]) for host, problem in problems.items() if not problem}
         yield from check_ssh(problems, self._local)
@@ -377,7 +365,7 @@ class Examination:
         yield from check_horovod(self._facts)
         for check, look in (("network", self._network), ("clocks", self._clocks)):
             if len(self._facts) < 2 or set(self._facts) <= set(self._local):
-                lost = len(self._facts) < len(self.ranks)
+                lost = len(self._facts) < len(self._ranks)
                 why = "it takes two hosts that answer" if lost else "this host only"
                 yield Finding(check, "skipped", why)
                 continue
@@ -416,7 +404,7 @@ class Examination:
 
     def storage(self) -> Iterator[Finding]:
         """Try out the root from the first host, where rank 0 would write; then check the memory."""
-        url, host = self._settings.checkpoint, next(iter(self.ranks))
+        url, host = self._settings.checkpoint, next(iter(self._ranks))
         if url is None:
             what = "no root is named; --checkpoint or HVDRECOVER_CHECKPOINT names it"
             yield Finding("checkpoint root", "skipped", what)
@@ -426,7 +414,7 @@ class Examination:
         else:
             yield from self._root(url, host)
         if self._facts:
-            yield check_memory(self._facts, self.ranks, self._settings.state)
+            yield check_memory(self._facts, self._ranks, self._settings.state)
 
     def _root(self, url: str, host: str) -> Iterator[Finding]:
         found = self._ask("root", {host: (url,)}, _STORAGE)[host]

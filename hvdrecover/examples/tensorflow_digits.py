@@ -102,10 +102,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def train_in_loop(
-    state: recover.TensorFlowKerasState,
-    ledger: Ledger,
-    loss: keras.losses.Loss,
-    chosen: argparse.Namespace,
+    state: recover.TensorFlowKerasState, ledger: Ledger, loss: keras.losses.Loss, chosen: argparse.Namespace
 ) -> None:
     """Train in a loop. With virtual ranks, the result is the same on any number of ranks."""
     model, optimizer, virtual = state.model, state.optimizer, chosen.virtual_ranks is not None

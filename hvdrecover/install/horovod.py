@@ -37,7 +37,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -263,13 +262,6 @@ def build_environment(
 # -- the installation ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Installed:
-    version: str  # of the installed Horovod, its build label included
-    wheel: Path | None  # the wheel in the cache; None if nothing had to be done
-    built: bool  # whether the wheel was compiled now
-
-
 def label_of(facts: Mapping[str, object]) -> str:
     """Return the local version label of a build, such as ``hvdrecover.k3xq5cjz2a``, from its facts."""
     # Base 32 has no digit zero: version normalisation would strip leading ones.
@@ -298,7 +290,8 @@ class Installation:
         self.version = f"{HOROVOD_VERSION}+{label}"  # of the wheel, such as 0.28.1+hvdrecover.k3xq5cjz2a
         self.folder = config.cache(environ) / "wheels" / label
 
-    def run(self, runner: Runner, *, rebuild: bool) -> Installed:
+    def run(self, runner: Runner, *, rebuild: bool) -> tuple[Path, bool]:
+        """Install Horovod; return the wheel, and whether it was built now."""
         if not self._mpi.installed:
             runner.run("Installing Open MPI", pip("install", *MPI_REQUIREMENTS), environ=self._environ)
             found = choose_mpi(self._environ)
@@ -315,7 +308,7 @@ class Installation:
             except InstallError:
                 if built:
                     raise
-        return Installed(self.version, wheel, built)
+        return wheel, built
 
     def _wheel(self, runner: Runner, *, rebuild: bool) -> tuple[Path, bool]:
         """Return the wheel, and whether it was built now."""
@@ -378,8 +371,8 @@ def check_answer(module: str, lines: list[str], expected: Mapping[str, object]) 
         )
 
 
-def install_horovod(*, rebuild: bool = False) -> Installed:
-    """Install a Horovod that fits the current environment's Python, PyTorch, TensorFlow and MPI.
+def install_horovod(*, rebuild: bool = False) -> str:
+    """Install a Horovod that fits the current environment, and say what was done.
 
     The wheel comes from the user's cache, or is compiled (in about five minutes on two cores) and put there.
     If the environment already has this very build, nothing is done, unless ``rebuild``. Raises
@@ -387,16 +380,16 @@ def install_horovod(*, rebuild: bool = False) -> Installed:
     """
     installation = Installation(os.environ)
     if not rebuild and version_of("horovod") == installation.version:
-        return Installed(installation.version, None, False)
+        return f"Horovod {installation.version} is already installed."
     pip()  # fail now if there is none
-    folder = installation.folder
-    log = folder / f"install-{os.getpid()}.log"
-    installed = installation.run(Runner(log), rebuild=rebuild)
-    if installed.built:
-        log.replace(folder / "build.log")
+    log = installation.folder / f"install-{os.getpid()}.log"
+    wheel, built = installation.run(Runner(log), rebuild=rebuild)
+    if built:
+        log.replace(installation.folder / "build.log")
     else:
         log.unlink()
-    return installed
+    how = "built now" if built else "from the cache"
+    return f"Horovod {installation.version} is installed ({how}: {wheel})."
 
 
 def source_diff() -> str:

@@ -1,4 +1,4 @@
-"""``hvdrecover drill`` of scripts that recover: all faults, each once; virtual ranks; the demo."""
+"""``hvdrecover drill``: of scripts that recover, from all faults, and of scripts with a bug; the demo."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import LONG
-from tests.support.commands import DRILL_PATIENCE, Drilled, drill
+from tests.support.commands import DRILL_PATIENCE, Drilled, call, drill
 
 DEMO = Path(__file__).parents[2] / "scripts" / "demo"
 QUICK = ("--epochs", "2", "--step-seconds", "0.1", "--commit-every", "2")
@@ -69,3 +69,26 @@ def test_the_demo_shows_three_faults_and_the_same_weights(tmp_path: Path) -> Non
         assert re.search(rf"^{fault} +1 +1  \d+\.\d s$", done.stdout, re.MULTILINE)
     assert re.search(r"^[1-9]\d* commits compared bit by bit", done.stdout, re.MULTILINE)
     assert "0 samples lost or repeated" in done.stdout
+
+
+FORGETFUL = Path(__file__).with_name("scripts") / "forgetful_digits.py"
+
+
+# Other bugs are found in made-up records, see tests/unit/drill/test_check.py.
+def test_a_bug_is_found_and_its_place_and_remedy_are_named(tmp_path: Path) -> None:
+    drilled = drill(
+        tmp_path / "drill", "--faults", "kill-all", "--no-standby", "--", sys.executable, FORGETFUL
+    )
+    assert (drilled.code, drilled.found["recovers"]) == (1, False)
+    first = drilled.found["findings"][0]
+    assert first["check"] == "commits equal those of the undisturbed run"
+    assert "optimizer.param_groups.0.lr is" in first["message"]
+    told = f"FAILED: {first['check']}\n  {first['message']}\n  What to do: {first['remedy']}\n"
+    assert told in drilled.words and first["remedy"].endswith(".")
+
+
+def test_a_script_that_fails_undisturbed_can_not_be_drilled(tmp_path: Path) -> None:
+    script = "import hvdrecover.torch; raise SystemExit('the data are not there')"
+    done = call("drill", "-np", "1", "--output", tmp_path / "drill", "--", sys.executable, "-c", script)
+    assert done.returncode == 1
+    assert "fails even undisturbed" in done.stderr and "the data are not there" in done.stderr

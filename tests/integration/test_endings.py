@@ -23,14 +23,7 @@ from tests.support.faulty_run import (
     wait_for_durable,
     wait_until_in_memory,
 )
-from tests.support.jobs import (
-    DRIVER,
-    PATIENCE,
-    PREEMPTED,
-    failing_hosts,
-    kill,
-    running,
-)
+from tests.support.jobs import DRIVER, PATIENCE, PREEMPTED, failing_hosts, kill, running
 
 pytestmark = pytest.mark.acceptance
 

@@ -19,15 +19,7 @@ from tests.support.faulty_run import (
     assert_private,
     wait_for_durable,
 )
-from tests.support.jobs import (
-    PATIENCE,
-    STANDBY,
-    DigitsRun,
-    kill,
-    parent,
-    running,
-    supervised,
-)
+from tests.support.jobs import PATIENCE, STANDBY, DigitsRun, kill, parent, running, supervised
 
 pytestmark = pytest.mark.acceptance
 

@@ -172,12 +172,7 @@ class DigitsRun(Run):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        epochs: int,
-        *options: str,
-        framework: str = "torch",
-        program: Sequence[str] = (),
+        self, folder: Path, epochs: int, *options: str, framework: str = "torch", program: Sequence[str] = ()
     ) -> None:
         super().__init__(folder)
         self.epochs = epochs

@@ -12,17 +12,7 @@ from hvdrecover.drill.lab import INTERFACE, Host, Lab, find, lacks, program, tra
 from tests.support.faulty_run import SECRET, FaultyRun, assert_each_sample_once, wait_until_all_train
 from tests.support.jobs import GUARDIAN, Batch, Job, running
 
-__all__ = [
-    "INTERFACE",
-    "SLOW_HOSTS",
-    "Host",
-    "JobInLab",
-    "Lab",
-    "find",
-    "lacks",
-    "program",
-    "traces",
-]
+__all__ = ["INTERFACE", "SLOW_HOSTS", "Host", "JobInLab", "Lab", "find", "lacks", "program", "traces"]
 
 EPOCHS = 200  # more than any test waits for
 # Of a job on hosts that are slow, as they share two processors with other tests: none is lost for that. As

@@ -9,7 +9,7 @@ import pytest
 
 from hvdrecover import cli
 from hvdrecover.doctor import examination
-from hvdrecover.doctor.examination import Finding, Report, Settings
+from hvdrecover.doctor.examination import Finding, Settings
 
 FINDINGS = [
     Finding("versions", "ok", "python 3.11.7"),
@@ -25,9 +25,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Settings]:
     """The settings that were examined; `FINDINGS` are what is found."""
     noted: list[Settings] = []
 
-    def examine(settings: Settings, *rest: Any) -> Report:
+    def examine(settings: Settings, *rest: Any) -> list[Finding]:
         noted.append(settings)
-        return Report(False, settings.ranks(), FINDINGS)
+        return FINDINGS
 
     monkeypatch.setattr(examination, "examine", examine)
     monkeypatch.delenv("HVDRECOVER_CHECKPOINT", raising=False)

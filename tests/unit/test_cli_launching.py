@@ -16,7 +16,7 @@ import pytest
 from hvdrecover import cli, events
 from hvdrecover.config import Config
 from hvdrecover.doctor import examination
-from hvdrecover.doctor.examination import Finding, Report, Settings
+from hvdrecover.doctor.examination import Finding, Settings
 from hvdrecover.launch import guardian, horovodrun, supervisor
 from tests.support.commands import LAUNCHER_VARIABLES
 
@@ -69,13 +69,7 @@ def test_all_options_of_a_job(jobs: Noted) -> None:
     words += ["--grace", "90.5", "--no-standby", "--startup-timeout", "10m"]
     _, options, environ, config = job(jobs, *words, *TRAIN)
     assert options == horovodrun.Options(
-        4,
-        least=2,
-        most=8,
-        hosts="h1:4,h2:4",
-        interfaces=("eth0", "eth1"),
-        ssh_port=2222,
-        identity=KEY,
+        4, least=2, most=8, hosts="h1:4,h2:4", interfaces=("eth0", "eth1"), ssh_port=2222, identity=KEY
     )
     assert environ["HVDRECOVER_CHECKPOINT"] == "s3://bucket/run"
     assert (config.max_restarts, config.grace) == (0, 90.5)
@@ -122,11 +116,7 @@ def test_a_source_that_can_not_be_asked_is_told_before_anything_is_started(
 
 
 @pytest.mark.parametrize(
-    "others",
-    [
-        ["--cycle-time-ms=3.5", "--autotune"],
-        ["--blacklist-cooldown-range", "1", "2"],
-    ],
+    "others", [["--cycle-time-ms=3.5", "--autotune"], ["--blacklist-cooldown-range", "1", "2"]]
 )
 @pytest.mark.parametrize("first", [False, True])
 def test_options_of_horovodrun_that_are_not_ours_are_handed_on(
@@ -222,10 +212,10 @@ def looked_at(monkeypatch: pytest.MonkeyPatch, no_memory: None) -> list[Settings
     """The settings of all examinations; h2 is found broken."""
     noted: list[Settings] = []
 
-    def examine(settings: Settings, *, hosts_only: bool) -> Report:
+    def examine(settings: Settings, *, hosts_only: bool) -> list[Finding]:
         assert hosts_only
         noted.append(settings)
-        return Report(False, {}, [Finding("ssh", "ok", "logged in"), SLOW, WRONG])
+        return [Finding("ssh", "ok", "logged in"), SLOW, WRONG]
 
     monkeypatch.setattr(examination, "examine", examine)
     monkeypatch.setenv("HVDRECOVER_EVENTS", str(Path("events").absolute()))
@@ -295,10 +285,7 @@ print(code, sorted({"torch", "tensorflow", "keras", "horovod", "numpy"} & set(sy
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [
-        ("hvdrecover: {gracee: 9s}", "unknown setting 'gracee'"),
-        ("hvdrecover: [grace, 9s]", "must be YAML"),
-    ],
+    [("hvdrecover: {gracee: 9s}", "unknown setting 'gracee'"), ("hvdrecover: [grace, 9s]", "must be YAML")],
 )
 def test_a_wrong_setting_in_a_file_is_an_error(
     text: str, problem: str, jobs: Noted, capsys: pytest.CaptureFixture[str]

@@ -189,12 +189,7 @@ def test_a_root_should_hold_usable_commits(
 
 
 @pytest.mark.parametrize(
-    ("free", "state", "outcome"),
-    [
-        (None, 1, "skipped"),
-        (39, 10, "warning"),
-        (9, 10, "failure"),
-    ],
+    ("free", "state", "outcome"), [(None, 1, "skipped"), (39, 10, "warning"), (9, 10, "failure")]
 )
 def test_a_root_needs_space_for_four_commits(free: int | None, state: int | None, outcome: str) -> None:
     assert check_space(free, state).outcome == outcome

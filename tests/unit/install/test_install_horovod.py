@@ -162,10 +162,7 @@ def test_the_excerpt_begins_at_the_first_error() -> None:
         ("Could NOT find MPI (missing: MPI_CXX_FOUND)", "HOROVOD_WITHOUT_MPI"),
         ("/usr/bin/ld: cannot find -lcudadevrt: No such file or directory", "lib64"),
         ("ERROR: No matching distribution found for horovod==0.28.1", "PIP_FIND_LINKS"),
-        (
-            "ProxyError('Cannot connect to proxy.')\nERROR: No matching distribution",
-            "correct HTTPS_PROXY",
-        ),
+        ("ProxyError('Cannot connect to proxy.')\nERROR: No matching distribution", "correct HTTPS_PROXY"),
         ("error: externally-managed-environment", "make a virtual environment"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The script and the commands of docs/torch.md run as they stand there."""
+"""The scripts and the commands of docs/torch.md and docs/tensorflow.md run as they stand there."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import SKLEARN
-from tests.support.jobs import ROOT_MAY_USE_MPI, run_job
+from tests.support.jobs import ROOT_MAY_USE_MPI, run_job, static
 
-PAGE = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "torch.md").read_text()
 SUPERVISED, *COMMANDS = re.findall(r"^\$ (.*train\.py)$", PAGE, re.MULTILINE)
 
 pytestmark = pytest.mark.acceptance
@@ -52,3 +53,32 @@ def test_its_script_resumes_through_all_its_commands(tmp_path: Path) -> None:
     assert "finished at commit" in run(SUPERVISED)
     (look,) = re.findall(r"^\$ (hvdrecover ls .*)$", PAGE, re.MULTILINE)
     assert "finished" in run(look).splitlines()[-3]
+
+
+OF_TENSORFLOW = (DOCS / "tensorflow.md").read_text()
+STOP = """
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 24 and "--stop" in sys.argv:
+            state.flush()
+            raise SystemExit(3)
+"""
+
+
+def test_its_script_continues_inside_the_epoch_with_another_number_of_ranks(tmp_path: Path) -> None:
+    (script,) = re.findall(r"```python\n(import horovod\.tensorflow.*?)```", OF_TENSORFLOW, re.DOTALL)
+    callbacks = "callbacks=recover.fit_callbacks(state, commit_every_batches=10),"
+    assert callbacks in script
+    script = script.replace(callbacks, f"callbacks=[*{callbacks[10:-1]}, Stop()],")
+    (tmp_path / "train.py").write_text(
+        "import sys\n" + script.replace("\n\n@recover.run", STOP + "\n\n@recover.run")
+    )
+    script = ["sh", "-c", 'cd "$0" && exec "$@"', str(tmp_path), sys.executable, "train.py"]
+    run_job([*script, "--stop"], tmp_path / "log", SKLEARN, code=3)
+    log = run_job([*static(2), *script], tmp_path / "log", SKLEARN)
+    assert "resumed from commit 2 " in log
+    epochs = re.findall(r"Epoch (\d)/5", log)
+    assert epochs == ["1", "1", "2", "3", "4", "5"]
+    assert "finished at commit" in log
+    assert "ran out of data" not in log
+    assert "Warning" not in log
