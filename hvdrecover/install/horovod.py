@@ -40,6 +40,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from hvdrecover import config
 from hvdrecover.errors import InstallError
@@ -131,18 +132,12 @@ class Runner:
             log.write(f"\n$ {shlex.join(command)}\n")
             log.flush()
             begin = log.tell()
-            try:
-                process = subprocess.Popen(
-                    command,
-                    cwd=cwd,
-                    env=dict(environ),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    process_group=0,
-                )
-            except OSError as error:
-                raise InstallError(f"{title}: {command[0]} can't be run: {error}") from error
+            streams: dict[str, Any] = {
+                "stdin": subprocess.DEVNULL,
+                "stdout": log,
+                "stderr": subprocess.STDOUT,
+            }
+            process = subprocess.Popen(command, cwd=cwd, env=dict(environ), process_group=0, **streams)
             try:
                 status = process.wait()
             except BaseException:
