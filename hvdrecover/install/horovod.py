@@ -40,7 +40,6 @@ from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from hvdrecover import config
 from hvdrecover.errors import InstallError
