@@ -267,5 +267,5 @@ def _metrics(folder: Path, where: Endpoint | Path) -> Iterator[View]:
     with prometheus.serving(exporter, host, port) as taken:
         sys.stderr.write(f"hvdrecover: metrics are served at {host}:{taken}\n")
         yield exporter.update
-        exporter.wait_until_seen(_LAST_SCRAPE)
+        exporter.seen.wait(_LAST_SCRAPE)
         SYSTEM_CLOCK.wait(threading.Event(), _LAST_ANSWER)

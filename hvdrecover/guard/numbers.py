@@ -213,9 +213,6 @@ def _unknown_batch(findings: list[str]) -> NumericsError:
     )
 
 
-# -- gradients that one rank has and another lacks -----------------------------------------------------------
-
-
 class Missing(Hook):
     """The gradients that this rank has lacked since the last commit: Horovod sums up zeros in their place."""
 

@@ -353,9 +353,6 @@ def pin(arena: Arena) -> None:
             torch.zeros((), device="cuda")
 
 
-# -- ranks ---------------------------------------------------------------------------------------------------
-
-
 class TorchWorld(HorovodWorld):
     """The ranks, by ``horovod.torch``.
 

@@ -198,10 +198,8 @@ def _can_take(target: Any, value: torch.Tensor) -> bool:
 
 
 def _keys(optimizer: torch.optim.Optimizer, named: Named) -> list[int | str]:
-    """Return each parameter's name, or its number if it has no name."""
-    names: dict[int, str] = {}
-    for name, each in named.items():
-        names.setdefault(id(each), name)
+    """Return each parameter's name, the first if it has several, or its number if it has none."""
+    names = {id(each): name for name, each in reversed([*named.items()])}
     return [names.get(id(each), number) for number, each in enumerate(parameters_of(optimizer))]
 
 

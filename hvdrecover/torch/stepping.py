@@ -295,9 +295,6 @@ def refuse_late(optimizer: Any, known: Collection[torch.Tensor], setting: str, m
             )
 
 
-# -- names of parameters ------------------------------------------------------------------------------------
-
-
 def name_parameters(components: Mapping[str, Any]) -> None:
     """Let Horovod average gradients by names that all ranks have in common.
 

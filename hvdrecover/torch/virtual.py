@@ -64,9 +64,6 @@ def _look(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return begin
 
 
-# -- buffers -------------------------------------------------------------------------------------------------
-
-
 class Buffers(steps.Buffers):
     """See `hvdrecover.virtual.steps.Buffers`."""
 

@@ -163,19 +163,21 @@ def aside(framework: Framework) -> Iterator[None]:
 
 def streams(loaders: PerRank, ranks: VirtualRanks, framework: Framework) -> Iterator[Batches]:
     """Yield the batches of loaders that know their place, one for each virtual rank, until they end."""
-    iterators = {}
-    with aside(framework):
-        for rank in ranks.carried.ranks:
-            framework.seed(ranks.sample_seeds(ranks.steps, rank))
-            iterators[rank] = iter(loaders.of(rank))
+
+    def seeded(read: Callable[[int], Any]) -> dict[int, Any]:
+        found = {}
+        with aside(framework):
+            for rank in carried:
+                framework.seed(ranks.sample_seeds(ranks.steps, rank))
+                found[rank] = read(rank)
+        return found
+
+    carried = ranks.carried.ranks
+    iterators = seeded(lambda rank: iter(loaders.of(rank)))
     if loaders.on_iterate is not None:
         loaders.on_iterate()
     while True:
-        found = {}
-        with aside(framework):
-            for rank, iterator in iterators.items():
-                framework.seed(ranks.sample_seeds(ranks.steps, rank))
-                found[rank] = next(iterator, _END)
+        found = seeded(lambda rank: next(iterators[rank], _END))
         ended = [rank for rank, batch in found.items() if batch is _END]
         if ranks.any_has_more(len(ended) < len(found)) and not ended:
             loaders.taken += 1
@@ -192,14 +194,11 @@ def streams(loaders: PerRank, ranks: VirtualRanks, framework: Framework) -> Iter
             return
 
 
-# -- buffers of models, such as batch norm's statistics ------------------------------------------------------
-
-
 class Buffers(ABC):
-    """The buffers of all models of a state. They are swapped in for the part of each virtual rank.
+    """The buffers of all models of a state, such as batch norm's statistics. Each virtual rank has its own.
 
-    A commit holds the buffers that parts have changed. It does not hold masks and tables that no part writes
-    to. An adapter reads and writes one buffer.
+    They are swapped in for its part. A commit holds the buffers that parts have changed, but no masks and
+    tables that no part writes to. An adapter reads and writes one buffer.
     """
 
     def __init__(self) -> None:
