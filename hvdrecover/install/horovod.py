@@ -131,12 +131,15 @@ class Runner:
             log.write(f"\n$ {shlex.join(command)}\n")
             log.flush()
             begin = log.tell()
-            streams: dict[str, Any] = {
-                "stdin": subprocess.DEVNULL,
-                "stdout": log,
-                "stderr": subprocess.STDOUT,
-            }
-            process = subprocess.Popen(command, cwd=cwd, env=dict(environ), process_group=0, **streams)
+            process = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
             try:
                 status = process.wait()
             except BaseException:
