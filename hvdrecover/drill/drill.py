@@ -224,8 +224,6 @@ class Drill:
         result = Result(run.folder)
         left: list[int] = []
         try:
-            for strike in strikes:
-                run.options += [word for word in FAULTS[strike.fault].options(run) if word not in run.options]
             run.start()
             for strike in strikes:
                 self._strike(run, strike, result)

@@ -38,8 +38,6 @@ class Fault:
     end: Callable[[ScriptRun], None] | None = None  # ends a fault that lasts
     # Returns the requirement that a drill with this command and lab lacks, with the remedy; or ''.
     lacks: Callable[[Command, Lab | None], str] = lambda command, lab: ""
-    # Options of `hvdrecover run` with which a run starts that it is going to strike.
-    options: Callable[[ScriptRun], list[str]] = lambda run: []
 
 
 # -- processes ---------------------------------------------------------------------------------------------
@@ -162,7 +160,7 @@ def _resize(run: ScriptRun, rank: int) -> None:
     present = [line.rpartition(":")[0] for line in run.listing.read_text().splitlines()]
     sizes = [size for size in range(1, run.size + 1) if size != len(present)]
     size = sizes[rank % len(sizes)]
-    others = [name for name in _names(run.size) if name not in present]
+    others = [name for name in run.names if name not in present]
     run.list_hosts(present[-size:] if size < len(present) else [*present, *others][:size])
 
 
@@ -172,11 +170,6 @@ def _lacks_resize(command: Command, lab: Lab | None) -> str:
     if lab:
         return "the drill's own host discovery; leave out --lab"
     return "" if command.processes > 1 else "more ranks; start the drill with -np 2 or more"
-
-
-def _names(count: int) -> list[str]:
-    """Return names of this host; Horovod takes each for another host."""
-    return [f"127.{'0' * number}1" for number in range(count)]
 
 
 # -- the table ---------------------------------------------------------------------------------------------
@@ -215,7 +208,6 @@ _ALL = (
         "training continues on another number of ranks, and no step is lost",
         _resize,
         lacks=_lacks_resize,
-        options=lambda run: run.discover(_names(run.size), "lo"),
     ),
 )
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in _ALL}

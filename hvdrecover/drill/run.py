@@ -148,9 +148,10 @@ class ScriptRun(Run):
         self.size = command.processes  # number of ranks at the start
         # Those that a fault may strike: all of the lab but the first, which has the supervisor.
         self.hosts: Sequence[Host] = lab.hosts[1:] if lab else ()
-        self.listing = folder / "hosts.txt"  # the hosts that the run discovers
+        self.listing = folder / "hosts.txt"  # the hosts that the run discovers, with a slot each
+        # Names of this host; Horovod takes each for another host.
+        self.names = [f"127.{'0' * number}1" for number in range(self.size)]
         self.codes: list[int] = []  # exit codes of the starts that have ended
-        self.options: list[str] = []  # more options of `hvdrecover run` for the next start
         self.damaged: set[CommitId] = set()  # commits that a fault has damaged
         self._command = command
         self._lab = lab
@@ -167,7 +168,7 @@ class ScriptRun(Run):
         return self._job
 
     def start(self) -> None:
-        options = [*self._command.options, *self.options, *self._place()]
+        options = [*self._command.options, *self._place()]
         command = [*supervised(*options, workers=self.size), *self._command.script]
         if self._lab is not None:
             command = self._lab.hosts[0].command(command)
@@ -180,17 +181,18 @@ class ScriptRun(Run):
         self._job = self.launch(command, environ)
 
     def _place(self) -> list[str]:
-        if self._lab is None:
+        """Return the options with which the run follows its list of hosts, if its hosts may change."""
+        if self._lab is None and not self._command.resizes:
             return []
-        options = self.discover([host.address for host in self._lab.hosts], INTERFACE)
-        return [*options, "-i", os.fspath(self._lab.key), "--blacklist-cooldown-range", *_COOLDOWN]
-
-    def discover(self, hosts: Sequence[str], interface: str) -> list[str]:
-        """List hosts with a slot each; return the options with which the run follows the list."""
-        self.list_hosts(hosts)
+        if not self.listing.exists():  # a fault may have changed it before this start
+            self.list_hosts([host.address for host in self._lab.hosts] if self._lab else self.names)
         words = ["file", "--cache", os.fspath(self.folder / "hosts"), os.fspath(self.listing)]
-        sizes = ["--min-np", "1", "--max-np", str(self.size)]
-        return ["--discover", shlex.join(words), "--network-interface", interface, *sizes]
+        interface = INTERFACE if self._lab else "lo"
+        options = ["--discover", shlex.join(words), "--network-interface", interface]
+        options += ["--min-np", "1", "--max-np", str(self.size)]
+        if self._lab is not None:
+            options += ["-i", os.fspath(self._lab.key), "--blacklist-cooldown-range", *_COOLDOWN]
+        return options
 
     def list_hosts(self, hosts: Sequence[str]) -> None:
         new = self.listing.with_suffix(".new")

@@ -87,7 +87,18 @@ class Supervisor:
         self._disk = Bounded(waits.DISK)
         self._mark = f"{ssh.MARK}={secrets.token_hex(16)}"
         self._job = secrets.token_hex(16)
-        self._began_at = clock.now()
+        signals = config.stop_signals
+        self._supervised = Supervised(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process=machine.identity(),
+            began=clock.now(),
+            command=self._redacted,
+            processes=self._ranks,
+            least=self._least,
+            stop_signal=signals[0].name if signals else "",
+            grace=config.grace,
+        )
         self._state, self._code = JobState.TRAINING, 0  # the exit code of a job that is stopped
         self._signalled = False
         self._attempts: list[Attempt] = []
@@ -110,7 +121,7 @@ class Supervisor:
         processes.allow_open_files()  # one connection per slot, and those of horovodrun
         try:
             path = ssh.kept_alive(self._config, self._folder)
-            announcement = presence.announce(self._folder, self._supervised())
+            announcement = presence.announce(self._folder, self._supervised)
         except OSError as error:
             problem = f"can't be written to: {error.strerror}; name another folder: HVDRECOVER_EVENTS=FOLDER"
             raise LaunchError(str(self._folder), problem) from error
@@ -124,24 +135,13 @@ class Supervisor:
                 self._guardians.close()
                 with contextlib.suppress(OSError):
                     self._disk(announcement.unlink)
-        self._say_end(outcome)
+        level = logging.INFO if outcome.code == 0 and not outcome.message else logging.WARNING
+        facts = {"code": outcome.code, "reason": outcome.reason}
+        self._events.emit("end", outcome.message or outcome.reason, level=level, **facts)
+        _show(outcome.traceback)
         if self._slurm is not None and outcome.code == PREEMPTED:
             self._slurm.requeue(committed=any(attempt.committed for attempt in self._attempts))
         return outcome.code
-
-    def _supervised(self) -> Supervised:
-        signals = self._config.stop_signals
-        return Supervised(
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            process=machine.identity(),
-            began=self._began_at,
-            command=tuple(self._redacted),
-            processes=self._ranks,
-            least=self._least,
-            stop_signal=signals[0].name if signals else "",
-            grace=self._config.grace,
-        )
 
     def _keep_going(self, arguments: Sequence[str], path: str) -> Outcome:
         while True:
@@ -171,24 +171,13 @@ class Supervisor:
         if self._state is JobState.LEAVING:  # no process runs that could commit and leave
             self._state, self._code = JobState.STOPPED, PREEMPTED
 
-    def _say_end(self, outcome: Outcome) -> None:
-        level = logging.INFO if outcome.code == 0 and not outcome.message else logging.WARNING
-        facts = {"code": outcome.code, "reason": outcome.reason}
-        self._events.emit("end", outcome.message or outcome.reason, level=level, **facts)
-        _show(outcome.traceback)
-
     # -- one start -------------------------------------------------------------------------------------
 
     def _attempt(self, arguments: Sequence[str], path: str) -> None:
         attempt = Attempt(len(self._attempts) + 1)
         self._attempts.append(attempt)
-        self._events.emit(
-            "start",
-            attempt=attempt.number,
-            command=self._redacted,
-            machine=machine.describe(),
-            versions=machine.versions(),
-        )
+        facts: dict[str, Any] = {"machine": machine.describe(), "versions": machine.versions()}
+        self._events.emit("start", attempt=attempt.number, command=self._redacted, **facts)
         self._driver = driver = self._start(arguments, path)
         try:
             while driver.poll() is None and not self._is_over() and not self._lingers(attempt):
@@ -226,22 +215,19 @@ class Supervisor:
     def _start(self, arguments: Sequence[str], path: str) -> processes.Child:
         name, _, value = self._mark.partition("=")
         how = "mpi" if self._options.mpi else "gloo"
-        return processes.start(
-            [sys.executable, "-m", "hvdrecover.launch.horovodrun", how, *arguments],
-            {
-                **os.environ,
-                **self._environ,
-                "PATH": path,
-                "HVDRECOVER_SUPERVISOR": self._guardians.address(socket.gethostname()),
-                "HVDRECOVER_HOST_REPORTS": str(self._folder / _REPORTS),
-                "HVDRECOVER_JOB_ID": self._job,
-                "HVDRECOVER_SUSPECT": ",".join(self._suspects),
-                "HVDRECOVER_CLAIMED": ends.known(self._attempts)["root"],
-                name: value,
-            },
-            stdin=subprocess.DEVNULL,
-            new_session=True,
-        )
+        command = [sys.executable, "-m", "hvdrecover.launch.horovodrun", how, *arguments]
+        environ = {
+            **os.environ,
+            **self._environ,
+            "PATH": path,
+            "HVDRECOVER_SUPERVISOR": self._guardians.address(socket.gethostname()),
+            "HVDRECOVER_HOST_REPORTS": str(self._folder / _REPORTS),
+            "HVDRECOVER_JOB_ID": self._job,
+            "HVDRECOVER_SUSPECT": ",".join(self._suspects),
+            "HVDRECOVER_CLAIMED": ends.known(self._attempts)["root"],
+            name: value,
+        }
+        return processes.start(command, environ, stdin=subprocess.DEVNULL, new_session=True)
 
     def _is_over(self) -> bool:
         """Return whether a fault ends this attempt.
@@ -322,10 +308,10 @@ class Supervisor:
         for number in self._waking.wait(seconds):
             self._handle_signal(number)
         self._record.flush()
-        if self._slurm is not None and self._state is JobState.TRAINING:
-            needed = self._config.grace + _MARGIN + _REQUEUE
-            if detail := self._slurm.ends_within(needed):
-                self._leave(detail)
+        needed = self._config.grace + _MARGIN + _REQUEUE
+        trains = self._state is JobState.TRAINING
+        if trains and self._slurm is not None and (detail := self._slurm.ends_within(needed)):
+            self._leave(detail)
         self._guardians.tend()
 
     def _handle_signal(self, number: int) -> None:
@@ -348,9 +334,8 @@ class Supervisor:
     def _leave(self, detail: str) -> None:
         self._state = JobState.LEAVING
         with contextlib.suppress(OSError):
-            self._disk(presence.announce, self._folder, replace(self._supervised(), leaving=True))
-        grace = self._config.grace
-        attempt = self._attempts[-1]
+            self._disk(presence.announce, self._folder, replace(self._supervised, leaving=True))
+        grace, attempt = self._config.grace, self._attempts[-1]
         commits = attempt.in_run or attempt.committed or not self._guardians
         what = "the job leaves at its next commit" if commits else "the script gets SIGTERM, and ends"
         message = f"{detail}: {what}, within {grace:g} s"

@@ -295,12 +295,12 @@ class Drawing:
             name = f"commit {numbers[0]}" if len(numbers) == 1 else f"commits {numbers[0]} to {numbers[-1]}"
             kept = f"{len(durable)} durable" if durable else "in memory only"
             style, top = ("durable", 6) if durable else ("commit", 10)
-            title = f"{name}, {kept}, {_clock(time)}"
+            title = f"{name}, {kept}, {text.clock_time(time)}"
             yield _line(style, self._x(time), self._bottom + top, self._bottom + _ROW - 2, title)
 
     def _starts(self) -> Iterator[str]:
         for start in self._run.starts:
-            x, title = self._x(start.time), f"start of the job, {_clock(start.time)}"
+            x, title = self._x(start.time), f"start of the job, {text.clock_time(start.time)}"
             yield _line("start", x, _JOB, self._bottom, title)
             yield _mark("start", x, _JOB, "M-2.25 -4.5V4.5L4.5 0Z", title)
 
@@ -331,19 +331,15 @@ def _of_stretch(stretch: Stretch) -> str:
         "starting": f"starting for {seconds}",
     }[stretch.activity]
     spent = ", ".join(f"{name.replace('_', ' ')} {value:.2f} s" for name, value in stretch.phases.items())
-    return f"{what}, from {_clock(stretch.begin)}" + (f"; its own phases: {spent}" if spent else "")
+    return f"{what}, from {text.clock_time(stretch.begin)}" + (f"; its own phases: {spent}" if spent else "")
 
 
 def _of_fault(number: int, fault: Fault) -> str:
     who = {None: "the whole job", -1: "a process without a rank"}.get(fault.rank, f"rank {fault.rank}")
-    found = f"fault {number}: {fault.kind} of {who} on {fault.host}, {_clock(fault.began)}"
+    found = f"fault {number}: {fault.kind} of {who} on {fault.host}, {text.clock_time(fault.began)}"
     if fault.time - fault.began >= 1.0:
-        found += f", noticed {_clock(fault.time)}"
+        found += f", noticed {text.clock_time(fault.time)}"
     return f"{found}: {text.one_line(fault.detail)}" if fault.detail else found
-
-
-def _clock(time: float) -> str:
-    return f"{text.moment(time):%H:%M:%S}"
 
 
 def _title(text: str) -> str:

@@ -35,18 +35,14 @@ class Exporter:
         self._run = run
         self._report: Report | None = None
         self._totals: dict[tuple[str, str], float] = {}
-        self._seen = threading.Event()
+        self.seen = threading.Event()  # whether the last update has been scraped
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
     def update(self, report: Report) -> None:
         if report != self._report:
             self._report = report
-            self._seen.clear()
-
-    def wait_until_seen(self, timeout: float) -> None:
-        """Wait until the last update has been scraped, for ``timeout`` seconds at most."""
-        self._seen.wait(timeout)
+            self.seen.clear()
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; called at each scrape, by another thread."""
@@ -66,7 +62,7 @@ class Exporter:
         total = self._grown("recovery", "sum", sum(seconds))
         yield SummaryMetricFamily(f"{_PREFIX}recovery_seconds", help, count_value=count, sum_value=total)
         if report is self._report:
-            self._seen.set()
+            self.seen.set()
 
     def _grown(self, name: str, key: str, value: float) -> float:
         """A late event may take back a recovery. Prometheus would take a smaller total for a restart."""

@@ -31,7 +31,7 @@ from hvdrecover.state.adapter import gather_json
 from hvdrecover.tensorflow.collectives import (
     TensorFlowWorld,
     counter,
-    raised,
+    in_python,
     refuse_xla,
     taking_what,
     xla_compiles,
@@ -300,18 +300,12 @@ def _checked(
             with_it = [rank for rank, places in enumerate(missing) if place not in places]
             if without and with_it:
                 lines.append(f"{name_of(variable)}: missing on {named(without)}, there on {named(with_it)}")
-        error = MissingGradientError(
+        raise MissingGradientError(
             "gradients are missing on some of the ranks",
             first_lines(lines),
             "Have all ranks compute the loss from the same variables; where one has no use for a variable, "
             "add 0.0 * tf.reduce_sum(variable) to the loss.",
         )
-        raised(error)
-        raise error
-
-    def fail_in_graph() -> tf.Tensor:
-        with tf.device("CPU:0"):
-            return tf.py_function(fail, [], tf.bool)
 
     differ = tf.reduce_any(tf.reduce_all(summed != 0, axis=0))
     if tf.executing_eagerly():
@@ -322,7 +316,8 @@ def _checked(
     there = [each for each in results if each is not None]
     with tf.control_dependencies(tf.nest.flatten(there, expand_composites=True)):
         differ = tf.identity(differ)
-    with tf.control_dependencies([tf.cond(differ, fail_in_graph, lambda: tf.constant(True))]):
+    good = tf.cond(differ, lambda: in_python(fail, [], tf.bool), lambda: tf.constant(True))
+    with tf.control_dependencies([good]):
         held = iter(tf.nest.map_structure(tf.identity, there, expand_composites=True))
     return [each if each is None else next(held) for each in results]
 
@@ -334,12 +329,9 @@ class _Own:
     """The sums of this rank's gradients before the last reduction of each graph, for a guard's report.
 
     A graph holds its own sums, and deletes them with itself. Eager code has a default graph, too.
-
-    Attributes:
-        wanted: whether a guard looks at gradients.
     """
 
-    wanted = False
+    wanted = False  # whether a guard looks at gradients
 
     def note(self, sums: Iterable[Any], variables: Sequence[Variable]) -> None:
         noted = dict(zip((id(raw(each)) for each in variables), sums, strict=True))
@@ -376,9 +368,7 @@ def _sum(gradient: Gradient) -> tf.Tensor:
 # -- times and norms, for scalars ----------------------------------------------------------------------------
 
 
-class _Marks:
-    """The variables in which graphs leave numbers."""
-
+class _Marks:  # variables in which graphs leave numbers
     def __init__(self) -> None:
         self.steps = counter()  # number of reductions
         self.waited = counter(tf.float64)  # seconds of waiting for gradients of other ranks, in all

@@ -29,7 +29,8 @@ from tensorflow.python.ops import control_flow_util
 
 from hvdrecover import config
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.errors import ConfigError
+from hvdrecover.errors import ConfigError, HvdrecoverError
+from hvdrecover.guard.numbers import RolledBack
 from hvdrecover.state.horovod import HorovodWorld
 from hvdrecover.tensorflow.variables import Variable, raw
 
@@ -205,11 +206,10 @@ class TensorFlowWorld(HorovodWorld):
 
 
 class _Probe(threading.Thread):
-    """The probe. It runs on its own thread, as it may wait for as long as the job lasts."""
+    has_failed = False
 
     def __init__(self) -> None:
-        super().__init__(name="hvdrecover-probe", daemon=True)
-        self.has_failed = False
+        super().__init__(name="hvdrecover-probe", daemon=True)  # it may wait for as long as the job lasts
 
     def run(self) -> None:
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]
@@ -227,10 +227,19 @@ _probe: _Probe | None = None
 _raised: Exception | None = None
 
 
-def raised(error: Exception) -> None:
-    """Remember an error of ours that is raised where it may have to pass through a graph."""
-    global _raised
-    _raised = error
+def in_python(function: Callable[..., Any], inputs: Sequence[tf.Tensor], result: Any) -> Any:
+    """Call a function of ours whenever the present graph runs; `original` finds an error that it raises."""
+
+    def call(*arguments: tf.Tensor) -> Any:
+        global _raised
+        try:
+            return function(*arguments)
+        except (HvdrecoverError, RolledBack) as error:
+            _raised = error
+            raise
+
+    with tf.device("CPU:0"):
+        return tf.py_function(call, inputs, result)
 
 
 def original(error: BaseException) -> Exception | None:

@@ -126,8 +126,7 @@ class ResumedEpoch(Callback):  # type: ignore[misc]
             self.model.stop_training = self._has_ended = True
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """The batches of the epoch are done: a callback that stops the training from now on stops it."""
-        self._allow_next_epoch()
+        self._allow_next_epoch()  # a callback that stops the training from now on stops it
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._allow_next_epoch()
@@ -172,8 +171,7 @@ class Progress(ResumedEpoch):
         for data in state._datasets:
             data.order.batch_size = data.batch_size * int(getattr(self.model, "steps_per_execution", 1) or 1)
         self._is_first, self.metrics = True, b""
-        epochs = params.get("epochs")
-        state._fit.start(self.callbacks, epochs, state.epoch, is_per_rank=self.is_per_rank)
+        state._fit.start(self.callbacks, params.get("epochs"), state.epoch, is_per_rank=self.is_per_rank)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         state = self.state
@@ -343,12 +341,9 @@ class FitState:
         """Return the state of the ``fit`` under way. If a fault has ended it, return its last state."""
         if self._is_followed:
             entries = {**self._elsewhere, **{key: self._entry(key) for key in self._named}}
-            self._held = {
-                "epochs": self._epochs,
-                "stop": self.stop,
-                "metrics": self._metrics,
-                "callbacks": {key: entries[key] for key in sorted(entries) if entries[key]["state"]},
-            }
+            kept = {key: entries[key] for key in sorted(entries) if entries[key]["state"]}
+            common = {"epochs": self._epochs, "stop": self.stop, "metrics": self._metrics}
+            self._held = {**common, "callbacks": kept}
         return self._held
 
     def load(self, tree: Record | None) -> None:
@@ -376,8 +371,7 @@ class FitState:
         for key, callback in self._named.items():
             if isinstance(callback, CSVLogger):
                 callback.append_header = True
-                is_resumed = self.resumed is not None and key in self.resumed["callbacks"]
-                if is_resumed and not callback.append:
+                if not callback.append and self.resumed is not None and key in self.resumed["callbacks"]:
                     callback.append = True  # to its file; it must not open a new one
                     self._appends.append(callback)
 
@@ -445,10 +439,7 @@ class FitState:
 
 
 def _named(callbacks: Sequence[Callback], rank: int, *, each_its_own: bool) -> dict[str, Callback]:
-    """Return callbacks by class and number; a ``CSVLogger`` also by rank, as each rank has its own file.
-
-    With ``each_its_own``, so are all but those in `_COMMON`.
-    """
+    """Return callbacks by class and number; some also by rank, such as a ``CSVLogger`` with its own file."""
     found: dict[str, Callback] = {}
     count: Counter[str] = Counter()
     for each in callbacks:

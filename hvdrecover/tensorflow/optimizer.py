@@ -19,10 +19,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdrecover.errors import ConfigError, NumericsError
-from hvdrecover.guard.numbers import Judge, RolledBack
+from hvdrecover.errors import ConfigError
+from hvdrecover.guard.numbers import Judge
 from hvdrecover.tensorflow.averaging import Reduction, numbers_of, own, sums_of
-from hvdrecover.tensorflow.collectives import outside_of_traces, raised, refuse_xla, taking_what
+from hvdrecover.tensorflow.collectives import in_python, outside_of_traces, refuse_xla, taking_what
 from hvdrecover.tensorflow.variables import Gradient, Layers, Variable, named, raw, weights_of
 
 
@@ -163,11 +163,7 @@ class Hooked(keras.optimizers.Optimizer):  # type: ignore[misc]
             return
         refuse_xla()
 
-        def ask() -> tf.Tensor:
-            with tf.device("CPU:0"):
-                return tf.py_function(report, [mine, *there], tf.bool)
-
-        good = tf.cond(fine, lambda: tf.constant(True), ask)
+        good = tf.cond(fine, lambda: tf.constant(True), lambda: in_python(report, [mine, *there], tf.bool))
         if judge.policy != "skip":  # no branch is needed, which would cost two percent
             with tf.control_dependencies([good]):
                 super().apply(grads, variables)
@@ -219,11 +215,7 @@ def _report(judge: Judge, names: Sequence[str], mine: tf.Tensor, *averages: tf.T
     if not bad:
         return True
     sent = dict(zip(names, np.isfinite(mine.numpy()).tolist(), strict=True))
-    try:
-        judge.gradients(bad, [name for name in bad if not sent[name]])
-    except (NumericsError, RolledBack) as error:
-        raised(error)
-        raise
+    judge.gradients(bad, [name for name in bad if not sent[name]])
     return False
 
 

@@ -357,9 +357,8 @@ def resumable(options: dict[str, Any], seed: Callable[[], int], seeded: _Seeded)
             "a keras.utils.PyDataset of known length or a tf.data.Dataset",
         )
     if steps not in (None, x.num_batches):
-        raise ConfigError(
-            "steps_per_epoch", f"it is {steps}, and the data have {x.num_batches} batches; leave it out"
-        )
+        problem = f"it is {steps}, and the data have {x.num_batches} batches; leave it out"
+        raise ConfigError("steps_per_epoch", problem)
     return _Batches(x, options, seed, seeded)
 
 
@@ -405,9 +404,8 @@ class _Arrays(Resumable):
 
     def get_tf_dataset(self) -> tf.data.Dataset:
         length = None if self._arrays.has_partial_batch else self._arrays.batch_size
-        indices = tf.data.Dataset.from_generator(
-            self._indices, output_signature=tf.TensorSpec([length], tf.int64)
-        )
+        spec = tf.TensorSpec([length], tf.int64)
+        indices = tf.data.Dataset.from_generator(self._indices, output_signature=spec)
         arrays = array_slicing.convert_to_sliceable(self._arrays._inputs, target_backend="tensorflow")
         inputs = tf.data.Dataset.from_tensors(tree.lists_to_tuples(arrays)).repeat()
         batches = tf.data.Dataset.zip((indices, inputs)).map(_taken, tf.data.AUTOTUNE)

@@ -8,6 +8,7 @@ tensors. When the part ends, they are added to those of the parts before, in the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from hvdrecover.errors import ConfigError, StepError
 from hvdrecover.state.adapter import Framework
 from hvdrecover.state.rank_local import PerRank
 from hvdrecover.tensorflow.averaging import own, sums_of
-from hvdrecover.tensorflow.collectives import raised
+from hvdrecover.tensorflow.collectives import in_python
 from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.optimizer import is_distributed
 from hvdrecover.tensorflow.variables import Gradient, Variable, name_of, named, raw
@@ -80,13 +81,7 @@ class Step(steps.Step):
 
 def _guarded(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a collective of Horovod's library that refuses the script's calls in a virtual rank's part."""
-
-    def refuse() -> None:
-        try:
-            ranks.refuse(call)
-        except StepError as error:
-            raised(error)  # TensorFlow makes another one of it in a graph
-            raise
+    refuse = functools.partial(ranks.refuse, call)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def begin(*arguments: Any, **options: Any) -> Any:
@@ -95,9 +90,7 @@ def _guarded(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if tf.executing_eagerly():
             refuse()
             return function(*arguments, **options)
-        with tf.device("CPU:0"):
-            refused = tf.py_function(refuse, [], [])
-        with tf.control_dependencies([refused]):
+        with tf.control_dependencies([in_python(refuse, [], [])]):
             return function(*arguments, **options)
 
     unconverted: Callable[..., Any] = begin
@@ -195,9 +188,7 @@ class Gradients:
         self._finite = np.ones(len(self._variables), bool)
 
     def add(self, gradients: Sequence[Gradient]) -> None:
-        given = [
-            tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in gradients
-        ]
+        given = [each if each is None else tf.convert_to_tensor(each) for each in gradients]
         if len(given) != len(self._variables):
             raise StepError(
                 "step.add()",

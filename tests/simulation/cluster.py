@@ -45,15 +45,8 @@ class Job:
     """One job.
 
     Attributes:
-        hosts: that discovery names.
-        per_host: slots of each.
-        least: ranks that suffice.
-        head: the host of the supervisor.
-        drivers: of all starts, in the order of time.
         submissions: how often the job was started from outside.
         rendezvous: how often ranks have met.
-        outcome: ``finished``, ``replaced`` or empty.
-        claimed: whether a commit was made durable since then.
     """
 
     def __init__(
@@ -61,15 +54,15 @@ class Job:
     ) -> None:
         self.cluster = cluster
         self.name = name
-        self.hosts = hosts
-        self.per_host = per_host
-        self.least = least
-        self.head = head
+        self.hosts = hosts  # that discovery names
+        self.per_host = per_host  # slots of each
+        self.least = least  # ranks that suffice
+        self.head = head  # the host of the supervisor
         self.supervisor: Running | None = None
-        self.drivers: list[Driver] = []
+        self.drivers: list[Driver] = []  # of all starts, in the order of time
         self.submissions = self.rendezvous = 0
-        self.outcome = ""
-        self.claimed = False
+        self.outcome = ""  # ``finished``, ``replaced`` or empty
+        self.claimed = False  # whether a commit was made durable since then
 
     @property
     def driver(self) -> Driver | None:
@@ -157,15 +150,7 @@ class Cluster:
     """Hosts, a disk, and the jobs on them.
 
     Attributes:
-        script: what each training process runs.
-        lost: hosts that are away.
-        skews: seconds by which the wall clock of a host is ahead.
-        slots: of each guardian.
-        training: processes that run the script.
-        pages: that processes share with their guardians.
         at_collective: called when a process comes to a collective.
-        invariants: checks that hold after every event.
-        near: a folder for the near tiers of all hosts; None if jobs have none.
         handler_fails: whether the script's handler of log lines fails at the writer's next line.
     """
 
@@ -173,18 +158,18 @@ class Cluster:
         self.scheduler = scheduler
         self.system = System(scheduler)
         self.system.program = self._run
-        self.script = script
+        self.script = script  # what each training process runs
         self.disk = Disk(scheduler)
         self.jobs: list[Job] = []
-        self.lost: set[str] = set()
-        self.skews: dict[str, float] = {}
-        self.slots: dict[Running, Slot] = {}
-        self.training: dict[Running, SimulatedWorld] = {}
-        self.pages: dict[Running, Page] = {}
+        self.lost: set[str] = set()  # hosts that are away
+        self.skews: dict[str, float] = {}  # seconds by which the wall clock of a host is ahead
+        self.slots: dict[Running, Slot] = {}  # of each guardian
+        self.training: dict[Running, SimulatedWorld] = {}  # processes that run the script
+        self.pages: dict[Running, Page] = {}  # that processes share with their guardians
         self.at_collective: Callable[[SimulatedWorld, str], None] = lambda world, name: None
-        self.invariants: Any = None
+        self.invariants: Any = None  # checks that hold after every event
         self.handler_fails = False
-        self.near = near
+        self.near = near  # a folder for the near tiers of all hosts; None if jobs have none
         self.later = self.system.later
 
     def say(self, text: str) -> None:

@@ -21,28 +21,23 @@ class Disk:
     """The files of a checkpoint root.
 
     Attributes:
-        files: path to content.
         temporaries: files that are being written, or were when their process died: folder and size.
-        capacity: bytes; infinite if nothing can fill it.
         fails_until: until when each operation fails.
         slow_until: until when each operation takes a hundred times as long.
-        lost_answers: how many of the next changes are made, and reported as failed.
-        taken: bytes that other programs use.
         unmounted: the files while the file system is not mounted, and processes see an empty folder.
-        watch: told of each operation and of each change.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.files: dict[str, bytes] = {}
+        self.files: dict[str, bytes] = {}  # path to content
         self.temporaries: dict[str, tuple[str, int]] = {}
-        self.capacity = float("inf")
+        self.capacity = float("inf")  # bytes; infinite if nothing can fill it
         self.fails_until = self.slow_until = -1.0
-        self.lost_answers = 0
-        self.taken = 0
+        self.lost_answers = 0  # how many of the next changes are made, and reported as failed
+        self.taken = 0  # bytes that other programs use
         self.unmounted: dict[str, bytes] | None = None
         self.operations = 0
-        self.watch: Invariants | None = None
+        self.watch: Invariants | None = None  # told of each operation and of each change
         self.at_operation: Callable[[str, str], None] = lambda kind, path: None
 
     @property

@@ -34,20 +34,14 @@ _SSH = 255  # exit code of a connection that was lost
 
 @dataclass(eq=False)
 class Slot:
-    """A place for a process on a host.
-
-    Attributes:
-        guardian: its process.
-        world: its training process that lives, as Horovod sees it.
-        code: how its guardian has ended, as the driver knows.
-    """
+    """A place for a process on a host."""
 
     driver: Driver
     host: str
     number: int
-    guardian: Running
-    world: SimulatedWorld | None = None
-    code: int | None = None
+    guardian: Running  # its process
+    world: SimulatedWorld | None = None  # its training process that lives, as Horovod sees it
+    code: int | None = None  # how its guardian has ended, as the driver knows
 
     @property
     def name(self) -> str:
@@ -70,20 +64,14 @@ class Slot:
 
 
 class Driver:
-    """One ``horovodrun``.
-
-    Attributes:
-        slots: that the driver counts on, in the order of ranks.
-        states: of each process, to be told of changes of hosts.
-        result: its exit code, once it has decided.
-    """
+    """One ``horovodrun``."""
 
     def __init__(self, job: Job, process: Running) -> None:
         self.job = job
         self.process = process
-        self.slots: list[Slot] = []
-        self.states: dict[Process, State] = {}
-        self.result: int | None = None
+        self.slots: list[Slot] = []  # that the driver counts on, in the order of ranks
+        self.states: dict[Process, State] = {}  # of each process, to be told of changes of hosts
+        self.result: int | None = None  # its exit code, once it has decided
         self._resting: dict[str, float] = {}
         self._failures: dict[str, int] = {}
         self._waits = False

@@ -48,23 +48,12 @@ _COLLECTIVES = ("hvdrecover.", "hvdrecover.header", "hvdrecover.snapshot", "hvdr
 
 @dataclass
 class Fault:
-    """One fault.
-
-    Attributes:
-        kind: what happens.
-        at: when: ``time``, ``disk``, ``collective``, ``call`` of the system, or ``after`` another fault.
-        what: the kind of operation or call, or how the collective's name begins.
-        nth: seconds; or at which visit, or how many events after the fault before it.
-        here: whether it strikes the process that is there, or any.
-        seconds: how long it lasts.
-    """
-
-    kind: str
-    at: str
-    what: str
-    nth: float
-    here: bool
-    seconds: float
+    kind: str  # what happens
+    at: str  # when: ``time``, ``disk``, ``collective``, ``call`` of the system, or ``after`` another fault
+    what: str  # the kind of operation or call, or how the collective's name begins
+    nth: float  # seconds; or at which visit, or how many events after the fault before it
+    here: bool  # whether it strikes the process that is there, or any
+    seconds: float  # how long it lasts
     visits: int = 0
     fired: bool = False
 

@@ -38,13 +38,12 @@ class Ring:
     """The ranks of one rendezvous.
 
     Attributes:
-        broken: whether a rank has left, so that collectives fail which it has not called.
         torn: whether it was lost, so that also collectives that all have called fail on some ranks.
     """
 
     members: list[SimulatedWorld]
     calls: dict[int, _Call] = field(default_factory=dict)
-    broken: bool = False
+    broken: bool = False  # whether a rank has left, so that collectives fail which it has not called
     torn: bool = False
 
     def tear(self) -> None:
@@ -56,11 +55,8 @@ class SimulatedWorld:
     """The ranks as one process sees them; see `hvdrecover.state.adapter.World`.
 
     Attributes:
-        ring: the ranks that it has met; None before `init` and after `shutdown`.
         at_init: whether it waits for the others.
         refused: whether the rendezvous has failed.
-        removed: whether the driver has given up its slot.
-        framework: the framework of the process.
     """
 
     def __init__(self, slot: Slot, process: Running) -> None:
@@ -68,8 +64,8 @@ class SimulatedWorld:
         self.slot = slot
         self.process = process
         self.past = Past()
-        self.framework = FakeFramework()
-        self.ring: Ring | None = None
+        self.framework = FakeFramework()  # the framework of the process
+        self.ring: Ring | None = None  # the ranks that it has met; None before `init` and after `shutdown`
         self.at_init = self.refused = self.removed = False
         self._rank = 0
         self._position = 0
@@ -89,7 +85,7 @@ class SimulatedWorld:
         assert self.ring is None, "init() without a shutdown() before it"
         self._scheduler.pause()
         self.at_init, self.refused = True, False
-        self.removed = self.removed or self.slot.is_removed
+        self.removed = self.removed or self.slot.is_removed  # whether the driver has given up its slot
         self.slot.driver.meet()
         self._scheduler.wait(lambda: self.ring is not None or self.refused or self.removed)
         self.at_init = False

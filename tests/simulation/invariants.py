@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -60,11 +59,8 @@ class Invariants:
         reference: digests of an undisturbed run's commits by number; None where the number of ranks changes.
 
     Attributes:
-        faults: how many faults of each kind there have been.
         restarts: how many there were of each job, and of all its processes (``job``) or one (``slot``).
-        acknowledged: the newest commit that was reported as durable.
         commits: digest of each commit by the start of the job that made it, and its identity.
-        seen: the states that were reached: durable commit, generation and what each process is at.
     """
 
     def __init__(
@@ -75,9 +71,9 @@ class Invariants:
         self._disk = cluster.disk
         self._training = training
         self._reference = reference
-        self.faults: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()  # how many faults of each kind there have been
         self.restarts: Counter[tuple[str, str]] = Counter()
-        self.acknowledged = _NONE
+        self.acknowledged = _NONE  # the newest commit that was reported as durable
         self.commits: dict[tuple[str, CommitId], str] = {}
         self.by_number: dict[int, str] = {}
         self._published: dict[CommitId, tuple[Process, str]] = {}
@@ -86,7 +82,6 @@ class Invariants:
         self._starts: dict[Process, str] = {}
         self._elected: dict[int, CommitId] = {}
         self._listings: dict[Process, dict[int, dict[str, Any]]] = {}
-        self.seen: set[int] = set()
 
     # -- told by processes -------------------------------------------------------------------------------
 
@@ -95,7 +90,6 @@ class Invariants:
         """A rank has made a commit in its memory."""
         self._newest[world.process] = snapshot.id
         self._is_sound(f"{snapshot.id} in memory", snapshot, snapshot.arenas, snapshot.id)
-        self._note_state()
 
     @_check
     def agreed(self, world: SimulatedWorld, agreement: Agreement) -> None:
@@ -119,7 +113,6 @@ class Invariants:
                     f"resumed from commit {commit.commit} ({agreement.source}); {needed} was durable"
                 )
         self._newest[world.process] = commit
-        self._note_state()
 
     @_check
     def event(self, process: Process, event: Mapping[str, Any]) -> None:
@@ -133,7 +126,6 @@ class Invariants:
                 self._scheduler.fail(f"{commit} is acknowledged, and the root is not mounted")
             self._newest_is_there(f"{commit} was acknowledged")
             self._scheduler.say(f"{commit} is durable")
-            self._note_state()
 
     def process_died(self, process: Process) -> None:
         self._newest.pop(process, None)
@@ -357,16 +349,3 @@ class Invariants:
             if folder == "claims" and (generations := among([name])):
                 found[generations[0]] = {**json.loads(text), "generation": generations[0]}
         return found
-
-    def _note_state(self) -> None:
-        places = [
-            (
-                job.name,
-                self.restarts[job.name, "job"],
-                job.submissions,
-                [(self._newest.get(w.process, _NONE).name, w.at_init) for w in job.worlds],
-            )
-            for job in self._cluster.jobs
-        ]
-        text = f"{self.acknowledged} {places}"
-        self.seen.add(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little"))

@@ -24,21 +24,11 @@ from hvdrecover.state.memory import Arenas
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake.
-
-    Attributes:
-        name: what the changelog says about it.
-        owner: the class or module with the function.
-        function: its name.
-        right: the text that is changed.
-        wrong: what it is changed to.
-    """
-
-    name: str
-    owner: Any
-    function: str
-    right: str
-    wrong: str
+    name: str  # what the changelog says about it
+    owner: Any  # the class or module with the function
+    function: str  # its name
+    right: str  # the text that is changed
+    wrong: str  # what it is changed to
 
     @contextmanager
     def made(self) -> Iterator[None]:

@@ -52,30 +52,21 @@ class Process:
     """A simulated process.
 
     Attributes:
-        name: for the transcript.
-        host: name of its host.
-        pid: its number.
         dead: whether it has died, or ended.
         stopped: whether it has been stopped, as by SIGSTOP.
-        skew: seconds by which its wall clock is ahead.
     """
 
     def __init__(self, scheduler: Scheduler, name: str, host: str) -> None:
-        self.name = name
-        self.host = host
-        self.pid = scheduler.next_pid()
+        self.name = name  # for the transcript
+        self.host = host  # name of its host
+        self.pid = scheduler.next_pid()  # its number
         self.dead = self.stopped = False
-        self.skew = 0.0
+        self.skew = 0.0  # seconds by which its wall clock is ahead
         self.globals = [(module, name, fresh()) for module, name, fresh in scheduler.process_globals]
 
 
 class Task:
-    """A thread of a simulated process.
-
-    Attributes:
-        until: what it waits for; None if it can run.
-        deadline: when it stops waiting.
-    """
+    """A thread of a simulated process."""
 
     def __init__(self, process: Process, name: str, function: Callable[[], object]) -> None:
         self.process = process
@@ -83,8 +74,8 @@ class Task:
         self.function = function
         self.baton = threading.Lock()
         self.baton.acquire()
-        self.until: Callable[[], bool] | None = None
-        self.deadline = math.inf
+        self.until: Callable[[], bool] | None = None  # what it waits for; None if it can run
+        self.deadline = math.inf  # when it stops waiting
         self.done = False
 
     def is_ready(self, now: float) -> bool:
@@ -99,24 +90,16 @@ class Scheduler:
     Args:
         seed: decides everything.
         most: how many times the baton may be handed on.
-
-    Attributes:
-        dice: the generator of the order of tasks and of all else that is random.
-        now: the monotonic clock, in seconds.
-        events: how often the baton was handed on.
-        transcript: lines for people.
-        failure: the first finding.
-        before_event: called each time before the baton is handed on.
     """
 
     def __init__(self, seed: int, most: int = 60_000) -> None:
-        self.dice = random.Random(seed)
-        self.now = 100.0
-        self.events = 0
+        self.dice = random.Random(seed)  # the generator of the order of tasks and of all else that is random
+        self.now = 100.0  # the monotonic clock, in seconds
+        self.events = 0  # how often the baton was handed on
         self.order = 0  # a checksum of all choices
-        self.transcript: list[str] = []
-        self.failure: str | None = None
-        self.before_event: Callable[[], None] = lambda: None
+        self.transcript: list[str] = []  # lines for people
+        self.failure: str | None = None  # the first finding
+        self.before_event: Callable[[], None] = lambda: None  # called each time before the baton is handed on
         self.process_globals = _process_globals()
         self._most = most
         self._pids = 1000

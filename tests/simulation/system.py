@@ -42,33 +42,23 @@ class Running(Process):
     """A process in the tree.
 
     Attributes:
-        command: its words.
-        environ: its environment.
-        parent: the process that has started it; None if that is out of reach, as behind ssh.
-        death_signal: what it gets when its parent dies; 0 for nothing.
-        returncode: None while it runs; negative if a signal has ended it.
-        inherited: its descriptors, by those of the parent.
-        stdin: what its parent writes to it.
         hangs: whether it waits for a disk, so that SIGKILL ends it only afterwards.
         is_doomed: whether it hangs, and has got SIGKILL.
-        killed_at: when its parent has sent it a signal; infinite before.
-        at_exit: called before it ends by itself.
-        at_end: called when it ends.
     """
 
     def __init__(self, scheduler: Scheduler, name: str, host: str, parent: Running | None = None) -> None:
         super().__init__(scheduler, name, host)
-        self.command: Sequence[str] = ()
-        self.environ: Mapping[str, str] = {}
-        self.parent = parent
-        self.death_signal = 0
-        self.returncode: int | None = None
-        self.inherited: dict[int, int] = {}
-        self.stdin: Input | None = None
+        self.command: Sequence[str] = ()  # its words
+        self.environ: Mapping[str, str] = {}  # its environment
+        self.parent = parent  # the process that has started it; None if that is out of reach, as behind ssh
+        self.death_signal = 0  # what it gets when its parent dies; 0 for nothing
+        self.returncode: int | None = None  # None while it runs; negative if a signal has ended it
+        self.inherited: dict[int, int] = {}  # its descriptors, by those of the parent
+        self.stdin: Input | None = None  # what its parent writes to it
         self.hangs = self.is_doomed = False
-        self.killed_at = math.inf
-        self.at_exit: list[Callable[[], object]] = []
-        self.at_end: list[Callable[[], object]] = []
+        self.killed_at = math.inf  # when its parent has sent it a signal; infinite before
+        self.at_exit: list[Callable[[], object]] = []  # called before it ends by itself
+        self.at_end: list[Callable[[], object]] = []  # called when it ends
         self.signals: list[int] = []  # that have come, and are handled
         self.handled: set[int] = set()
         self.descriptors: set[int] = set()
@@ -79,13 +69,12 @@ class System:
     """All simulated processes, and the network between their hosts.
 
     Attributes:
-        program: what a process that another one starts does.
         at_call: called with the name of each call that a process makes: start, signal, connect or send.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.program: Program = lambda process: 0
+        self.program: Program = lambda process: 0  # what a process that another one starts does
         self.at_call: Callable[[str], None] = lambda name: None
         self._living: dict[int, Running] = {}
         self._listeners: dict[int, Listener] = {}
@@ -478,18 +467,13 @@ class Listener:
 
 
 class Socket:
-    """One end of a connection.
+    """One end of a connection."""
 
-    Attributes:
-        process: whose it is.
-        peer: the other end.
-    """
-
-    peer: Socket
+    peer: Socket  # the other end
 
     def __init__(self, system: System, process: Running) -> None:
         self._system = system
-        self.process = process
+        self.process = process  # whose it is
         self._received = b""
         self._held = b""  # was sent while the hosts were cut off from each other
         self._ended = False  # the other end has closed it, or is taken for lost

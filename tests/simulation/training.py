@@ -42,31 +42,24 @@ class Training:
     """The settings of a script.
 
     Attributes:
-        samples: of an epoch.
-        commit_every: steps between commits.
-        durable_every: commits between durable ones.
-        durable: whether each commit asks to be durable.
-        flush: whether each commit is waited for until it is durable.
-        checks: whether ranks look for changes of hosts between commits.
         returns_early: whether the script ends its loop when the job is to stop, as a handler of SIGTERM would
             have it, before the next commit.
-        step_seconds: how long a step takes at most.
         plain: whether the script has no training function, so that all ranks start again after a fault.
     """
 
-    samples: int = 24
+    samples: int = 24  # of an epoch
     epochs: int = 2
     batch_size: int = 2
-    commit_every: int = 1
-    durable_every: int = 1
+    commit_every: int = 1  # steps between commits
+    durable_every: int = 1  # commits between durable ones
     keep: int = 2
     rng: Randomness = "reseed"
-    durable: bool = False
-    flush: bool = False
-    checks: bool = False
+    durable: bool = False  # whether each commit asks to be durable
+    flush: bool = False  # whether each commit is waited for until it is durable
+    checks: bool = False  # whether ranks look for changes of hosts between commits
     near: bool = False
     returns_early: bool = False
-    step_seconds: float = 1.0
+    step_seconds: float = 1.0  # how long a step takes at most
     plain: bool = False
 
     def __call__(self, cluster: Cluster, world: SimulatedWorld, config: Config) -> None:

@@ -332,29 +332,13 @@ def two(root):
     store = make_store(root)
     store.claim_next()
     one = np.ones(4, "f4")
-    store.write(
-        snapshot(
-            A,
-            {
-                "model": {"same": one, "moved": one, "leapt": one, "gone": one, "wide": one},
-                "extra": {"x": one},
-            },
-            epoch=1,
-            config={"rate": 0.1, "name": "a"},
-        ),
-        rank=0,
-    )
-    half = one.copy()
-    half[2] = np.nan
-    store.write(
-        snapshot(
-            B,
-            {"model": {"same": one, "moved": one + 8, "leapt": half, "new": one, "wide": one.astype("f8")}},
-            epoch=2,
-            config={"rate": 0.2, "name": "a", "more": None},
-        ),
-        rank=0,
-    )
+    leapt = np.array([1, 1, np.nan, 1], "f4")
+    before = dict.fromkeys(("same", "moved", "leapt", "gone", "wide"), one)
+    after = {"same": one, "moved": one + 8, "leapt": leapt, "new": one, "wide": one.astype("f8")}
+    config = {"rate": 0.1, "name": "a"}
+    store.write(snapshot(A, {"model": before, "extra": {"x": one}}, epoch=1, config=config), rank=0)
+    config = {"rate": 0.2, "name": "a", "more": None}
+    store.write(snapshot(B, {"model": after}, epoch=2, config=config), rank=0)
     return root
 
 

@@ -280,19 +280,11 @@ def test_a_commit_whose_manifest_is_broken_is_left_to_the_user_and_not_counted(r
 
 def test_a_manifest_that_cannot_be_read_for_a_while_does_not_stop_the_rest(root):
     write_all(make_store(root), *(make_snapshot(1, commit) for commit in (1, 2)))
-    wrapped = Wrapped(root)
-    sick = True
-
-    def read(path):
-        if sick and path.startswith("g0001-c00000001"):
-            raise StorageError(path, "I/O error")
-        return root.read(path)
-
-    wrapped.read = read
-    store = make_store(wrapped, keep=1)
+    sick = Sick(root, "g0001-c00000001")
+    store = make_store(sick, keep=1)
     write_all(store, make_snapshot(2, 3))
     assert commits(root) == [CommitId(2, 3), CommitId(1, 1)]
-    sick = False
+    sick.left = 0
     write_all(store, make_snapshot(2, 4))
     assert commits(root) == [CommitId(2, 4)]
 

@@ -19,7 +19,7 @@ COMMAND = Command(("train",), 4, resizes=True)
 
 def test_hosts_leave_and_come_and_one_stays(tmp_path: Path) -> None:
     run = ScriptRun(tmp_path / "run", COMMAND)
-    FAULTS["resize"].options(run)
+    run.list_hosts(run.names)
     sizes, before = [], run.listing.read_text().split()
     for rank in (0, 0, 1, 1, 2, 3):
         FAULTS["resize"].strike(run, rank)

@@ -70,12 +70,7 @@ def is_alive(process: int) -> bool:
 
 def state(process: int) -> str:
     """A process's state, as the kernel has it: R, S, T, Z, …."""
-    return fields(process)[0]
-
-
-def fields(process: int) -> list[str]:
-    """Return what ``/proc/PID/stat`` says after the program's name."""
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def gone(process: int) -> None:
