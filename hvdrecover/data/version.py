@@ -113,11 +113,7 @@ class DataVersion:
 
 
 def differences(stored: Mapping[str, Any], present: DataVersion) -> list[str]:
-    """Return a line for each change of the data since a commit, which ``stored`` (`as_json`) at that time.
-
-    Raises:
-        ConfigError: a later release has written the commit's version.
-    """
+    """Return a line for each change of the data since a commit, which ``stored`` (`as_json`) at that time."""
     if (found := stored.get("version")) != FORMAT:
         raise ConfigError(
             "data", f"the commit's data version has format {found!r}, this hvdrecover knows {FORMAT}; upgrade"

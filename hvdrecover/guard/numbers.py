@@ -44,16 +44,13 @@ class RolledBack(Exception):  # noqa: N818  no error: all ranks go back to a com
 
 
 class Judge(Hook):
-    """One rank's part in finding bad steps and reacting to them.
-
-    Attributes:
-        steps: returns how many steps this rank has done. An adapter that does not report each step sets it.
-    """
+    """One rank's part in finding bad steps and reacting to them."""
 
     votes_at = ("commit", "check")
 
     def __init__(self, guard: Guard, context: Context) -> None:
         self.policy: Numerics | None = guard.numerics  # None checks nothing
+        # Returns how many steps this rank has done. An adapter that does not report each step sets it.
         self.steps: Callable[[], int] = lambda: self._reported
         self._reported = 0  # steps, finite or not
         self._allowed = guard.numerics_budget
@@ -93,9 +90,8 @@ class Judge(Hook):
         With torch only the next `SampleOrder.record` tells the samples of a batch: sizes of tensors would be
         a guess. So a step that is to be rolled back is skipped at first, and all ranks go back at that call.
 
-        Args:
-            everywhere: parameters whose average is not finite.
-            here: those of them whose gradient was not finite on this rank.
+        ``everywhere`` names the parameters whose average is not finite; ``here``, those of them whose
+        gradient was not finite on this rank.
         """
         assert self.policy is not None
         self._reported += 1
