@@ -53,8 +53,6 @@ class Stubs:
         self._reported = time.monotonic()
         for slot in range(count):
             new = link.connect(*address, name=f"host-{slot // 8}", slot=slot % 8, pid=os.getpid())
-            if new is None:
-                raise ConnectionError(f"the supervisor does not take guardian {slot}")
             self._links.append(new)
             self._selector.register(new, selectors.EVENT_READ, new)
 

@@ -147,19 +147,13 @@ class Keeper:
 
 @dataclass(frozen=True)
 class NearRoot:
-    """A near root of this user.
-
-    Attributes:
-        url: the checkpoint root that it belongs to; empty if unknown.
-        used: when it was last written to, in seconds since the Unix epoch.
-        in_use: whether a process has locked it.
-    """
+    """A near root of this user."""
 
     path: Path
-    url: str
+    url: str  # the checkpoint root that it belongs to; empty if unknown
     nbytes: int
-    used: float
-    in_use: bool
+    used: float  # when it was last written to, in seconds since the Unix epoch
+    in_use: bool  # whether a process has locked it
 
 
 def roots(near: str = "auto") -> list[NearRoot]:
@@ -243,18 +237,15 @@ def size(nbytes: float) -> str:
 
 
 class Buffer:
-    """Memory for one commit: a folder with a mapped file for each attribute that holds tensors.
-
-    Attributes:
-        arenas: the mapped files, by attribute name; empty if an earlier process left the folder.
-        commit: the sealed commit that it holds, or None.
-        snapshot: the commit that this process has copied into it and sealed, or is to seal; or None.
-    """
+    """Memory for one commit: a folder with a mapped file for each attribute that holds tensors."""
 
     def __init__(self, path: Path, arenas: Mapping[str, Arena] | None = None) -> None:
         self._path = path
+        # By attribute name; empty if an earlier process left the folder.
         self.arenas: dict[str, Arena] = dict(arenas or {})
+        # The sealed commit that it holds.
         self.commit = CommitId.parse(path.name) if (path / manifests.FILE_NAME).exists() else None
+        # The commit that this process has copied into it and sealed, or is to seal.
         self.snapshot: Snapshot | None = None
 
     @property
@@ -334,8 +325,7 @@ class NearTier:
     def acquire(self, layouts: Layouts, pinned: Set[Arena]) -> Mapping[str, Arena] | None:
         """Return memory for the next commit; None if it must use private memory this time.
 
-        Args:
-            pinned: arenas that are being read, and must not change.
+        The ``pinned`` arenas are being read, and must not change.
         """
         if not layouts:
             return None  # a state without tensors is not worth a file

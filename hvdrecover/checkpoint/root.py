@@ -137,10 +137,8 @@ def read_commit(
 ) -> Snapshot:
     """Read one commit, and verify every byte that is read.
 
-    Args:
-        only: the attributes of the state whose tensors to read, such as ``{"model"}``; None reads all.
-            `Snapshot.state` is complete in any case.
-        load: reads a file, given the storage, the path and the size; returns the bytes and their digest.
+    ``only`` names the attributes of the state whose tensors to read, such as ``{"model"}``; `Snapshot.state`
+    is complete in any case. ``load`` reads a file of a path and a size, and returns its bytes and digest.
 
     Raises:
         IncompleteCommitError: the commit has no manifest, or was deleted while it was being read.
@@ -171,10 +169,8 @@ def read_newest(
     """Read the newest commit that verifies; None if none was ever completed.
 
     If the storage fails, the call is retried for some seconds. If the root answers and one commit still
-    cannot be read, that commit is skipped like a broken one.
-
-    Args:
-        order: takes the commits, newest first, and returns them in the order in which to try them.
+    cannot be read, that commit is skipped like a broken one. ``order`` takes the commits, newest first, and
+    returns them in the order in which to try them.
 
     Raises:
         NoUsableCommitError: the root holds commits, and none of them verifies.

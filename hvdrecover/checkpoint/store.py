@@ -74,10 +74,8 @@ class Store:
         ``again``: an earlier start of this job has claimed the root.
         """
         check_is_ours(self.storage)
-        commits = root.commits(self.storage)
-        generation = self.claims.take_after(
-            max((commit.generation for commit in commits), default=0), again=again
-        )
+        newest = max((commit.generation for commit in root.commits(self.storage)), default=0)
+        generation = self.claims.take_after(newest, again=again)
         self._quarantine(incomplete(self.storage, generation)[1])
         return generation
 
@@ -216,10 +214,8 @@ def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Sna
     marked earlier are verified again: if the user has repaired one, its mark is removed. A commit that the
     storage fails to deliver is skipped, but not marked.
 
-    Args:
-        suspects: commits after which the job has failed, as ranges: the names of the first and the last
-            commit of each. They are tried last, the oldest of them first: even a suspect commit is better
-            than a start from the beginning.
+    Suspects are commits after which the job has failed, as ranges: the names of the first and the last commit
+    of each. They are tried last, the oldest first: even a suspect is better than a start from the beginning.
     """
 
     def say(name: str, reason: str, line: str) -> None:

@@ -209,9 +209,7 @@ def _find_class(name: str, fits: Callable[[type], bool]) -> Any:
 def decode(value: Json, resolve: Resolve | None = None) -> Any:
     """Turn the outcome of `encode` back into the value, with fresh containers.
 
-    Args:
-        value: what `json.loads` gave.
-        resolve: the counterpart of `encode`'s ``leaf``.
+    ``resolve`` is the counterpart of `encode`'s ``leaf``.
 
     Raises:
         ValueError: an unknown tag, a malformed payload, or a class that this program doesn't define.

@@ -103,5 +103,5 @@ NUMBER: dict[str, Any] = {"type": checked(config.number), "metavar": "N"}
 DURATION: dict[str, Any] = {"type": checked(config.duration), "metavar": "DURATION"}
 PROCESSES: dict[str, Any] = {"type": count, "metavar": "N", "dest": "processes"}
 
+# For the end of help texts.
 DURATIONS = f"A DURATION is {config.DURATIONS}; a bare number is seconds."
-"""For the end of help texts."""

@@ -36,11 +36,8 @@ _LAST_SCRAPE = 60.0  # seconds for which the end of a run is served until Promet
 _LAST_ANSWER = 1.0  # seconds for an answer to get there
 _ENDPOINT = re.compile(r"(\[[^\[\]/]+\]|[^:/\[\]]*):(\d+)")
 
-View = Callable[[Report], None]
-"""Shows the state of a run that is followed."""
-
-Endpoint = tuple[str, int]
-"""A host, empty for all addresses of this host, and a port, 0 for a free one."""
+View = Callable[[Report], None]  # shows the state of a run that is followed
+Endpoint = tuple[str, int]  # a host, empty for all addresses of this host, and a port, 0 for a free one
 
 
 def _folder(arguments: argparse.Namespace) -> Path:

@@ -63,7 +63,7 @@ def discover(
     `DiscoveryError` if the source gave no usable answer; the message says why.
     """
     file = settings.cache / f"{_PREFIX}{_key(name, source, settings.checks, environ)}.json"
-    known, late = read(file), False
+    known = read(file)
     if patient or not _is_fresh(known, source):
         good = known.listed is not None and 0 <= time.time() - known.listed <= settings.last_good
         passed = not settings.checks.any or any(each.passed for each in known.health.values())
@@ -72,9 +72,10 @@ def discover(
         news = _Asking(source, settings, environ, file).start(patience, wait_for_checks=not usable)
         known = _loads(news) if news else read(file)
         # Even a failure is known by now, unless the source hangs.
-        late = not 0 <= time.time() - (known.asked or 0.0) <= source.every + settings.timeout
+        if not 0 <= time.time() - (known.asked or 0.0) <= source.every + settings.timeout:
+            known = replace(known, failure=known.failure or "has not answered in time")
     reports = selection.read_reports(settings.reports)
-    return selection.answer(name, known, settings, reports, time.time(), late=late)
+    return selection.answer(name, known, settings, reports, time.time())
 
 
 def read(file: Path) -> History:

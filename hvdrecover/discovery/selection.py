@@ -120,20 +120,14 @@ class Answer:
 
 
 def answer(
-    source: str,
-    history: History,
-    settings: Settings,
-    reports: Mapping[str, Sequence[float]],
-    now: float,
-    *,
-    late: bool = False,
+    source: str, history: History, settings: Settings, reports: Mapping[str, Sequence[float]], now: float
 ) -> Answer:
     """Return the answer of one call, from the results of earlier calls.
 
-    `reports` has the times at which guardians reported each host. `late`: the source has not answered this
-    call in time. Raises `DiscoveryError` if the last good answer is too old or missing, or no host is left.
+    `reports` has the times at which guardians reported each host. Raises `DiscoveryError` if the last good
+    answer is too old or missing, or no host is left.
     """
-    failure = history.failure or ("has not answered in time" if late else "")
+    failure = history.failure
     if history.listed is None:
         if history.empty and settings.allow_empty:
             return Answer((), f"{source}: {failure}")

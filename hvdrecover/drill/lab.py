@@ -88,7 +88,6 @@ class Lab:
         pipe = subprocess.PIPE
         # In its own session: signals to this process's group must not reach the janitor.
         self._janitor = subprocess.Popen(command, stdin=pipe, stderr=pipe, start_new_session=True)
-        self.janitor = self._janitor.pid
         self.folder = _folder(self.number)
         self.key = self.folder / "key"  # the private ssh key that lets root in everywhere
         self.hosts = [Host(self.number, number) for number in range(1, hosts + 1)]
@@ -97,11 +96,6 @@ class Lab:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def ssh_options(self) -> list[str]:
-        options = ["-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no"]
-        return [*options, "-i", os.fspath(self.key)]
 
     def close(self) -> None:
         _, complaint = self._janitor.communicate(timeout=2 * _PATIENCE)  # closes its standard input

@@ -40,17 +40,11 @@ class Network(keras.Sequential):  # type: ignore[misc]
 
 
 def network() -> Network:
-    layers = keras.layers
-    model = Network(
-        [
-            layers.Dense(128, activation="relu", name="hidden_1"),
-            layers.Dropout(0.2),
-            layers.Dense(64, activation="relu", name="hidden_2"),
-            layers.Dropout(0.2),
-            layers.Dense(10, name="logits"),
-        ],
-        name="network",
-    )
+    layers: list[Any] = []
+    for number, width in enumerate((128, 64), start=1):
+        layers.append(keras.layers.Dense(width, activation="relu", name=f"hidden_{number}"))
+        layers.append(keras.layers.Dropout(0.2))
+    model = Network([*layers, keras.layers.Dense(10, name="logits")], name="network")
     model.build((None, 64))
     return model
 

@@ -22,15 +22,9 @@ from hvdrecover.examples.digits import Digits, Ledger, digits, options
 
 def network() -> torch.nn.Module:
     """Return two hidden layers with dropout; float32 [N, 64] to float32 [N, 10]."""
-    return torch.nn.Sequential(
-        torch.nn.Linear(64, 128),
-        torch.nn.ReLU(),
-        torch.nn.Dropout(0.2),
-        torch.nn.Linear(128, 64),
-        torch.nn.ReLU(),
-        torch.nn.Dropout(0.2),
-        torch.nn.Linear(64, 10),
-    )
+    layers = [torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Dropout(0.2)]
+    layers += [torch.nn.Linear(128, 64), torch.nn.ReLU(), torch.nn.Dropout(0.2)]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(64, 10))
 
 
 def optimizer_for(name: str, parameters: Any) -> torch.optim.Optimizer:

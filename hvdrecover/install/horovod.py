@@ -131,18 +131,15 @@ class Runner:
             log.write(f"\n$ {shlex.join(command)}\n")
             log.flush()
             begin = log.tell()
-            try:
-                process = subprocess.Popen(
-                    command,
-                    cwd=cwd,
-                    env=dict(environ),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    process_group=0,
-                )
-            except OSError as error:
-                raise InstallError(f"{title}: {command[0]} can't be run: {error}") from error
+            process = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
             try:
                 status = process.wait()
             except BaseException:

@@ -70,7 +70,10 @@ class Guardian:
         self._environ = environ
         self._config = config
         self._clock = clock
-        self._supervisor = _connect(config)
+        if config.supervisor is None:
+            problem = "is not set; `hvdrecover run` sets it and starts workers"
+            raise ConfigError("HVDRECOVER_SUPERVISOR", problem)
+        self._supervisor = link.connect(*config.supervisor, name=config.host, slot=config.local_rank)
         self._unsent: deque[tuple[float, Mapping[str, Any]]] = deque(maxlen=_MOST_UNSENT)
         self._events = Events(self._add_event, config.host, clock)
         self._disk = Bounded(waits.DISK)
@@ -484,17 +487,6 @@ def _append(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a") as output:
         output.write(text)
-
-
-def _connect(config: Config) -> link.Link:
-    if config.supervisor is None:
-        raise ConfigError("HVDRECOVER_SUPERVISOR", "is not set; `hvdrecover run` sets it and starts workers")
-    host, port, _ = config.supervisor
-    supervisor = link.connect(*config.supervisor, name=config.host, slot=config.local_rank)
-    if supervisor is None:
-        problem = f"does not answer at {host}:{port}; let all hosts of the job connect to each other"
-        raise LaunchError("hvdrecover run", problem)
-    return supervisor
 
 
 def stall_in_words(missing: Mapping[int, Sequence[str]], seconds: float) -> str:

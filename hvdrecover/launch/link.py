@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
+from hvdrecover.errors import LaunchError
 from hvdrecover.launch import waits
 
 logger = logging.getLogger(__name__)
@@ -96,14 +97,16 @@ class Link:
         self._connection.close()
 
 
-def connect(host: str, port: int, token: str, **facts: Any) -> Link | None:
-    try:
+def connect(host: str, port: int, token: str, **facts: Any) -> Link:
+    """Connect a guardian to the supervisor; raises `LaunchError` if it does not answer."""
+    with contextlib.suppress(OSError):
         connection = Bounded(waits.MESSAGE)(socket.create_connection, (host, port), timeout=waits.MESSAGE)
-    except OSError:
-        return None
-    link = Link(connection)
-    link.send(token=token, **facts)
-    return link if link.is_open else None
+        link = Link(connection)
+        link.send(token=token, **facts)
+        if link.is_open:
+            return link
+    problem = f"does not answer at {host}:{port}; let all hosts of the job connect to each other"
+    raise LaunchError("hvdrecover run", problem)
 
 
 @dataclass

@@ -39,8 +39,7 @@ class Outlet(io.TextIOBase):
         self._report = report
         self._held = bytearray()
         self._lost = 0
-        self._fails = False
-        self._reported = False
+        self._fails = self._reported = False
         self._waits = report is not None
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None

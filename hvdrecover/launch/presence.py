@@ -26,7 +26,7 @@ class Supervised:
     pid: int  # its process number there
     process: str  # its `hvdrecover.machine.identity`
     began: float  # when it began, in seconds since the Unix epoch
-    command: tuple[str, ...]  # the training command
+    command: list[str]  # the training command
     processes: int  # number of processes with which the job starts
     least: int  # number of processes that suffices
     stop_signal: str  # the name of the signal that has the job leave; empty if there is none
@@ -83,7 +83,6 @@ def wait_for_end(supervised: Supervised, seconds: float) -> bool:
 
 def _read(path: Path) -> Supervised | None:
     try:
-        facts = json.loads(path.read_text())
-        return Supervised(**{**facts, "command": tuple(facts["command"])})
-    except (OSError, ValueError, TypeError, KeyError):  # removed meanwhile, or of another version
+        return Supervised(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):  # removed meanwhile, or of another version
         return None

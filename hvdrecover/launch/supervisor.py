@@ -93,7 +93,7 @@ class Supervisor:
             pid=os.getpid(),
             process=machine.identity(),
             began=clock.now(),
-            command=tuple(self._redacted),
+            command=self._redacted,
             processes=self._ranks,
             least=self._least,
             stop_signal=signals[0].name if signals else "",

@@ -22,13 +22,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, TypedDict
 
 from hvdrecover import heartbeat
 from hvdrecover.checkpoint import Checkpoint
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.storage import ATTEMPTS
-from hvdrecover.config import Config
+from hvdrecover.config import Config, absolute
 from hvdrecover.errors import HvdrecoverError, RecoveryError
 from hvdrecover.guard import Guard
 from hvdrecover.guard.comparison import GuardHook
@@ -45,21 +45,29 @@ from hvdrecover.version import __version__
 Part = Literal["reset", "rendezvous", "load", "sync", "first_step"]  # of a recovery
 
 
+class Keywords(TypedDict, total=False):
+    """The settings that each class of states takes by keyword, where they are described."""
+
+    checkpoint: Checkpoint | str | None
+    rng: Randomness | None
+    guard: Guard | None
+    tensorboard: str | None
+    tracker: Tracker | None
+
+
 class Session:
     """The parts of one rank's state, which `commit`, `rendezvous` and `run` work on."""
 
     def __init__(
         self,
         context: Context,
-        *,
-        settings: Checkpoint | None,
+        settings: Keywords,
         rng: Randomness,
-        guard: Guard | None,
-        tensorboard: str | None,
-        tracker: Tracker | None,
         others: Sequence[Hook],
         call: Callable[[Literal["save", "restore", "sync"], Callable[[], object]], None],
     ) -> None:
+        guard, tracker = settings["guard"], settings["tracker"]
+        tensorboard = settings["tensorboard"] and absolute(settings["tensorboard"])
         self.context = context
         self.call = call  # calls a method that the user's class may override, around our own work
         self.own = RankLocalState(
@@ -69,7 +77,7 @@ class Session:
         dataset = guard.data.as_json() if guard is not None and guard.data is not None else None
         versions = {**context.framework.versions(), "hvdrecover": __version__}
         self.memory = Memory(context.contents, self.own, context.place, versions, dataset)
-        self.durable = DurableSide(settings, context, self.memory)
+        self.durable = DurableSide(_durable(settings["checkpoint"], context.config), context, self.memory)
         self.leaving = Leaving(context.config)
         name = context.config.instruments
         instruments = () if name is None else import_module(name).observers(context)
@@ -106,7 +114,7 @@ class Session:
             self.seconds[part] += self.context.clock.monotonic() - started
 
 
-def settings_of(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoint | None:
+def _durable(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoint | None:
     """Return the settings of durable commits; None without a checkpoint root.
 
     In a drill, the environment's root replaces the script's, so that the job's is never touched.

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from hvdrecover import config as configs
 from hvdrecover.checkpoint import Checkpoint, CommitId
@@ -18,7 +18,7 @@ from hvdrecover.scalars import Tracker, as_numbers
 from hvdrecover.state import commit as commits
 from hvdrecover.state import run as runs
 from hvdrecover.state.adapter import Framework, HiddenAttribute, World
-from hvdrecover.state.commit import Session, settings_of
+from hvdrecover.state.commit import Keywords, Session
 from hvdrecover.state.contents import Contents
 from hvdrecover.state.hooks import Context, Hook
 from hvdrecover.state.horovod import paused
@@ -38,16 +38,6 @@ HOROVODS = {
     "save",
     "sync",
 }
-
-
-class Keywords(TypedDict, total=False):
-    """The settings that each class of states takes by keyword, where they are described."""
-
-    checkpoint: Checkpoint | str | None
-    rng: Randomness | None
-    guard: Guard | None
-    tensorboard: str | None
-    tracker: Tracker | None
 
 
 _TAKES: dict[str, type | tuple[type, ...]] = {
@@ -104,7 +94,7 @@ class State:
         **keywords: Unpack[Keywords],
     ) -> None:
         config = config or configs.read()
-        settings: dict[str, Any] = dict.fromkeys(_TAKES)
+        settings: Any = dict.fromkeys(_TAKES)
         tracked: dict[str, Any] = {}
         for name, value in {**attributes, **keywords}.items():
             is_setting = name in _TAKES and (value is None or isinstance(value, _TAKES[name]))
@@ -125,13 +115,10 @@ class State:
         events.rank = horovod_rank()
         self._session = Session(
             Context(framework, world, self._contents, config, events, clock, Place(world, ranks), ranks),
-            settings=settings_of(settings["checkpoint"], config),
-            rng=ranks.rng(settings["rng"], type(self)._rng),
-            guard=settings["guard"],
-            tensorboard=settings["tensorboard"] and configs.absolute(settings["tensorboard"]),
-            tracker=settings["tracker"],
-            others=hooks,
-            call=self._around,
+            settings,
+            ranks.rng(settings["rng"], type(self)._rng),
+            hooks,
+            self._around,
         )
         self._session.memory.capture(CommitId(0, 0))
         if type(self).reset is not State.reset:

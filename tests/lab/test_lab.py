@@ -15,6 +15,7 @@ from tests.support.commands import wait_until
 from tests.support.lab import Host, Lab, traces
 
 PATIENCE = 200.0  # seconds for anything that is sure to come
+SSH = ["ssh", "-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no"]
 OWNER = """
 from tests.support.lab import Lab
 lab = Lab()
@@ -26,7 +27,8 @@ input()
 
 def ssh(lab: Lab, source: Host, target: Host, *command: str, seconds: int = 60) -> subprocess.Popen[str]:
     """Start a command on a host, from another one, which is given some seconds to answer."""
-    return source.run(["ssh", *lab.ssh_options, "-o", f"ConnectTimeout={seconds}", target.address, *command])
+    words = [*SSH, "-i", os.fspath(lab.key), "-o", f"ConnectTimeout={seconds}", target.address]
+    return source.run([*words, *command])
 
 
 def said(process: subprocess.Popen[str]) -> str:
@@ -64,7 +66,7 @@ def test_hosts_have_names_of_their_own_and_log_in_by_the_labs_key_alone(lab: Lab
             name, connection = answer.splitlines()
             assert name == target.name
             assert connection.split()[0::2] == [source.address, target.address]
-    session = lab.hosts[0].run(["ssh", "-v", *lab.ssh_options, lab.hosts[1].address, "true"])
+    session = lab.hosts[0].run([*SSH, "-v", "-i", os.fspath(lab.key), lab.hosts[1].address, "true"])
     _, steps = session.communicate(timeout=PATIENCE)
     assert session.returncode == 0
     assert str(lab.key) in steps

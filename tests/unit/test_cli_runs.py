@@ -257,7 +257,7 @@ def training(tmp_path, monkeypatch):
 
 def supervised(pid: int, **facts: object) -> Supervised:
     known = {"processes": 3, "least": 2, "stop_signal": "SIGUSR1", "grace": 30.0, "leaving": False, **facts}
-    return Supervised("node-1", pid, machine.identity(pid), 1.0, ("python", "train.py"), **known)
+    return Supervised("node-1", pid, machine.identity(pid), 1.0, ["python", "train.py"], **known)
 
 
 def pairs(text):

@@ -183,8 +183,7 @@ class _Session(paramiko.SFTPClient):  # type: ignore[misc]
 class StrictSftpFileSystem(SFTPFileSystem):  # type: ignore[misc]
     """fsspec's SFTP, but only with servers whose host key is known, and with the user's ``~/.ssh/config``.
 
-    Args:
-        known_hosts: a file of host keys, instead of those in `KNOWN_HOSTS`.
+    ``known_hosts`` is a file of host keys, instead of those in `KNOWN_HOSTS`.
     """
 
     def __init__(self, host: str, known_hosts: str | None = None, **ssh_kwargs: Any) -> None:
@@ -196,9 +195,8 @@ class StrictSftpFileSystem(SFTPFileSystem):  # type: ignore[misc]
         if known_hosts and not self._files[0].is_file():
             raise ConfigError("known_hosts", f"there is no file '{known_hosts}' of host keys")
         if "host_key_policy" in ssh_kwargs:
-            raise ConfigError(
-                "host_key_policy", "host keys are always checked; set known_hosts to a file instead"
-            )
+            problem = "host keys are always checked; set known_hosts to a file instead"
+            raise ConfigError("host_key_policy", problem)
         super().__init__(host, **{**_TIMEOUTS, **ssh_kwargs})
 
     def _connect(self) -> None:
@@ -243,9 +241,8 @@ class StrictSftpFileSystem(SFTPFileSystem):  # type: ignore[misc]
         transport = self.client.get_transport()
         key = transport.get_remote_server_key()
         if any(words[:1] == ["@revoked"] and key.get_base64() in words for words in lines):
-            raise HostKeyError(
-                self.host, f"its host key, {_print(key)}, is marked as revoked in {self._shown}"
-            )
+            problem = f"its host key, {_print(key)}, is marked as revoked in {self._shown}"
+            raise HostKeyError(self.host, problem)
         transport.set_keepalive(_KEEPALIVE)
         channel = transport.open_session(_WINDOW, timeout=options["timeout"])
         channel.settimeout(options["timeout"])

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from hvdrecover.data.order import SampleOrder, permutation
 from hvdrecover.errors import ConfigError, MismatchError
 
-# -- the permutation -----------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("length", "seed", "epoch", "order"),
@@ -28,9 +26,6 @@ from hvdrecover.errors import ConfigError, MismatchError
 def test_the_order_never_changes(length, seed, epoch, order):
     # A commit's cursor counts in it: another order would make resumed runs see samples twice or never.
     assert permutation(length, seed, epoch).tolist() == order
-
-
-# -- the cursor ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("tail", "done"), [("pad", 5), ("drop", 4), ("drop", 5)])
@@ -97,9 +92,6 @@ def test_a_script_without_set_epoch_is_told_when_an_epoch_comes_again_and_when_o
     assert "this pass over epoch 0 is empty" in line and "set_epoch(state.epoch)" in line
 
 
-# -- state ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("changes", "facts"),
     [
@@ -119,9 +111,6 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(changes, facts
     (line,) = caught.value.differences
     assert re.match(f"train: .*{facts}", line)
     assert (order.epoch, order.done) == (0, 3)
-
-
-# -- bad input -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

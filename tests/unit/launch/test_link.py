@@ -84,7 +84,6 @@ def test_hundreds_of_silent_connections_keep_no_guardian_out_where_files_are_few
         port, token = line(other).removeprefix("h/").split(":")
         silent = [socket.create_connection(("127.0.0.1", int(port))) for _ in range(300)]
         guardian = link.connect("127.0.0.1", int(port), token, name="honest", slot=0)
-        assert guardian is not None
         guardian.send(kind="fault")
         assert line(other) == "honest True"
         for each in [*silent, guardian]:
@@ -96,7 +95,6 @@ def test_who_says_nothing_is_dropped_when_its_time_is_over(supervisor: Superviso
     silent = socket.create_connection((host, port), timeout=60)
     supervisor.serve(lambda: guardians._strangers, "a connection")
     guardian = link.connect(*supervisor.address, name="h1", slot=0)
-    assert guardian is not None
     supervisor.serve(lambda: len(guardians), "the guardian")
     supervisor.clock.advance(waits.MESSAGE - 1)
     guardians.tend()

@@ -7,17 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdrecover.checkpoint import Checkpoint, CommitId
+from hvdrecover.checkpoint import CommitId
 from hvdrecover.errors import (
     ConfigError,
-    MismatchError,
     StateError,
-    UnsupportedTensorError,
     UnsupportedValueError,
 )
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeSampler
-from tests.unit.state.jobs import URL, Process, on_ranks
+from tests.unit.state.jobs import Process, on_ranks
 
 
 @pytest.mark.parametrize(
@@ -36,11 +34,6 @@ def test_an_unknown_way_to_treat_generators_is_refused(process: Process) -> None
 def test_a_value_that_json_can_not_hold_is_named_when_the_state_is_made(process: Process) -> None:
     with pytest.raises(UnsupportedValueError, match=r"state\.scheduler: .*function"):
         process.state(scheduler=lambda epoch: 0.1)
-
-
-def test_a_tensor_that_safetensors_can_not_hold_is_named(process: Process) -> None:
-    with pytest.raises(UnsupportedTensorError, match=r"w: .*complex128"):
-        process.state(model=FakeModel(w=[1j]))
 
 
 def test_a_replaced_component_is_the_one_that_is_committed(process: Process) -> None:
@@ -62,17 +55,6 @@ def test_a_replaced_sampler_is_placed_and_watched_like_the_first(process: Proces
     process.generator.draw()
     next(iter(state.sampler))
     assert process.generator.state == streams
-
-
-def test_with_strict_false_a_sampler_of_another_length_stays(process: Process) -> None:
-    state = process.state(Checkpoint(URL, strict=False), sampler=FakeSampler(8), step=0)
-    state.sync()
-    state.sampler.order.record(2)
-    state.step = 1
-    state.commit()
-    state.sampler, state.step = FakeSampler(4), 2
-    state.restore()
-    assert (state.step, state.sampler.order.length, state.sampler.order.done) == (1, 4, 0)
 
 
 def test_a_cursor_that_could_not_be_loaded_again_is_no_commit(process: Process) -> None:
@@ -157,21 +139,6 @@ def test_ranks_whose_commit_failed_stay_in_step_with_the_others(failing: set[int
         return state.last_commit.commit
 
     assert on_ranks(2, body) == [2, 2]
-
-
-def test_restoring_into_another_model_names_what_differs_and_loads_nothing(process: Process) -> None:
-    state = process.state(model=FakeModel(w=[1.0], v=[1.0]), epoch=0)
-    state.sync()
-    state.model = FakeModel(w=[5.0, 5.0], u=[5.0])
-    state.epoch = 5
-    with pytest.raises(MismatchError) as caught:
-        state.restore()
-    assert caught.value.differences == [
-        "model.u: in the model, but not in the commit",
-        "model.v: in the commit, but not in the model",
-        "model.w: F64[1] in the commit, F64[2] in the model",
-    ]
-    assert (state.model.weights["w"].tolist(), state.epoch) == ([5.0, 5.0], 5)
 
 
 class KeptPart:

@@ -58,13 +58,8 @@ def fresh() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters())
 
 
-def folder(url: str, number: int) -> Path:
-    (found,) = Path(url).glob(f"g*-c{number:08d}")
-    return found
-
-
 def test_the_model_alone_is_loaded_and_the_root_left_as_it_is(url: str, job: dict[int, Any]) -> None:
-    (folder(url, 3) / "optimizer.safetensors").unlink()  # not needed, so not read
+    Path(url, "g0001-c00000003/optimizer.safetensors").unlink()  # not needed, so not read
     before = content(LocalStorage(Path(url)))
     model, optimizer = fresh()
     untouched = state_of(optimizer)
@@ -142,7 +137,7 @@ def test_a_models_file_loads_with_safetensors_under_its_own_names_and_tied_weigh
 ) -> None:
     model = Tied()
     commit_durably(joined(str(tmp_path / "root"), model=model))
-    found = safetensors.torch.load_file(folder(str(tmp_path / "root"), 1) / "model.safetensors")
+    found = safetensors.torch.load_file(tmp_path / "root" / "g0001-c00000001" / "model.safetensors")
     state = dict(model.state_dict())
     assert found.keys() == state.keys()
     assert bits(found) == bits({name: state[name] for name in found})

@@ -5,34 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import horovod.torch as hvd
 import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 import hvdrecover.torch as recover
 from hvdrecover.errors import UnsupportedTensorError
-from tests.unit.torch.jobs import URL, commit_durably, continues_alike, joined, network, train_one_step
+from tests.unit.torch.jobs import (
+    URL,
+    commit_durably,
+    continues_alike,
+    joined,
+    network,
+    train_one_step,
+    wrapped,
+)
 
 pytestmark = pytest.mark.usefixtures("roots")
 
 schedulers = torch.optim.lr_scheduler
 
 
-def pair(seed: int = 0) -> tuple[Any, Any]:
-    model = network(seed)
+def pair() -> tuple[Any, Any]:
+    model = network()
     return model, torch.optim.AdamW(model.parameters())
-
-
-# -- what is not resumed -------------------------------------------------------------------------------
 
 
 def test_all_ranks_count_backward_passes_from_0_after_an_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")  # or Horovod adds up nothing in a job of one
     model = network()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), backward_passes_per_step=2
-    )
+    optimizer = wrapped(model, backward_passes_per_step=2)
     state = joined(model=model, optimizer=optimizer)
     inputs = torch.ones(2, 3)
     model(inputs).sum().backward()
@@ -60,9 +62,7 @@ def test_settings_of_the_script_that_a_commit_overrules_are_named(caplog: pytest
     assert "scheduler.gamma to 0.25, but the run was started with 0.5" in line
     assert state.optimizer.param_groups[0]["lr"] == 0.05
     commit_durably(state)
-    assert (
-        len(start(0.2, 0.5)[2]) == 2
-    )  # also at the start after that: it is still the first one's that count
+    assert len(start(0.2, 0.5)[2]) == 2  # the first start's still count
 
 
 # -- learning-rate schedulers and what else has a state ------------------------------------------------
@@ -158,9 +158,6 @@ def test_a_tensor_that_is_sharded_over_ranks_is_refused_in_words() -> None:
             joined(box={"weight": sharded})
     finally:
         torch.distributed.destroy_process_group()
-
-
-# -- modules -------------------------------------------------------------------------------------------
 
 
 class OfVersionThree(torch.nn.Module):

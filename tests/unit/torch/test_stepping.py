@@ -32,11 +32,9 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[torch.nn.Modu
 
     def make(kind: str) -> tuple[torch.nn.Module, Any]:
         model = network()
-        if kind == "plain":
-            return model, torch.optim.SGD(model.parameters(), lr=0.1)
         with monkeypatch.context() as elastic:
             elastic.setenv("HOROVOD_ELASTIC", "1" if kind == "wrapped" else "")
-            return model, wrapped(model)
+            return model, torch.optim.SGD(model.parameters(), lr=0.1) if kind == "plain" else wrapped(model)
 
     return make
 
