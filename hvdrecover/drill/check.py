@@ -28,7 +28,8 @@ from hvdrecover.reporting.text import counted
 
 _SHOWN = 3  # names in a list
 _MOST = 6  # differences in a message
-_LIST_ITEM = re.compile(r"\[\d+\]")
+_INDEX = re.compile(r"\[(\d+)\]")
+_LIST_ITEM = re.compile(r"\.\d+\b")
 
 TRAINS_AGAIN = "every rank trains again"
 SAME_COMMITS = "commits equal those of the undisturbed run"
@@ -209,7 +210,8 @@ def _differences(expected: Line, found: Line, *, samplers: bool = True) -> dict[
     before, after = ({**line.values, **(line.samplers if samplers else {})} for line in (expected, found))
     tensors = {name: "" for name in {**a, **b} if a.get(name) != b.get(name)}
     values = inspection.differences(before, after).items()
-    return tensors | {name: f"{value}, expected {usual}" for name, (usual, value) in values}
+    named = ((_INDEX.sub(r".\1", path), texts) for path, texts in values)  # as tensors are: losses.1
+    return tensors | {name: f"{value}, expected {usual}" for name, (usual, value) in named}
 
 
 def _digests(line: Line) -> dict[str, str]:

@@ -82,11 +82,21 @@ class _Hooks:
     """What happens before an optimizer's step. Keras does not look into it."""
 
     reduction: Reduction | None = None
-    passes: int = 1
+    passes: int = 1  # for a step
     divisor: int = 1
-    sums: _Sums | None = None
+    count: Any = None  # of passes whose gradients ``sums`` holds; the first pass makes both
+    sums: list[tf.Variable] = field(default_factory=list)
     judge: Judge | None = None
     names: Mapping[int, str] = field(default_factory=dict)  # by the identities of variables, for the judge
+
+    def make_sums(self, variables: Sequence[Variable]) -> None:
+        self.count = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.sums = [tf.Variable(tf.zeros_like(raw(variable)), trainable=False) for variable in variables]
+
+    def forget_sums(self) -> None:
+        if self.count is not None:
+            for each in (*self.sums, self.count):
+                each.assign(tf.zeros_like(each))
 
 
 def _hook(optimizer: keras.optimizers.Optimizer) -> _Hooks:
@@ -130,17 +140,22 @@ class Hooked(keras.optimizers.Optimizer):  # type: ignore[misc]
             return
         if not self.built:
             self.build(variables)  # not in one branch of a condition
-        if hooks.sums is None:
-            hooks.sums = outside_of_traces(lambda: _Sums(variables))
-        sums = hooks.sums
-        sums.add(gradients)
+        if hooks.count is None:
+            outside_of_traces(lambda: hooks.make_sums(variables))
+        pairs = list(zip(hooks.sums, gradients, strict=True))
+        for total, gradient in pairs:
+            if gradient is not None:
+                total.assign_add(tf.cast(tf.convert_to_tensor(gradient), total.dtype))
 
         def step() -> tf.Tensor:
-            self._apply_if_finite(reduction(sums.parts(gradients, hooks.divisor), variables), variables)
-            sums.forget()
+            parts = [
+                None if each is None else total / tf.cast(hooks.divisor, total.dtype) for total, each in pairs
+            ]
+            self._apply_if_finite(reduction(parts, variables), variables)
+            hooks.forget_sums()
             return tf.constant(True)
 
-        tf.cond(tf.equal(sums.count, hooks.passes), step, lambda: tf.constant(False))
+        tf.cond(tf.equal(hooks.count.assign_add(1), hooks.passes), step, lambda: tf.constant(False))
 
     def _apply_if_finite(self, grads: Sequence[Gradient], variables: Sequence[Variable]) -> None:
         """Apply averaged gradients. If a guard finds that they are not finite, only that calls Python.
@@ -219,41 +234,13 @@ def _report(judge: Judge, names: Sequence[str], mine: tf.Tensor, *averages: tf.T
     return False
 
 
-# -- several backward passes for a step ----------------------------------------------------------------------
-
-
-class _Sums:
-    """Gradients of this rank, added up over ``count`` passes."""
-
-    def __init__(self, variables: Sequence[Variable]) -> None:
-        self.count = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self._sums = [tf.Variable(tf.zeros_like(raw(variable)), trainable=False) for variable in variables]
-
-    def add(self, gradients: Sequence[Gradient]) -> None:
-        for total, gradient in zip(self._sums, gradients, strict=True):
-            if gradient is not None:
-                total.assign_add(tf.cast(tf.convert_to_tensor(gradient), total.dtype))
-        self.count.assign_add(1)
-
-    def parts(self, gradients: Sequence[Gradient], divisor: int) -> list[Gradient]:
-        """Return the sums, divided, dense; None where a gradient is None."""
-        pairs = zip(self._sums, gradients, strict=True)
-        return [None if each is None else total / tf.cast(divisor, total.dtype) for total, each in pairs]
-
-    def forget(self) -> None:
-        for total in self._sums:
-            total.assign(tf.zeros_like(total))
-        self.count.assign(0)
-
-
 def is_distributed(optimizer: Any) -> bool:
     return _hooks_of(optimizer).reduction is not None
 
 
 def forget_sums(optimizer: Any) -> None:
     """Forget gradients that a rolled back step has left."""
-    if (sums := _hooks_of(optimizer).sums) is not None:
-        sums.forget()
+    _hooks_of(optimizer).forget_sums()
 
 
 def _hooks_of(optimizer: Any) -> _Hooks:

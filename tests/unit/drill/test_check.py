@@ -132,7 +132,7 @@ def test_rank_local_state_is_named_and_is_no_failure(ranks: tuple[int, int], ran
     assert checks(LOCAL, mine) == []
     found = compare(LOCAL, mine)
     (note,) = (each for each in found.notes if each.check == check.RANK_LOCAL)
-    assert set(found.rank_local) == {"model.mean", "losses[1]", "stats.noise"}
+    assert set(found.rank_local) == {"model.mean", "losses.1", "stats.noise"}
     assert f"from commit 3 on, rank {rank} has another rank's model.mean" in note.message
 
 
