@@ -159,8 +159,7 @@ def commit(session: Session, *, durable: bool) -> None:
         raise
     _apply(session, (hear or send_vote(session, Moment("commit")))())
     session.own.forget()
-    if heartbeat.watched():
-        limit_waits(session.context.world)
+    limit_waits(session.context.world)
     hooks.notify(Hook.committed)
 
 
