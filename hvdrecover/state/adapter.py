@@ -355,10 +355,7 @@ _SCALARS = {type(None), bool, int, float, str}
 
 
 def rebuild(framework: Framework, structure: Json, arena: Arena | None, *, own: bool) -> Tree:
-    """Put a tree together from its JSON and its tensors.
-
-    With ``own``, the tensors have their own memory; else they are views of the arena.
-    """
+    """Put a tree together; with ``own``, its tensors have their own memory, else they are views."""
     views = {} if arena is None else framework.views(arena)
 
     def resolve(tag: str, payload: Any) -> Tensor:

@@ -153,15 +153,11 @@ class Contents:
     ) -> list[str]:
         """Load a commit into the attributes; return a line for each difference.
 
-        Args:
-            strict: True if all must fit, "components" if only models and optimizers must. Any other attribute
-                that does not fit stays as it is. At least a part of each model and optimizer must fit.
-            give: whether the attributes may keep the arenas' memory; no other part may use it then.
+        All must fit if ``strict`` is True, models and optimizers if it is "components"; at least a part of
+        each of these must fit in any case. Any other attribute that does not fit stays as it is. With
+        ``give``, the attributes may keep the arenas' memory; no other part may use it then.
 
-        Raises:
-            MismatchError: something that must fit does not: nothing was loaded. Or a component refused a tree
-                that had seemed to fit.
-            CorruptCheckpointError: the structure of the commit is nonsense. Nothing was loaded.
+        If an error is raised, nothing was loaded, unless a component refused a tree that had seemed to fit.
         """
         try:
             # The script gets plain values as they are, so these need memory of their own.
