@@ -108,16 +108,17 @@ class _Rates:
 class LearningRateScheduleCallback(_Rates, _hvd.LearningRateScheduleCallback):  # type: ignore[misc]
     """Sets the learning rate to ``initial_lr * multiplier(epoch)``, from one epoch up to another.
 
-    Args:
-        initial_lr: the rate that is multiplied.
-        multiplier: a function of the epoch, or the base of an exponential decay.
-        start_epoch: the first epoch for which the rate is set.
-        end_epoch: the first epoch for which it is no longer set; None for all epochs.
-        staircase: set it once an epoch; else at each batch, for an epoch with a fraction.
-        momentum_correction: scale the velocities of optimizers that have a ``momentum`` along with the rate,
-            as of Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 3. Horovod scales the momentum
-            for one step, which has the same result; but Keras compiles the momentum into the step.
-        steps_per_epoch: batches of an epoch; None asks Keras.
+    Horovod defines the arguments:
+
+    - ``initial_lr``: the rate that is multiplied.
+    - ``multiplier``: a function of the epoch, or the base of an exponential decay.
+    - ``start_epoch``: the first epoch for which the rate is set.
+    - ``end_epoch``: the first epoch for which it is no longer set; None for all epochs.
+    - ``staircase``: set it once an epoch; else at each batch, for an epoch with a fraction.
+    - ``momentum_correction``: scale the velocities of optimizers that have a ``momentum`` along with the
+      rate, as of Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 3. Horovod scales the momentum
+      for one step, which has the same result; but Keras compiles the momentum into the step.
+    - ``steps_per_epoch``: batches of an epoch; None asks Keras.
     """
 
 
@@ -126,11 +127,12 @@ class LearningRateWarmupCallback(_Rates, _hvd.LearningRateWarmupCallback):  # ty
 
     After Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.2.
 
-    Args:
-        initial_lr: the rate of all ranks together.
-        warmup_epochs: how many epochs it takes.
-        momentum_correction: see `LearningRateScheduleCallback`, as for ``steps_per_epoch``.
-        verbose: 1 prints a line at the end.
+    Horovod defines the arguments:
+
+    - ``initial_lr``: the rate of all ranks together.
+    - ``warmup_epochs``: how many epochs it takes.
+    - ``momentum_correction``: see `LearningRateScheduleCallback`, as for ``steps_per_epoch``.
+    - ``verbose``: 1 prints a line at the end.
     """
 
 
