@@ -251,7 +251,7 @@ class PerRank:
     def ended(self, rank: int) -> None:
         """Note that the iteration over a virtual rank's value has ended, so the next one starts again."""
 
-    # -- called by the state -----------------------------------------------------------------------------
+    # -- called by the state, as a `Value` -----------------------------------------------------------------
 
     def become_virtual(self, size: int, current: Callable[[], int]) -> None:
         """Make a value for each virtual rank; ``current`` returns the rank that is being processed."""
@@ -264,14 +264,12 @@ class PerRank:
         self._current, self._size, self._each = current, size, {}
 
     def states(self, carried: Carried) -> dict[int, Tree]:
-        """The states of these ranks for a commit."""
         return {rank: self._of(rank).state() for rank in carried.ranks}
 
     def gathered(self, states: Mapping[int, Tree]) -> None:
         """Does nothing: no value depends on those of other ranks."""
 
     def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
-        """Restore the states of a commit that ``size`` ranks made."""
         for rank in carried.ranks:
             one, place = self._of(rank), (rank, carried.size)
             if size == carried.size and (one.place in (None, place) or one.stateful is None):
@@ -296,7 +294,6 @@ class PerRank:
                     one.load(state)
 
     def keep(self, carried: Carried) -> None:
-        """Note that the values are of these ranks."""
         for rank in carried.ranks:
             self._of(rank).place = (rank, carried.size)
         if self._size is not None:
@@ -425,7 +422,9 @@ class RankLocalState:
     def _packed(self, present: Mapping[str, Any]) -> bytes:
         """Return these states as JSON, with a safetensors file for each value that holds tensors."""
         parts = self._copier.take_apart({name: present[name] for name in self._values})
-        arenas = self._copier.copy(parts, {})
+        layouts = {name: part.plan.layout for name, part in parts.items()}
+        arenas = {name: Arena(layout) for name, layout in layouts.items() if layout is not None}
+        self._copier.copy(parts, arenas)
         files = {name: base64.b64encode(arena.buffer.data).decode() for name, arena in arenas.items()}
         packed = {name: [part.structure, files.get(name)] for name, part in parts.items()}
         message = {"values": packed, RANDOM: present.get(RANDOM, {})}

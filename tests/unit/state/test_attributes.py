@@ -105,9 +105,6 @@ def test_an_attribute_hides_a_method_that_horovods_states_lack(process: Process,
     assert isinstance(state, State)
 
 
-# -- save and restore ------------------------------------------------------------------------------------
-
-
 def test_a_value_that_can_not_be_committed_does_not_spoil_the_last_commit(process: Process) -> None:
     state = process.state(model=FakeModel(w=[1.0]), box=None)
     state.sync()

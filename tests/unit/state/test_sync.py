@@ -60,9 +60,6 @@ def test_if_every_save_was_torn_and_nothing_is_durable_no_state_is_made_up() -> 
     on_ranks(2, body)
 
 
-# -- from durable commits ------------------------------------------------------------------------------------
-
-
 def errors_of(body: Callable[[Process], None]) -> list[BaseException | None]:
     """Run a body on three ranks; return the error of each, by rank."""
     outcomes = FakeJob(initialised(body), 3).run()
