@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 
 from hvdrecover.checkpoint import CommitId
-from hvdrecover.errors import (
-    ConfigError,
-    StateError,
-    UnsupportedValueError,
-)
+from hvdrecover.errors import ConfigError, StateError, UnsupportedValueError
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.unit.state.jobs import Process, on_ranks

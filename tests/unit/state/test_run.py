@@ -91,12 +91,7 @@ def with_a_method_of_its_own(process: Process) -> State:
 
 @pytest.mark.parametrize(
     ("make", "weight"),
-    [
-        (plain, 2.0),
-        (with_callback, 9.0),
-        (with_a_method_of_its_own, 9.0),
-        (Adjusting, 9.0),
-    ],
+    [(plain, 2.0), (with_callback, 9.0), (with_a_method_of_its_own, 9.0), (Adjusting, 9.0)],
 )
 def test_a_survivor_sends_its_commit_or_what_the_script_has_changed_in_it(
     make: Callable[[Process], State], weight: float
