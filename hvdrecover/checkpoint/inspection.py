@@ -26,10 +26,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from hvdrecover.checkpoint import CommitId, Keep, claims, root, values
+from hvdrecover.checkpoint import CommitId, Keep, claims, retention, root, values
 from hvdrecover.checkpoint.arena import ITEM_BYTES, Arena, Bytes, TensorSpec, allocate, plan
 from hvdrecover.checkpoint.manifest import FILE_NAME, FileEntry, HasState, Manifest
-from hvdrecover.checkpoint.retention import Pruner, delete_commit, incomplete, is_of_before
+from hvdrecover.checkpoint.retention import delete_commit, incomplete, is_of_before
 from hvdrecover.checkpoint.root import read_commit, read_manifest
 from hvdrecover.checkpoint.storage import Storage, failures
 from hvdrecover.checkpoint.values import Json
@@ -314,9 +314,9 @@ class Pruning:
 
 def plan_pruning(storage: Storage, keep: Keep, clock: Clock) -> Pruning:
     """Decide what to delete, by the rules of a job's retention; changes nothing."""
-    pruner = Pruner(storage, keep, clock)
-    unwanted = pruner.expired()
-    problems = [facts.problem for facts in pruner.good.values()]
+    facts = retention.survey(storage, keep.best, {}).values()
+    unwanted = retention.expired(facts, keep, clock.now())
+    problems = [each.problem for each in facts if each is not None]
     if problems and all(problems):
         raise ConfigError("--keep-best", f"{problems[0]}, in any of the {len(problems)} commits")
     listing = look(storage)

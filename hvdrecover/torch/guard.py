@@ -190,7 +190,7 @@ def _first(tensor: torch.Tensor) -> tuple[int, ...]:
 def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
     """Tell the judge of steps of Horovod-wrapped optimizers whose gradients are not finite."""
     for name, component in components.items():
-        if is_adasum(component):
+        if isinstance(component, torch.optim.Optimizer) and is_adasum(component):
             raise ConfigError(
                 f"state.{name}", "Adasum brings updates together, not gradients; pass Guard(numerics=None)"
             )
