@@ -73,8 +73,8 @@ class Row:
 class Fact:
     """Something about the machine that the rows depend on, or that is no figure."""
 
-    what: str  # what it is
-    value: str  # how it is
+    what: str
+    value: str
     page: str = "performance"  # the page that tells it, among those of the documentation
 
 
