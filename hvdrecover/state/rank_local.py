@@ -264,12 +264,14 @@ class PerRank:
         self._current, self._size, self._each = current, size, {}
 
     def states(self, carried: Carried) -> dict[int, Tree]:
+        """The states of these ranks for a commit."""
         return {rank: self._of(rank).state() for rank in carried.ranks}
 
     def gathered(self, states: Mapping[int, Tree]) -> None:
         """Does nothing: no value depends on those of other ranks."""
 
     def resume(self, name: str, states: Mapping[int, Tree], size: int, carried: Carried) -> None:
+        """Restore the states of a commit that ``size`` ranks made."""
         for rank in carried.ranks:
             one, place = self._of(rank), (rank, carried.size)
             if size == carried.size and (one.place in (None, place) or one.stateful is None):
@@ -294,6 +296,7 @@ class PerRank:
                     one.load(state)
 
     def keep(self, carried: Carried) -> None:
+        """Note that the values are of these ranks."""
         for rank in carried.ranks:
             self._of(rank).place = (rank, carried.size)
         if self._size is not None:
