@@ -145,8 +145,10 @@ event_pipe: int | None = None
 """The file descriptor of the pipe that takes events for the guardian."""
 _notes: int | None = None
 _beginning = 0.0  # longest time without progress in the present beginning
-_at_progress: list[Callable[[], None]] = []
-_at_commit: list[Callable[[], None]] = []
+at_progress: list[Callable[[], None]] = []
+"""Functions to be called once, at the next step or heartbeat."""
+at_commit: list[Callable[[], None]] = []
+"""Functions to be called once, at the next commit."""
 
 
 def attach(memory: int, notes: int, events: int | None = None) -> None:
@@ -171,8 +173,8 @@ def heartbeat() -> None:
         ...     recover.heartbeat()
     """
     _progressed()
-    if _at_progress:
-        _run(_at_progress)
+    if at_progress:
+        _run(at_progress)
 
 
 def _progressed() -> None:
@@ -208,8 +210,8 @@ def committed(generation: int, commit: int, changed: int) -> None:
         page.has_seen(_beginning)
     if page.phase in (Phase.STARTING, Phase.BEGINNING):
         page.phase = Phase.TRAINING
-    if _at_commit:
-        _run(_at_commit)
+    if at_commit:
+        _run(at_commit)
 
 
 def enter(phase: Phase) -> None:
@@ -222,11 +224,6 @@ def initialised(rank: int) -> None:
     if page.phase == Phase.STARTING and not page.in_run:
         page.rank = rank
         enter(Phase.PLAIN)
-
-
-def removed() -> None:
-    """Note that ``hvd.init()`` has failed because the job has removed this host."""
-    enter(Phase.REMOVED)
 
 
 def training_begins(*, in_run: bool) -> None:
@@ -282,16 +279,6 @@ def paused() -> Iterator[None]:
         page.touch()
         page.paused = 1
         page.pauses -= 1
-
-
-def at_progress(callback: Callable[[], None]) -> None:
-    """Register a function to be called once, at the next step or heartbeat."""
-    _at_progress.append(callback)
-
-
-def at_commit(callback: Callable[[], None]) -> None:
-    """Register a function to be called once, at the next commit."""
-    _at_commit.append(callback)
 
 
 def _run(callbacks: list[Callable[[], None]]) -> None:

@@ -146,7 +146,7 @@ def _init(world: SimulatedWorld) -> None:
     try:
         world.init()
     except RemovedError as error:
-        heartbeat.removed()
+        heartbeat.enter(heartbeat.Phase.REMOVED)
         raise ValueError("Horovod initialization failed") from error
     except RendezvousError as error:
         heartbeat.lost_ranks(f"HorovodInternalError: {error}")
