@@ -145,10 +145,8 @@ event_pipe: int | None = None
 """The file descriptor of the pipe that takes events for the guardian."""
 _notes: int | None = None
 _beginning = 0.0  # longest time without progress in the present beginning
-at_progress: list[Callable[[], None]] = []
-"""Functions to be called once, at the next step or heartbeat."""
-at_commit: list[Callable[[], None]] = []
-"""Functions to be called once, at the next commit."""
+_at_progress: list[Callable[[], None]] = []
+_at_commit: list[Callable[[], None]] = []
 
 
 def attach(memory: int, notes: int, events: int | None = None) -> None:
@@ -173,8 +171,8 @@ def heartbeat() -> None:
         ...     recover.heartbeat()
     """
     _progressed()
-    if at_progress:
-        _run(at_progress)
+    if _at_progress:
+        _run(_at_progress)
 
 
 def _progressed() -> None:
@@ -210,8 +208,8 @@ def committed(generation: int, commit: int, changed: int) -> None:
         page.has_seen(_beginning)
     if page.phase in (Phase.STARTING, Phase.BEGINNING):
         page.phase = Phase.TRAINING
-    if at_commit:
-        _run(at_commit)
+    if _at_commit:
+        _run(_at_commit)
 
 
 def enter(phase: Phase) -> None:
@@ -279,6 +277,16 @@ def paused() -> Iterator[None]:
         page.touch()
         page.paused = 1
         page.pauses -= 1
+
+
+def at_progress(callback: Callable[[], None]) -> None:
+    """Register a function to be called once, at the next step or heartbeat."""
+    _at_progress.append(callback)
+
+
+def at_commit(callback: Callable[[], None]) -> None:
+    """Register a function to be called once, at the next commit."""
+    _at_commit.append(callback)
 
 
 def _run(callbacks: list[Callable[[], None]]) -> None:

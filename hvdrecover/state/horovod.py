@@ -194,7 +194,7 @@ def paused() -> Iterator[None]:
     with heartbeat.paused():
         limit_waits()
         yield
-    heartbeat.at_progress.append(limit_waits)
+    heartbeat.at_progress(limit_waits)
 
 
 def rendezvous_alone(hvd: Any) -> None:
@@ -308,8 +308,8 @@ def _attach(page: int, stacks: int, notes: int, events: int) -> None:
         return
     configs.keep_to_this_process(page, stacks, notes, events)
     uncaught.report_to(notes)
-    heartbeat.at_commit.append(_report_modules)
-    heartbeat.at_progress.append(_report_modules)
+    heartbeat.at_commit(_report_modules)
+    heartbeat.at_progress(_report_modules)
 
 
 def _report_modules() -> None:
@@ -320,9 +320,9 @@ def _report_modules() -> None:
     """
     is_plain = heartbeat.page.phase == heartbeat.Phase.PLAIN
     if is_plain and heartbeat.page.read().steps < 2:
-        heartbeat.at_progress.append(_report_modules)
+        heartbeat.at_progress(_report_modules)
     elif not is_plain and heartbeat.page.commits < 2:
-        heartbeat.at_commit.append(_report_modules)
+        heartbeat.at_commit(_report_modules)
     else:
         names = [name for name, module in sys.modules.items() if _is_library(name, module)]
         heartbeat.notify(modules=[*stand_in.replaced, *names])

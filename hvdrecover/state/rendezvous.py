@@ -139,7 +139,7 @@ def _training_begins(session: Session, snapshot: Snapshot) -> None:
         session.seconds.clear()
         context.events.emit("recovered", **vars(commit), **parts, seconds=round(sum(parts.values()), 6))
 
-    heartbeat.at_progress.append(first_step)
+    heartbeat.at_progress(first_step)
 
 
 def _elect(session: Session, recalled: Snapshot | None) -> Election:

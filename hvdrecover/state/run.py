@@ -257,7 +257,7 @@ def stop_signals(numbers: Sequence[int], *, reports: bool = False) -> Iterator[N
         signal.signal(number, _take_note)
     if reports:
         # At the first commit, the training function may have set a handler.
-        heartbeat.at_commit.append(functools.partial(_report_others, numbers))
+        heartbeat.at_commit(functools.partial(_report_others, numbers))
     try:
         yield
     finally:

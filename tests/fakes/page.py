@@ -13,6 +13,6 @@ def new_page(monkeypatch: pytest.MonkeyPatch) -> Page:
     page = Page.from_buffer(bytearray(heartbeat.SIZE))
     monkeypatch.setattr(heartbeat, "page", page)
     monkeypatch.setattr(heartbeat, "_notes", None)
-    monkeypatch.setattr(heartbeat, "at_progress", [])
-    monkeypatch.setattr(heartbeat, "at_commit", [])
+    monkeypatch.setattr(heartbeat, "_at_progress", [])
+    monkeypatch.setattr(heartbeat, "_at_commit", [])
     return page

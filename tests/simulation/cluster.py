@@ -270,7 +270,7 @@ class Cluster:
         assert slot is not None
         page, _, notes, events = (process.inherited[descriptor] for descriptor in slot)
         heartbeat.attach(page, notes, events)
-        heartbeat.at_commit.append(_report_modules)
+        heartbeat.at_commit(_report_modules)
         self.pages[process] = heartbeat.page
 
     def _stand_by(self, process: Running) -> None:
@@ -326,6 +326,6 @@ class Cluster:
 def _report_modules() -> None:
     """Do as `hvdrecover.state.horovod` does: at the second commit, a standby may be made."""
     if heartbeat.page.commits < 2:
-        heartbeat.at_commit.append(_report_modules)
+        heartbeat.at_commit(_report_modules)
     else:
         heartbeat.notify(modules=["json"])

@@ -174,8 +174,8 @@ def test_ranks_wait_without_limit_unless_they_train_and_are_not_paused(page: Pag
 @pytest.mark.parametrize("progress", [heartbeat.stepped, heartbeat.recorded, heartbeat.heartbeat])
 def test_a_callback_is_called_once_at_the_next_step_or_heartbeat(progress, page: Page) -> None:
     calls: list[str] = []
-    heartbeat.at_progress.append(lambda: calls.append("a"))
-    heartbeat.at_progress.append(lambda: calls.append("b"))
+    heartbeat.at_progress(lambda: calls.append("a"))
+    heartbeat.at_progress(lambda: calls.append("b"))
     heartbeat.enter(Phase.RECOVERING)
     heartbeat.resume()
     heartbeat.committed(1, 1, 1)  # as a script may before its first step
