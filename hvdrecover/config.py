@@ -259,7 +259,6 @@ class Config:
 
 
 SETTINGS = tuple(Setting(each.name, **each.metadata) for each in fields(Config) if each.metadata)
-"""The users' settings."""
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
