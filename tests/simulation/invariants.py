@@ -82,6 +82,7 @@ class Invariants:
         self._starts: dict[Process, str] = {}
         self._elected: dict[int, CommitId] = {}
         self._listings: dict[Process, dict[int, dict[str, Any]]] = {}
+        self.states: set[int] = set()  # that were reached: durable commit, starts, what each process is at
 
     # -- told by processes -------------------------------------------------------------------------------
 
@@ -90,6 +91,7 @@ class Invariants:
         """A rank has made a commit in its memory."""
         self._newest[world.process] = snapshot.id
         self._is_sound(f"{snapshot.id} in memory", snapshot, snapshot.arenas, snapshot.id)
+        self._note_state()
 
     @_check
     def agreed(self, world: SimulatedWorld, agreement: Agreement) -> None:
@@ -113,6 +115,7 @@ class Invariants:
                     f"resumed from commit {commit.commit} ({agreement.source}); {needed} was durable"
                 )
         self._newest[world.process] = commit
+        self._note_state()
 
     @_check
     def event(self, process: Process, event: Mapping[str, Any]) -> None:
@@ -126,6 +129,7 @@ class Invariants:
                 self._scheduler.fail(f"{commit} is acknowledged, and the root is not mounted")
             self._newest_is_there(f"{commit} was acknowledged")
             self._scheduler.say(f"{commit} is durable")
+            self._note_state()
 
     def process_died(self, process: Process) -> None:
         self._newest.pop(process, None)
@@ -286,6 +290,13 @@ class Invariants:
     def _stops(self) -> int:
         """How many faults there have been that stop a process for a while."""
         return sum(self.faults[kind] for kind in ("stop", "stop_any", "hang"))
+
+    def _note_state(self) -> None:
+        state: list[Any] = [self.acknowledged]
+        for job in self._cluster.jobs:
+            state += [job.name, self.restarts[job.name, "job"], job.submissions]
+            state += [(self._newest.get(world.process, _NONE), world.at_init) for world in job.worlds]
+        self.states.add(hash(tuple(state)))  # equal in all processes that `tests.simulation` forks
 
     def _is_sound(self, what: str, commit: Any, arenas: Any, identity: CommitId) -> None:
         flaw = trainings.flaw(commit, arenas, self._training)

@@ -51,6 +51,7 @@ class Outcome:
     events: int
     order: int  # a checksum of the order in which tasks ran
     seconds: float
+    states: set[int]  # the states that were reached, as hashes
     faults: dict[str, int] = field(default_factory=dict)  # how many faults of each kind struck
 
     def report(self) -> str:
@@ -135,6 +136,7 @@ def _run(
         scheduler.events,
         scheduler.order,
         scheduler.now - 100,
+        invariants.states,
         dict(invariants.faults),
     )
 
