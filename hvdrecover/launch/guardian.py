@@ -484,9 +484,9 @@ class Guardian:
 
 
 def _append(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a") as output:
-        output.write(text)
+    file.parent.mkdir(parents=True, exist_ok=True)  # no deadline: callers bound it
+    with file.open("a") as output:  # no deadline: callers bound it
+        output.write(text)  # no deadline: callers bound it
 
 
 def stall_in_words(missing: Mapping[int, Sequence[str]], seconds: float) -> str:

@@ -61,7 +61,8 @@ class Link:
     def send(self, **message: Any) -> None:
         """Send a message. If the other end is gone, close the link, and raise nothing."""
         try:
-            self._connection.sendall(json.dumps(message, default=str).encode() + b"\n")
+            line = json.dumps(message, default=str).encode() + b"\n"
+            self._connection.sendall(line)  # no deadline: the socket has a timeout
         except OSError:
             self.close()
 
@@ -75,7 +76,7 @@ class Link:
     def receive(self) -> list[Message]:
         """Return the messages that have arrived, without invalid ones; call it when there is input."""
         try:
-            data = self._connection.recv(1 << 18)
+            data = self._connection.recv(1 << 18)  # no deadline: the socket has a timeout
         except BlockingIOError:
             return []
         except OSError:
@@ -187,7 +188,7 @@ class Guardians:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, _ = self._listener.accept()  # no deadline: it does not block
             new = Link(connection, patience=0.0)
         except (BlockingIOError, ConnectionAbortedError):  # the other side has closed it already
             return

@@ -87,7 +87,7 @@ def start(
         if os.getppid() != parent:  # the parent has died in between
             os._exit(1)
 
-    return Child(
+    return Child(  # no deadline: until the program runs; the supervisor's SIGKILL ends a guardian
         list(command),
         env=dict(environ),
         pass_fds=tuple(hand_down),

@@ -307,7 +307,7 @@ class Supervisor:
     def _serve(self, seconds: float) -> None:
         for number in self._waking.wait(seconds):
             self._handle_signal(number)
-        self._record.flush()
+        self._record.flush()  # no deadline: the record bounds it
         needed = self._config.grace + _MARGIN + _REQUEUE
         trains = self._state is JobState.TRAINING
         if trains and self._slurm is not None and (detail := self._slurm.ends_within(needed)):

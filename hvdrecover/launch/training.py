@@ -279,7 +279,7 @@ def start_standby(command: PythonCommand, modules: Sequence[str], environ: Mappi
     # In a memory file: a pipe would take only 64 KiB before the standby reads.
     orders = os.memfd_create("hvdrecover-orders")
     try:
-        with open(orders, "w", closefd=False) as file:
+        with open(orders, "w", closefd=False) as file:  # no deadline: a file in memory
             json.dump({"modules": list(modules), "program": program}, file)
         os.lseek(orders, 0, os.SEEK_SET)
         words = [*command.interpreter, "-m", __name__, "standby", str(orders)]
@@ -294,9 +294,9 @@ def wake(standby: Training, environ: Mapping[str, str]) -> bool:
     assert stdin is not None
     standby.page.touch()
     try:
-        # Does not block: the pipe has room, as this line is the only input that a standby ever gets.
-        stdin.write(f"{json.dumps(dict(environ))}\n".encode())
-        stdin.flush()
+        # The pipe takes 64 KiB without a reader, and this line is the only input that a standby ever gets.
+        stdin.write(f"{json.dumps(dict(environ))}\n".encode())  # no deadline: the pipe has room
+        stdin.flush()  # no deadline: the pipe has room
     except OSError:
         return False
     return True
@@ -316,11 +316,12 @@ def main() -> None:
     with _silence():
         _import(orders["modules"])
     heartbeat.enter(Phase.READY)
-    if not (more := sys.stdin.readline()):
+    if not (more := sys.stdin.readline()):  # no deadline: woken when a process is lost
         return
     config.adopt(json.loads(more))
     heartbeat.enter(Phase.STARTING)
-    with Path(os.devnull).open() as nowhere:  # programs of a job read nothing from a terminal
+    # Programs of a job read nothing from a terminal.
+    with Path(os.devnull).open() as nowhere:  # no deadline: /dev/null
         os.dup2(nowhere.fileno(), 0)
     if module:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
@@ -353,7 +354,7 @@ def _import(modules: Sequence[str]) -> None:
 def _silence() -> Iterator[None]:
     """Discard what libraries print on import: the training process has printed it before."""
     kept = {target: os.dup(target) for target in (1, 2)}
-    with Path(os.devnull).open("w") as nowhere:
+    with Path(os.devnull).open("w") as nowhere:  # no deadline: /dev/null
         for target in kept:
             os.dup2(nowhere.fileno(), target)
     try:
