@@ -101,7 +101,7 @@ def test_a_python_program_is_found_at_its_place_in_the_command(
     words = command.split()
     found = parse(words)
     assert found is not None
-    assert (found.module, found.program, *found.arguments) == (module, *words[place:])
+    assert (found.module, *found.words) == (module, *words[place:])
     assert list(found.interpreter) == words[: place - module]
 
 
@@ -167,6 +167,17 @@ def test_the_script_sees_nothing_of_it_and_gets_its_own_sitecustomize(
     text += "print(os.environ['PYTHONPATH'], sitecustomize.__file__, [p for p in sys.path if 'early' in p])"
     end(text, PYTHONPATH=str(own))
     assert capfd.readouterr().out == f"own\n{own} {own / 'sitecustomize.py'} []\n"
+
+
+def test_a_relative_path_is_below_the_folder_in_which_a_script_or_a_program_of_its_started(
+    end: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    show = "from hvdrecover import config; print(config.absolute('run'))"
+    end(
+        f"import os, subprocess, sys\nos.chdir('/')\nsubprocess.run([sys.executable, '-c', {show!r}])\n{show}"
+    )
+    assert capfd.readouterr().out == f"/run\n{tmp_path / 'run'}\n"
 
 
 def test_a_script_that_does_not_use_horovod_starts_as_fast_as_without_it(tmp_path: Path) -> None:
