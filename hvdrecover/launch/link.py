@@ -84,18 +84,24 @@ class Link:
         if not data:
             self.close()
         self.received += len(data)
-        *lines, self._pending = (self._pending + data).split(b"\n")
-        messages = []
-        for line in lines:
-            with contextlib.suppress(ValueError, RecursionError):  # a stranger may send anything
-                messages.append(json.loads(line))
-        return [message for message in messages if isinstance(message, dict)]
+        messages, self._pending = decoded(self._pending + data)
+        return messages
 
     def close(self) -> None:
         self.is_open = False
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
+
+
+def decoded(data: bytes) -> tuple[list[Message], bytes]:
+    """Return the messages in whole lines, without invalid ones, and the beginning of the next line."""
+    *lines, rest = data.split(b"\n")
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):  # anyone may have written it
+            found.append(json.loads(line))
+    return [each for each in found if isinstance(each, dict)], rest
 
 
 def connect(host: str, port: int, token: str, **facts: Any) -> Link:
