@@ -36,7 +36,7 @@ class FileEntry:
 
 
 class HasState:
-    """A commit, with or without its tensors: a `Manifest` or a `hvdrecover.checkpoint.manifest.Snapshot`."""
+    """A commit, with or without its tensors: a `Manifest` or a `Snapshot`."""
 
     state: dict[str, Any]
 

@@ -8,16 +8,15 @@ whose commit is deleted while it reads gets an `IncompleteCommitError`, because 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from hvdrecover.checkpoint import Best, CommitId, Keep, claims, root, values
 from hvdrecover.checkpoint.manifest import Manifest
 from hvdrecover.checkpoint.storage import Storage
-from hvdrecover.clock import Clock
 from hvdrecover.errors import (
     CorruptCheckpointError,
     FormatVersionError,
@@ -36,14 +35,18 @@ class Facts:
     problem: str = ""  # why `Keep.best` cannot rank the commit
 
 
-def expired(commits: Iterable[Facts], keep: Keep, now: float) -> list[CommitId]:
+Survey = dict[CommitId, Facts | None]
+"""Each commit's facts; None if it is broken, and left to the user."""
+
+
+def expired(commits: Iterable[Facts | None], keep: Keep, now: float) -> list[CommitId]:
     """Return the commits that may be deleted, oldest first; never the newest.
 
     A job that skips broken or suspect commits continues from an older one, in a later generation. The skipped
     commits may hold the only copy of the progress until the job has passed their numbers. So until then they
     are neither deleted nor counted. Broken commits are left to the user.
     """
-    ordered = sorted(commits, key=lambda facts: facts.commit)
+    ordered = sorted((facts for facts in commits if facts is not None), key=lambda facts: facts.commit)
     good = [facts for facts in ordered if facts.commit.commit <= ordered[-1].commit.commit]
     kept = {facts.commit for facts in good[-keep.last :]}
     if keep.period is not None:
@@ -85,66 +88,29 @@ def metric_of(manifest: Manifest, best: Best | None) -> float | None:
     return number if math.isfinite(number) else None
 
 
-class Pruner:
-    """Retention at one root.
+def facts_of(manifest: Manifest, best: Best | None) -> Facts:
+    try:
+        return Facts(manifest.id, manifest.time, metric_of(manifest, best))
+    except ValueError as error:
+        return Facts(manifest.id, manifest.time, problem=str(error))
 
-    Each manifest is read once, as there may be hundreds. The commits of this job itself come through `note`.
-    """
 
-    def __init__(self, storage: Storage, keep: Keep, clock: Clock) -> None:
-        self._storage = storage
-        self._keep = keep
-        self._clock = clock
-        self._facts: dict[CommitId, Facts | None] = {}  # None: the commit is broken, and left to the user
-
-    def note(self, manifest: Manifest) -> Facts:
-        """Record a complete commit."""
-        metric, problem = None, ""
+def survey(storage: Storage, best: Best | None, known: Survey) -> Survey:
+    """Return the facts about the commits of a root. Each manifest is read once, as there may be hundreds."""
+    found: Survey = {}
+    for commit in root.commits(storage):
         try:
-            metric = metric_of(manifest, self._keep.best)
-        except ValueError as error:
-            problem = str(error)
-        facts = self._facts[manifest.id] = Facts(manifest.id, manifest.time, metric, problem)
-        return facts
-
-    @property
-    def good(self) -> dict[CommitId, Facts]:
-        """The commits that were not broken when the root was last listed."""
-        return {commit: facts for commit, facts in self._facts.items() if facts is not None}
-
-    def expired(self, *, more: int = 0) -> list[CommitId]:
-        """Return the commits that may be deleted, oldest first; keep ``more`` than the user asks for."""
-        there = root.commits(self._storage)
-        self._facts = {commit: facts for commit, facts in self._facts.items() if commit in there}
-        for commit in there:
-            if commit in self._facts:
-                continue
-            try:
-                if root.is_quarantined(self._storage, commit):
-                    self._facts[commit] = None
-                else:
-                    self.note(root.read_manifest(self._storage, commit))
-            except (StorageError, IncompleteCommitError):
-                pass  # the others must still be pruned: else the disk fills up
-            except (CorruptCheckpointError, FormatVersionError):
-                self._facts[commit] = None  # a reader quarantines it, or a newer hvdrecover reads it
-        keep = replace(self._keep, last=self._keep.last + more)
-        return expired(self.good.values(), keep, self._clock.now())
-
-    def prune(self, allowed: Callable[[], None], *, more: int = 0, resumed: CommitId | None = None) -> None:
-        """Delete the commits that have expired.
-
-        ``allowed`` is called before each deletion, and may raise. ``resumed`` is the commit that the job
-        resumed from, if it has made none since: neither it nor the later ones, which were skipped on the way
-        to it, are deleted.
-        """
-        for commit in self.expired(more=more):
-            if resumed is None or commit < resumed:
-                allowed()
-                # A reader may have marked it as broken since its manifest was read here.
-                if not root.is_quarantined(self._storage, commit):
-                    delete_commit(self._storage, commit)
-                del self._facts[commit]
+            if commit in known:
+                found[commit] = known[commit]
+            elif root.is_quarantined(storage, commit):
+                found[commit] = None
+            else:
+                found[commit] = facts_of(root.read_manifest(storage, commit), best)
+        except (StorageError, IncompleteCommitError):
+            pass  # the others must still be pruned: else the disk fills up
+        except (CorruptCheckpointError, FormatVersionError):
+            found[commit] = None  # a reader quarantines it, or a newer hvdrecover reads it
+    return found
 
 
 def delete_commit(storage: Storage, commit: CommitId) -> None:

@@ -16,6 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,15 @@ from hvdrecover.checkpoint import CommitId, Keep, claims, root
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.claims import Claims
 from hvdrecover.checkpoint.manifest import TENSORS, Manifest, Snapshot
-from hvdrecover.checkpoint.retention import Pruner, delete_commit, incomplete, is_of_before
+from hvdrecover.checkpoint.retention import (
+    Survey,
+    delete_commit,
+    expired,
+    facts_of,
+    incomplete,
+    is_of_before,
+    survey,
+)
 from hvdrecover.checkpoint.storage import ATTEMPTS, TEMPORARY, Storage, is_full, pause_before
 from hvdrecover.clock import Clock
 from hvdrecover.errors import (
@@ -59,7 +68,8 @@ class Store:
         self.clock = clock
         self.claims = Claims(storage, job=job, host=host, clock=clock)
         self._host = host
-        self._pruner = Pruner(storage, Keep.of(keep), clock)
+        self._keep = Keep.of(keep)
+        self._facts: Survey = {}
         self._begun: set[CommitId] = set()  # commits that this process has begun and not completed
         self._has_made_room = False
         self._has_warned = False  # that commits lack the number of `Keep.best`
@@ -106,7 +116,8 @@ class Store:
         self.resumed = None
         self.claims.acknowledge(commit.generation)
         durable()
-        if (problem := self._pruner.note(manifest).problem) and not self._has_warned:
+        facts = self._facts[commit] = facts_of(manifest, self._keep.best)
+        if (problem := facts.problem) and not self._has_warned:
             self._has_warned = True
             message = f"{self.url}: no commit is kept as one of the best: {problem}"
             self.events.emit("no_metric", message, level=logging.WARNING, reason=problem)
@@ -155,9 +166,19 @@ class Store:
         check = partial(self.claims.check, commit.generation)
         check()
         with self._reporting():
-            self._pruner.prune(check, more=more, resumed=self.resumed)
+            self._facts = survey(self.storage, self._keep.best, self._facts)
+            keep = replace(self._keep, last=self._keep.last + more)
+            for each in expired(self._facts.values(), keep, self.clock.now()):
+                # Until a later commit is durable, keep the one that the job resumed from, and those skipped.
+                if self.resumed is None or each < self.resumed:
+                    check()
+                    # A reader may have marked it as broken since its manifest was read here.
+                    if not root.is_quarantined(self.storage, each):
+                        delete_commit(self.storage, each)
+                    del self._facts[each]
+        good = [each for each, facts in self._facts.items() if facts is not None]
         with self._reporting():
-            begun, lost = incomplete(self.storage, commit.generation, self._pruner.good)
+            begun, lost = incomplete(self.storage, commit.generation, good)
             self._quarantine(lost)
             for each in begun:
                 with self._reporting():

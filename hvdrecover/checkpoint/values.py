@@ -202,7 +202,7 @@ def _class_or_none(name: str) -> Any:
 def _find_class(name: str, fits: Callable[[type], bool]) -> Any:
     kind = _class_or_none(name)
     if kind is None or not fits(kind):
-        raise ValueError(f"this program does not define the class {name}; define it before resuming")
+        raise ValueError(f"this program lacks the class {name}; import or define it before resuming")
     return kind
 
 

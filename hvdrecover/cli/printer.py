@@ -15,7 +15,6 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress import TransferSpeedColumn as Speed
-from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -107,7 +106,3 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
         task = shown.add_task(what, total=total)
         yield lambda count: shown.advance(task, count)
-
-
-def checking() -> Status:
-    return Console(stderr=True).status("checking hosts and storage")

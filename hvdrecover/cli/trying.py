@@ -64,9 +64,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
         ranks = settings.ranks()
     except (ConfigError, DiscoveryError) as error:
         arguments.refuse(str(error))
-    options.end_by_exception()
-    with printer.checking():
-        findings = examination.examine(settings)
+    findings = _examine(settings)
     ok = all(each.outcome != "failure" for each in findings)
     document = {"ok": ok, "ranks": ranks, "findings": findings}
     printer.put(document, _text(findings), as_json=arguments.json)
@@ -92,6 +90,12 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         checkpoint=arguments.checkpoint or config.read().checkpoint,
         state=arguments.state_size,
     )
+
+
+def _examine(settings: Settings, *, hosts_only: bool = False) -> list[Finding]:
+    options.end_by_exception()
+    with printer.console_for(sys.stderr).status("checking hosts and storage"):
+        return examination.examine(settings, hosts_only=hosts_only)
 
 
 def _text(findings: Sequence[Finding]) -> Iterator[RenderableType]:
@@ -121,9 +125,7 @@ def preflight(job: Options, request: Sequence[str] | None, read: Config) -> Opti
         problem = "there are no hosts yet; start the job when there are, or without it"
         raise ConfigError("--preflight", problem)
     settings = Settings(hosts, sum(hosts.values()), job.interfaces, job.ssh_port, job.identity)
-    options.end_by_exception()
-    with printer.checking():
-        findings = examination.examine(settings, hosts_only=True)
+    findings = _examine(settings, hosts_only=True)
     least = job.processes if job.mpi else job.least or job.processes
     used, failures = select(hosts, findings, least)
     if failures:

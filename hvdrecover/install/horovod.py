@@ -21,9 +21,7 @@ folder for each build label::
 
 from __future__ import annotations
 
-import base64
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -48,13 +46,13 @@ from hvdrecover.install.environment import (
     HOROVOD_VERSION,
     OPENMPI_VERSION,
     PROBE,
-    Mpi,
     build_path,
     choose_mpi,
-    describe,
     find_frameworks,
     find_nccl,
     is_on,
+    label_of,
+    mpi_compiler,
     require_toolchain,
 )
 from hvdrecover.machine import version_of
@@ -94,16 +92,13 @@ _REMEDIES = {
 }
 
 
-def relevant_tail(lines: Sequence[str]) -> list[str]:
-    """Return the lines of a failed command that begin at its first error, or without one its last lines."""
-    kept = [line.rstrip()[:_WIDTH] for line in lines if line.strip()]
-    first = next((index for index, line in enumerate(kept) if _ERROR.search(line)), None)
-    return kept[-_QUOTED:] if first is None else kept[first : first + _QUOTED]
-
-
-def remedy_for(lines: Sequence[str]) -> str:
-    text = "".join(lines)
-    return next((remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, text)), "")
+def explain(output: str) -> str:
+    """Quote a failed command from its first error, or without one its last lines; add a known remedy."""
+    lines = [line.rstrip()[:_WIDTH] for line in output.splitlines() if line.strip()]
+    first = next((index for index, line in enumerate(lines) if _ERROR.search(line)), len(lines) - _QUOTED)
+    quoted = [f"  | {line}" for line in lines[max(0, first) :][:_QUOTED]]
+    remedy = next((remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, output)), "")
+    return "\n".join([*quoted, *filter(None, [remedy])])
 
 
 def show(line: str) -> None:
@@ -149,9 +144,8 @@ class Runner:
             lines = log.readlines()
         if status:
             how = f"signal {-status}" if status < 0 else f"exit status {status}"
-            excerpt = "".join(f"\n  | {line}" for line in relevant_tail(lines))
-            remedy = f"\n{advice}" if (advice := remedy_for(lines)) else ""
-            raise InstallError(f"{title}: failed ({how}).{excerpt}\nThe whole log: {self.log}{remedy}")
+            found = explain("".join(lines))
+            raise InstallError(f"{title}: failed ({how}). The whole log: {self.log}\n{found}")
         show(f"{title}: done in {time.monotonic() - began:.1f} s")
         return lines
 
@@ -224,12 +218,12 @@ def notice() -> str:
 
 
 def build_environment(
-    environ: Mapping[str, str], frameworks: Mapping[str, str], mpi: Mpi, tools: Path, label: str
+    environ: Mapping[str, str], frameworks: Mapping[str, str], mpi: str, tools: Path, label: str
 ) -> dict[str, str]:
     """Return the environment variables of the build; the user's own ``HOROVOD_*`` ones win."""
     wanted = {
         "GLOO": True,
-        "MPI": mpi.identity != "none",
+        "MPI": mpi != "none",
         "PYTORCH": "torch" in frameworks,
         "TENSORFLOW": "tensorflow" in frameworks,
         "MXNET": False,
@@ -251,19 +245,12 @@ def build_environment(
         "CMAKE_GENERATOR": "Unix Makefiles",  # Horovod's setup.py hands make's options to the generator
         "HOROVOD_LOCAL_VERSION": label,
     }
-    if mpi.identity.startswith("PyPI"):
+    if mpi.startswith("PyPI"):
         built["OPAL_PREFIX"] = sys.prefix  # where its compiler wrapper looks for headers and libraries
     return built
 
 
 # -- the installation ----------------------------------------------------------------------------------
-
-
-def label_of(facts: Mapping[str, object]) -> str:
-    """Return the local version label of a build, such as ``hvdrecover.k3xq5cjz2a``, from its facts."""
-    # Base 32 has no digit zero: version normalisation would strip leading ones.
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
-    return "hvdrecover." + base64.b32encode(digest).decode().lower()[:10]
 
 
 @contextmanager
@@ -283,16 +270,15 @@ class Installation:
         self._environ = environ
         self._frameworks = find_frameworks(environ)
         self._mpi = choose_mpi(environ)
-        label = label_of(describe(environ, self._frameworks, self._mpi))
+        label = label_of(environ, self._frameworks, self._mpi)
         self.version = f"{HOROVOD_VERSION}+{label}"  # of the wheel, such as 0.28.1+hvdrecover.k3xq5cjz2a
         self.folder = config.cache(environ) / "wheels" / label
 
     def run(self, runner: Runner, *, rebuild: bool) -> tuple[Path, bool]:
         """Install Horovod; return the wheel, and whether it was built now."""
-        if not self._mpi.installed:
+        if self._mpi != "none" and mpi_compiler(self._environ) is None:
             runner.run("Installing Open MPI", pip("install", *MPI_REQUIREMENTS), environ=self._environ)
-            found = choose_mpi(self._environ)
-            if not found.installed or found.identity != self._mpi.identity:
+            if mpi_compiler(self._environ) is None or choose_mpi(self._environ) != self._mpi:
                 raise InstallError(
                     f"Open MPI was installed, but {sys.prefix}/bin/mpicxx is not there. Install an MPI of "
                     "your own, or set HOROVOD_WITHOUT_MPI=1."
@@ -346,7 +332,7 @@ class Installation:
         expected = {
             "version": self.version,
             "gloo": not is_on(environ, "HOROVOD_WITHOUT_GLOO"),
-            "mpi": self._mpi.identity != "none",
+            "mpi": self._mpi != "none",
         }
         for module in (f"horovod.{framework}" for framework in self._frameworks):
             probe = [sys.executable, "-c", PROBE, module]
@@ -380,11 +366,15 @@ def install_horovod(*, rebuild: bool = False) -> str:
         return f"Horovod {installation.version} is already installed."
     pip()  # fail now if there is none
     log = installation.folder / f"install-{os.getpid()}.log"
-    wheel, built = installation.run(Runner(log), rebuild=rebuild)
-    if built:
-        log.replace(installation.folder / "build.log")
-    else:
-        log.unlink()
+    try:
+        wheel, built = installation.run(Runner(log), rebuild=rebuild)
+        if built:
+            log.replace(installation.folder / "build.log")
+        else:
+            log.unlink()
+    except OSError as error:  # of the cache, a full disk, or a program that cannot be started
+        problem = f"Horovod cannot be installed: {error}. Wheels are built in {installation.folder}"
+        raise InstallError(f"{problem}; XDG_CACHE_HOME names another place.") from error
     how = "built now" if built else "from the cache"
     return f"Horovod {installation.version} is installed ({how}: {wheel})."
 

@@ -15,7 +15,7 @@ from hvdrecover.checkpoint.arena import Arena, Layout
 from hvdrecover.checkpoint.inspection import holds_tensors
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.root import read_commit, read_newest
-from hvdrecover.checkpoint.storage import Storage, open_storage, retrying
+from hvdrecover.checkpoint.storage import Storage, open_storage, retried
 from hvdrecover.checkpoint.values import Json
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.data.order import SampleOrder, is_sampler
@@ -340,7 +340,7 @@ def load(
 def _read(storage: Storage, commit: str | int | CommitId | None, only: set[str]) -> Snapshot:
     if commit is not None:
         found = inspection.find(storage, str(commit))
-        return retrying(SYSTEM_CLOCK)(read_commit, storage, found, only)
+        return retried(SYSTEM_CLOCK, read_commit, storage, found, only)
     inspection.commits(storage)  # whether there is a root at all
 
     def skipped(passed_over: CommitId, reason: str, error: CheckpointError | None) -> None:

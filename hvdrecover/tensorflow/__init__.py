@@ -27,6 +27,7 @@ from hvdrecover.state.run import run
 from hvdrecover.tensorflow import elastic as elastic
 from hvdrecover.tensorflow.averaging import DistributedGradientTape, PartialDistributedGradientTape
 from hvdrecover.tensorflow.collectives import (
+    BroadcastGlobalVariablesHook,
     allreduce,
     broadcast_,
     broadcast_variables,
@@ -41,6 +42,7 @@ from hvdrecover.virtual.ranks import virtual_rank, virtual_size
 
 __all__ = [
     "Best",
+    "BroadcastGlobalVariablesHook",
     "Checkpoint",
     "DataChangedError",
     "DataVersion",

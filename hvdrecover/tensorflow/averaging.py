@@ -361,6 +361,7 @@ def sums_of(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def _sum(gradient: Gradient) -> tf.Tensor:
     numbers = numbers_of(gradient)
+    numbers = tf.abs(numbers) if numbers.dtype.is_complex else numbers
     wide = tf.cast(numbers, tf.float32) if numbers.dtype.size < 4 else numbers
     return tf.cast(tf.reduce_sum(wide), tf.float32)
 

@@ -102,6 +102,14 @@ def broadcast_(variables: Iterable[Variable], *args: Any, **options: Any) -> Any
     return hvd.broadcast_([raw(each) for each in variables], *args, **options)
 
 
+class BroadcastGlobalVariablesHook:
+    """A hook of TensorFlow 1's sessions, which TensorFlow 2 lacks: it always raises a `ConfigError`."""
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        remedy = "TensorFlow 2 has no session hooks; call hvd.broadcast_variables(model.variables, root_rank)"
+        raise ConfigError("BroadcastGlobalVariablesHook", remedy)
+
+
 def taking_what(horovods: Callable[..., Any], function: Callable[..., Made]) -> Callable[..., Made]:
     """Return a function that takes the arguments of one of Horovod's, and hands them on by name.
 

@@ -182,8 +182,11 @@ class Progress(ResumedEpoch):
                 "initial_epoch=state.epoch",
             )
         self.is_resumed, self._is_first = state.batch > 0, False
-        rate = getattr(self.model.optimizer, "learning_rate", None)
-        self.learning_rate = rate.numpy() if isinstance(rate, keras.Variable) else None
+        optimizer = self.model.optimizer  # or several in one, a MultiOptimizer
+        rates = [
+            getattr(each, "learning_rate", None) for each in getattr(optimizer, "optimizers", [optimizer])
+        ]
+        self.learning_rates = [(rate, rate.numpy()) for rate in rates if isinstance(rate, keras.Variable)]
         for data in state._datasets:
             data.set_epoch(epoch)
         self._begun = {id(data): data.order.begun for data in state._datasets}
@@ -263,8 +266,8 @@ class Commit(Callback):  # type: ignore[misc]
         progress, fit = self._progress, self._state._fit
         if not progress.is_resumed:
             return
-        if progress.learning_rate is not None:
-            self.model.optimizer.learning_rate.assign(progress.learning_rate)
+        for rate, value in progress.learning_rates:
+            rate.assign(value)
         if fit.resumed is not None:
             fit.take(fit.resumed)
             progress.metrics = fit.metrics([self._state.epoch, self._state.batch])

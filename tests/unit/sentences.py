@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import hvdrecover
 from hvdrecover import errors
@@ -26,7 +26,6 @@ What hvdrecover's errors say: each sentence once, below its class and the first 
 facts. `python -m tests.unit.sentences` writes this file, and tests/unit/test_errors.py compares it."""
 _BUILT_IN = "Errors of Python's: most become a part of one of the above"
 _DEEP = 5  # names and functions followed, from where an error is made to where its words are
-_UNNAMED = "{…}"  # a fact
 _WIDTH = 116
 _FACT = re.compile(r'{[^{}":]*}')
 _SAID = re.compile(r"[a-z']+ [a-z']+")  # two words in a row: more than another error's text, passed on
@@ -167,7 +166,7 @@ class _Source:
         followed = self._followed(place) if deep else ()
         texts = list(dict.fromkeys(text for each in followed for text in self.texts(each, deep - 1)))
         said = any(" " in words(each) for each in texts)
-        return [each for each in texts if each != _UNNAMED] if said else [_fact(place.value)]
+        return [each for each in texts if each != "{…}"] if said else [_fact(place.value)]
 
     def _joined(self, parts: list[ast.expr], place: _Place, deep: int) -> list[str]:
         return [
@@ -215,7 +214,13 @@ def _assigned(name: str, place: _Place, module: ast.Module | None = None) -> Ite
     """Return what a name is set to, in the block that uses it or in the function, and what is appended."""
     scope = module or place.within
     nodes = list(ast.iter_child_nodes(scope) if module else ast.walk(scope)) if scope else []
-    found = [each for each in nodes if _is_set_by(each, name)]
+    found: list[ast.Assign | ast.NamedExpr] = []
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=target)]) | ast.NamedExpr(target=ast.Name(id=target)):
+                found += [node] if target == name else []
+            case ast.Call(args=[appended]) if ast.unparse(node.func) == f"{name}.append":
+                yield _Place(appended, node, place.within)
     blocks = [block for each in nodes for block in (getattr(each, "body", 0), getattr(each, "orelse", 0))]
     for block in reversed([each for each in blocks if isinstance(each, list)]):
         here = [each for each in found if each in block]
@@ -223,16 +228,6 @@ def _assigned(name: str, place: _Place, module: ast.Module | None = None) -> Ite
             found = here
             break
     yield from (_Place(each.value, each, place.within) for each in found if ast.unparse(each.value) != "[]")
-    for each in nodes:
-        if isinstance(each, ast.Call) and ast.unparse(each.func) == f"{name}.append":
-            yield _Place(each.args[0], each, place.within)
-
-
-def _is_set_by(node: ast.AST, name: str) -> TypeGuard[ast.Assign | ast.NamedExpr]:
-    match node:
-        case ast.Assign(targets=[ast.Name(id=target)]) | ast.NamedExpr(target=ast.Name(id=target)):
-            return target == name
-    return False
 
 
 def _as_wanted(text: str, annotation: str) -> str | list[str] | dict[str, str]:
@@ -242,34 +237,9 @@ def _as_wanted(text: str, annotation: str) -> str | list[str] | dict[str, str]:
 
 
 def _fact(node: ast.expr) -> str:
-    return "{" + _named(node) + "}"
-
-
-def _named(node: ast.expr) -> str:
-    match node:
-        case ast.Name(id=name):
-            return name.strip("_").lower()
-        case ast.Attribute(value=ast.Call(func=ast.Name(id="type"))):
-            return "type"
-        case ast.Attribute(attr=name):
-            return name.strip("_").lower()
-        case ast.Call(func=ast.Name(id="len"), args=[inner]):
-            return f"len({_named(inner)})"
-        case ast.Subscript(slice=ast.Constant(value=str(name))):
-            return name
-        case ast.Call(func=function, args=given):
-            return _named(
-                next((each for each in reversed(given) if not isinstance(each, ast.Constant)), function)
-            )
-        case ast.Subscript(value=inner):
-            return _named(inner)
-        case ast.BoolOp(values=[inner, *_]) | ast.BinOp(left=inner) | ast.UnaryOp(operand=inner):
-            return _named(inner)
-        case ast.GeneratorExp(elt=inner) | ast.ListComp(elt=inner) | ast.Starred(value=inner):
-            return _named(inner)
-        case ast.JoinedStr(values=parts):
-            return " ".join(_named(each.value) for each in parts if isinstance(each, ast.FormattedValue))
-    return _UNNAMED[1:-1]
+    """Return a short name for a fact in braces: the last name in its expression."""
+    names = re.findall(r"[a-z]\w*", ast.unparse(node).lower())
+    return "{" + (names[-1].rstrip("_") if names else "…") + "}"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 from tests.unit import api
 
 REASONS = {
+    "BroadcastGlobalVariablesHook": "it always raises",
     "ElasticDataset": "elastic_dataset makes it",
     "HvdrecoverError": "never raised itself; an except clause names it for all of them",
     "Loaded": "load returns it",

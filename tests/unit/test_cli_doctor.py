@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Settings]:
     """The settings that were examined; `FINDINGS` are what is found."""
     noted: list[Settings] = []
 
-    def examine(settings: Settings, *rest: Any) -> list[Finding]:
+    def examine(settings: Settings, **rest: Any) -> list[Finding]:
         noted.append(settings)
         return FINDINGS
 
@@ -63,6 +64,16 @@ def test_wrong_arguments_exit_with_2(
     assert caught.value.code == 2
     assert complaint in capsys.readouterr().err
     assert asked == []
+
+
+def test_a_machine_without_an_ssh_client_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main(["doctor", "-H", "h1.invalid:1"]) == 1
+    assert re.search(
+        "ssh +failure +h1.invalid: ssh .*No such file.*\n +→ .*openssh-client", capsys.readouterr().out
+    )
 
 
 def test_the_table_has_each_remedy_below_what_it_is_for(

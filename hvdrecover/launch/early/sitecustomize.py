@@ -57,7 +57,7 @@ def _begin() -> None:
         os.environ.pop("PYTHONPATH", None)
     if slot := os.environ.get("HVDRECOVER_SLOT"):
         try:  # noqa: SIM105  contextlib takes milliseconds, too
-            # Not in the environment, which programs that the script starts elsewhere inherit.
+            # For `hvdrecover.config`. No variable: programs that the script starts would get it, too.
             sys.hvdrecover_started_in = os.getcwd()  # type: ignore[attr-defined]  # noqa: PTH109
         except OSError:  # the working directory was deleted
             pass

@@ -25,8 +25,8 @@ from hvdrecover.cli import options
 from hvdrecover.errors import InstallError
 from hvdrecover.install import environment, horovod
 from hvdrecover.install.edits import EDITS
-from hvdrecover.install.environment import HOROVOD_VERSION, Mpi, describe
-from hvdrecover.install.horovod import MPI_REQUIREMENTS, Runner, relevant_tail, remedy_for
+from hvdrecover.install.environment import HOROVOD_VERSION, label_of
+from hvdrecover.install.horovod import MPI_REQUIREMENTS, Runner, explain
 
 
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
@@ -46,10 +46,10 @@ def test_a_site_mpi_is_known_by_its_place_and_what_it_links(
     program.write_text("#!/bin/sh\necho -lmpi\n")
     program.chmod(0o755)
     first = environment.choose_mpi(variables)
-    assert first.identity.startswith(str(program)) and first.installed
+    assert first.startswith(str(program))
     assert first == environment.choose_mpi(variables)
     program.write_text("#!/bin/sh\necho -lother\n")
-    assert environment.choose_mpi(variables).identity != first.identity
+    assert environment.choose_mpi(variables) != first
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_the_users_variables_win() -> None:
     }
     variables = {**user, "HOROVOD_LOCAL_VERSION": "theirs"}
     frameworks = {"torch": "2.13.0+cpu"}
-    told = horovod.build_environment(variables, frameworks, Mpi("none"), Path("/tools"), "hvdrecover.abc")
+    told = horovod.build_environment(variables, frameworks, "none", Path("/tools"), "hvdrecover.abc")
     assert user.items() <= told.items()
     assert "HOROVOD_WITH_GLOO" not in told
     assert told["HOROVOD_WITHOUT_MPI"] == "1"
@@ -120,9 +120,7 @@ def test_each_command_returns_its_own_output_and_the_log_has_all(tmp_path: Path)
     for number in (1, 2):
         command = ["/bin/sh", "-c", f"echo out {number}; echo err {number} >&2"]
         assert runner.run("Doing it", command, environ=os.environ) == [f"out {number}\n", f"err {number}\n"]
-    with pytest.raises(
-        InstallError, match=r"failed \(exit status 3\)\.\n  \| bad\nThe whole log: .*build\.log"
-    ):
+    with pytest.raises(InstallError, match=r"failed \(exit status 3\)\. .*build\.log\n  \| bad$"):
         runner.run("Doing it", ["/bin/sh", "-c", "echo bad; exit 3"], environ=os.environ)
     assert [word in runner.log.read_text() for word in ("out 1", "err 2", "$ /bin/sh", "bad")] == [True] * 4
 
@@ -143,16 +141,9 @@ def test_sigterm_ends_all_that_was_started(tmp_path: Path) -> None:
 
 
 def test_the_excerpt_begins_at_the_first_error() -> None:
-    lines = [
-        "/usr/bin/c++ -Werror: a.cc\n",
-        "a.cc:1: warning: meh\n",
-        "/src/a.cc:10:5: error: 'x' was not declared\n",
-        "\n",
-        "   10 | x = 1;\n",
-        "make: *** [a.cc.o] Error 1\n",
-    ]
+    before = "/usr/bin/c++ -Werror: a.cc\na.cc:1: warning: meh\n"
     excerpt = ["/src/a.cc:10:5: error: 'x' was not declared", "   10 | x = 1;", "make: *** [a.cc.o] Error 1"]
-    assert relevant_tail(lines) == excerpt
+    assert explain(before + "\n\n".join(excerpt)) == "\n".join(f"  | {line}" for line in excerpt)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +158,7 @@ def test_the_excerpt_begins_at_the_first_error() -> None:
     ],
 )
 def test_known_failures_have_a_remedy(line: str, named: str) -> None:
-    assert named in remedy_for(["x\n", f"{line}\n"])
-    assert remedy_for(["something else\n"]) == ""
+    assert named in explain(f"x\n{line}\n").splitlines()[-1]
 
 
 ROOT = Path(__file__).parents[3]
@@ -178,7 +168,7 @@ SWITCHES = {"HOROVOD_WITHOUT_TENSORFLOW": "1", "HOROVOD_WITHOUT_MPI": "1"}
 
 def label(variables: dict[str, str]) -> str:
     """Return the label of the build for an environment with torch alone."""
-    return horovod.label_of(describe(variables, {"torch": "9.9"}, Mpi("none")))
+    return label_of(variables, {"torch": "9.9"}, "none")
 
 
 def add_distribution(site: Path, name: str, version: str) -> None:
@@ -214,6 +204,18 @@ def test_an_error_is_one_message_and_exit_code_1(
     assert out == ""
     assert err.startswith("hvdrecover: the environment ") and err.count("\n") == 1
     assert "pip install 'hvdrecover[torch]'" in err
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(horovod, "version_of", lambda name: None)
+    assert cli.main(["install-horovod"]) == 1
+    assert re.match(
+        f"hvdrecover: .*Not a directory: '{tmp_path}/file/.*XDG_CACHE_HOME", capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

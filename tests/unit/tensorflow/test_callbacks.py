@@ -94,6 +94,28 @@ def test_the_rate_follows_the_schedule_and_velocities_follow_the_rate(model: ker
     assert history["lr"] == pytest.approx([0.5, 0.05, 0.005])
 
 
+def test_a_fault_right_after_a_resumed_epochs_last_batch_does_not_undo_a_later_stop(
+    model: keras.Model,
+) -> None:
+    state = elastic.KerasState(model, batch=2, epoch=0)
+    ours = elastic_callbacks(state)
+    with pytest.raises(InterruptedError):
+        fit(model, *ours, Watch(lambda: None, end=(0, 1)))
+    state.batch = 0
+    fit(model, *ours, Watch(lambda: setattr(model, "stop_training", True)))
+    assert state.epoch == 1
+
+
+def test_wrong_arguments_are_refused(model: keras.Model) -> None:
+    with pytest.raises(ValueError, match="initial_lr"):
+        callbacks.LearningRateScheduleCallback(None, 0.1)
+    with pytest.raises(ValueError, match="specify the steps_per_epoch parameter"):
+        smooth = callbacks.LearningRateScheduleCallback(0.5, 0.1, staircase=False)
+        model.fit(((X, Y) for _ in range(1)), callbacks=[smooth], verbose=0)
+    with pytest.raises(ValueError, match="local variables"):
+        callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["w"])
+
+
 @pytest.mark.parametrize(("weights", "name"), [(False, "best.keras"), (True, "best.weights.h5")])
 def test_the_best_model_goes_where_it_is_told(
     weights: bool, name: str, model: keras.Model, tmp_path: Path

@@ -22,9 +22,10 @@ Y = np.arange(SAMPLES) % 2
 SCORES = [5.0, 4.0, 6.0, 6.0, 3.0, 7.0, 7.0, 7.0, 7.0, 1.0, 1.0, 1.0]
 STOPS = 8
 # Where each attempt is interrupted: in an epoch, at its end, and after the last. Then a survivor or a new
-# process continues. The user's callbacks are before or behind ours.
+# process continues. The user's callbacks are before our commits or behind them.
 INTERRUPTIONS = [
-    ((0, 4), "a survivor", "before"),
+    ((0, 6), "a survivor", "before"),
+    ((1, None), "a survivor", "before"),
     ((3, None), "a new process", "behind"),
     ((7, 5), "a new process", "before"),
     ((STOPS, None), "a survivor", "behind"),
@@ -90,7 +91,7 @@ def a_state(root: Path | None = None, **options: Any) -> recover.TensorFlowKeras
 
 
 def fit(
-    state: Any, *before: Any, behind: Any = (), every: int | None = 3, epochs: int = EPOCHS, **options: Any
+    state: Any, *before: Any, behind: Any = (), every: int | None = 5, epochs: int = EPOCHS, **options: Any
 ) -> Any:
     options |= {"initial_epoch": state.epoch, "epochs": epochs, "verbose": 0, "shuffle": False}
     callbacks = [*before, *recover.fit_callbacks(state, commit_every_batches=every), *behind]
@@ -183,6 +184,18 @@ def test_a_commit_sets_only_known_attributes(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.weights.h5"]
 
 
+def test_a_list_of_keras_own_is_put_in_order_too() -> None:
+    state, order = a_state(), []
+    told = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: order.append((state.epoch, state.last_commit.commit))
+    )
+    mine = [told, *recover.fit_callbacks(state)]
+    found = keras.callbacks.CallbackList(mine, add_history=True, model=state.model, epochs=1)
+    state.model.fit(state.data, callbacks=found, verbose=0)
+    assert order == [(1, 0)]  # counted, and not committed yet
+    assert state.last_commit.commit == 1
+
+
 def test_several_steps_in_one_execution_are_all_counted(tmp_path: Path) -> None:
     state = a_state(steps_per_execution=4)
     counted: list[int] = []
@@ -220,7 +233,7 @@ def test_a_fit_that_is_interrupted_in_an_epoch_ends_the_same(train: Callable[...
     with pytest.raises(InterruptionError):
         train(state, Interrupt(state, 1, 5))
     state.restore()
-    assert (state.epoch, state.batch) == (1, 3)
+    assert (state.epoch, state.batch) == (1, 5)
     train(state)
     assert weights(state) == weights(undisturbed)
 

@@ -150,7 +150,7 @@ def test_gradients_that_are_not_averaged_are_not_looked_at() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "complex64"])
 def test_a_sum_tells_whether_all_numbers_are_finite(dtype: str, bad: float) -> None:
     tensors = [tf.zeros([0, 5], dtype), tf.ones([70, 1000], dtype), tf.cast([1.0, bad, 1.0], dtype)]
     assert np.isfinite(sums_of(tensors).numpy()).tolist() == [True, True, False]
