@@ -169,17 +169,6 @@ def test_the_script_sees_nothing_of_it_and_gets_its_own_sitecustomize(
     assert capfd.readouterr().out == f"own\n{own} {own / 'sitecustomize.py'} []\n"
 
 
-def test_a_relative_path_is_below_the_folder_in_which_a_script_or_a_program_of_its_started(
-    end: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    show = "from hvdrecover import config; print(config.absolute('run'))"
-    end(
-        f"import os, subprocess, sys\nos.chdir('/')\nsubprocess.run([sys.executable, '-c', {show!r}])\n{show}"
-    )
-    assert capfd.readouterr().out == f"/run\n{tmp_path / 'run'}\n"
-
-
 def test_a_script_that_does_not_use_horovod_starts_as_fast_as_without_it(tmp_path: Path) -> None:
     script = write(tmp_path, "import sys; print(*sys.modules, file=open(sys.argv[1], 'w'))")
     command, environ = [sys.executable, str(script)], environment()
