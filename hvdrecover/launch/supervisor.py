@@ -188,7 +188,11 @@ class Supervisor:
             attempt.code = 1 if attempt.over or ends.ending(self._attempts) else driver.poll() or 0
             if attempt.code < 0:
                 self._report_fault("launcher_lost", f"horovodrun was killed by signal {-attempt.code}")
-            self._end_attempt()
+            deadline = self._clock.monotonic() + waits.LAST_WORDS
+            self._guardians.order(order="stop")
+            while len(self._guardians) and self._clock.monotonic() < deadline:
+                self._serve(0.1)  # for last messages
+            self._guardians.dismiss()
         finally:
             driver.kill()
             left = processes.kill_marked(
@@ -293,14 +297,6 @@ class Supervisor:
         if "finished" not in attempt.ends or len(self._guardians):
             self._left_at = now
         return now - self._left_at > waits.LINGERING
-
-    def _end_attempt(self) -> None:
-        """Receive guardians' last messages, and end those that are left, on all hosts."""
-        deadline = self._clock.monotonic() + waits.LAST_WORDS
-        self._guardians.order(order="stop")
-        while len(self._guardians) and self._clock.monotonic() < deadline:
-            self._serve(0.1)
-        self._guardians.dismiss()
 
     # -- signals ---------------------------------------------------------------------------------------
 
