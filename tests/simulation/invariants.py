@@ -53,15 +53,7 @@ def _check(method: Callable[Concatenate[Invariants, P], None]) -> Callable[Conca
 
 
 class Invariants:
-    """Checks a cluster, and reports what does not hold to the scheduler.
-
-    Args:
-        reference: digests of an undisturbed run's commits by number; None where the number of ranks changes.
-
-    Attributes:
-        restarts: how many there were of each job, and of all its processes (``job``) or one (``slot``).
-        commits: digest of each commit by the start of the job that made it, and its identity.
-    """
+    """Checks a cluster, and reports what does not hold to the scheduler."""
 
     def __init__(
         self, cluster: Cluster, training: Training, reference: Mapping[int, str] | None = None
@@ -70,10 +62,12 @@ class Invariants:
         self._scheduler = cluster.scheduler
         self._disk = cluster.disk
         self._training = training
+        # Digests of an undisturbed run's commits by number; None where the number of ranks changes.
         self._reference = reference
         self.faults: Counter[str] = Counter()  # how many faults of each kind there have been
-        self.restarts: Counter[tuple[str, str]] = Counter()
+        self.restarts: Counter[tuple[str, str]] = Counter()  # of each job; of all processes or one slot
         self.acknowledged = _NONE  # the newest commit that was reported as durable
+        # Digest of each commit by the start of the job that made it, and its identity.
         self.commits: dict[tuple[str, CommitId], str] = {}
         self.by_number: dict[int, str] = {}
         self._published: dict[CommitId, tuple[Process, str]] = {}
