@@ -160,7 +160,7 @@ class Cluster:
         # Called when a process comes to a collective.
         self.at_collective: Callable[[SimulatedWorld, str], None] = lambda world, name: None
         self.invariants: Any = None  # checks that hold after every event
-        self.handler_fails = False  # whether the script's handler of log lines fails at the writer's next
+        self.handler_fails = False  # whether the script's log handler fails at the writer's next line
         self.near = near  # a folder for the near tiers of all hosts; None if jobs have none
         self.later = self.system.later
 
