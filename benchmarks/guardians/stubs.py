@@ -39,11 +39,7 @@ def main(count: int, seconds: float, faults: int, result: Path) -> None:
 
 
 class Stubs:
-    """The guardians.
-
-    Args:
-        count: how many.
-    """
+    """The guardians."""
 
     def __init__(self, count: int) -> None:
         address = config.read().supervisor
