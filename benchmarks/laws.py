@@ -23,19 +23,12 @@ _MARGIN = 1.3  # by which a simpler law may be worse than the best
 
 @dataclass(frozen=True)
 class Law:
-    """A constant and a part that grows.
+    """A constant and a part that grows."""
 
-    Attributes:
-        name: ``O(n)``, say.
-        constant: the figure's part that does not grow.
-        factor: of what grows.
-        error: the typical distance from what was measured, relative to it.
-    """
-
-    name: str
-    constant: float
-    factor: float
-    error: float
+    name: str  # `O(n)`, say
+    constant: float  # the figure's part that does not grow
+    factor: float  # of what grows
+    error: float  # the typical distance from what was measured, relative to it
 
     def at(self, number: float) -> float:
         """The figure at a number."""
@@ -52,12 +45,7 @@ def of(curve: Curve) -> Law:
 
 
 def fit(points: Mapping[float, Sequence[float]], names: Sequence[str] = tuple(_GROWTHS)) -> Law:
-    """Return the simplest law that is about as near to the medians as the best.
-
-    Args:
-        points: number to the values there.
-        names: of the laws to choose from, the simplest first.
-    """
+    """Return the simplest law that is about as near to the medians as the best."""
     medians = {number: statistics.median(values) for number, values in points.items()}
     laws = [_fitted(name, medians) for name in names]
     best = min(law.error for law in laws)

@@ -32,11 +32,6 @@ def stopwatch(action: Callable[[], object]) -> float:
 def by_turns(rounds: int, takes: Sequence[Callable[[], Any]], warmups: int = 1) -> list[list[Any]]:
     """Take measures in the order A B C A B C …, so that a machine that gets slower does so for all.
 
-    Args:
-        rounds: how often each is measured.
-        takes: what to measure.
-        warmups: rounds before, that don't count.
-
     Returns:
         For each take, its values.
     """
@@ -58,9 +53,6 @@ class Reserve:
     Virtual machines give memory that is free for some seconds back to their host, and to get it again costs
     seconds per gigabyte. Whoever allocates next would pay that, be it us or a peer. So some is held between
     measures, and freed right before each.
-
-    Args:
-        nbytes: how much.
     """
 
     def __init__(self, nbytes: int) -> None:

@@ -50,12 +50,7 @@ _PANELS = (
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw the few rows that matter most, as far as they were measured.
-
-    Args:
-        rows: what was measured.
-        path: PNG file to write.
-    """
+    """Draw the few rows that matter most, as far as they were measured."""
     panels = [(panel, chosen) for panel in _PANELS if (chosen := _chosen(panel, rows))]
     bars = [1 + len(chosen) for _, chosen in panels] or [1]
     figure, all_axes = plt.subplots(
@@ -76,12 +71,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def grow(curves: Sequence[Curve], path: Path) -> None:
-    """Draw curves of one chart, each with its law: values as dots, the law as a line.
-
-    Args:
-        curves: along the same number.
-        path: PNG file to write.
-    """
+    """Draw curves of one chart, each with its law: values as dots, the law as a line."""
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=110)
     for curve in curves:
         law = laws.of(curve)

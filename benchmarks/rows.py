@@ -17,21 +17,13 @@ MEMORY = "states"  # the unit of memory that commits hold: multiples of the stat
 
 @dataclass(frozen=True)
 class Goal:
-    """The goal that a row must reach.
+    """The goal that a row must reach."""
 
-    Attributes:
-        bar: the value that is required.
-        stretch: the value that is aimed at; the bar, if there is no other.
-        at_least: whether a larger value is better.
-        slowdown: whether the value is a ratio less 1, shown in percent.
-        digits: decimal places to which a value is shown, and judged.
-    """
-
-    bar: float
-    stretch: float
-    at_least: bool = False
-    slowdown: bool = False
-    digits: int = 2
+    bar: float  # the value that is required
+    stretch: float  # the value that is aimed at; the bar, if there is no other
+    at_least: bool = False  # whether a larger value is better
+    slowdown: bool = False  # whether the value is a ratio less 1, shown in percent
+    digits: int = 2  # decimal places to which a value is shown, and judged
 
     def reached(self, value: float, limit: float) -> bool:
         """Return whether a value is at a limit or on the better side of it."""
@@ -41,29 +33,18 @@ class Goal:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.
+    """One line of the table."""
 
-    Attributes:
-        topic: the module that measured it.
-        what: what was measured.
-        state: which state, ``1.0 GB`` say.
-        unit: of the measured values.
-        ours: hvdrecover's values.
-        peer: what hvdrecover is compared with; empty if the goal is for our own values.
-        theirs: the peer's values, measured by turns with ours.
-        goal: what the row must reach; None if it is for information.
-        paired: whether values of the same place belong together; what they differ by is then looked at, and
-            what disturbs both does not count.
-    """
-
-    topic: str
-    what: str
-    state: str
-    unit: str
-    ours: Sequence[float]
-    peer: str = ""
-    theirs: Sequence[float] = ()
-    goal: Goal | None = None
+    topic: str  # the module that measured it
+    what: str  # what was measured
+    state: str  # which state, `1.0 GB` say
+    unit: str  # of the measured values
+    ours: Sequence[float]  # hvdrecover's values
+    peer: str = ""  # what hvdrecover is compared with; empty if the goal is for our own values
+    theirs: Sequence[float] = ()  # the peer's values, measured by turns with ours
+    goal: Goal | None = None  # what the row must reach; None if it is for information
+    # whether values of the same place belong together; what they differ by is then looked at, and what
+    # disturbs both does not count
     paired: bool = False
 
     @property
@@ -90,38 +71,23 @@ class Row:
 
 @dataclass(frozen=True)
 class Fact:
-    """Something about the machine that the rows depend on, or that is no figure.
-
-    Attributes:
-        what: what it is.
-        value: how it is.
-        page: the page that tells it, among those of the documentation.
-    """
+    """Something about the machine that the rows depend on, or that is no figure."""
 
     what: str
     value: str
-    page: str = "performance"
+    page: str = "performance"  # the page that tells it, among those of the documentation
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A figure that depends on a number.
+    """A figure that depends on a number."""
 
-    Attributes:
-        chart: the picture that it is drawn in.
-        what: what the figure is.
-        unit: of the figure.
-        along: what the number counts, such as ``ranks``.
-        kind: whether all of it is real, or whether what is counted is simulated.
-        points: number to values.
-    """
-
-    chart: str
-    what: str
-    unit: str
-    along: str
-    kind: Kind
-    points: Mapping[float, Sequence[float]]
+    chart: str  # the picture that it is drawn in
+    what: str  # what the figure is
+    unit: str  # of the figure
+    along: str  # what the number counts, such as `ranks`
+    kind: Kind  # whether all of it is real, or whether what is counted is simulated
+    points: Mapping[float, Sequence[float]]  # number to values
 
 
 Found = Row | Fact | Curve

@@ -10,15 +10,10 @@ import torch
 
 @dataclass(frozen=True)
 class Shape:
-    """A network of equal linear layers, trained by AdamW.
+    """A network of equal linear layers, trained by AdamW."""
 
-    Attributes:
-        layers: number of layers.
-        width: features in and out of each.
-    """
-
-    layers: int
-    width: int
+    layers: int  # number of layers
+    width: int  # features in and out of each
 
     @property
     def nbytes(self) -> int:
@@ -46,18 +41,13 @@ STATES = ("large", "many")
 
 @dataclass(frozen=True)
 class Setting:
-    """The way in which a topic is to be measured.
+    """The way in which a topic is to be measured."""
 
-    Attributes:
-        size: ``full``, or ``small`` for a test of the benchmarks themselves.
-        state: ``large`` or ``many``; for whole jobs the framework, ``torch`` or ``tensorflow``, or what is
-            trained, ``digits`` say.
-        folder: an empty folder on the disk to measure.
-    """
-
-    size: str
+    size: str  # `full`, or `small` for a test of the benchmarks themselves
+    # `large` or `many`; for whole jobs the framework, `torch` or `tensorflow`, or what is trained, `digits`
+    # say
     state: str
-    folder: Path
+    folder: Path  # an empty folder on the disk to measure
 
     @property
     def shape(self) -> Shape:

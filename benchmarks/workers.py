@@ -17,11 +17,6 @@ WORKERS = 2
 def run(module: str, setting: Setting, patience: float) -> None:
     """Run ``python -m MODULE SIZE STATE FOLDER`` on each worker, and wait until all have ended.
 
-    Args:
-        module: the module's name.
-        setting: what is measured.
-        patience: seconds that it may take.
-
     Raises:
         HvdrecoverError: the workers have failed, or have not ended in time.
     """

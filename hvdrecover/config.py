@@ -50,7 +50,7 @@ _LAUNCHER_VARIABLES = (
 def _started_in() -> Path:
     """Return the folder in which this process was started; the script may have changed it since."""
     try:
-        return Path(os.environ.pop("HVDRECOVER_STARTED_IN", "") or Path.cwd())
+        return Path(getattr(sys, "hvdrecover_started_in", "") or Path.cwd())  # `launch.early` knows it
     except OSError:  # the working directory was deleted
         return Path()
 

@@ -21,14 +21,11 @@ _CALLS = 200_000
 
 @dataclass
 class Steady:
-    """Seconds of a step on average, for each block of steps.
+    """Seconds of a step on average, for each block of steps."""
 
-    Attributes:
-        guarded: with guardians that watch, heartbeats that are read, and standbys that wait.
-        unguarded: with the same state, without any of that; each block beside one of the other's.
-    """
-
+    # with guardians that watch, heartbeats that are read, and standbys that wait
     guarded: list[float] = field(default_factory=list)
+    # with the same state, without any of that; each block beside one of the other's
     unguarded: list[float] = field(default_factory=list)
 
     def differences(self) -> list[float]:
@@ -38,30 +35,18 @@ class Steady:
 
 @dataclass(frozen=True)
 class Waiting:
-    """The needs of processes that wait while others train.
+    """The needs of processes that wait while others train."""
 
-    Attributes:
-        standbys: memory of each standby, in bytes; of what is shared with others, its part.
-        guardians: the same of each guardian.
-        standby_seconds: processor time of all standbys while they were watched.
-        guardian_seconds: the same of all guardians.
-    """
-
-    standbys: list[int]
-    guardians: list[int]
-    standby_seconds: float
-    guardian_seconds: float
+    standbys: list[int]  # memory of each standby, in bytes; of what is shared with others, its part
+    guardians: list[int]  # the same of each guardian
+    standby_seconds: float  # processor time of all standbys while they were watched
+    guardian_seconds: float  # the same of all guardians
 
 
 def steady(framework: str, folder: Path, blocks: int) -> Steady:
     """Compare the steps of two jobs, one of which is stopped while the other one trains.
 
     Nothing becomes durable meanwhile, as writing would only add noise to both.
-
-    Args:
-        framework: ``torch`` or ``tensorflow``.
-        folder: a new folder for both.
-        blocks: how many blocks of each.
     """
     folder.mkdir()
     with (
@@ -92,12 +77,7 @@ def _average(steps: Sequence[Step], began: float, ended: float) -> float:
 
 
 def waiting(job: Running, seconds: float) -> Waiting:
-    """Watch those that wait in a job that trains.
-
-    Args:
-        job: it has settled.
-        seconds: for how long to watch.
-    """
+    """Watch those that wait in a job that trains."""
     standbys, guardians = job.standbys(), job.guardians()
     before = [sum(map(cpu_time, each)) for each in (standbys, guardians)]
     time.sleep(seconds)

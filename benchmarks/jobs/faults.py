@@ -10,19 +10,14 @@ from benchmarks.jobs.running import Running
 
 @dataclass
 class Faults:
-    """The cost of faults, in one job or several of the same kind.
+    """The cost of faults, in one job or several of the same kind."""
 
-    Attributes:
-        ranks: for each rank, the seconds from the SIGKILL of its process to the next step of all.
-        pauses: the longest part of each of these in which no rank has done a step.
-        all: the seconds from the SIGKILL of all ranks' processes.
-        lost: the steps that were lost by each of the latter.
-    """
-
+    # for each rank, the seconds from the SIGKILL of its process to the next step of all
     ranks: list[list[float]] = field(default_factory=lambda: [[] for _ in range(WORKERS)])
+    # the longest part of each of these in which no rank has done a step
     pauses: list[float] = field(default_factory=list)
-    all: list[float] = field(default_factory=list)
-    lost: list[float] = field(default_factory=list)
+    all: list[float] = field(default_factory=list)  # the seconds from the SIGKILL of all ranks' processes
+    lost: list[float] = field(default_factory=list)  # the steps that were lost by each of the latter
 
     @property
     def one(self) -> list[float]:

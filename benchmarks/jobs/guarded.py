@@ -42,13 +42,7 @@ class Training(Protocol):
 
 
 def compare(setting: Setting, make: Callable[[Guard | None], Training], *, writes: bool) -> None:
-    """Take the times of steps by turns, then of commits by turns; all in milliseconds.
-
-    Args:
-        setting: what is measured.
-        make: makes a training with a guard, or without one.
-        writes: whether to write what was found to `RESULT`, as one worker does.
-    """
+    """Take the times of steps by turns, then of commits by turns; all in milliseconds."""
     found: dict[str, list[list[float]]] = {name: [[], []] for name in ("steps", "sending", "commits")}
     for pair in range(setting.rounds(_PAIRS[setting.state])):
         trainings = _pair(make, pair % 2)

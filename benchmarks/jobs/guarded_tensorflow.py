@@ -22,11 +22,7 @@ _BATCH = 16  # samples; the digits example's default
 
 
 class Training:
-    """See `benchmarks.jobs.guarded.Training`; what graphs send, no clock of this thread can tell.
-
-    Args:
-        guard: the guard, or None.
-    """
+    """See `benchmarks.jobs.guarded.Training`; what graphs send, no clock of this thread can tell."""
 
     sending = 0.0
 

@@ -25,12 +25,7 @@ _Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Training:
-    """See `benchmarks.jobs.guarded.Training`; with a guard, each gradient is looked at when it is sent.
-
-    Args:
-        setting: which.
-        guard: the guard, or None.
-    """
+    """See `benchmarks.jobs.guarded.Training`; with a guard, each gradient is looked at when it is sent."""
 
     def __init__(self, setting: Setting, guard: recover.Guard | None) -> None:
         torch.manual_seed(1)

@@ -35,25 +35,16 @@ _RAY = {
 
 @dataclass(frozen=True)
 class Launcher:
-    """A way to start a job.
+    """A way to start a job."""
 
-    Attributes:
-        title: how tables name it.
-        way: how the training survives; see `benchmarks.jobs.training.Orders`.
-        words: the command before that of the training, given a folder for what it needs.
-        python: whether the interpreter is part of the training's command.
-        standbys: how many processes stand by.
-        settings: environment variables that it needs.
-        workers: how many it starts.
-    """
-
-    title: str
-    way: str
+    title: str  # how tables name it
+    way: str  # how the training survives; see `benchmarks.jobs.training.Orders`
+    # the command before that of the training, given a folder for what it needs
     words: Callable[[Path], list[str]]
-    python: bool = True
-    standbys: int = 0
-    settings: Mapping[str, str] = field(default_factory=dict)
-    workers: int = WORKERS
+    python: bool = True  # whether the interpreter is part of the training's command
+    standbys: int = 0  # how many processes stand by
+    settings: Mapping[str, str] = field(default_factory=dict)  # environment variables that it needs
+    workers: int = WORKERS  # how many it starts
 
 
 def _horovodrun(folder: Path, hosts: list[str], *options: str) -> list[str]:

@@ -31,13 +31,7 @@ _BURST = 4  # commits without a pause, which need all the memory that commits ev
 
 
 class Tier:
-    """A state whose commits go to the near tier, or not.
-
-    Args:
-        training: what is committed.
-        folder: the checkpoint root.
-        on: whether the near tier is on.
-    """
+    """A state whose commits go to the near tier, or not."""
 
     def __init__(self, training: Training, folder: Path, *, on: bool) -> None:
         folder.mkdir(exist_ok=True)

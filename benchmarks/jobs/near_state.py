@@ -12,12 +12,7 @@ EVERY_SECONDS = 60.0  # between durable commits
 
 
 def kept(training: Training, checkpoint: Path) -> recover.TorchState:
-    """Return the state of a training, with the number of its last step.
-
-    Args:
-        training: what is kept.
-        checkpoint: folder for durable commits.
-    """
+    """Return the state of a training, with the number of its last step."""
     return recover.TorchState(
         model=training.model,
         optimizer=training.optimizer,

@@ -15,13 +15,7 @@ from benchmarks.states import SHAPES, Training
 
 
 def train(size: str, steps: Path, checkpoint: Path) -> None:
-    """Commit each step; only the last layer is trained, so that gradients of the others take no time.
-
-    Args:
-        size: ``full`` or ``small``.
-        steps: folder for what was done.
-        checkpoint: folder for durable commits.
-    """
+    """Commit each step; only the last layer is trained, so that gradients of the others take no time."""
     hvd.init()
     shape = SHAPES[size]["large"]
     training, done, batch = Training(shape, trained=False), Steps(steps), torch.ones(1, shape.width)

@@ -28,11 +28,7 @@ class Step(NamedTuple):
 
 
 class Steps:
-    """Writes down the steps of this process, each at once, so that SIGKILL loses none.
-
-    Args:
-        folder: where to; it exists.
-    """
+    """Writes down the steps of this process, each at once, so that SIGKILL loses none."""
 
     def __init__(self, folder: Path) -> None:
         self._pid = os.getpid()
@@ -57,11 +53,6 @@ def recovered(steps: Sequence[Step], struck: float, workers: int) -> float | Non
     """Return when all ranks had done a step together again, at least one of them as a new process.
 
     A survivor may end the step in which the other one was killed; that is no recovery.
-
-    Args:
-        steps: all steps, in order of time.
-        struck: when the fault struck.
-        workers: number of ranks.
 
     Returns:
         When the last rank had done the first such step; None if that is still to come.

@@ -13,11 +13,7 @@ from benchmarks.jobs.training import BATCH, CLASSES, COMMIT_EVERY, FEATURES, WID
 
 
 class Training:
-    """The network and its batch.
-
-    Args:
-        rank: of this process, which makes its batch its own.
-    """
+    """The network and its batch."""
 
     def __init__(self, rank: int) -> None:
         torch.manual_seed(1)

@@ -16,18 +16,13 @@ TITLE = "14 MB, Adam"  # of parameters and moments
 
 @dataclass(frozen=True)
 class Orders:
-    """The command line of a training program.
+    """The command line of a training program."""
 
-    Attributes:
-        way: how it survives: by ``hvdrecover``, by plain ``horovod``, by ``torchrun`` and so on; or, for
-            the training with a large state, its size, ``full`` or ``small``.
-        steps: folder for what was done.
-        checkpoint: folder for checkpoints, or None for none.
-    """
-
+    # how it survives: by `hvdrecover`, by plain `horovod`, by `torchrun` and so on; or, for the training with
+    # a large state, its size, `full` or `small`
     way: str
-    steps: Path
-    checkpoint: Path | None
+    steps: Path  # folder for what was done
+    checkpoint: Path | None  # folder for checkpoints, or None for none
 
 
 def orders(ways: tuple[str, ...], words: list[str] | None = None) -> Orders:

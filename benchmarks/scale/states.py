@@ -28,15 +28,10 @@ _SHARED = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class _Way:
-    """A way to look at a state.
+    """A way to look at a state."""
 
-    Attributes:
-        states: memory that it takes, in states, the training's own included.
-        workers: processes.
-    """
-
-    states: float
-    workers: int = 1
+    states: float  # memory that it takes, in states, the training's own included
+    workers: int = 1  # processes
 
 
 # Where commits don't find room for a second copy, each waits for the write before it, as users' do.

@@ -28,19 +28,12 @@ _STATE = f"{SHAPE.title}, a step of {1e3 * STEP_SECONDS:.0f} ms"
 
 @dataclass
 class _Found:
-    """The cost of faults, and of being prepared.
+    """The cost of faults, and of being prepared."""
 
-    Attributes:
-        faults: in seconds and steps.
-        stalls: of saves on rank 0, in milliseconds.
-        copies: of our commits on rank 0, the same.
-        ended: the reason for which the job ended when all of its processes were killed.
-    """
-
-    faults: Faults = field(default_factory=Faults)
-    stalls: list[float] = field(default_factory=list)
-    copies: list[float] = field(default_factory=list)
-    ended: str = ""
+    faults: Faults = field(default_factory=Faults)  # in seconds and steps
+    stalls: list[float] = field(default_factory=list)  # of saves on rank 0, in milliseconds
+    copies: list[float] = field(default_factory=list)  # of our commits on rank 0, the same
+    ended: str = ""  # the reason for which the job ended when all of its processes were killed
 
 
 def measure(setting: Setting) -> list[Row | Fact]:

@@ -28,7 +28,7 @@ import xxhash
 
 from hvdrecover.checkpoint import CommitId, Keep, claims, retention, root, values
 from hvdrecover.checkpoint.arena import ITEM_BYTES, Arena, Bytes, TensorSpec, allocate, plan
-from hvdrecover.checkpoint.manifest import FILE_NAME, FileEntry, HasState, Manifest
+from hvdrecover.checkpoint.manifest import FILE_NAME, FileEntry, HasState
 from hvdrecover.checkpoint.retention import delete_commit, incomplete, is_of_before
 from hvdrecover.checkpoint.root import read_commit, read_manifest
 from hvdrecover.checkpoint.storage import Storage, failures
@@ -48,6 +48,7 @@ from hvdrecover.redaction import printable, redact
 
 CHUNK = 1 << 20  # elements that are compared at a time
 _TENSOR = "$tensor"
+_WIDTH = 60  # characters of a value in a comparison
 _DEPTH = 120  # containers; `values.encode` goes no deeper than 100
 
 State = Literal["complete", "finished", "quarantined", "incomplete", "broken", "newer format"]
@@ -464,21 +465,20 @@ def compare(storage: Storage, a: CommitId, b: CommitId, advance: Callable[[int],
         unchanged += compared.count(None)
         advance(sum(arena.layout.nbytes for arena in read if arena))
         del read  # free the memory before the next files are read
-    for path, texts in differences(*map(_objects, manifests)).items():
+    objects = [
+        {
+            **each.attributes,
+            **each.samplers,
+            "(world size)": each.world_size,
+            "(finished)": each.finished,
+            "(random)": each.state.get("random"),
+            "(versions)": dict(each.versions),
+        }
+        for each in manifests
+    ]
+    for path, texts in differences(*objects).items():
         found.append(Difference(path, " → ".join(texts)))
     return Comparison(storage.url, a.name, b.name, found, unchanged)
-
-
-def _objects(manifest: Manifest) -> dict[str, Json]:
-    """Return everything that a manifest says about the training."""
-    return {
-        **manifest.attributes,
-        **manifest.samplers,
-        "(world size)": manifest.world_size,
-        "(finished)": manifest.finished,
-        "(random)": manifest.state.get("random"),
-        "(versions)": dict(manifest.versions),
-    }
 
 
 # -- tensors -------------------------------------------------------------------------------------------
@@ -561,10 +561,9 @@ def text(value: Json) -> str:
     return printable(re.sub(r"\n\s*", " ", repr(made)))
 
 
-def shortened(value: Json, limit: int = 60) -> str:
-    """Return a value on one line of at most ``limit`` characters."""
+def _shortened(value: Json) -> str:
     line = text(value)
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"
 
 
 def only_tensors(value: Json) -> bool:
@@ -592,7 +591,7 @@ def differences(a: Json, b: Json) -> dict[str, tuple[str, str]]:
         sides = [side[path] for side in (before, after) if path in side]
         if all(map(_is_tensor, sides)) or (len(sides) == 2 and repr(sides[0]) == repr(sides[1])):
             continue
-        texts = [shortened(side[path]) if path in side else "(none)" for side in (before, after)]
+        texts = [_shortened(side[path]) if path in side else "(none)" for side in (before, after)]
         found["".join(path).lstrip(".")] = (texts[0], texts[1])
     return found
 
@@ -604,7 +603,7 @@ def _leaves(value: Json, path: tuple[str, ...] = (), depth: int = 0) -> dict[tup
     if isinstance(value, list):
         items = ((f"[{number}]", item) for number, item in enumerate(value))
     elif isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        items = ((f"[{shortened(key)}]", item) for key, item in pairs)
+        items = ((f"[{_shortened(key)}]", item) for key, item in pairs)
     elif isinstance(value, dict) and not next(iter(value), "").startswith("$"):
         items = ((f".{printable(key)}", item) for key, item in value.items())
     found: dict[tuple[str, ...], Json] = {}

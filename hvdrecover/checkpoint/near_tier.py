@@ -147,8 +147,6 @@ class Keeper:
 
 @dataclass(frozen=True)
 class NearRoot:
-    """A near root of this user."""
-
     path: Path
     url: str  # the checkpoint root that it belongs to; empty if unknown
     nbytes: int

@@ -23,7 +23,7 @@ from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.arena import Arena, Bytes, Layout, allocate, header_size, parse
 from hvdrecover.checkpoint.manifest import FileEntry, Manifest, Snapshot
-from hvdrecover.checkpoint.storage import ReadBytes, Storage, retrying
+from hvdrecover.checkpoint.storage import ReadBytes, Storage, retried
 from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.errors import (
     CheckpointError,
@@ -176,14 +176,13 @@ def read_newest(
         NoUsableCommitError: the root holds commits, and none of them verifies.
         FormatVersionError: a newer hvdrecover wrote the newest commit.
     """
-    again = retrying(clock)
     reasons: dict[str, str] = {}
     unread: StorageError | None = None
-    for commit in order(again(commits, storage)):
+    for commit in order(retried(clock, commits, storage)):
         try:
-            return again(read_commit, storage, commit, only, load)
+            return retried(clock, read_commit, storage, commit, only, load)
         except IncompleteCommitError:
-            marked = again(is_quarantined, storage, commit)
+            marked = retried(clock, is_quarantined, storage, commit)
             skipped(commit, MANIFEST_GONE if marked else _NEVER_COMPLETED, None)
         except CorruptCheckpointError as error:
             reasons[commit.name] = reason(storage, commit, error)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdrecover.checkpoint.arena import digest
-from hvdrecover.checkpoint.storage import failures, open_filesystem, retrying, storage_in
+from hvdrecover.checkpoint.storage import failures, open_filesystem, retried, storage_in
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError
 from hvdrecover.redaction import redact
@@ -91,7 +91,7 @@ class DataVersion:
                 found = _local(Path(root)) if local else _remote(filesystem, root.rstrip("/"), shown)
                 return dict(sorted(found))
 
-        files = retrying(SYSTEM_CLOCK)(attempt)
+        files = retried(SYSTEM_CLOCK, attempt)
         if not files:  # most often, nothing is mounted there
             problem = f"there are no files at '{shown}'; check the path, and that it is mounted on this host"
             raise ConfigError("data", problem)
@@ -152,10 +152,10 @@ def _local(root: Path) -> Iterator[tuple[str, FileFacts]]:
     def fail(error: OSError) -> None:
         raise error
 
-    if root.is_file():
-        yield root.name, (root.stat().st_size, _stamp(root.stat().st_mtime))
-        return
     if not root.exists():
+        return
+    if not root.is_dir():
+        yield root.name, (root.stat().st_size, _stamp(root.stat().st_mtime))
         return
     seen = {root.resolve()}
     for folder, subfolders, names in os.walk(root, followlinks=True, onerror=fail):

@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,12 +38,8 @@ from hvdrecover.version import __version__
 _PIECE = 1 << 26  # bytes in one broadcast; a multiple of every dtype's size
 _ABSENT = [0, 0, -1]  # the ballot of a rank that has made no commit
 
-Description = tuple[Entry, ...]
-
 
 class Tensor(NamedTuple):
-    """A tensor of a commit."""
-
     name: str  # with its attribute's, such as model.0.weight
     spec: TensorSpec
     data: Bytes  # writable
@@ -79,7 +75,7 @@ class GuardHook(Hook):
         return [*digest_numbers(structure.encode()), *(self._ballot(held) if compares else _ABSENT)]
 
     def prefer(self, holders: Sequence[int], table: Table) -> Sequence[int]:
-        return [holders[place] for place in _vote_of(holders, table).right]
+        return [holders[place] for place in _vote(table[holders, 2:].tolist()).right]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
         election = moment.elected
@@ -89,7 +85,7 @@ class GuardHook(Hook):
             self._compare_structures(alike=bool((table[:, :2] == table[0, :2]).all()))
             if election.newest is None or self._guard is None:
                 return None
-            found = _vote_of(election.holders, table)
+            found = _vote(table[election.holders, 2:].tolist())
             if odd := tuple(election.holders[place] for place in found.wrong):
                 follows = f"all continue with those of rank {election.root}"
                 result = Vote((election.root,), odd, found.tied)
@@ -128,9 +124,9 @@ class GuardHook(Hook):
             return False
         snapshot = memory.newest if memory.newest is not None and memory.newest.id == commit else None
         table = self._world.allgather(self._ballot(snapshot), "hvdrecover.guard.ballots")
-        ballots = [tuple(row) for row in table.tolist()]
+        ballots = table.tolist()
         result = _vote(ballots)
-        if not result.wrong or tuple(_ABSENT) in ballots or snapshot is None:
+        if not result.wrong or _ABSENT in ballots or snapshot is None:
             return False
         counts = [count for _, _, count in ballots]
         if len(set(counts)) > 1:  # for example, an optimizer has slots on some ranks only
@@ -274,7 +270,7 @@ class GuardHook(Hook):
 # -- structure -----------------------------------------------------------------------------------------------
 
 
-def _describe(guard: Guard, context: Context) -> Description:
+def _describe(guard: Guard, context: Context) -> tuple[Entry, ...]:
     """Describe a state's guard and attributes, the versions at work and the training script."""
     framework, contents = context.framework, context.contents
     versions = {**framework.versions(), "hvdrecover": __version__}
@@ -304,7 +300,7 @@ def _script() -> str:
         return "none"
 
 
-def _differences(descriptions: Sequence[Description | None], *, settings: bool) -> list[str]:
+def _differences(descriptions: Sequence[tuple[Entry, ...] | None], *, settings: bool) -> list[str]:
     """Return the differences between the ranks: a line each, the first ones only.
 
     A rank without a guard has no description. ``settings`` compares hyper-parameters as well.
@@ -329,15 +325,11 @@ def _differences(descriptions: Sequence[Description | None], *, settings: bool) 
 # -- votes, and the words for groups of ranks ----------------------------------------------------------------
 
 
-def _vote_of(holders: Sequence[int], table: Table) -> Vote:
-    """Divide the holders of the newest commit by their ballots; the result has places in ``holders``."""
-    return _vote([tuple(table[rank, 2:].tolist()) for rank in holders])
-
-
-def _vote(ballots: Sequence[Hashable]) -> Vote:
-    parties: dict[Hashable, list[int]] = {}
+def _vote(ballots: Sequence[Sequence[int]]) -> Vote:
+    """Divide ranks by their ballots; the result has places in ``ballots``."""
+    parties: dict[tuple[int, ...], list[int]] = {}
     for rank, ballot in enumerate(ballots):
-        parties.setdefault(ballot, []).append(rank)
+        parties.setdefault(tuple(ballot), []).append(rank)
     largest, *others = sorted(parties.values(), key=lambda ranks: (-len(ranks), ranks[0]))
     wrong = sorted(rank for ranks in others for rank in ranks)
     return Vote(tuple(largest), tuple(wrong), any(len(ranks) == len(largest) for ranks in others))

@@ -12,15 +12,9 @@ from dataclasses import dataclass
 from hvdrecover import error_kinds, heartbeat
 from hvdrecover.checkpoint import Checkpoint, CommitId
 from hvdrecover.checkpoint.manifest import Snapshot
-from hvdrecover.checkpoint.storage import ATTEMPTS, open_storage, retrying
+from hvdrecover.checkpoint.storage import ATTEMPTS, open_storage, retried
 from hvdrecover.checkpoint.store import BackgroundWriter, Store, load_newest
-from hvdrecover.errors import (
-    DurableAgeError,
-    FlushTimeoutError,
-    HvdrecoverError,
-    StoppedError,
-    StorageError,
-)
+from hvdrecover.errors import DurableAgeError, FlushTimeoutError, HvdrecoverError, StoppedError, StorageError
 from hvdrecover.redaction import redact
 from hvdrecover.state.hooks import Context, Hook, Moment, Table
 from hvdrecover.state.horovod import paused
@@ -146,16 +140,16 @@ class DurableSide(Hook):
 
         ``left``: start of a job to the near commit that it has left, with its host, in words.
         """
-        context, start, retry = self._context, uuid.uuid4().hex, retrying(self._context.clock)
+        context, start, clock = self._context, uuid.uuid4().hex, self._context.clock
         context.place.join(f"{context.config.job}/{start}" if context.config.job else start)
         self.retire()  # an earlier attempt may have claimed the root as another start
-        if (writer := retry(self.writer)) is None:
+        if (writer := retried(clock, self.writer)) is None:
             return 1
         again = context.config.claimed == self.root
         if left and not again:
             left = {start: f"{where} ({self.near.folder})" for start, where in left.items()}
-            retry(writer.store.claims.check_holds, left)
-        return retry(writer.store.claim_next, again=again)
+            retried(clock, writer.store.claims.check_holds, left)
+        return retried(clock, writer.store.claim_next, again=again)
 
     def read_newest(self, generation: int) -> Snapshot | None:
         """Read the newest durable commit of the root, of which this generation was claimed; None if none."""
@@ -168,13 +162,13 @@ class DurableSide(Hook):
 
     def standing(self) -> Standing:
         """Return the facts about the claimed root that decide between near and durable commits."""
-        retry, writer = retrying(self._context.clock), self.writer()
+        clock, writer = self._context.clock, self.writer()
         if writer is None:
             return Standing({}, None, 0)
         claims = writer.store.claims
-        newest = retry(writer.store.newest, self._context.config.suspects)
-        since = 0 if newest is None else retry(claims.first_of, newest.generation)
-        return Standing(retry(claims.unreplaced), newest, since)
+        newest = retried(clock, writer.store.newest, self._context.config.suspects)
+        since = 0 if newest is None else retried(clock, claims.first_of, newest.generation)
+        return Standing(retried(clock, claims.unreplaced), newest, since)
 
     def ranks_agreed(self) -> None:
         """Note that the ranks have agreed on a commit: from now on, only rank 0 writes to the root."""

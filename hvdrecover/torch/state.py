@@ -12,7 +12,6 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from hvdrecover.checkpoint import Checkpoint, CommitId
 from hvdrecover.checkpoint.inspection import chosen, written_aside
-from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.root import read_commit
 from hvdrecover.checkpoint.storage import Storage
 from hvdrecover.errors import ExportError
@@ -183,7 +182,11 @@ def to_torch(
         exported, refused = {}, {}
         for name in names:
             try:
-                exported[name] = _value_of(snapshot, name)
+                if name in snapshot.samplers:
+                    exported[name] = snapshot.samplers[name]
+                else:
+                    structure, arena = snapshot.attributes[name], snapshot.arenas.get(name)
+                    exported[name] = rebuild(TorchFramework(), structure, arena, own=False)
             except ValueError as error:
                 refused[name] = str(error)
         with aside.open("xb") as file:
@@ -198,12 +201,6 @@ def to_torch(
                 "attributes with --only",
             )
     return names
-
-
-def _value_of(snapshot: Snapshot, name: str) -> Any:
-    if name in snapshot.samplers:
-        return snapshot.samplers[name]
-    return rebuild(TorchFramework(), snapshot.attributes[name], snapshot.arenas.get(name), own=False)
 
 
 def _code_in(value: Any) -> str:

@@ -29,8 +29,6 @@ Tensors = dict[str, Any]
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of one step."""
-
     fetch: Callable[[int], Any]  # returns the batch of a virtual rank of this process; called in their order
     done: Callable[[], None]  # counts the samples as done
 

@@ -2,6 +2,8 @@ import dataclasses
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from urllib.request import proxy_bypass
 
@@ -10,6 +12,7 @@ import pytest
 from hvdrecover import config
 from hvdrecover.checkpoint import Checkpoint
 from hvdrecover.errors import ConfigError
+from hvdrecover.launch.training import EARLY
 
 
 def test_an_empty_environment_gives_the_defaults():
@@ -36,6 +39,15 @@ def test_a_relative_path_is_below_the_folder_in_which_the_process_started(
     monkeypatch.chdir(tmp_path)  # as a script does
     assert config.read({"HVDRECOVER_CHECKPOINT": given}).checkpoint == found
     assert Checkpoint(given, near="near") == Checkpoint(found, near="/start/near")
+
+
+def test_a_program_that_the_script_starts_in_another_folder_has_its_own_relative_paths(tmp_path):
+    look = "from hvdrecover import config; print(config.absolute('root'), flush=True)"
+    code = f"import os, subprocess, sys; os.mkdir('b'); os.chdir('b'); look = {look!r}"
+    environ = {**os.environ, "PYTHONPATH": str(EARLY), "HVDRECOVER_SLOT": "0,0,0,0"}
+    command = [sys.executable, "-c", f"{code}; subprocess.run([sys.executable, '-c', look]); exec(look)"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [f"{tmp_path}/b/root", f"{tmp_path}/root"]
 
 
 def test_the_variables_of_users_launchers_and_guardians_are_read():

@@ -9,11 +9,7 @@ import torch
 
 
 class File:
-    """The newest checkpoint; a kill leaves the old one or the new one.
-
-    Args:
-        folder: that holds it.
-    """
+    """The newest checkpoint; a kill leaves the old one or the new one."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "checkpoint.pt"

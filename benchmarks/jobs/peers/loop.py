@@ -26,13 +26,7 @@ def not_here(number: int) -> bool:
 
 
 class Loop:
-    """Steps of a set length, written down with how long it takes to keep each.
-
-    Args:
-        rank: gives that of this process, which a fault may change.
-        folder: where to write.
-        training: what is trained.
-    """
+    """Steps of a set length, written down with how long it takes to keep each."""
 
     def __init__(self, rank: Callable[[], int], folder: Path, training: Training) -> None:
         self._rank = rank

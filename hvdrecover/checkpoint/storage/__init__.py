@@ -206,19 +206,14 @@ def is_full(error: StorageError) -> bool:
     return getattr(error.__cause__, "errno", None) in FULL
 
 
-class retrying:  # noqa: N801
-    """Repeats a call after each `StorageError`: ``retrying(clock)(function, *arguments)``."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        for attempt in range(1, ATTEMPTS):
-            try:
-                return function(*args, **kwargs)
-            except StorageError:
-                self._clock.wait(threading.Event(), pause_before(attempt))
-        return function(*args, **kwargs)
+def retried(clock: Clock, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function; call it again after each `StorageError`, up to `ATTEMPTS` times in all."""
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return function(*args, **kwargs)
+        except StorageError:
+            clock.wait(threading.Event(), pause_before(attempt))
+    return function(*args, **kwargs)
 
 
 def pause_before(attempt: int) -> float:

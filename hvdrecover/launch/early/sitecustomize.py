@@ -57,7 +57,8 @@ def _begin() -> None:
         os.environ.pop("PYTHONPATH", None)
     if slot := os.environ.get("HVDRECOVER_SLOT"):
         try:  # noqa: SIM105  contextlib takes milliseconds, too
-            os.environ["HVDRECOVER_STARTED_IN"] = os.getcwd()  # noqa: PTH109
+            # For `hvdrecover.config`. No variable: programs that the script starts would get it, too.
+            sys.hvdrecover_started_in = os.getcwd()  # type: ignore[attr-defined]  # noqa: PTH109
         except OSError:  # the working directory was deleted
             pass
         _report_errors(int(slot.split(",")[2]))

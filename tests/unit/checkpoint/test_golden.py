@@ -24,14 +24,17 @@ def loaded(tmp_path):
     return load_newest(make_store(LocalStorage(tmp_path / "root")))
 
 
-def test_its_claim(tmp_path):
+def test_its_claim_and_a_job_that_continues_from_it(tmp_path):
     shutil.copytree(FORMAT_1, tmp_path / "root")
-    store = make_store(LocalStorage(tmp_path / "root"))
+    store = make_store(LocalStorage(tmp_path / "root"), job="new")
     claim = store.claims.read(1)
     assert (claim.first, claim.after, claim.acknowledged, claim.start) == (1, 0, True, claim.job)
     with pytest.raises(FencedError, match=f"{claim.job[:8]} on {claim.host}"):
         store.claims.check(1)
     assert store.claim_next() == golden.ID.generation + 1
+    later = dataclasses.replace(golden.snapshot(), id=CommitId(2, 121))
+    store.write(later, rank=0)
+    assert load_newest(store).id == later.id
 
 
 def test_its_facts_and_tensors(loaded):
@@ -58,15 +61,6 @@ def test_its_sample_cursor(loaded):
     order = SampleOrder(1000, seed=7)
     order.load_state_dict(loaded.state["samplers"]["sampler"])
     assert (order.epoch, order.done) == (2, 64)
-
-
-def test_it_can_be_gone_on_from(tmp_path):
-    shutil.copytree(FORMAT_1, tmp_path / "root")
-    store = make_store(LocalStorage(tmp_path / "root"), job="new")
-    assert store.claim_next() == 2
-    later = dataclasses.replace(golden.snapshot(), id=CommitId(2, 121))
-    store.write(later, rank=0)
-    assert load_newest(store).id == later.id
 
 
 def test_todays_writer_still_writes_the_same_tensor_files(tmp_path):

@@ -106,16 +106,13 @@ def test_what_was_sealed_is_a_commit_of_the_usual_format(process: Process) -> No
     assert values(snapshot) == {2.0} and snapshot.state["attributes"]["step"] == 2
 
 
-def test_a_small_first_commit_waits_for_its_memory(process: Process) -> None:
-    assert process.commit(1) is not None
-    assert process.names() == ["g0002-c00000001"]
-
-
-def test_a_large_first_commit_does_not_wait_for_memory(
-    process: Process, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("small", [True, False])
+def test_only_a_small_first_commit_waits_for_its_memory(
+    process: Process, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
-    monkeypatch.setattr(near_tier, "_SMALL", 0)
-    assert process.tier.acquire({"model": layout()}, set()) is None
+    if not small:
+        monkeypatch.setattr(near_tier, "_SMALL", 0)
+    assert (process.tier.acquire({"model": layout()}, set()) is not None) == small
     process.settle()
     assert process.tier.acquire({"model": layout()}, set()) is not None
 

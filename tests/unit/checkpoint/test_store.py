@@ -240,15 +240,17 @@ def test_a_full_disk_gets_back_what_a_killed_process_has_left(disk):
 # -- retention -----------------------------------------------------------------------------------------
 
 
-def test_quarantined_commits_are_neither_deleted_nor_counted(root):
-    write_all(make_store(root, keep=9), *(make_snapshot(1, commit) for commit in (1, 2, 3)))
-    root.publish(f"g0001-c00000003/{QUARANTINE}", b"{}")
+def test_commits_that_are_quarantined_broken_or_of_a_newer_format_are_neither_deleted_nor_counted(root):
+    write_all(make_store(root, keep=9), *(make_snapshot(1, commit) for commit in (1, 2, 3, 4)))
+    root.publish(f"g0001-c00000004/{QUARANTINE}", b"{}")
+    root.publish(f"g0001-c00000003/{FILE_NAME}", b"broken")
+    root.publish(f"g0001-c00000002/{FILE_NAME}", b'{"format": 99}')
     store = make_store(root, keep=2)
     store.claim_next()
-    write_all(store, make_snapshot(2, 4))
-    assert commits(store.storage) == [CommitId(2, 4), CommitId(1, 3), CommitId(1, 2)]
-    write_all(store, make_snapshot(2, 5), make_snapshot(2, 6))
-    assert commits(store.storage) == [CommitId(2, 6), CommitId(2, 5), CommitId(1, 3)]
+    write_all(store, make_snapshot(2, 5))
+    assert [commit.commit for commit in commits(root)] == [5, 4, 3, 2, 1]
+    write_all(store, make_snapshot(2, 6), make_snapshot(2, 7))
+    assert [commit.commit for commit in commits(root)] == [7, 6, 4, 3, 2]
 
 
 def with_loss(commit, loss):
@@ -265,17 +267,6 @@ def test_all_rules_are_followed(root):
         clock.advance(10.0)
         write_all(store, with_loss(commit, abs(commit - 17) + 0.5))
     assert [commit.commit for commit in commits(root)] == [30, 29, 28, 20, 17, 10, 1]
-
-
-def test_a_commit_whose_manifest_is_broken_is_left_to_the_user_and_not_counted(root):
-    write_all(make_store(root), *(make_snapshot(1, commit) for commit in (1, 2, 3)))
-    root.publish(f"g0001-c00000003/{FILE_NAME}", b"broken")
-    root.publish(f"g0001-c00000002/{FILE_NAME}", b'{"format": 99}')
-    store = make_store(root, keep=2)
-    write_all(store, make_snapshot(2, 4))
-    assert [commit.commit for commit in commits(root)] == [4, 3, 2, 1]
-    write_all(store, make_snapshot(2, 5))
-    assert [commit.commit for commit in commits(root)] == [5, 4, 3, 2]
 
 
 def test_a_manifest_that_cannot_be_read_for_a_while_does_not_stop_the_rest(root):

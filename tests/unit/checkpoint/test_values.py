@@ -251,18 +251,6 @@ def test_the_path_leads_to_the_culprit(value, path):
     assert caught.value.path == f"state.history{path}"
 
 
-def test_a_leaf_encodes_what_it_knows_and_resolve_brings_it_back():
-    def leaf(value, path):
-        return {"$custom": path} if isinstance(value, Custom) else NotImplemented
-
-    encoded = encode({"a": [Custom()], "b": 1}, "state.x", leaf)
-    assert encoded == {"a": [{"$custom": "state.x['a'][0]"}], "b": 1}
-    assert decode(encoded, lambda tag, payload: (tag, payload)) == {
-        "a": [("$custom", "state.x['a'][0]")],
-        "b": 1,
-    }
-
-
 HERE, GOLDEN = __name__, golden.__name__
 HOSTILE = [
     {"$float": "one"},
