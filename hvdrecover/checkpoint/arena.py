@@ -15,7 +15,7 @@ import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -366,9 +366,7 @@ def _packed(spans: Sequence[Span]) -> bytes:
 # xxh3-128 finds damage. It does not protect against somebody who can write to the root.
 
 
-def digest(data: Any) -> str:
-    """Return the digest of bytes or of a buffer, in hexadecimal."""
-    return xxhash.xxh3_128_hexdigest(data)
+digest: Callable[[Any], str] = xxhash.xxh3_128_hexdigest  # of bytes or of a buffer
 
 
 def digest_numbers(*data: Any) -> tuple[int, int]:

@@ -221,7 +221,7 @@ def _note_start(hvd: Any) -> None:
         if result:
             heartbeat.initialised(library.horovod_rank())
         elif _REMOVED in _failure(hvd):
-            heartbeat.removed()
+            heartbeat.enter(heartbeat.Phase.REMOVED)
         return result
 
     def note(self: HorovodInternalError, *args: Any) -> None:

@@ -16,7 +16,7 @@ from hvdrecover.errors import ConfigError
 from hvdrecover.guard.numbers import Judge, Missing
 from hvdrecover.state.adapter import Entry
 from hvdrecover.torch.optimizers import names_of, parameters_of
-from hvdrecover.torch.stepping import averages, is_adasum, steps_of
+from hvdrecover.torch.stepping import WIDE, averages, is_adasum, steps_of
 
 try:
     from hvdrecover.torch._finite import are_finite as _compiled
@@ -107,7 +107,6 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _LARGE = 1 << 14  # elements; a second look at fewer costs next to nothing
-_WIDE = (torch.float32, torch.float64)
 
 
 class GradientWatch:
@@ -150,7 +149,7 @@ class GradientWatch:
         return (
             parameter.numel() > _LARGE
             and self._marks
-            and parameter.dtype in _WIDE
+            and parameter.dtype in WIDE
             and parameter.is_cpu
             and not gradient.is_sparse
         )

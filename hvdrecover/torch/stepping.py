@@ -42,7 +42,7 @@ from hvdrecover.torch.optimizers import by_name, parameters_of, plain
 
 Listeners = list[Callable[[], object]]
 
-_WIDE = (torch.float32, torch.float64)
+WIDE = (torch.float32, torch.float64)
 _NO_NAME = "allreduce.noname."  # Horovod's, before the places of group and parameter
 
 _horovods_synchronize = _DistributedOptimizer.synchronize
@@ -154,7 +154,7 @@ def _report_times(optimizer: Any, scalars: Scalars, norms: dict[str, torch.Tenso
         scalars.arrived()
         gradients = [each.grad for each in parameters_of(optimizer) if each.grad is not None]
         # One fused call takes all dense gradients whose squares cannot overflow.
-        parts = [each if each.dtype in _WIDE and not each.is_sparse else _norm(each) for each in gradients]
+        parts = [each if each.dtype in WIDE and not each.is_sparse else _norm(each) for each in gradients]
         if parts:
             norms[tag] = torch.nn.utils.get_total_norm(parts)
 
@@ -169,7 +169,7 @@ def _report_times(optimizer: Any, scalars: Scalars, norms: dict[str, torch.Tenso
 
 def _norm(gradient: torch.Tensor) -> torch.Tensor:
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
-    wide = None if values.dtype in _WIDE else torch.float32
+    wide = None if values.dtype in WIDE else torch.float32
     return torch.linalg.vector_norm(values, dtype=wide)  # type: ignore[no-any-return]
 
 

@@ -269,12 +269,11 @@ def outside(tmp_path):
     """A folder that is none of ours, and looks like a commit."""
     folder = tmp_path / "outside"
     folder.mkdir()
-    for name in (FILE_NAME, "model.safetensors", "QUARANTINE.json", "g0001.json"):
-        (folder / name).write_bytes(b"theirs")
+    theirs = dict.fromkeys((FILE_NAME, "model.safetensors", "QUARANTINE.json", "g0001.json"), b"theirs")
+    for name, data in theirs.items():
+        (folder / name).write_bytes(data)
     yield folder
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == dict.fromkeys(
-        (FILE_NAME, "model.safetensors", "QUARANTINE.json", "g0001.json"), b"theirs"
-    )
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == theirs
 
 
 def test_a_commit_folder_that_is_a_link_is_not_written_or_deleted_through(tmp_path, outside):

@@ -34,11 +34,6 @@ def fields_of(manifest=EXAMPLE):
     return fields
 
 
-def test_a_manifest_comes_back():
-    assert read(manifests.dumps(EXAMPLE)) == EXAMPLE
-    assert read(manifests.dumps(EXAMPLE)).id == HERE
-
-
 def test_a_state_that_no_reader_would_take_is_not_written(monkeypatch):
     nbytes = len(manifests.dumps(EXAMPLE))
     monkeypatch.setattr(manifests, "MAX_BYTES", nbytes + 100)

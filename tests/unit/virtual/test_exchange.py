@@ -23,11 +23,7 @@ def partitions(size):
 
 
 class Collectives:
-    """Horovod's collectives among threads; two float32 are added up as numpy does.
-
-    Args:
-        world: the process's place in a fake job.
-    """
+    """Horovod's collectives among threads; two float32 are added up as numpy does."""
 
     exact = (np.float32,)
 
