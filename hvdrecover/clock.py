@@ -44,11 +44,7 @@ class Bounded:
         self._lock = threading.Lock()
 
     def __call__(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Make a call; return its result, or raise its exception.
-
-        Raises:
-            TimeoutError: the call, or one before it, is late.
-        """
+        """Make a call; raise `TimeoutError` if it, or one before it, is late."""
         result: Future[T] = Future()
 
         def call() -> None:

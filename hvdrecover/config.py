@@ -144,7 +144,6 @@ class Setting:
     """The declaration of one setting of the users."""
 
     name: str  # the field of `Config`
-    default: Any
     parse: Callable[[str], Any]  # makes the value of a text
     value: str  # stands for the value in help texts; empty for a switch, which is 1 or 0
     help: str
@@ -259,18 +258,11 @@ class Config:
         return self.local_rank in (None, 0)
 
 
-SETTINGS = tuple(
-    Setting(each.name, each.default, **each.metadata) for each in fields(Config) if each.metadata
-)
-"""The users' settings."""
+SETTINGS = tuple(Setting(each.name, **each.metadata) for each in fields(Config) if each.metadata)
 
 
 def read(environ: Mapping[str, str] | None = None) -> Config:
-    """Read the settings of this process.
-
-    Raises:
-        ConfigError: a variable has an invalid value.
-    """
+    """Read the settings of this process; a variable with an invalid value is a `ConfigError`."""
     env = os.environ if environ is None else environ
     found: dict[str, Any] = {}
     for setting in SETTINGS:
@@ -333,11 +325,7 @@ def _supervisor(env: Mapping[str, str]) -> tuple[str, int, str] | None:
 
 
 def cache(environ: Mapping[str, str]) -> Path:
-    """Return the user's cache folder.
-
-    Raises:
-        ConfigError: the user has no home.
-    """
+    """Return the user's cache folder; without a home, raise `ConfigError`."""
     home = environ.get("XDG_CACHE_HOME", "")
     if Path(home).is_absolute():
         return Path(home) / "hvdrecover"

@@ -239,18 +239,17 @@ def whole(value: Any) -> int | None:
 
 
 class Follower:
-    """Reads a record, a folder or its file, while it is being written. It need not exist yet."""
+    """Reads a record, a folder or its file, while it is being written. It need not exist yet.
+
+    A file that cannot be read, or has another schema, is a `ConfigError`.
+    """
 
     def __init__(self, place: Path) -> None:
         self._path = place if place.suffix == ".jsonl" else place / FILE
         self._offset = 0
 
     def look(self) -> list[Event]:
-        """Return the events that were appended since the last look; a line that is incomplete is left.
-
-        Raises:
-            ConfigError: the file cannot be read, or is of another version.
-        """
+        """Return the events that were appended since the last look; a line that is incomplete is left."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -285,11 +284,7 @@ class Follower:
 
 
 def read(place: Path) -> list[Event]:
-    """Return the events of a run in order of time; events of one process are in their own order.
-
-    Raises:
-        ConfigError: the record is missing, cannot be read, or has another schema.
-    """
+    """Return the events of a run in order of time; events of one process are in their own order."""
     events = Follower(place).look()
     if not events:
         problem = f"'{place}' holds no events: {FILE} is missing or empty; name the folder of a run"
@@ -298,11 +293,7 @@ def read(place: Path) -> list[Event]:
 
 
 def locate(folder: Path | None, configured: Path | None, runs: Path = RUNS) -> Path:
-    """Return the folder of the run to report on: the user's, the configured one, or the newest of ``runs``.
-
-    Raises:
-        ConfigError: the folder, or any run, is missing.
-    """
+    """Return the run to report on: the user's, the configured one, or the newest below ``runs``."""
     for name, wanted in (("FOLDER", folder), ("HVDRECOVER_EVENTS", configured)):
         if wanted is not None:
             if not wanted.is_dir():

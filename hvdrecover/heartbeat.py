@@ -224,11 +224,6 @@ def initialised(rank: int) -> None:
         enter(Phase.PLAIN)
 
 
-def removed() -> None:
-    """Note that ``hvd.init()`` has failed because the job has removed this host."""
-    enter(Phase.REMOVED)
-
-
 def training_begins(*, in_run: bool) -> None:
     """Note a call of ``state.resume()``, or of a function decorated by `run`."""
     page.in_run |= in_run

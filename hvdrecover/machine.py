@@ -1,7 +1,4 @@
-"""The machine that a process runs on: its versions and addresses, its memory, and its processes.
-
-No framework is imported.
-"""
+"""The machine that a process runs on: its versions and addresses, its memory, and its processes."""
 
 from __future__ import annotations
 

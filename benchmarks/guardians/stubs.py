@@ -11,14 +11,16 @@ import os
 import selectors
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 from benchmarks.measure import cpu_time
 from hvdrecover import config
 from hvdrecover.launch import link, processes
 from hvdrecover.launch.link import Link
 
+_LAUNCHER = "hvdrecover.launch.horovodrun"  # which the supervisor starts
 _EVERY = 5.0  # seconds between reports of each guardian
 _PATIENCE = 60.0
 _PAUSE = 0.2  # seconds between faults, so that each finds a supervisor at its usual work
@@ -27,13 +29,14 @@ _PAUSE = 0.2  # seconds between faults, so that each finds a supervisor at its u
 def main(count: int, seconds: float, faults: int, result: Path) -> None:
     """Measure, and write down what was found."""
     processes.allow_open_files()
-    supervisor = next(iter(_ancestors("hvdrecover.launch.horovodrun")))
+    launchers = [each for each in psutil.Process().parents() if _LAUNCHER in each.cmdline()[:3]]
+    supervisor = launchers[-1].ppid()
     began = time.monotonic()
     stubs = Stubs(count)
     stubs.await_orders("know")
     found: dict[str, object] = {"coming": [time.monotonic() - began]}
     found["cpu"] = [_cpu(supervisor, stubs, seconds)]
-    found["reaction"] = [stubs.react("where", stubs.stall) for _ in range(faults)]
+    found["reaction"] = [stubs.react("stacks", stubs.stall) for _ in range(faults)]
     found["end"] = [stubs.react("stop", stubs.fail)]
     result.write_text(json.dumps(found))
 
@@ -85,7 +88,7 @@ class Stubs:
 
     def stall(self) -> None:
         """Tell that a rank is waited for; the supervisor asks all where it is."""
-        self._links[0].send(kind="stalled", missing={"1": ["gradient"]}, seconds=10.0)
+        self._links[0].send(kind="stalled", ranks=[1])
 
     def fail(self) -> None:
         """Tell of a fault that ends this start of the job."""
@@ -99,6 +102,7 @@ class Stubs:
             point=[1, 0],
             end="apart",
             final=True,
+            unprinted=False,
         )
 
 
@@ -107,16 +111,6 @@ def _cpu(supervisor: int, stubs: Stubs, seconds: float) -> float:
     before, began = cpu_time(supervisor), time.monotonic()
     stubs.train(seconds)
     return (cpu_time(supervisor) - before) / (time.monotonic() - began)
-
-
-def _ancestors(module: str) -> Sequence[int]:
-    """The processes that have started one that runs a module, which is an ancestor of this one."""
-    process, found = os.getpid(), []
-    while process > 1:
-        process, child = processes.parent(process), process
-        if module in processes.command(child)[:3]:
-            found.append(process)
-    return found
 
 
 if __name__ == "__main__":

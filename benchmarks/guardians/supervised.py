@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 from hvdrecover import config
+from hvdrecover.launch import supervisor
 from hvdrecover.launch.horovodrun import Options
-from hvdrecover.launch.supervisor import Settings, Supervisor
 
 
 def main(folder: Path, arguments: list[str]) -> int:
     """Supervise a job of one worker, which is all the stub guardians."""
     worker = (sys.executable, "-m", "benchmarks.guardians.stubs")
-    settings = Settings(Options(1), worker, {}, folder, max_restarts=0)
-    return Supervisor(arguments, settings, config.read()).run()
+    settings = replace(config.read(), events=folder, max_restarts=0)
+    with mock.patch.object(supervisor, "WORKER", worker):
+        return supervisor.Supervisor(arguments, Options(1), {}, settings).run()
 
 
 if __name__ == "__main__":

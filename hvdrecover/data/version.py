@@ -152,10 +152,10 @@ def _local(root: Path) -> Iterator[tuple[str, FileFacts]]:
     def fail(error: OSError) -> None:
         raise error
 
-    if root.is_file():
-        yield root.name, (root.stat().st_size, _stamp(root.stat().st_mtime))
-        return
     if not root.exists():
+        return
+    if not root.is_dir():
+        yield root.name, (root.stat().st_size, _stamp(root.stat().st_mtime))
         return
     seen = {root.resolve()}
     for folder, subfolders, names in os.walk(root, followlinks=True, onerror=fail):

@@ -61,11 +61,11 @@ class Witness(Hook):
 
     def agreed(self, agreement: Agreement) -> None:
         """Record a commit to resume from; store an initial state, so that other runs can begin with it."""
-        snapshot, source = agreement.snapshot, agreement.source
-        if source == "initial" and self._world.rank() == 0:
+        snapshot = agreement.snapshot
+        if agreement.source == "initial" and self._world.rank() == 0:
             self._store(snapshot)
         self._stand_at(snapshot)
-        self._write("agreed", source=source)
+        self._write("agreed")
 
     def step_begins(self) -> None:
         self._steps += 1
@@ -171,9 +171,7 @@ class Line:
     size: int
     generation: int  # of the last commit before the line
     commit: int
-    # agreed: where the commit came from. step: its number since the commit.
-    source: str = ""
-    number: int = 0
+    number: int = 0  # of a step, since the commit
     # batch: the samples of all ranks together, and the place in the epoch's order.
     sampler: str = ""
     epoch: int = 0

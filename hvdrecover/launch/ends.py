@@ -398,7 +398,7 @@ def outcome(
     used = 0 if last.point > farthest and not last.over else without_progress
     suspect, fault = suspected(attempts), ending(attempts)
     why, traceback = reason(last), ""
-    end = _end_in(fault or {})
+    end = BY_NAME.get(fault.get("end", "")) if fault else None
     if fault and end and (end.repair == "end" or (end.repair == "in place" and not suspect)):
         if used >= max_restarts or end.name in _FOR_GOOD or not _may_need_no_repair(fault, attempts):
             return _ended(fault, end)
@@ -517,14 +517,9 @@ def _is_of_others(fault: Fault) -> bool:
     return bool(fault.get("heard")) or fault.get("end") == "rendezvous" or of_horovod
 
 
-def _end_in(fault: Fault) -> End | None:
-    return BY_NAME.get(fault.get("end", ""))
-
-
 def _is_ending(fault: Fault, attempts: Sequence[Attempt]) -> bool:
-    end = _end_in(fault)
-    if end is None or end.name != "script_error":
-        return end is not None and end.repair in ("job", "end")
+    if (name := fault.get("end", "")) != "script_error":
+        return name in BY_NAME and BY_NAME[name].repair in ("job", "end")
     if fault.get("again") or _came_earlier(fault, attempts):
         return True
     before = takewhile(lambda each: each is not fault, attempts[-1].errors)

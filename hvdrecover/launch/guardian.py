@@ -467,26 +467,23 @@ class Guardian:
         silent = reading.phase == Phase.UNKNOWN or self._training.returncode is not None
         if silent or not (text := self._training.stacks()):
             return ""
-        where = place_in(text)
-        message, file = f"{self._name(reading)} is at {where}", self._save_stacks(text)
-        self._report("stacks", message, reading.rank, summary=where, file=file)
-        return f"at {where}" if where else ""
-
-    def _save_stacks(self, text: str) -> str | None:
         assert self._config.events is not None  # the supervisor sets it
         file = self._config.events / f"stacks-{self._config.host}-{self._training.pid}.txt"
+        where, saved = place_in(text), None
         try:
             self._disk(_append, file, text)
-            return str(file)
+            saved = str(file)
         except OSError as error:
             logger.warning("stacks: %s", error)
-            return None
+        message = f"{self._name(reading)} is at {where}"
+        self._report("stacks", message, reading.rank, summary=where, file=saved)
+        return f"at {where}" if where else ""
 
 
 def _append(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a") as output:
-        output.write(text)
+    file.parent.mkdir(parents=True, exist_ok=True)  # no deadline: callers bound it
+    with file.open("a") as output:  # no deadline: callers bound it
+        output.write(text)  # no deadline: callers bound it
 
 
 def stall_in_words(missing: Mapping[int, Sequence[str]], seconds: float) -> str:

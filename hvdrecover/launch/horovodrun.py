@@ -31,7 +31,7 @@ from hvdrecover import config
 from hvdrecover.discovery import lists
 from hvdrecover.discovery.sources import Host, output_of
 from hvdrecover.errors import ConfigError, DiscoveryError, HostListError, LaunchError
-from hvdrecover.events import Events, recorded, show_on_terminal
+from hvdrecover.events import recorded, show_on_terminal
 from hvdrecover.launch import ends, output, processes, ssh, waits
 from hvdrecover.machine import is_local, source_towards
 
@@ -183,7 +183,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _left_to_supervisor)
     _leave_to_guardians()
     launch = importlib.import_module("horovod.runner.launch")
-    report = functools.partial(_report_output, recorded(read, seconds=waits.DISK))
+    events = recorded(read, seconds=waits.DISK)
+
+    def report(name: str, problem: str) -> None:
+        message = f"{name} can't be written: {problem}. The job continues; its output may be lost"
+        events.emit("output", message, level=logging.WARNING, stream=name, problem=problem)
+
     _forward_always(report)
     with output.unblocked("stdout", "stderr", report=report):
         show_on_terminal(read)
@@ -217,11 +222,6 @@ def _write_and_exit(code: int) -> None:
         if isinstance(stream, output.Outlet):
             stream.drain()
     os._exit(code)
-
-
-def _report_output(events: Events, name: str, problem: str) -> None:
-    message = f"{name} can't be written: {problem}. The job continues; its output may be lost"
-    events.emit("output", message, level=logging.WARNING, stream=name, problem=problem)
 
 
 def _leave_to_guardians() -> None:

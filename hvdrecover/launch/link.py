@@ -61,7 +61,8 @@ class Link:
     def send(self, **message: Any) -> None:
         """Send a message. If the other end is gone, close the link, and raise nothing."""
         try:
-            self._connection.sendall(json.dumps(message, default=str).encode() + b"\n")
+            line = json.dumps(message, default=str).encode() + b"\n"
+            self._connection.sendall(line)  # no deadline: the socket has a timeout
         except OSError:
             self.close()
 
@@ -75,7 +76,7 @@ class Link:
     def receive(self) -> list[Message]:
         """Return the messages that have arrived, without invalid ones; call it when there is input."""
         try:
-            data = self._connection.recv(1 << 18)
+            data = self._connection.recv(1 << 18)  # no deadline: the socket has a timeout
         except BlockingIOError:
             return []
         except OSError:
@@ -83,18 +84,24 @@ class Link:
         if not data:
             self.close()
         self.received += len(data)
-        *lines, self._pending = (self._pending + data).split(b"\n")
-        messages = []
-        for line in lines:
-            with contextlib.suppress(ValueError, RecursionError):  # a stranger may send anything
-                messages.append(json.loads(line))
-        return [message for message in messages if isinstance(message, dict)]
+        messages, self._pending = decoded(self._pending + data)
+        return messages
 
     def close(self) -> None:
         self.is_open = False
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
+
+
+def decoded(data: bytes) -> tuple[list[Message], bytes]:
+    """Return the messages in whole lines, without invalid ones, and the beginning of the next line."""
+    *lines, rest = data.split(b"\n")
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):  # anyone may have written it
+            found.append(json.loads(line))
+    return [each for each in found if isinstance(each, dict)], rest
 
 
 def connect(host: str, port: int, token: str, **facts: Any) -> Link:
@@ -187,7 +194,7 @@ class Guardians:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, _ = self._listener.accept()  # no deadline: it does not block
             new = Link(connection, patience=0.0)
         except (BlockingIOError, ConnectionAbortedError):  # the other side has closed it already
             return

@@ -93,12 +93,12 @@ class Outlet(io.TextIOBase):
     def _pump(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._held)
+                self._changed.wait_for(lambda: self._held)  # no deadline: in a daemon thread
                 piece = bytes(self._held[:_PIECE])
             piece = piece[: piece.rfind(b"\n") + 1] or piece
             problem, written = "", 0
             try:
-                written = os.write(self._descriptor, piece)
+                written = os.write(self._descriptor, piece)  # no deadline: in a daemon thread
             except OSError as error:
                 problem = error.strerror or str(error)
             with self._changed:
@@ -123,7 +123,8 @@ class _File(Outlet):
 
 
 def append(path: str, report: Report) -> Outlet:
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666)  # no deadline: at the start of the job
     return _File(descriptor, path, report)
 
 
@@ -137,7 +138,7 @@ def unblocked(*names: str, report: Report | None = None) -> Iterator[None]:
     for name in names:
         stream = getattr(sys, name)
         try:
-            stream.flush()
+            stream.flush()  # no deadline: at the start of the job
             outlet = Outlet(stream.fileno(), name, report, stream.encoding)
         except (AttributeError, OSError, ValueError):
             continue

@@ -44,10 +44,10 @@ class Supervised:
 def announce(folder: Path, supervised: Supervised) -> Path:
     """Write the file of a supervisor; return its path."""
     path = folder / f"{_PREFIX}{supervised.host}-{supervised.pid}.json"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)  # no deadline: callers bound it
     fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(asdict(supervised)))
-    fresh.replace(path)
+    fresh.write_text(json.dumps(asdict(supervised)))  # no deadline: callers bound it
+    fresh.replace(path)  # no deadline: callers bound it
     return path
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from hvdrecover.launch import waits
 
 _PR_SET_PDEATHSIG = 1
+_TRACKER = "multiprocessing.resource_tracker"  # in its command
 _TIDYING = 5.0  # seconds
 _OPEN_FILES = 1 << 16  # enough for any job; not more, as some programs loop over all possible descriptors
 _SHORTEST_LOOK, _LONGEST_LOOK = 0.01, 0.5  # seconds between checks of killed processes
@@ -87,7 +88,7 @@ def start(
         if os.getppid() != parent:  # the parent has died in between
             os._exit(1)
 
-    return Child(
+    return Child(  # no deadline: until the program runs; the supervisor's SIGKILL ends a guardian
         list(command),
         env=dict(environ),
         pass_fds=tuple(hand_down),
@@ -163,10 +164,6 @@ def _lives(process: Any) -> bool:
     return process.is_running() and _state(process.pid) not in ("", "Z", "X")
 
 
-def _is_tracker(process: int) -> bool:
-    return any("multiprocessing.resource_tracker" in word for word in command(process))
-
-
 def kill_marked(
     mark: str,
     patience: float = waits.ALL_KILLED,
@@ -188,7 +185,7 @@ def kill_marked(
         # The environment is read once: it is gone before the process, and reading it may block on a bad disk.
         found = {process: tracks for process, tracks in found.items() if _lives(process)}
         fresh = _marked(mark, {process.pid for process in found})
-        found |= {process: _is_tracker(process.pid) for process in fresh}
+        found |= {process: _TRACKER in " ".join(command(process.pid)) for process in fresh}
         waited = time.monotonic() - began
         for process, tracks in found.items():
             if waited > _TIDYING or not tracks:

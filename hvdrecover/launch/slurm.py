@@ -148,7 +148,7 @@ def leave_heir(environ: Mapping[str, str], host: str) -> None:
     if of_environment(environ, SYSTEM_CLOCK) is None or host == environ.get("SLURMD_NODENAME"):
         return
     words, nothing = [sys.executable, "-m", __name__], subprocess.DEVNULL
-    subprocess.Popen(
+    subprocess.Popen(  # no deadline: the last act of a guardian
         words, env=dict(environ), stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
     )
 

@@ -67,11 +67,11 @@ def kept_alive(config: Config, folder: Path) -> str:
     else:
         return path
     script = folder.absolute() / "bin" / "ssh"
-    script.parent.mkdir(parents=True, exist_ok=True)
+    script.parent.mkdir(parents=True, exist_ok=True)  # no deadline: at the start of the job
     fresh = script.with_name(f"ssh.{os.getpid()}")
-    fresh.write_text(text)
+    fresh.write_text(text)  # no deadline: at the start of the job
     fresh.chmod(0o755)
-    fresh.replace(script)
+    fresh.replace(script)  # no deadline: at the start of the job
     return os.pathsep.join([os.fspath(script.parent), path])
 
 
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str]) -> None:
     *words, command = arguments
     given = os.memfd_create("hvdrecover-environment")
     with os.fdopen(os.dup(given), "w", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(script(command, config.environment()))
+        file.write(script(command, config.environment()))  # no deadline: a file in memory
     os.lseek(given, 0, os.SEEK_SET)
     os.dup2(given, 0)
     os.execv(words[0], [*words, "exec /bin/sh -s"])

@@ -188,7 +188,11 @@ class Supervisor:
             attempt.code = 1 if attempt.over or ends.ending(self._attempts) else driver.poll() or 0
             if attempt.code < 0:
                 self._report_fault("launcher_lost", f"horovodrun was killed by signal {-attempt.code}")
-            self._end_attempt()
+            deadline = self._clock.monotonic() + waits.LAST_WORDS
+            self._guardians.order(order="stop")
+            while len(self._guardians) and self._clock.monotonic() < deadline:
+                self._serve(0.1)  # for last messages
+            self._guardians.dismiss()
         finally:
             driver.kill()
             left = processes.kill_marked(
@@ -294,20 +298,12 @@ class Supervisor:
             self._left_at = now
         return now - self._left_at > waits.LINGERING
 
-    def _end_attempt(self) -> None:
-        """Receive guardians' last messages, and end those that are left, on all hosts."""
-        deadline = self._clock.monotonic() + waits.LAST_WORDS
-        self._guardians.order(order="stop")
-        while len(self._guardians) and self._clock.monotonic() < deadline:
-            self._serve(0.1)
-        self._guardians.dismiss()
-
     # -- signals ---------------------------------------------------------------------------------------
 
     def _serve(self, seconds: float) -> None:
         for number in self._waking.wait(seconds):
             self._handle_signal(number)
-        self._record.flush()
+        self._record.flush()  # no deadline: the record bounds it
         needed = self._config.grace + _MARGIN + _REQUEUE
         trains = self._state is JobState.TRAINING
         if trains and self._slurm is not None and (detail := self._slurm.ends_within(needed)):

@@ -36,6 +36,7 @@ from typing import Any
 from hvdrecover import config, heartbeat, stand_in
 from hvdrecover.heartbeat import Page, Phase, Reading
 from hvdrecover.launch import processes, waits
+from hvdrecover.launch.link import decoded
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +59,7 @@ class PythonCommand:
 
     interpreter: tuple[str, ...]  # the interpreter with its own options
     module: bool  # whether the program is a module (``-m``), else it is a file
-    program: str  # the module or file
-    arguments: tuple[str, ...]  # the program's arguments
+    words: tuple[str, ...]  # the module or file, and its arguments
 
 
 def parse(command: Sequence[str]) -> PythonCommand | None:
@@ -71,8 +71,7 @@ def parse(command: Sequence[str]) -> PythonCommand | None:
         word = command[place]
         module = word == "-m" and place + 1 < len(command)
         if module or not word.startswith("-"):
-            program, *arguments = command[place + module :]
-            return PythonCommand(tuple(command[:place]), module, program, tuple(arguments))
+            return PythonCommand(tuple(command[:place]), module, tuple(command[place + module :]))
         flags = _FLAGS.fullmatch(word)
         if word in ("-", "--") or (flags and flags["last"] in "cm"):
             return None
@@ -157,12 +156,8 @@ class Training:
         with contextlib.suppress(BlockingIOError):
             while new := os.read(self._events, _PIPE):
                 data += new
-        *lines, self._unread = data.split(b"\n")
-        found = []
-        for line in lines:
-            with contextlib.suppress(ValueError):  # children of the process may write there, too
-                found.append(json.loads(line))
-        return [each for each in found if isinstance(each, dict)]
+        found, self._unread = decoded(data)  # children of the process may write there, too
+        return found
 
     def stalled(self) -> dict[int, list[str]]:
         """Return which tensors wait for which ranks, if Horovod has reported that since the last call.
@@ -275,12 +270,11 @@ class Readiness:
 
 
 def start_standby(command: PythonCommand, modules: Sequence[str], environ: Mapping[str, str]) -> Training:
-    program = [command.module, command.program, *command.arguments]
     # In a memory file: a pipe would take only 64 KiB before the standby reads.
     orders = os.memfd_create("hvdrecover-orders")
     try:
-        with open(orders, "w", closefd=False) as file:
-            json.dump({"modules": list(modules), "program": program}, file)
+        with open(orders, "w", closefd=False) as file:  # no deadline: a file in memory
+            json.dump({"modules": list(modules), "module": command.module, "words": command.words}, file)
         os.lseek(orders, 0, os.SEEK_SET)
         words = [*command.interpreter, "-m", __name__, "standby", str(orders)]
         return Training(words, environ, rejoins=True, stdin=subprocess.PIPE, hand_down=[orders])
@@ -294,9 +288,9 @@ def wake(standby: Training, environ: Mapping[str, str]) -> bool:
     assert stdin is not None
     standby.page.touch()
     try:
-        # Does not block: the pipe has room, as this line is the only input that a standby ever gets.
-        stdin.write(f"{json.dumps(dict(environ))}\n".encode())
-        stdin.flush()
+        # The pipe takes 64 KiB without a reader, and this line is the only input that a standby ever gets.
+        stdin.write(f"{json.dumps(dict(environ))}\n".encode())  # no deadline: the pipe has room
+        stdin.flush()  # no deadline: the pipe has room
     except OSError:
         return False
     return True
@@ -308,19 +302,20 @@ def wake(standby: Training, environ: Mapping[str, str]) -> bool:
 def main() -> None:
     with os.fdopen(int(sys.argv[2])) as file:
         orders = json.load(file)
-    module, program, *arguments = orders["program"]
-    sys.argv = [program, *arguments]
+    module, sys.argv = orders["module"], orders["words"]
+    program = sys.argv[0]
     if not sys.flags.safe_path:
         sys.path[0] = str(Path.cwd()) if module else str(Path(program).resolve().parent)
     stand_in.install(config.read())
     with _silence():
         _import(orders["modules"])
     heartbeat.enter(Phase.READY)
-    if not (more := sys.stdin.readline()):
+    if not (more := sys.stdin.readline()):  # no deadline: woken when a process is lost
         return
     config.adopt(json.loads(more))
     heartbeat.enter(Phase.STARTING)
-    with Path(os.devnull).open() as nowhere:  # programs of a job read nothing from a terminal
+    # Programs of a job read nothing from a terminal.
+    with Path(os.devnull).open() as nowhere:  # no deadline: /dev/null
         os.dup2(nowhere.fileno(), 0)
     if module:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
@@ -353,7 +348,7 @@ def _import(modules: Sequence[str]) -> None:
 def _silence() -> Iterator[None]:
     """Discard what libraries print on import: the training process has printed it before."""
     kept = {target: os.dup(target) for target in (1, 2)}
-    with Path(os.devnull).open("w") as nowhere:
+    with Path(os.devnull).open("w") as nowhere:  # no deadline: /dev/null
         for target in kept:
             os.dup2(nowhere.fileno(), target)
     try:

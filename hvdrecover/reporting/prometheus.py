@@ -135,10 +135,7 @@ def write(exporter: Exporter, file: Path) -> None:
 
 @contextmanager
 def serving(exporter: Exporter, host: str, port: int) -> Iterator[int]:
-    """Serve the metrics over HTTP at all addresses if ``host`` is empty, at a free port if ``port`` is 0.
-
-    Yields the port.
-    """
+    """Serve the metrics by HTTP, at all addresses if ``host`` is empty; yield the port, a free one for 0."""
     try:
         server, thread = start_http_server(port, host or "0.0.0.0", exporter.registry)
     except OSError as error:

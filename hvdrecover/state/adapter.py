@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdrecover.checkpoint import values
-from hvdrecover.checkpoint.arena import Arena, Bytes, Layout, TensorSpec, plan
+from hvdrecover.checkpoint.arena import Arena, Bytes, Layout, TensorSpec
+from hvdrecover.checkpoint.arena import plan as layout_of
 from hvdrecover.checkpoint.values import Json
 
 Tensor = Any
@@ -225,7 +226,6 @@ def fit_tensors(
 
 # -- trees: copied into JSON and arenas at every commit, and rebuilt from them -----------------------------
 
-
 TENSOR = "$tensor"
 
 
@@ -266,34 +266,25 @@ class Copier:
             names, tensors = list(found), list(found.values())
             plan = self._plans.get(name)
             if plan is None or plan.names != names or not self._framework.match(tensors, plan.specs):
-                plan = self._planned(name, names, tensors)
+                specs = [
+                    replace(self._framework.spec(tensor, f"state.{name}.{key}"), name=key)
+                    for key, tensor in found.items()
+                ]
+                places = sorted((spec.nbytes, place) for place, spec in enumerate(specs))
+                smallest_first = [place for _, place in places]
+                plan = Plan(names, specs, layout_of(specs) if specs else None, smallest_first)
             parts[name] = Part(structure, tensors, plan)
         self._plans = {name: part.plan for name, part in parts.items()}
         return parts
 
-    def _planned(self, name: str, names: Sequence[str], tensors: Sequence[Tensor]) -> Plan:
-        specs = [
-            replace(self._framework.spec(tensor, f"state.{name}.{key}"), name=key)
-            for key, tensor in zip(names, tensors, strict=True)
-        ]
-        smallest_first = sorted(range(len(specs)), key=lambda place: specs[place].nbytes)
-        return Plan(names, specs, plan(specs) if specs else None, smallest_first)
-
-    def copy(self, parts: Mapping[str, Part], reuse: Mapping[str, Arena]) -> dict[str, Arena]:
-        """Copy the tensors of parts into arenas by attribute name; ``reuse`` may be overwritten."""
-        arenas = {}
+    def copy(self, parts: Mapping[str, Part], arenas: Mapping[str, Arena]) -> None:
+        """Copy the tensors of parts into arenas of their layouts."""
         tensors: list[Tensor] = []
         views: list[Tensor] = []
-        for name, part in parts.items():
-            if part.plan.layout is not None:
-                arena = reuse.get(name)
-                if arena is None or arena.layout != part.plan.layout:
-                    arena = Arena(part.plan.layout)
-                arenas[name] = arena
-                tensors += part.tensors
-                views += self._views_of(arena, part)
+        for name, arena in arenas.items():
+            tensors += parts[name].tensors
+            views += self._views_of(arena, parts[name])
         self._framework.copy_out(tensors, views)  # all at once, as many at a time copy faster
-        return arenas
 
     def are_copies(self, parts: Mapping[str, Part], arenas: Mapping[str, Arena]) -> bool:
         """Return whether arenas of the parts' layouts hold the bits of their tensors."""
@@ -336,14 +327,9 @@ def flatten(tree: Any, path: str, tensors: type | UnionType, found: dict[str, Te
         return tensor(value, ".".join(part.strip("'\"") for part in parts) or "value")
 
     def visit(value: Any, keys: tuple[Any, ...], prefix: str) -> Json:
-        kind = type(value)
+        kind = type(value) if len(keys) < _DEEP else None
         encoded: Json
-        if (
-            kind is dict
-            and len(keys) < _DEEP
-            and set(map(type, value)) <= {str}
-            and "$" not in "".join(value)
-        ):
+        if kind is dict and set(map(type, value)) <= {str} and "$" not in "".join(value):
             encoded = {}
             for key, item in value.items():
                 if isinstance(item, tensors):
@@ -351,7 +337,7 @@ def flatten(tree: Any, path: str, tensors: type | UnionType, found: dict[str, Te
                 else:
                     encoded[key] = visit(item, (*keys, key), f"{prefix}{key}.")
             return encoded
-        if kind is list and len(keys) < _DEEP and value and type(value[0]) not in _SCALARS:
+        if kind is list and value and type(value[0]) not in _SCALARS:
             encoded = []
             for index, item in enumerate(value):
                 if isinstance(item, tensors):
@@ -369,10 +355,7 @@ _SCALARS = {type(None), bool, int, float, str}
 
 
 def rebuild(framework: Framework, structure: Json, arena: Arena | None, *, own: bool) -> Tree:
-    """Put a tree together from its JSON and its tensors.
-
-    With ``own``, the tensors have their own memory; else they are views of the arena.
-    """
+    """Put a tree together; with ``own``, its tensors have their own memory, else they are views."""
     views = {} if arena is None else framework.views(arena)
 
     def resolve(tag: str, payload: Any) -> Tensor:

@@ -115,15 +115,13 @@ class Session:
 
 
 def _durable(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoint | None:
-    """Return the settings of durable commits; None without a checkpoint root.
-
-    In a drill, the environment's root replaces the script's, so that the job's is never touched.
-    """
+    """Return the settings of durable commits; None without a checkpoint root."""
     root = checkpoint or config.checkpoint
-    settings = root if isinstance(root, Checkpoint) or root is None else Checkpoint(root)
-    if config.drill is None or settings is None or config.checkpoint is None:
-        return settings
-    return dataclasses.replace(settings, url=config.checkpoint)
+    settings = Checkpoint(root) if isinstance(root, str) else root
+    if config.drill is not None and settings is not None and config.checkpoint is not None:
+        # In a drill, the environment's root replaces the script's, so that the job's is never touched.
+        settings = dataclasses.replace(settings, url=config.checkpoint)
+    return settings
 
 
 def commit(session: Session, *, durable: bool) -> None:
@@ -159,8 +157,7 @@ def commit(session: Session, *, durable: bool) -> None:
         raise
     _apply(session, (hear or send_vote(session, Moment("commit")))())
     session.own.forget()
-    if heartbeat.watched():
-        limit_waits(session.context.world)
+    limit_waits(session.context.world)
     hooks.notify(Hook.committed)
 
 
@@ -246,10 +243,8 @@ def skip(session: Session, batch: RolledBack) -> None:
 
 
 def load(session: Session, snapshot: Snapshot, source: str = "") -> bool:
-    """Load a commit; return whether all of it fits.
-
-    Without a ``source``, it is a commit of this start: its components must fit, as all ranks have them.
-    """
+    """Load a commit, of a ``source`` if an earlier start has made it; return whether all of it fits."""
+    # All ranks have the components of a commit of this start, so these must fit.
     strict: Strict = session.durable.strict or (False if source else "components")
     where = source or f"commit {snapshot.id}"
     differences = session.memory.load(snapshot, where, strict=strict)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import re
 from collections import UserDict
@@ -30,6 +29,8 @@ from hvdrecover.errors import (
 from hvdrecover.state.adapter import Component, Copier, Framework, HiddenAttribute, Part, rebuild
 from hvdrecover.state.rank_local import RANDOM, PerRank, Ranks, Shares, Value
 
+logger = logging.getLogger(__name__)
+
 Strict = bool | Literal["components"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -41,9 +42,8 @@ class Present:
 
     parts: Mapping[str, Part]  # all attributes but the samplers; with the hidden and the rank-local ones
     layouts: dict[str, Layout]  # where the tensors lie in a commit's files
-    state: dict[
-        str, Json
-    ]  # ``attributes``, ``samplers``, and in ``own`` each rank-local value's number of ranks
+    # ``attributes``, ``samplers``, and in ``own`` the number of ranks of each rank-local value.
+    state: dict[str, Json]
     streams: Mapping[str, Json]  # the states of the random streams by rank, if commits hold them
 
 
@@ -153,15 +153,11 @@ class Contents:
     ) -> list[str]:
         """Load a commit into the attributes; return a line for each difference.
 
-        Args:
-            strict: True if all must fit, "components" if only models and optimizers must. Any other attribute
-                that does not fit stays as it is. At least a part of each model and optimizer must fit.
-            give: whether the attributes may keep the arenas' memory; no other part may use it then.
+        All must fit if ``strict`` is True, models and optimizers if it is "components"; at least a part of
+        each of these must fit in any case. Any other attribute that does not fit stays as it is. With
+        ``give``, the attributes may keep the arenas' memory; no other part may use it then.
 
-        Raises:
-            MismatchError: something that must fit does not: nothing was loaded. Or a component refused a tree
-                that had seemed to fit.
-            CorruptCheckpointError: the structure of the commit is nonsense. Nothing was loaded.
+        If an error is raised, nothing was loaded, unless a component refused a tree that had seemed to fit.
         """
         try:
             # The script gets plain values as they are, so these need memory of their own.
@@ -239,17 +235,15 @@ class Contents:
             return [f"{name}: {theirs} in the commit, {mine} in this state"]
         differences: list[str] = []
         if name in self.orders:
-            try:
-                copy.copy(value.order).load_state_dict(cursors[name], name)
-            except MismatchError as error:
-                return error.differences
-            fitting[name] = cursors[name]
+            differences = value.order.misfits(cursors[name], name)
+            if not differences:
+                fitting[name] = cursors[name]
         elif name in self.per_rank:
             pass  # `RankLocalState` restores it
         elif not self._framework.is_component(value):
             fitting[name] = trees[name]
         elif trees[name] is None:
-            return [f"{name}: nothing in the commit, a {type(value).__name__} in this state"]
+            differences = [f"{name}: nothing in the commit, a {type(value).__name__} in this state"]
         else:
             fitting[name], differences = self._framework.fit(name, value, trees[name])
         return differences
@@ -262,9 +256,6 @@ def _kind(name: str, per_rank: Container[str], samplers: Container[str]) -> str:
 
 
 # -- loading a commit outside of a job ---------------------------------------------------------------------
-
-
-logger = logging.getLogger(__name__)
 
 
 class Objects(UserDict[str, Any]):

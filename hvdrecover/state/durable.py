@@ -14,13 +14,7 @@ from hvdrecover.checkpoint import Checkpoint, CommitId
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.storage import ATTEMPTS, open_storage, retried
 from hvdrecover.checkpoint.store import BackgroundWriter, Store, load_newest
-from hvdrecover.errors import (
-    DurableAgeError,
-    FlushTimeoutError,
-    HvdrecoverError,
-    StoppedError,
-    StorageError,
-)
+from hvdrecover.errors import DurableAgeError, FlushTimeoutError, HvdrecoverError, StoppedError, StorageError
 from hvdrecover.redaction import redact
 from hvdrecover.state.hooks import Context, Hook, Moment, Table
 from hvdrecover.state.horovod import paused

@@ -214,10 +214,7 @@ class Hooks:
         return next(filter(None, self.ask(Hook.objection, committing=committing)), None)
 
     def send(self, world: World, moment: Moment, own: Sequence[int] = ()) -> Callable[[], list[Table]]:
-        """Send the numbers in ``own`` and of all voters in one allgather; all ranks call this.
-
-        The returned function waits for all ranks' numbers: the table of ``own``, and of each voter.
-        """
+        """Send the numbers in ``own`` and of each voter in one allgather; return a wait for their tables."""
         rows = [list(own), *(list(hook.numbers(moment)) for hook in self._voters[moment.kind])]
         name = "election" if moment.kind == "rendezvous" else "updates"
         sent = world.send([number for row in rows for number in row], f"hvdrecover.{name}")

@@ -44,8 +44,6 @@ logger = logging.getLogger(__name__)
 
 Fault = Literal["peers", "hosts", "numbers"]
 
-_NO_ADASUM = "No Adasum operation enabled"
-_JOINED = "is not supported with Join at this time"
 # When a rank is lost, Horovod's library ends, and forgets the process sets. What a script then does with one
 # fails, but with a ValueError in place of a HorovodInternalError.
 _SET_LOST = (
@@ -81,10 +79,10 @@ def fault_of(error: BaseException, world: World) -> Fault | None:
 
 def mistake_of(error: BaseException) -> ConfigError | None:
     """Return the mistake of a script for which Horovod raises an error that looks like a lost rank."""
-    if _NO_ADASUM in str(error):
+    if "No Adasum operation enabled" in str(error):
         remedy = "Adasum on CPUs needs MPI: start the job by mpirun, or by horovodrun --mpi"
         mistake = ConfigError("op", remedy)
-    elif _JOINED in str(error):
+    elif "is not supported with Join at this time" in str(error):
         mistake = ConfigError(
             "hvd.join",
             "a rank has joined, and another rank has called state.commit() or a collective other than "
@@ -142,7 +140,7 @@ class HorovodWorld:
         raise NotImplementedError
 
     def allgather(self, values: Sequence[int], name: str) -> npt.NDArray[np.int64]:
-        return self.join(np.array([list(values)], dtype=np.int64), name)
+        return self.join(np.array([values], dtype=np.int64), name)
 
     def send(self, values: Sequence[int], name: str) -> Callable[[], npt.NDArray[np.int64]]:
         return lambda: self.allgather(values, name)
@@ -223,7 +221,7 @@ def _note_start(hvd: Any) -> None:
         if result:
             heartbeat.initialised(library.horovod_rank())
         elif _REMOVED in _failure(hvd):
-            heartbeat.removed()
+            heartbeat.enter(heartbeat.Phase.REMOVED)
         return result
 
     def note(self: HorovodInternalError, *args: Any) -> None:
@@ -324,7 +322,8 @@ def _report_modules() -> None:
     elif not is_plain and heartbeat.page.commits < 2:
         heartbeat.at_commit(_report_modules)
     else:
-        names = [name for name, module in sys.modules.items() if _is_library(name, module)]
+        # A copy: a module that loads lazily may import others when it is asked for its `__spec__`.
+        names = [name for name, module in sys.modules.copy().items() if _is_library(name, module)]
         heartbeat.notify(modules=[*stand_in.replaced, *names])
 
 
@@ -355,22 +354,28 @@ class WatchedLibrary:
         return found
 
 
-def watch_early_collectives(hvd: Any, config: Config) -> None:
-    asked = functools.cache(lambda: _joins(config))
+def _refuse(call: str, /, *args: Any, **kwargs: Any) -> NoReturn:
+    raise EarlyCollectiveError(f"hvd.{call}")
 
-    def joins() -> bool:
-        return bool(_libraries) and hvd.is_initialized() and asked()
+
+def watch_early_collectives(hvd: Any, config: Config) -> None:
+    joins = functools.cache(lambda: _joins(config))
+
+    def early(call: str, function: Callable[..., Any], instead: Callable[..., Any] = _refuse) -> Any:
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            is_early = _libraries and hvd.is_initialized() and joins()
+            return instead(call, *args, **kwargs) if is_early else function(*args, **kwargs)
+
+        return watched
 
     name = next(each for each in _SKIPPED if hasattr(hvd.mpi_ops, each))
     library = getattr(hvd.mpi_ops, name)
-    watched = WatchedLibrary(library, lambda call, function: _early(function, call, joins, _refuse))
-    _libraries.append((hvd.mpi_ops, name, library, watched))
-    setattr(hvd.mpi_ops, name, watched)
-    for call, instead in [
-        *((each, _skip) for each in _SKIPPED[name]),
-        *((each, _refuse) for each in _REFUSED),
-    ]:
-        setattr(hvd, call, _early(getattr(hvd, call), call, joins, instead))
+    watch = WatchedLibrary(library, early)
+    _libraries.append((hvd.mpi_ops, name, library, watch))
+    setattr(hvd.mpi_ops, name, watch)
+    for call in (*_SKIPPED[name], *_REFUSED):
+        setattr(hvd, call, early(call, getattr(hvd, call), _refuse if call in _REFUSED else _skip))
 
 
 def training_begins() -> None:
@@ -379,20 +384,6 @@ def training_begins() -> None:
         module, name, library, watched = _libraries.pop()
         if getattr(module, name) is watched:  # otherwise a state with virtual ranks has wrapped it
             setattr(module, name, library)
-
-
-def _early(
-    function: Callable[..., Any], name: str, joins: Callable[[], bool], instead: Callable[..., Any]
-) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return instead(name, *args, **kwargs) if joins() else function(*args, **kwargs)
-
-    return call
-
-
-def _refuse(call: str, /, *args: Any, **kwargs: Any) -> NoReturn:
-    raise EarlyCollectiveError(f"hvd.{call}")
 
 
 def _skip(call: str, /, *args: Any, **kwargs: Any) -> Any:

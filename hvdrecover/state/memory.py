@@ -94,9 +94,9 @@ class Memory:
         if unchanged and self.newest is not None and self.newest.layouts == present.layouts:
             arenas, digests = dict(self.newest.arenas), self.newest.digests
         else:
-            reuse, digests = self._acquire(present.layouts), None
+            arenas, digests = self._acquire(present.layouts), None
             self.newest = None  # if the copy is interrupted, memory holds no commit
-            arenas = self._contents.copier.copy(present.parts, reuse)
+            self._contents.copier.copy(present.parts, arenas)
             self.arenas.hold(arenas)
         random = {"seed": self._own.seed, "stream": self._own.stream, "states": present.streams}
         state = {**present.state, "random": random}
@@ -121,16 +121,11 @@ class Memory:
 
     def separate(self, snapshot: Snapshot) -> Snapshot:
         """Return a copy of the newest commit for changes. Until they are complete, `newest` is None."""
-        targets = self._acquire(snapshot.layouts)
+        arenas = self._acquire(snapshot.layouts)
         self.newest = None
-        arenas = {}
         for name, arena in snapshot.arenas.items():
-            target = targets.get(name)
-            if target is None or target.layout != arena.layout:
-                target = Arena(arena.layout)
-            if target is not arena:
-                target.buffer[:] = arena.buffer
-            arenas[name] = target
+            if arenas[name] is not arena:
+                arenas[name].buffer[:] = arena.buffer
         self.arenas.hold(arenas)
         return replace(snapshot, arenas=arenas, digests=None)
 
@@ -169,14 +164,14 @@ class Memory:
         """Return whether no sampler has moved since the newest commit."""
         return self.newest is not None and self._contents.positions() == self._positions
 
-    def _acquire(self, layouts: Mapping[str, Layout]) -> Mapping[str, Arena]:
+    def _acquire(self, layouts: Mapping[str, Layout]) -> dict[str, Arena]:
         """Return arenas for the next commit. If memory is short, wait for the commit in flight."""
         while True:
             in_flight = self.in_flight()
             arenas, need = self.arenas.choose(in_flight, layouts)
             left = self.room() if need else None
             if left is None or need <= left.nbytes:
-                return arenas
+                return {name: arenas.get(name) or Arena(layout) for name, layout in layouts.items()}
             where = "in this process's cgroup" if left.limited else "on this host"
             sizes = f"{need / 1e9:.3g} GB of memory, and {left.nbytes / 1e9:.3g} GB are left"
             shortage = f"a commit takes another {sizes} {where}"
@@ -236,10 +231,8 @@ class Arenas:
                     for arena in arenas.values():
                         arena.take_back()
                 break
-        new = (
-            layout for name, layout in layouts.items() if name not in found or found[name].layout != layout
-        )
-        return found, sum(layout.nbytes for layout in new)
+        fitting = {name: arena for name, arena in found.items() if layouts.get(name) == arena.layout}
+        return fitting, sum(layout.nbytes for name, layout in layouts.items() if name not in fitting)
 
     def hold(self, newest: Mapping[str, Arena], *, alone: bool = False) -> None:
         """Note the arenas of the newest commit. ``alone``: free the memory of earlier commits."""

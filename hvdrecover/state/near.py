@@ -23,7 +23,7 @@ class NearSide:
     """The near tier. All methods do nothing where it is off. Where it fails, training continues."""
 
     def __init__(self, settings: Checkpoint | None, context: Context, memory: Memory) -> None:
-        self._context, self._memory = context, memory
+        self._context, self._memory, self._arenas = context, memory, memory.arenas
         self._keeps = context.config.is_first_of_host
         self.folder: Path | None = None
         if settings is not None and settings.near is not None:
@@ -44,14 +44,14 @@ class NearSide:
         if self.folder is None:
             return None
         suspects, self._recalled = self._context.config.suspects, None
-        if self._tier is not None:  # an interrupted copy has cost this process its newest commit
-            return self._tier.newest()
+        if self._arenas.near is not None:  # an interrupted copy has cost this process its newest commit
+            return self._arenas.near.newest()
         self._recalled = self._read(lambda each: each > newer_than and not each.is_within(suspects))
         return self._recalled if self._keeps else None
 
     def held(self, commit: CommitId) -> Files:
         """Return the sealed files of a commit that this host has, and their digests; none if it has none."""
-        if self.folder is not None and self._tier is None:
+        if self.folder is not None and self._arenas.near is None:
             if self._recalled is None or self._recalled.id != commit:
                 self._recalled = self._read(lambda each: each == commit)
             if self._recalled is not None:
@@ -76,28 +76,24 @@ class NearSide:
         newest = self._memory.newest
         if self._awaits_lock and self.folder is not None:
             self._begin(self.folder)  # a killed process may keep it for a while
-        if self._tier is not None and newest is not None and not newest.finished:
-            self._tier.seal(newest)
+        if self._arenas.near is not None and newest is not None and not newest.finished:
+            self._arenas.near.seal(newest)
 
     def settle(self, seconds: float) -> None:
         """Wait for so many seconds at most until the newest commit is sealed."""
-        if self._tier is not None:
-            self._tier.wait(seconds)
+        if self._arenas.near is not None:
+            self._arenas.near.wait(seconds)
 
     def remove(self) -> None:
         """Delete the near root: this process leaves, and the commit is durable or others have it."""
-        if self._tier is not None:
-            self._tier.remove()
+        if self._arenas.near is not None:
+            self._arenas.near.remove()
         elif self._keeper is not None:
             self._keeper.remove()
-        self._memory.arenas.near = self._keeper = None
+        self._arenas.near = self._keeper = None
         self._awaits_lock = False
 
     # -- inside ----------------------------------------------------------------------------------------
-
-    @property
-    def _tier(self) -> NearTier | None:
-        return self._memory.arenas.near
 
     def _read(self, usable: Callable[[CommitId], bool]) -> Snapshot | None:
         """Return the newest usable commit that verifies.
@@ -145,9 +141,11 @@ class NearSide:
                 return self._decided(reason)
             place = self._context.place
             writer = {"host": self._context.config.host, "rank": place.rank, "job": place.job}
-            tier = self._tier or NearTier(self._keeper, self._recalled, self._context.clock, self._decided)
+            tier = self._arenas.near or NearTier(
+                self._keeper, self._recalled, self._context.clock, self._decided
+            )
             tier.begin(writer)
-            self._memory.arenas.near = tier
+            self._arenas.near = tier
         except (OSError, StorageError) as error:
             self._decided(str(error))
 

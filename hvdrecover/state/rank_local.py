@@ -251,7 +251,7 @@ class PerRank:
     def ended(self, rank: int) -> None:
         """Note that the iteration over a virtual rank's value has ended, so the next one starts again."""
 
-    # -- called by the state -----------------------------------------------------------------------------
+    # -- called by the state, as a `Value` -----------------------------------------------------------------
 
     def become_virtual(self, size: int, current: Callable[[], int]) -> None:
         """Make a value for each virtual rank; ``current`` returns the rank that is being processed."""
@@ -425,7 +425,9 @@ class RankLocalState:
     def _packed(self, present: Mapping[str, Any]) -> bytes:
         """Return these states as JSON, with a safetensors file for each value that holds tensors."""
         parts = self._copier.take_apart({name: present[name] for name in self._values})
-        arenas = self._copier.copy(parts, {})
+        layouts = {name: part.plan.layout for name, part in parts.items()}
+        arenas = {name: Arena(layout) for name, layout in layouts.items() if layout is not None}
+        self._copier.copy(parts, arenas)
         files = {name: base64.b64encode(arena.buffer.data).decode() for name, arena in arenas.items()}
         packed = {name: [part.structure, files.get(name)] for name, part in parts.items()}
         message = {"values": packed, RANDOM: present.get(RANDOM, {})}

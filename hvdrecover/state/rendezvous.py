@@ -58,12 +58,8 @@ class Claimed:
 
 
 def rendezvous(session: Session, reason: str, steps: int = 0) -> None:
-    """Leave the old ranks after a fault, and rendezvous with the present ones.
-
-    Other ranks may be lost meanwhile, so it is tried `RENDEZVOUS` times. ``steps``: how many steps this rank
-    rolls back.
-    """
-    for attempt in range(1, RENDEZVOUS + 1):
+    """Leave the old ranks after a fault, by which this rank loses ``steps``, and meet the present ones."""
+    for attempt in range(1, RENDEZVOUS + 1):  # other ranks may be lost meanwhile
         session.context.events.emit("reset", reason=reason, steps=steps)
         with session.timed("reset"):
             session.context.world.shutdown()
@@ -85,10 +81,7 @@ def reset(session: Session) -> None:
 
 
 def agree(session: Session, *, state_unchanged: bool = False) -> Source:
-    """Bring all ranks to one commit; return where it came from.
-
-    ``state_unchanged``: whether the attributes still equal the commit in memory.
-    """
+    """Bring all ranks to one commit; return its source. ``state_unchanged``: memory holds the attributes."""
     context, memory, clock = session.context, session.memory, session.context.clock
     started = clock.monotonic()
     context.place.arrived()
@@ -436,10 +429,7 @@ def _heard(world: World, root: int, name: str) -> Any:
 
 
 def receive(world: World, root: int, held: Mapping[str, Arena], mine: Mapping[str, str]) -> Agreement:
-    """Receive the source rank's commit.
-
-    If the files ``held``, with digests ``mine``, have the same bytes, they are used, and nothing is copied.
-    """
+    """Receive the source rank's commit. If the files ``held``, with digests ``mine``, equal it, keep them."""
     header = _heard(world, root, _HEADER)
     lacking = mine != header["digests"] or not mine
     arenas = {

@@ -75,7 +75,14 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
 
     @functools.wraps(func)
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> Result | None:
-        session = _session_of(state)
+        session = getattr(state, "_session", None)
+        if not isinstance(session, Session):
+            raise ConfigError(
+                "state",
+                f"a {type(state).__module__}.{type(state).__qualname__} is not a state of hvdrecover's; "
+                "import its class, or the one that it is derived from, from hvdrecover.torch.elastic or "
+                "hvdrecover.tensorflow.elastic, where they have the same names",
+            )
         if session.end_signals is not None:
             raise StateError("run", "state.resume() was called before. Use one of the two: remove that call")
         _begin(state, session, in_run=True)
@@ -209,18 +216,6 @@ def _judge(session: Session, error: BaseException) -> tuple[BaseException, Fault
     if isinstance(error, RolledBack):
         return error, "numbers"
     return error, fault_of(error, session.context.world) if session.context.config.elastic else None
-
-
-def _session_of(state: Any) -> Session:
-    session = getattr(state, "_session", None)
-    if isinstance(session, Session):
-        return session
-    raise ConfigError(
-        "state",
-        f"a {type(state).__module__}.{type(state).__qualname__} is not a state of hvdrecover's; import its "
-        "class, or the one that it is derived from, from hvdrecover.torch.elastic or "
-        "hvdrecover.tensorflow.elastic, where they have the same names",
-    )
 
 
 def _begin(state: Any, session: Session, *, in_run: bool) -> None:

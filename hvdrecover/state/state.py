@@ -104,12 +104,7 @@ class State:
         self._due: dict[str, Callable[[], object]] = {}
         ranks = virtual or Ranks()
         self._contents = Contents(
-            framework,
-            tracked,
-            HOROVODS,
-            lambda: commits.iteration_begins(self._session),
-            hidden,
-            ranks,
+            framework, tracked, HOROVODS, lambda: commits.iteration_begins(self._session), hidden, ranks
         )
         events = of_training(config, clock)
         events.rank = horovod_rank()

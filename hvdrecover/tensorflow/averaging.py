@@ -252,9 +252,7 @@ def _name(prefix: str | None, variables: Sequence[Variable]) -> str:
     return f"{prefix or 'hvdrecover_gradients'}_{digest}"
 
 
-@functools.cache
-def _turns() -> tf.Variable:
-    return counter()
+_turns = functools.cache(counter)
 
 
 # -- gradients that are missing ------------------------------------------------------------------------------
@@ -460,11 +458,7 @@ class Tape:
         return tf.nest.pack_sequence_as(sources, reduced)
 
 
-def _tape(gradtape: tf.GradientTape, **options: Any) -> Tape:
-    return Tape(gradtape, **options)
-
-
-DistributedGradientTape = taking_what(hvd.DistributedGradientTape, _tape)
+DistributedGradientTape = taking_what(hvd.DistributedGradientTape, Tape)
 """Make a tape average its gradients across the ranks, before or after it has recorded.
 
 Examples:
@@ -476,7 +470,7 @@ Examples:
 It takes what Horovod's takes; see `Reduction`.
 """
 
-PartialDistributedGradientTape = taking_what(hvd.PartialDistributedGradientTape, _tape)
+PartialDistributedGradientTape = taking_what(hvd.PartialDistributedGradientTape, Tape)
 """`DistributedGradientTape`, but that the gradients of ``local_layers`` are left to each rank.
 
 Examples:

@@ -71,11 +71,6 @@ def _not_constant(tensor: Any) -> Any:
     return tf.where(_zero() < 1, given, tf.zeros_like(given))
 
 
-@functools.cache
-def _zero() -> tf.Variable:
-    return counter(tf.int32)
-
-
 @functools.wraps(hvd.broadcast_variables, assigned=())
 def broadcast_variables(variables: Iterable[Variable], *args: Any, **options: Any) -> Any:
     """Give variables the values that they have on one rank, as ``horovod.tensorflow.broadcast_variables``.
@@ -118,7 +113,7 @@ def taking_what(horovods: Callable[..., Any], function: Callable[..., Made]) -> 
     signature = inspect.signature(horovods)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    @functools.wraps(function)
+    @functools.wraps(function, updated=())
     def wrapper(*args: Any, **kwargs: Any) -> Made:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
@@ -149,6 +144,9 @@ def counter(dtype: tf.DType = tf.int64) -> tf.Variable:
             return tf.Variable(0, dtype=dtype, trainable=False)
 
     return outside_of_traces(make)
+
+
+_zero = functools.cache(counter)
 
 
 def xla_compiles() -> bool:

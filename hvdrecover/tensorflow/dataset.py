@@ -18,6 +18,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+from tensorflow.python.data.ops.dataset_ops import UnaryUnchangedStructureDataset
 
 from hvdrecover.data.order import Indices, SampleOrder, Tail, rounds
 from hvdrecover.errors import ConfigError, PerRankError, StepError, UnsupportedValueError
@@ -61,7 +62,7 @@ def elastic_dataset(
     return ElasticDataset(data, order, batch_size, transform)
 
 
-class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
+class ElasticDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc]
     """A ``tf.data`` data set of one rank's batches; made by `elastic_dataset`.
 
     Track it as an attribute of a state. In your own loop, call `set_epoch` for each epoch and
@@ -82,8 +83,8 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         spec = tf.TensorSpec([None], tf.int64), tf.TensorSpec([2], tf.int32)
         numbers = tf.data.Dataset.from_generator(self._batches, output_signature=spec)
         made = numbers.map(_maker(data, transform), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        self._pipeline = untuned(made.prefetch(tf.data.AUTOTUNE))
-        super().__init__(self._pipeline._variant_tensor)
+        pipeline = untuned(made.prefetch(tf.data.AUTOTUNE))
+        super().__init__(pipeline, pipeline._variant_tensor)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the remaining batches of the epoch."""
@@ -95,11 +96,6 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         self._virtual = ranks
         return super().__iter__()  # type: ignore[no-any-return]
 
-    @property
-    def element_spec(self) -> Any:
-        """The shapes and dtypes of a batch."""
-        return self._pipeline.element_spec
-
     def cardinality(self) -> tf.Tensor:
         """Number of batches in a whole epoch, even if a resumed one has fewer.
 
@@ -107,9 +103,6 @@ class ElasticDataset(tf.data.Dataset):  # type: ignore[misc]
         """
         samples = rounds(self.order.length, self.order.size, self.order.tail)
         return tf.constant(math.ceil(samples / self.batch_size), tf.int64)
-
-    def _inputs(self) -> list[tf.data.Dataset]:
-        return [self._pipeline]
 
     @property
     def is_done(self) -> bool:

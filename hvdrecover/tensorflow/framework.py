@@ -22,7 +22,7 @@ from hvdrecover.state import rank_local as streams
 from hvdrecover.state.adapter import Entry, StepReport, Tree, fit_tensors
 from hvdrecover.tensorflow import collectives
 from hvdrecover.tensorflow.averaging import sums_of, watch
-from hvdrecover.tensorflow.optimizer import forget_sums, report_gradients
+from hvdrecover.tensorflow.optimizer import hooks_of, report_gradients
 from hvdrecover.tensorflow.variables import is_seed, mean_the_same, named, raw, variables_of, without_numbers
 
 Array = npt.NDArray[Any]
@@ -137,13 +137,13 @@ class TensorFlowFramework:
         mine = named(component)
         for name, value in tree.items():
             tf.raw_ops.AssignVariableOp(resource=mine[name].handle, value=_own(value))
-        forget_sums(component)
+        self.forget_passes(component)
 
     def unkept(self, component: Any) -> list[str]:
         return []  # variables are all that a component holds
 
     def forget_passes(self, component: Any) -> None:
-        forget_sums(component)
+        hooks_of(component).forget_sums()
 
     def describe(self, component: Any) -> list[Entry]:
         entries = []

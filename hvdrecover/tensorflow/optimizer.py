@@ -93,7 +93,7 @@ class _Hooks:
         self.count = tf.Variable(0, dtype=tf.int64, trainable=False)
         self.sums = [tf.Variable(tf.zeros_like(raw(variable)), trainable=False) for variable in variables]
 
-    def forget_sums(self) -> None:
+    def forget_sums(self) -> None:  # also those that a rolled back step has left
         if self.count is not None:
             for each in (*self.sums, self.count):
                 each.assign(tf.zeros_like(each))
@@ -208,7 +208,7 @@ def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
     for optimizer in optimizers:
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             continue
-        needed = _hooks_of(optimizer).passes
+        needed = hooks_of(optimizer).passes
         if judge.policy == "rollback" and needed > 1:
             raise ConfigError(
                 "numerics",
@@ -235,14 +235,9 @@ def _report(judge: Judge, names: Sequence[str], mine: tf.Tensor, *averages: tf.T
 
 
 def is_distributed(optimizer: Any) -> bool:
-    return _hooks_of(optimizer).reduction is not None
+    return hooks_of(optimizer).reduction is not None
 
 
-def forget_sums(optimizer: Any) -> None:
-    """Forget gradients that a rolled back step has left."""
-    _hooks_of(optimizer).forget_sums()
-
-
-def _hooks_of(optimizer: Any) -> _Hooks:
+def hooks_of(optimizer: Any) -> _Hooks:
     found: _Hooks | None = getattr(optimizer, "_hvdrecover", None) if isinstance(optimizer, Hooked) else None
     return found or _Hooks()

@@ -32,6 +32,7 @@ from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, 
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter, can_convert_arrays
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset, PyDatasetAdapter
+from tensorflow.python.data.ops.dataset_ops import UnaryUnchangedStructureDataset
 
 from hvdrecover import config, heartbeat
 from hvdrecover.config import Config
@@ -457,22 +458,15 @@ class _Pipeline(Resumable):
         return self._data
 
 
-class _Skipping(tf.data.Dataset):  # type: ignore[misc]
+class _Skipping(UnaryUnchangedStructureDataset):  # type: ignore[misc]
     """A data set whose iterations begin at batch ``first``."""
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
-        self._dataset, self.first = dataset, 0
-        super().__init__(dataset._variant_tensor)
+        super().__init__(dataset, dataset._variant_tensor)
+        self.first = 0
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._dataset.skip(self.first) if self.first else self._dataset)
-
-    @property
-    def element_spec(self) -> Any:
-        return self._dataset.element_spec
-
-    def _inputs(self) -> list[tf.data.Dataset]:
-        return [self._dataset]
+        return iter(self._input_dataset.skip(self.first) if self.first else self._input_dataset)
 
 
 class _Batches(Resumable):

@@ -24,7 +24,10 @@ def stored(framework: Framework, tree: Tree) -> tuple[Any, Arena | None]:
     """A tree as a commit holds it: JSON, and the bytes of a file."""
     copier = Copier(framework)
     parts = copier.take_apart({"it": tree})
-    return json.loads(json.dumps(parts["it"].structure)), copier.copy(parts, {}).get("it")
+    layout = parts["it"].plan.layout
+    arenas = {} if layout is None else {"it": Arena(layout)}
+    copier.copy(parts, arenas)
+    return json.loads(json.dumps(parts["it"].structure)), arenas.get("it")
 
 
 def load(framework: Framework, component: Component, structure: Any, arena: Arena | None) -> list[str]:

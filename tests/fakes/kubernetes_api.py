@@ -74,21 +74,14 @@ def kubeconfig(path: Path, url: str, namespace: str | None = None) -> dict[str, 
 
 
 class KubernetesApi:
-    """The server.
-
-    Attributes:
-        pods: pods by namespace and name.
-        readable: the namespaces whose pods the token's owner may list.
-        fault: asked about every request first, as its path; the status and the body that it is answered with,
-            or None.
-        requests: paths and queries of all requests.
-    """
+    """The server."""
 
     def __init__(self) -> None:
-        self.pods: dict[str, dict[str, dict[str, Any]]] = {"default": {}}
-        self.readable = {"default"}
+        self.pods: dict[str, dict[str, dict[str, Any]]] = {"default": {}}  # by namespace and name
+        self.readable = {"default"}  # the namespaces whose pods the token's owner may list
+        # Asked about the path of every request first: the status and body of the answer, or None.
         self.fault: Callable[[str], tuple[int, bytes] | None] = lambda path: None
-        self.requests: list[str] = []
+        self.requests: list[str] = []  # paths and queries
         self.port = 0
         self.scheme = "http"
 

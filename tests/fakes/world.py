@@ -41,7 +41,7 @@ class Fault:
 
     ``kill`` ends the rank before the collective and ``kill_after`` after it has come through; ``kill_all``
     ends all ranks; ``cut`` lets the collective come through on the others only; ``change`` adds and removes
-    hosts, and nothing is lost.
+    hosts: the driver tells all ranks just before the collective, and nothing is lost.
     """
 
     rank: int
@@ -62,26 +62,6 @@ class Fault:
         self.visits += 1
         self.fired = self.visits == self.nth
         return self.fired
-
-
-def fail_at(
-    rank: int, collective: str, nth: int = 1, *, action: Action = "kill", replacement: Replacement = "none"
-) -> Fault:
-    """A rank is lost."""
-    return Fault(rank, collective, nth, action, replacement)
-
-
-def change_at(
-    rank: int,
-    collective: str,
-    nth: int = 1,
-    *,
-    add: int = 0,
-    remove: Sequence[int] = (),
-    ahead: bool = False,
-) -> Fault:
-    """Hosts come or go, and the driver tells all ranks just before this one's collective."""
-    return Fault(rank, collective, nth, "change", add=add, remove=tuple(remove), ahead=ahead)
 
 
 @dataclass

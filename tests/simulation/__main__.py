@@ -31,6 +31,7 @@ def main() -> int:
 def _many(first: int, count: int, processes: int) -> int:
     started = time.monotonic()
     faults: Counter[str] = Counter()
+    states: set[int] = set()
     orders: set[int] = set()
     events = failed = 0
     with multiprocessing.Pool(processes) as pool:
@@ -39,13 +40,14 @@ def _many(first: int, count: int, processes: int) -> int:
                 failed += 1
                 print(f"\n{outcome.report()}\n", flush=True)
             events += outcome.events
+            states |= outcome.states
             orders.add(outcome.order)
             faults.update(outcome.faults)
             if number % 1000 == 0:
                 print(f"{number} seeds, {time.monotonic() - started:.0f} s", flush=True)
     kinds = ", ".join(f"{kind} {times}" for kind, times in faults.most_common())
     print(f"{count} seeds from {first} on, {failed} with a finding, {time.monotonic() - started:.0f} s")
-    print(f"{events} events; {len(orders)} distinct interleavings")
+    print(f"{events} events; {len(states)} distinct states; {len(orders)} distinct interleavings")
     print(f"{sum(faults.values())} faults: {kinds}")
     return failed > 0
 

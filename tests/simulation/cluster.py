@@ -42,12 +42,7 @@ Script = Callable[["Cluster", SimulatedWorld, Config], None]
 
 
 class Job:
-    """One job.
-
-    Attributes:
-        submissions: how often the job was started from outside.
-        rendezvous: how often ranks have met.
-    """
+    """One job."""
 
     def __init__(
         self, cluster: Cluster, name: str, hosts: list[str], per_host: int, least: int, head: str
@@ -60,7 +55,8 @@ class Job:
         self.head = head  # the host of the supervisor
         self.supervisor: Running | None = None
         self.drivers: list[Driver] = []  # of all starts, in the order of time
-        self.submissions = self.rendezvous = 0
+        self.submissions = 0  # how often it was started from outside
+        self.rendezvous = 0  # how often ranks have met
         self.outcome = ""  # ``finished``, ``replaced`` or empty
         self.claimed = False  # whether a commit was made durable since then
 
@@ -147,12 +143,7 @@ class Job:
 
 
 class Cluster:
-    """Hosts, a disk, and the jobs on them.
-
-    Attributes:
-        at_collective: called when a process comes to a collective.
-        handler_fails: whether the script's handler of log lines fails at the writer's next line.
-    """
+    """Hosts, a disk, and the jobs on them."""
 
     def __init__(self, scheduler: Scheduler, script: Script, near: str | None = None) -> None:
         self.scheduler = scheduler
@@ -166,9 +157,10 @@ class Cluster:
         self.slots: dict[Running, Slot] = {}  # of each guardian
         self.training: dict[Running, SimulatedWorld] = {}  # processes that run the script
         self.pages: dict[Running, Page] = {}  # that processes share with their guardians
+        # Called when a process comes to a collective.
         self.at_collective: Callable[[SimulatedWorld, str], None] = lambda world, name: None
         self.invariants: Any = None  # checks that hold after every event
-        self.handler_fails = False
+        self.handler_fails = False  # whether the script's log handler fails at the writer's next line
         self.near = near  # a folder for the near tiers of all hosts; None if jobs have none
         self.later = self.system.later
 

@@ -18,35 +18,25 @@ _USUAL = 0.02  # seconds that an operation takes, on average
 
 
 class Disk:
-    """The files of a checkpoint root.
-
-    Attributes:
-        temporaries: files that are being written, or were when their process died: folder and size.
-        fails_until: until when each operation fails.
-        slow_until: until when each operation takes a hundred times as long.
-        unmounted: the files while the file system is not mounted, and processes see an empty folder.
-    """
+    """The files of a checkpoint root."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.files: dict[str, bytes] = {}  # path to content
+        # Folder and size of files that are being written, or were when their process died.
         self.temporaries: dict[str, tuple[str, int]] = {}
         self.capacity = float("inf")  # bytes; infinite if nothing can fill it
-        self.fails_until = self.slow_until = -1.0
+        self.fails_until = -1.0  # until when each operation fails
+        self.slow_until = -1.0  # until when each operation takes a hundred times as long
         self.lost_answers = 0  # how many of the next changes are made, and reported as failed
-        self.taken = 0  # bytes that other programs use
+        # The files while the file system is not mounted, and processes see an empty folder.
         self.unmounted: dict[str, bytes] | None = None
-        self.operations = 0
-        self.watch: Invariants | None = None  # told of each operation and of each change
+        self.watch: Invariants  # told of each operation and of each change
         self.at_operation: Callable[[str, str], None] = lambda kind, path: None
 
     @property
     def used(self) -> int:
-        return (
-            self.taken
-            + sum(map(len, self.files.values()))
-            + sum(nbytes for _, nbytes in self.temporaries.values())
-        )
+        return sum(map(len, self.files.values())) + sum(size for _, size in self.temporaries.values())
 
     @property
     def kept(self) -> dict[str, bytes]:
@@ -69,7 +59,6 @@ class Disk:
     def operate(self, kind: str, path: str) -> None:
         """Take time for an operation; fail in an outage."""
         scheduler, mounted = self.scheduler, self.unmounted is None
-        self.operations += 1
         self.at_operation(kind, path)
         slowness = 100 if scheduler.now < self.slow_until else 1
         scheduler.sleep(scheduler.dice.random() * 2 * _USUAL * slowness)
@@ -82,24 +71,20 @@ class Disk:
         self.scheduler.check()
         self.require(len(data) - len(self.files.get(path, b"")))
         self.files[path] = data
-        self._changed("put", path)
+        self.watch.disk_changed("put", path)
 
     def drop(self, path: str) -> None:
         self.scheduler.check()
         if path not in self.files:
             raise FileNotFoundError(path)
         del self.files[path]
-        self._changed("drop", path)
+        self.watch.disk_changed("drop", path)
 
     def answer(self) -> None:
         """Lose the answer to a change that was made."""
         if self.lost_answers:
             self.lost_answers -= 1
             raise OSError(errno.ETIMEDOUT, "simulated: the answer was lost")
-
-    def _changed(self, kind: str, path: str) -> None:
-        if self.watch is not None:
-            self.watch.disk_changed(kind, path)
 
 
 class SimulatedStorage(Storage):
@@ -112,8 +97,7 @@ class SimulatedStorage(Storage):
     def _names(self, folder: str) -> Iterable[str]:
         self._disk.operate("list", folder)
         prefix = f"{folder}/" if folder else ""
-        if self._disk.watch is not None:
-            self._disk.watch.listed(folder)
+        self._disk.watch.listed(folder)
         below = (path.removeprefix(prefix) for path in self._disk.files if path.startswith(prefix))
         return {path.split("/")[0]: None for path in below}
 

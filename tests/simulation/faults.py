@@ -122,12 +122,8 @@ class Injector:
     def _before_event(self) -> None:
         before = True  # whether the fault before has struck
         for fault in self._faults:
-            if (
-                fault.at == "after"
-                and not fault.fired
-                and before
-                and self._scheduler.events >= self._last + fault.nth
-            ):
+            follows = fault.at == "after" and before and self._scheduler.events >= self._last + fault.nth
+            if follows and not fault.fired:
                 self._strike(fault, None)
             before = fault.fired
 

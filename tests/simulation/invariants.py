@@ -53,15 +53,7 @@ def _check(method: Callable[Concatenate[Invariants, P], None]) -> Callable[Conca
 
 
 class Invariants:
-    """Checks a cluster, and reports what does not hold to the scheduler.
-
-    Args:
-        reference: digests of an undisturbed run's commits by number; None where the number of ranks changes.
-
-    Attributes:
-        restarts: how many there were of each job, and of all its processes (``job``) or one (``slot``).
-        commits: digest of each commit by the start of the job that made it, and its identity.
-    """
+    """Checks a cluster, and reports what does not hold to the scheduler."""
 
     def __init__(
         self, cluster: Cluster, training: Training, reference: Mapping[int, str] | None = None
@@ -70,10 +62,12 @@ class Invariants:
         self._scheduler = cluster.scheduler
         self._disk = cluster.disk
         self._training = training
+        # Digests of an undisturbed run's commits by number; None where the number of ranks changes.
         self._reference = reference
         self.faults: Counter[str] = Counter()  # how many faults of each kind there have been
-        self.restarts: Counter[tuple[str, str]] = Counter()
+        self.restarts: Counter[tuple[str, str]] = Counter()  # of each job; of all processes or one slot
         self.acknowledged = _NONE  # the newest commit that was reported as durable
+        # Digest of each commit by the start of the job that made it, and its identity.
         self.commits: dict[tuple[str, CommitId], str] = {}
         self.by_number: dict[int, str] = {}
         self._published: dict[CommitId, tuple[Process, str]] = {}
@@ -82,6 +76,7 @@ class Invariants:
         self._starts: dict[Process, str] = {}
         self._elected: dict[int, CommitId] = {}
         self._listings: dict[Process, dict[int, dict[str, Any]]] = {}
+        self.states: set[int] = set()  # that were reached: durable commit, starts, what each process is at
 
     # -- told by processes -------------------------------------------------------------------------------
 
@@ -90,6 +85,7 @@ class Invariants:
         """A rank has made a commit in its memory."""
         self._newest[world.process] = snapshot.id
         self._is_sound(f"{snapshot.id} in memory", snapshot, snapshot.arenas, snapshot.id)
+        self._note_state()
 
     @_check
     def agreed(self, world: SimulatedWorld, agreement: Agreement) -> None:
@@ -113,6 +109,7 @@ class Invariants:
                     f"resumed from commit {commit.commit} ({agreement.source}); {needed} was durable"
                 )
         self._newest[world.process] = commit
+        self._note_state()
 
     @_check
     def event(self, process: Process, event: Mapping[str, Any]) -> None:
@@ -126,6 +123,7 @@ class Invariants:
                 self._scheduler.fail(f"{commit} is acknowledged, and the root is not mounted")
             self._newest_is_there(f"{commit} was acknowledged")
             self._scheduler.say(f"{commit} is durable")
+            self._note_state()
 
     def process_died(self, process: Process) -> None:
         self._newest.pop(process, None)
@@ -286,6 +284,13 @@ class Invariants:
     def _stops(self) -> int:
         """How many faults there have been that stop a process for a while."""
         return sum(self.faults[kind] for kind in ("stop", "stop_any", "hang"))
+
+    def _note_state(self) -> None:
+        state: list[Any] = [self.acknowledged]
+        for job in self._cluster.jobs:
+            state += [job.name, self.restarts[job.name, "job"], job.submissions]
+            state += [(self._newest.get(world.process, _NONE), world.at_init) for world in job.worlds]
+        self.states.add(hash(tuple(state)))  # equal in all processes that `tests.simulation` forks
 
     def _is_sound(self, what: str, commit: Any, arenas: Any, identity: CommitId) -> None:
         flaw = trainings.flaw(commit, arenas, self._training)

@@ -41,6 +41,7 @@ from hvdrecover import clock, heartbeat
 _PACKAGE = "hvdrecover."
 _REAL = ("hvdrecover.machine",)  # asks /proc about this very process
 HANDLER_FAILS = "the script's handler of log lines has failed"
+_MOST = 60_000  # times that the baton may be handed on
 _START = 1_800_000_000.0  # the wall clock at the beginning, in seconds since the Unix epoch
 
 
@@ -49,18 +50,14 @@ class Died(BaseException):
 
 
 class Process:
-    """A simulated process.
-
-    Attributes:
-        dead: whether it has died, or ended.
-        stopped: whether it has been stopped, as by SIGSTOP.
-    """
+    """A simulated process."""
 
     def __init__(self, scheduler: Scheduler, name: str, host: str) -> None:
         self.name = name  # for the transcript
         self.host = host  # name of its host
         self.pid = scheduler.next_pid()  # its number
-        self.dead = self.stopped = False
+        self.dead = False  # whether it has died, or ended
+        self.stopped = False  # whether it has been stopped, as by SIGSTOP
         self.skew = 0.0  # seconds by which its wall clock is ahead
         self.globals = [(module, name, fresh()) for module, name, fresh in scheduler.process_globals]
 
@@ -85,14 +82,9 @@ class Task:
 
 
 class Scheduler:
-    """Runs tasks one at a time.
+    """Runs tasks one at a time; the seed decides everything."""
 
-    Args:
-        seed: decides everything.
-        most: how many times the baton may be handed on.
-    """
-
-    def __init__(self, seed: int, most: int = 60_000) -> None:
+    def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)  # the generator of the order of tasks and of all else that is random
         self.now = 100.0  # the monotonic clock, in seconds
         self.events = 0  # how often the baton was handed on
@@ -101,7 +93,6 @@ class Scheduler:
         self.failure: str | None = None  # the first finding
         self.before_event: Callable[[], None] = lambda: None  # called each time before the baton is handed on
         self.process_globals = _process_globals()
-        self._most = most
         self._pids = 1000
         self._tasks: list[Task] = []
         self._current: Task | None = None
@@ -230,8 +221,8 @@ class Scheduler:
             ready = [task for task in self._tasks if task.is_ready(self.now)]
             if ready:
                 self.events += 1
-                if self.events > self._most:
-                    self.fail(f"no end after {self._most} events: {self._whereabouts()}")
+                if self.events > _MOST:
+                    self.fail(f"no end after {_MOST} events: {self._whereabouts()}")
                     break
                 chosen = ready[0] if len(ready) == 1 else ready[int(self.dice.random() * len(ready))]
                 place = self._tasks.index(chosen) + 64 * len(ready)
@@ -384,9 +375,6 @@ class Lock:
         self._count -= 1
         if not self._count:
             self._owner = None
-
-    def locked(self) -> bool:
-        return self._owner is not None
 
     def __enter__(self) -> bool:
         return self.acquire()

@@ -51,6 +51,7 @@ class Outcome:
     events: int
     order: int  # a checksum of the order in which tasks ran
     seconds: float
+    states: set[int]  # the states that were reached, as hashes
     faults: dict[str, int] = field(default_factory=dict)  # how many faults of each kind struck
 
     def report(self) -> str:
@@ -81,7 +82,7 @@ def setting_of(dice: random.Random, *, near: bool, plain: bool) -> Setting:
     return Setting(training, hosts, per_host, elastic=dice.random() < 0.5, inside=dice.random() < 0.5)
 
 
-def run_seed(seed: int, most: int = 60_000) -> Outcome:
+def run_seed(seed: int) -> Outcome:
     """Simulate the run of a seed."""
     dice = random.Random(seed)
     setting = setting_of(dice, near=seed % 5 == 4, plain=seed % 6 == 3)
@@ -91,14 +92,14 @@ def run_seed(seed: int, most: int = 60_000) -> Outcome:
     # Where the ranks change, or leave between two commits, later commits hold other steps. A rank whose
     # commit failed continues with its own random stream.
     differs = elastic or setting.training.checks or any(fault.kind == "copy" for fault in faults)
-    return _run(setting, seed, faults, None if differs else reference, most)
+    return _run(setting, seed, faults, None if differs else reference)
 
 
 @lru_cache(1024)
 def undisturbed(setting: Setting) -> tuple[dict[int, str], float]:
     """Return the digests of an undisturbed run's commits by number, and how long it takes."""
     found: dict[int, str] = {}
-    outcome = _run(setting, 0, [], None, 60_000, found)
+    outcome = _run(setting, 0, [], None, found)
     assert outcome.failure is None, outcome.report()
     return found, outcome.seconds
 
@@ -108,10 +109,9 @@ def _run(
     seed: int,
     faults: list[all_faults.Fault],
     reference: dict[int, str] | None,
-    most: int,
     commits: dict[int, str] | None = None,
 ) -> Outcome:
-    scheduler = Scheduler(seed, most)
+    scheduler = Scheduler(seed)
     near = tempfile.mkdtemp(prefix="simulated-", dir="/dev/shm") if setting.training.near else None
     cluster = Cluster(scheduler, setting.training, near)
     invariants = cluster.invariants = cluster.disk.watch = Invariants(cluster, setting.training, reference)
@@ -135,6 +135,7 @@ def _run(
         scheduler.events,
         scheduler.order,
         scheduler.now - 100,
+        invariants.states,
         dict(invariants.faults),
     )
 

@@ -39,12 +39,7 @@ _BUFFER = 1 << 18  # bytes that a socket holds
 
 
 class Running(Process):
-    """A process in the tree.
-
-    Attributes:
-        hangs: whether it waits for a disk, so that SIGKILL ends it only afterwards.
-        is_doomed: whether it hangs, and has got SIGKILL.
-    """
+    """A process in the tree."""
 
     def __init__(self, scheduler: Scheduler, name: str, host: str, parent: Running | None = None) -> None:
         super().__init__(scheduler, name, host)
@@ -55,7 +50,8 @@ class Running(Process):
         self.returncode: int | None = None  # None while it runs; negative if a signal has ended it
         self.inherited: dict[int, int] = {}  # its descriptors, by those of the parent
         self.stdin: Input | None = None  # what its parent writes to it
-        self.hangs = self.is_doomed = False
+        self.hangs = False  # whether it waits for a disk, so that SIGKILL ends it only afterwards
+        self.is_doomed = False  # whether it hangs, and has got SIGKILL
         self.killed_at = math.inf  # when its parent has sent it a signal; infinite before
         self.at_exit: list[Callable[[], object]] = []  # called before it ends by itself
         self.at_end: list[Callable[[], object]] = []  # called when it ends
@@ -66,15 +62,12 @@ class Running(Process):
 
 
 class System:
-    """All simulated processes, and the network between their hosts.
-
-    Attributes:
-        at_call: called with the name of each call that a process makes: start, signal, connect or send.
-    """
+    """All simulated processes, and the network between their hosts."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.program: Program = lambda process: 0  # what a process that another one starts does
+        # Called with the name of each call that a process makes: start, signal, connect or send.
         self.at_call: Callable[[str], None] = lambda name: None
         self._living: dict[int, Running] = {}
         self._listeners: dict[int, Listener] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from tests.simulation.scheduler import Event, Lock, Process, Scheduler
 from tests.simulation.simulate import run_seed
-from tests.simulation.system import Running, SimulatedWaking, System
+from tests.simulation.system import Running, System
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,32 +51,6 @@ def test_a_dead_process_has_no_further_effect() -> None:
     scheduler.start(killer, "main", lambda: (scheduler.sleep(1.0), scheduler.kill(victim)))
     scheduler.run()
     assert (done, event.is_set(), scheduler.failure) == ([], False, None)
-
-
-def test_a_child_dies_with_its_parent_and_a_parent_hears_of_a_child() -> None:
-    scheduler = Scheduler(1)
-    system = System(scheduler)
-    parent, heard = Running(scheduler, "parent", "h"), []
-
-    def sleep(process: Running) -> int:
-        scheduler.sleep(5.0)
-        return 3
-
-    def live(process: Running) -> int:
-        with SimulatedWaking(system, [signal.SIGCHLD]) as waking:
-            first = system.start(["first"], {})
-            while first.poll() is None:
-                heard.extend(waking.wait(60.0))
-            system.start(["second"], {})
-            scheduler.sleep(60.0)
-        return 0
-
-    system.program = sleep
-    system.spawn(parent, live)
-    system.later(6.0, lambda: system.kill(parent))
-    scheduler.run()
-    assert (heard, parent.returncode, system.living) == ([signal.SIGCHLD], -signal.SIGKILL, [])
-    assert scheduler.now < 107 and scheduler.failure is None
 
 
 def test_a_host_that_is_cut_off_gets_what_was_sent_when_it_is_back_in_time() -> None:

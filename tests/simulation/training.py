@@ -39,13 +39,7 @@ _PRIME = 1_000_003
 
 @dataclass(frozen=True)
 class Training:
-    """The settings of a script.
-
-    Attributes:
-        returns_early: whether the script ends its loop when the job is to stop, as a handler of SIGTERM would
-            have it, before the next commit.
-        plain: whether the script has no training function, so that all ranks start again after a fault.
-    """
+    """The settings of a script."""
 
     samples: int = 24  # of an epoch
     epochs: int = 2
@@ -58,9 +52,9 @@ class Training:
     flush: bool = False  # whether each commit is waited for until it is durable
     checks: bool = False  # whether ranks look for changes of hosts between commits
     near: bool = False
-    returns_early: bool = False
+    returns_early: bool = False  # whether it ends its loop when the job is to stop, before the next commit
     step_seconds: float = 1.0  # how long a step takes at most
-    plain: bool = False
+    plain: bool = False  # without a training function, so that all ranks start again after a fault
 
     def __call__(self, cluster: Cluster, world: SimulatedWorld, config: Config) -> None:
         scheduler = cluster.scheduler
@@ -146,7 +140,7 @@ def _init(world: SimulatedWorld) -> None:
     try:
         world.init()
     except RemovedError as error:
-        heartbeat.removed()
+        heartbeat.enter(heartbeat.Phase.REMOVED)
         raise ValueError("Horovod initialization failed") from error
     except RendezvousError as error:
         heartbeat.lost_ranks(f"HorovodInternalError: {error}")

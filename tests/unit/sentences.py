@@ -178,25 +178,13 @@ class _Source:
         """Return what a name was set to, a parameter was given, or a function returns."""
         match place.value:
             case ast.Name(id=name):
-                assigned = list(_assigned(name, place)) or list(
-                    _assigned(name, place._replace(within=None), self.tree)
-                )
-                yield from assigned or self._given(name, place.within)
+                assigned = list(_assigned(name, place))
+                yield from assigned or _assigned(name, place._replace(within=None), self.tree)
             case ast.Call() as call if _called(call) in self.functions:
                 function = self.functions[_called(call)]
                 for each in ast.walk(function):
                     if isinstance(each, ast.Return) and each.value:
                         yield _Place(each.value, each, function)
-
-    def _given(self, name: str, function: Function | None) -> Iterator[_Place]:
-        if function is None:
-            return
-        names = [each.arg for each in (*function.args.posonlyargs, *function.args.args) if each.arg != "self"]
-        for call, within in self.calls:
-            if _called(call) == function.name:
-                by_name = [each.value for each in call.keywords if each.arg == name]
-                by_place = call.args[names.index(name) :][:1] if name in names else []
-                yield from (_Place(each, call, within) for each in (*by_name, *by_place))
 
 
 def _calls(node: ast.AST, within: Function | None) -> Iterator[tuple[ast.Call, Function | None]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from hvdrecover import cli
 from hvdrecover.checkpoint import near_tier
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.storage.local import LocalStorage
-from tests.support.commands import on_a_terminal, plain_lines
+from tests.support.commands import answer, call, on_a_terminal, plain_lines
 from tests.unit.checkpoint.roots import content, make_snapshot, make_store, signed
 
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
@@ -170,9 +169,9 @@ def test_prune_deletes_near_roots_that_no_process_keeps(run, document, tmp_path,
     keeper.release()
 
 
-@pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 1), ("", 1, 3)])
-def test_prune_says_what_it_will_delete_and_asks(root, answer, code, left):
-    done, output = on_a_terminal(80, "prune", root, "--keep-last", "1", answer=f"{answer}\n")
+@pytest.mark.parametrize(("typed", "code", "left"), [("y", 0, 1), ("", 1, 3)])
+def test_prune_says_what_it_will_delete_and_asks(root, typed, code, left):
+    done, output = on_a_terminal(80, "prune", root, "--keep-last", "1", answer=f"{typed}\n")
     lines = plain_lines(output)
     asked = next(number for number, line in enumerate(lines) if "delete these? [y/N]" in line)
     assert [line for line in lines[:asked] if line.startswith("would delete g0001-c00000002, ")]
@@ -277,11 +276,6 @@ def test_wrong_arguments_exit_with_2(run, arguments):
 # -- processes -----------------------------------------------------------------------------------------
 
 
-def hvdrecover(*arguments, **options):
-    command = [sys.executable, "-m", "hvdrecover", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
-
-
 def test_looking_imports_no_framework(root, tmp_path):
     file = str(tmp_path / "x.safetensors")
     commands = [["ls"], ["show"], ["verify"], ["diff", "1", "3"], ["export", "-o", file, "--only", "model"]]
@@ -289,24 +283,17 @@ def test_looking_imports_no_framework(root, tmp_path):
 import sys
 from hvdrecover.cli import main
 for command, *others in {commands}:
-    assert main([command, sys.argv[1], *others]) == 0
+    assert main([command, {str(root)!r}, *others]) == 0
 print("", *sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program, root], capture_output=True, text=True, timeout=120)
-    imported = {name.split(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    imported = {name.split(".")[0] for name in answer(program).splitlines()[-1].split()}
     assert {"hvdrecover", "rich"} <= imported
     assert not imported & {"torch", "tensorflow", "keras", "horovod"}
 
 
 def test_a_shell_gets_completions(tmp_path):
-    environ = {
-        **os.environ,
-        "_ARGCOMPLETE": "1",
-        "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "completions"),
-        "COMP_LINE": "hvdrecover prune --keep-p",
-        "COMP_POINT": "25",
-    }
-    hvdrecover(env=environ)
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": "hvdrecover prune --keep-p", "COMP_POINT": "25"}
+    call(environ={**asked, "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "completions")})
     assert (tmp_path / "completions").read_text().strip() == "--keep-period"
 
 

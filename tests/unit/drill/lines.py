@@ -25,7 +25,7 @@ class Story:
         self._at = (generation, commit)
         self._pids = [self._pids[rank] + 100 * (rank in restarted) for rank in range(self._size)]
         self._steps = 0
-        return self._add("agreed", source="memory")
+        return self._add("agreed")
 
     def step(self, samples: tuple[int, ...] = (), epoch: int = 0, at: int = 0) -> Story:
         """They step on a batch."""

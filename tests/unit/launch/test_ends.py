@@ -117,12 +117,8 @@ def test_how_a_process_has_ended(ended: Death, name: str) -> None:
     assert ends.end_of(ended).name == name
 
 
-def failed(returncode: int = 1, error: str = OWN_ERROR, **facts: Any) -> Death:
-    return death(returncode, error=error, **{"generation": 1, "commit": 4, "changed": 4, "steps": 2, **facts})
-
-
 def test_an_error_before_the_first_commit_is_one_of_its_own() -> None:
-    assert ends.end_of(failed(), first=True).name == "first_error"
+    assert ends.end_of(death(1, error=OWN_ERROR), first=True).name == "first_error"
     away = death(1, error="StorageError: s3://b is away", kinds=("StorageError",))
     assert ends.end_of(away, first=True).name == "storage"  # which may come back
     refused = death(1, error="StorageError: /etc is not ours", kinds=("StorageError", "PermissionError"))
@@ -139,10 +135,9 @@ def test_a_script_that_calls_no_training_function_has_not_failed() -> None:
     assert ends.end_of(death(0, Phase.STARTING, error=OWN_ERROR), first=True).name == "first_error"
 
 
-def reasons(*ended: Death, record: Record | None = None) -> list[str]:
+def reasons(*ended: Death) -> list[str]:
     """Return why a slot's process was not restarted after each of these deaths."""
-    record = record or Record()
-    found = []
+    record, found = Record(), []
     for each in ended:
         record.note(each.reading)
         found.append(record.died(each))
@@ -171,16 +166,17 @@ def crash(number: int = 1) -> dict[str, Any]:
     return {**facts, "at": "a/0", "commit": [1, 4], "point": [4, 0], "detail": "SIGKILL"}
 
 
-def script_error(commit: int = 4, detail: str = "KeyError: 'x'", code: int = 1) -> dict[str, Any]:
-    facts = {
-        "fault": "script_error",
-        "end": "script_error",
-        "name": "rank 0 on a",
-        "message": "it failed",
-        "exit": code,
+def script_error(commit: int = 4, detail: str = "KeyError: 'x'") -> dict[str, Any]:
+    facts = {"fault": "script_error", "end": "script_error", "name": "rank 0 on a", "message": "it failed"}
+    return {
+        **facts,
+        "exit": 1,
         "at": "a/0",
+        "point": [commit, 0],
+        "detail": detail,
+        "final": True,
+        "traceback": "Traceback …",
     }
-    return {**facts, "point": [commit, 0], "detail": detail, "final": True, "traceback": "Traceback …"}
 
 
 def attempt(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -70,21 +69,8 @@ class Asked:
 
     def requeued(self) -> list[str]:
         """The names by which a requeue was asked for."""
-        asked = (
-            [words.split() for words in self._asked.read_text().splitlines()] if self._asked.exists() else []
-        )
-        return [words[1] for words in asked if words[0] == "requeue"]
-
-
-Ask = Callable[..., Asked]
-
-
-@pytest.fixture
-def ask(tmp_path: Path) -> Ask:
-    def make(shown: str, **variables: str) -> Asked:
-        return Asked(tmp_path, shown, **variables)
-
-    return make
+        lines = self._asked.read_text().splitlines()
+        return [line.removeprefix("requeue ") for line in lines if line.startswith("requeue ")]
 
 
 @pytest.mark.parametrize(
@@ -98,38 +84,29 @@ def ask(tmp_path: Path) -> Ask:
         ("", ""),
     ],
 )
-def test_a_job_ends_within_a_minute(ask: Ask, shown: str, how: str) -> None:
-    job = ask(shown).job
+def test_a_job_ends_within_a_minute(tmp_path: Path, shown: str, how: str) -> None:
+    job = Asked(tmp_path, shown).job
     job.watch()
     job._thread.join(60)
     assert job.ends_within(60) == how
 
 
 @pytest.mark.parametrize(
-    ("variables", "name"),
-    [({}, "7"), ({"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}, "7_0")],
-)
-def test_a_job_that_has_left_is_requeued_and_of_an_array_one_task(
-    ask: Ask, variables: dict[str, str], name: str
-) -> None:
-    asked = ask(line(), **variables)
-    asked.job.requeue(committed=True)
-    assert asked.requeued() == [name]
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
+    ("states", "variables", "requeued"),
     [
-        ("RUNNING", "COMPLETING"),  # Slurm ends or requeues it by itself
-        ("RUNNING", "CANCELLED"),
-        ("Requeue=1", "Requeue=0"),  # it may not start again
-        ("BatchFlag=1", "BatchFlag=0"),
+        (RUNS, {}, ["7"]),
+        (RUNS, {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}, ["7_0"]),
+        (RUNS.replace("RUNNING", "COMPLETING"), {}, []),  # Slurm ends or requeues it by itself
+        (RUNS.replace("Requeue=1", "Requeue=0"), {}, []),  # it may not start again
+        (RUNS.replace("BatchFlag=1", "BatchFlag=0"), {}, []),
     ],
 )
-def test_a_job_that_must_not_be_requeued_is_not(ask: Ask, before: str, after: str) -> None:
-    asked = ask(line(states=RUNS.replace(before, after)))
+def test_a_job_that_has_left_is_requeued_if_it_may(
+    tmp_path: Path, states: str, variables: dict[str, str], requeued: list[str]
+) -> None:
+    asked = Asked(tmp_path, line(states=states), **variables)
     asked.job.requeue(committed=True)
-    assert asked.requeued() == []
+    assert asked.requeued() == requeued
 
 
 @pytest.mark.parametrize(
@@ -137,9 +114,9 @@ def test_a_job_that_must_not_be_requeued_is_not(ask: Ask, before: str, after: st
     [("1795595060", "None", []), ("1795595060", "1795594990", ["7"]), ("1795699999", "None", ["7"])],
 )
 def test_a_time_limit_too_short_for_a_commit_does_not_continue_for_ever(
-    ask: Ask, caplog: pytest.LogCaptureFixture, end: str, preempted: str, requeued: list[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, end: str, preempted: str, requeued: list[str]
 ) -> None:
-    asked = ask(line(end=end, preempted=preempted))
+    asked = Asked(tmp_path, line(end=end, preempted=preempted))
     asked.job.requeue(committed=False)
     assert asked.requeued() == requeued
     assert ("raise --time" in caplog.text) is not bool(requeued)
@@ -149,9 +126,9 @@ def test_a_time_limit_too_short_for_a_commit_does_not_continue_for_ever(
 
 
 def test_an_heir_waits_until_slurm_has_found_that_the_node_is_lost(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ask(line())
+    asked = Asked(tmp_path, line())
     looks: list[float] = []
 
     def wait(event: threading.Event, timeout: float) -> bool:

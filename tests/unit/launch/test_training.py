@@ -101,7 +101,7 @@ def test_a_python_program_is_found_at_its_place_in_the_command(
     words = command.split()
     found = parse(words)
     assert found is not None
-    assert (found.module, found.program, *found.arguments) == (module, *words[place:])
+    assert (found.module, *found.words) == (module, *words[place:])
     assert list(found.interpreter) == words[: place - module]
 
 

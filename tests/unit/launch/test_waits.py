@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,53 +23,20 @@ UNTIMED = {"run", "recv", "accept", "sendall", "connect", "Popen", "Child", "rea
 UNTIMED |= {"waitpid", "getaddrinfo", "gethostbyname", "getfqdn", "urlopen", "open", "write", "write_text"}
 UNTIMED |= {"write_bytes", "flush", "fsync", "mkdir", "replace"}
 
-# The calls that may block without a timeout, by the reason for it.
-UNBOUNDED = {
-    "a standby waits for as long as nothing is lost; it dies with its guardian": ["training.main: readline"],
-    "/dev/null or a file in memory": [
-        *("training.main: open", "training._silence: open", "training.start_standby: open"),
-        "ssh.main: write",
-    ],
-    "a pipe takes 64 KiB without a reader, and these bytes are all that ever comes": [
-        *("training.wake: write", "training.wake: flush"),
-    ],
-    "the socket has a timeout of waits.MESSAGE, or 0 at the supervisor": [
-        *("link.Link.send: sendall", "link.Link.receive: recv", "link.Guardians._accept: accept"),
-    ],
-    "in a daemon thread of its own, for which nothing waits": [
-        *("output.Outlet._pump: wait_for", "output.Outlet._pump: write"),
-    ],
-    "at the start of the job: nothing runs yet that could be lost, and a person or scheduler waits": [
-        *("output.append: open", "output.unblocked: flush"),
-        *("ssh.kept_alive: mkdir", "ssh.kept_alive: write_text", "ssh.kept_alive: replace"),
-    ],
-    "callers bound it by waits.DISK": [
-        *("presence.announce: mkdir", "presence.announce: write_text", "presence.announce: replace"),
-        *("guardian._append: mkdir", "guardian._append: open", "guardian._append: write"),
-        "supervisor.Supervisor._serve: flush",
-    ],
-    "until the program runs; the supervisor's SIGKILL ends a guardian that waits here": [
-        "processes.start: Child",
-    ],
-    "the last act of a guardian": ["slurm.leave_heir: Popen"],
-}
+MARK = "# no deadline: "  # in the line of such a call, before the reason
 
 
-def blocking_calls() -> Iterator[str]:
-    """Each call that may block without a timeout, as ``module.function: name``."""
+def test_each_call_that_may_block_has_a_timeout_or_a_reason() -> None:
     for path in sorted(LAUNCH.rglob("*.py")):
-        for function, node in _calls(ast.parse(path.read_text()), path.stem):
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if name in UNTIMED | TIMED.keys() and not _is_harmless(node, name) and not _is_timed(node, name):
-                yield f"{function}: {name}"
+        text = path.read_text()
+        reasons = {number for number, line in enumerate(text.splitlines(), 1) if MARK in line}
+        calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+        assert {call.lineno for call in calls if _may_block(call)} == reasons, path.name
 
 
-def _calls(tree: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
-    for node in ast.iter_child_nodes(tree):
-        inner = f"{function}.{node.name}" if isinstance(node, ast.ClassDef | ast.FunctionDef) else function
-        if isinstance(node, ast.Call):
-            yield function, node
-        yield from _calls(node, inner)
+def _may_block(node: ast.Call) -> bool:
+    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    return name in UNTIMED | TIMED.keys() and not _is_harmless(node, name) and not _is_timed(node, name)
 
 
 def _is_timed(node: ast.Call, name: str) -> bool:
@@ -91,10 +57,6 @@ def _is_harmless(node: ast.Call, name: str) -> bool:
         or (name == "run" and words != "subprocess")
         or (name in ("write", "flush") and words in ("sys.stderr", "sys.stdout"))  # an `Outlet`
     )
-
-
-def test_each_call_that_may_block_has_a_timeout_or_a_reason() -> None:
-    assert set(blocking_calls()) == {call for calls in UNBOUNDED.values() for call in calls}
 
 
 @pytest.mark.parametrize("name", [name for name in vars(waits) if name.isupper() and name[0] != "_"])

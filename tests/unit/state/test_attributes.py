@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 
 from hvdrecover.checkpoint import CommitId
-from hvdrecover.errors import (
-    ConfigError,
-    StateError,
-    UnsupportedValueError,
-)
+from hvdrecover.errors import ConfigError, StateError, UnsupportedValueError
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeSampler
 from tests.unit.state.jobs import Process, on_ranks
@@ -103,9 +99,6 @@ def test_an_attribute_hides_a_method_that_horovods_states_lack(process: Process,
     state.restore()
     assert getattr(state, name) == [1, 2]
     assert isinstance(state, State)
-
-
-# -- save and restore ------------------------------------------------------------------------------------
 
 
 def test_a_value_that_can_not_be_committed_does_not_spoil_the_last_commit(process: Process) -> None:

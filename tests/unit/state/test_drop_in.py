@@ -15,7 +15,7 @@ from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots
-from tests.fakes.world import FakeJob, fail_at
+from tests.fakes.world import FakeJob, Fault
 from tests.unit.state.jobs import CONFIG, URL, Process, initialised
 
 
@@ -80,7 +80,7 @@ def test_methods_of_a_subclass_are_called_where_horovod_calls_them_and_ours_is_d
 
         run(train)(state)
 
-    FakeJob(initialised(body), 2, [fail_at(1, "gradient", 4)]).results()
+    FakeJob(initialised(body), 2, [Fault(1, "gradient", 4)]).results()
     assert notes["old"] == [
         ("sync", 0, 0.0),
         ("save", 2, 2.0),
@@ -155,7 +155,7 @@ def test_a_state_that_keeps_everything_by_itself_survives_rank_0() -> None:
         run(train)(state)
         return int(state.step)
 
-    fault = fail_at(0, "gradient", 4, replacement="in_place")
+    fault = Fault(0, "gradient", 4, replacement="in_place")
     assert FakeJob(initialised(body), 2, [fault]).results() == [4, 4]
     assert sorted(entries) == [0, 0, 2, 2]
 

@@ -43,21 +43,12 @@ def weight_in(roots: FakeRoots, commit: CommitId) -> float:
     return float(arena.bytes_of("w").view("f8")[0])
 
 
-def block(root: FakeRoot) -> None:
-    """Let the next write begin and not end."""
-    root.gate.clear()
-
-
-def wait_until_blocked(root: FakeRoot) -> None:
-    assert root.at_the_gate.wait(HANG_SECONDS)
-
-
 def test_memory_holds_at_most_two_snapshots(process: Process, root: FakeRoot) -> None:
     state = begun(process)
     seen = []
     for number in range(12):
         if number % 2:
-            block(root)
+            root.gate.clear()
         state.commit()
         root.gate.set()
         assert state._session.memory.newest is not None
@@ -69,18 +60,15 @@ def test_a_commit_that_is_asked_to_be_durable_waits_for_the_write_in_flight(
     process: Process, root: FakeRoot
 ) -> None:
     state = begun(process)
-    block(root)
+    root.gate.clear()
     state.commit()
-    wait_until_blocked(root)
+    assert root.at_the_gate.wait(HANG_SECONDS)
     training = threading.Thread(target=state.commit, args=(True,))
     training.start()
     root.gate.set()
     training.join(HANG_SECONDS)
     state.flush()
     assert root.published == [CommitId(1, 1), CommitId(1, 2)]
-
-
-# -- outages and slow storage --------------------------------------------------------------------------------
 
 
 def test_without_memory_for_a_second_commit_one_waits_for_the_write_before_it(
@@ -96,10 +84,10 @@ def test_without_memory_for_a_second_commit_one_waits_for_the_write_before_it(
         vacate()
 
     state._session.memory.vacate = after_the_gate_opens
-    block(root)
+    root.gate.clear()
     train(state)
     state.commit()
-    wait_until_blocked(root)
+    assert root.at_the_gate.wait(HANG_SECONDS)
     for _ in range(3):
         train(state)
         state.commit()
@@ -130,7 +118,7 @@ def test_a_storage_that_is_away_when_a_job_starts_is_tried_again(process: Proces
 
 def test_a_write_that_hangs_does_not_hold_up_training(process: Process, root: FakeRoot) -> None:
     state = begun(process)
-    block(root)
+    root.gate.clear()
     for _ in range(10):
         train(state)
         state.commit()
@@ -146,7 +134,7 @@ def test_a_write_that_hangs_does_not_hold_up_training(process: Process, root: Fa
 def test_a_job_whose_storage_hangs_for_too_long_stops(process: Process, root: FakeRoot) -> None:
     process.config = dataclasses.replace(process.config, max_durable_age=100.0)
     state = begun(process)
-    block(root)
+    root.gate.clear()
     state.commit()
     process.clock.advance(100)
     state.commit()

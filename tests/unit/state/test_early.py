@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hvdrecover import heartbeat
 from hvdrecover.config import Config
 from hvdrecover.errors import EarlyCollectiveError
 from hvdrecover.state import horovod
@@ -145,3 +147,20 @@ def test_from_the_training_function_on_all_are_horovods_own(driver: Driver) -> N
     horovod.training_begins()
     assert hvd.mpi_ops.mpi_lib is library
     assert hvd.broadcast_object("mine") == "everybody's"
+
+
+class Lazy(ModuleType):
+    """A module that imports another when anything looks at it."""
+
+    @property
+    def __spec__(self) -> None:  # type: ignore[override]
+        sys.modules[f"{self.__name__}.part"] = ModuleType("part")
+
+
+def test_libraries_are_reported_though_one_imports_another_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[list[str]] = []
+    monkeypatch.setattr(sys, "modules", {"lazy": Lazy("lazy"), **sys.modules})
+    monkeypatch.setattr(heartbeat, "notify", lambda modules: noted.append(modules))
+    heartbeat.page.commits = 2
+    horovod._report_modules()
+    assert "json" in noted[0]

@@ -16,7 +16,7 @@ from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeFramework, FakeGenerator, FakeModel, FakeSchedule
 from tests.fakes.root import FakeRoots
-from tests.fakes.world import Action, FakeJob, FakeWorld, Replacement, change_at, fail_at
+from tests.fakes.world import Action, FakeJob, FakeWorld, Fault, Replacement
 from tests.unit.state.jobs import URL, Process, initialised, on_ranks
 
 Values = dict[int, Any]
@@ -121,7 +121,7 @@ def test_a_rank_lost_at_any_collective_gets_its_very_own_back(
     expected, visits = undisturbed(rng)
     replacement: Replacement = "none" if action == "cut" else "in_place"
     for nth in range(1, visits + (action == "kill")):  # an error at the last visit shows nowhere
-        fault = fail_at(rank, "", nth, action=action, replacement=replacement)
+        fault = Fault(rank, "", nth, action=action, replacement=replacement)
         assert FakeJob(Script(rng=rng), 2, [fault]).results() == expected, nth
 
 
@@ -130,7 +130,7 @@ def test_the_whole_job_killed_at_any_collective(rng: Randomness) -> None:
     expected, visits = undisturbed(rng, "fake://undisturbed")
     for nth in range(1, visits + 1):
         url = f"fake://killed-{rng}-{nth}"
-        FakeJob(Script(url, rng), 2, [fail_at(nth % 2, "", nth, action="kill_all")]).run()
+        FakeJob(Script(url, rng), 2, [Fault(nth % 2, "", nth, action="kill_all")]).run()
         assert FakeJob(Script(url, rng), 2).results() == expected, nth
 
 
@@ -166,7 +166,7 @@ def test_with_other_ranks_the_script_says_what_each_resumes_from(
             state.register_reset_callbacks([lambda: setattr(state.data, "value", FakeSchedule())])
         return training(state)
 
-    fault = change_at(0, "change", add=1, remove=remove, ahead=ahead)
+    fault = Fault(0, "change", action="change", add=1, remove=remove, ahead=ahead)
     results = FakeJob(main, 2, [fault]).results()
     if size == 2:  # as many as before: the new one takes over from the one that left
         assert (results, seen) == ([10, 11], {})
@@ -176,7 +176,7 @@ def test_with_other_ranks_the_script_says_what_each_resumes_from(
 
 
 def test_without_a_word_of_the_script_it_is_an_error_on_all_ranks() -> None:
-    outcomes = FakeJob(Script(), 2, [change_at(0, "gradient", add=1)]).run()
+    outcomes = FakeJob(Script(), 2, [Fault(0, "gradient", action="change", add=1)]).run()
     assert [type(each.error) for each in outcomes] == [PerRankError] * 3
     assert re.search("2 ranks .* rank 2 of 3", str(outcomes[2].error))
     assert "on_resize=" in str(outcomes[0].error)

@@ -21,9 +21,6 @@ def draws(generator: FakeGenerator, number: int = 3) -> list[int]:
     return [generator.draw() for _ in range(number)]
 
 
-# -- streams --------------------------------------------------------------------------------------------
-
-
 def test_a_stream_depends_on_run_commit_rank_and_generator() -> None:
     streams = [
         stream(1, 2, 3)("python"),
@@ -41,18 +38,10 @@ def test_a_stream_is_the_same_for_ever() -> None:
     assert stream(2**62, 10, 1)("torch") == 4034363443597322819
 
 
-# -- a data loader draws when its iterator is made -------------------------------------------------------
-
-
-def loaded(process: Process, **attributes: Any) -> tuple[State, FakeLoader]:
-    sampler = FakeSampler(8)
-    state = process.state(sampler=sampler, **attributes)
-    state.sync()
-    return state, FakeLoader(sampler, 2, process.generator)
-
-
 def test_at_the_boundary_of_epochs_a_resumed_run_draws_what_an_undisturbed_one_does(process: Process) -> None:
-    state, loader = loaded(process)
+    state = process.state(sampler=FakeSampler(8))
+    state.sync()
+    loader = FakeLoader(state.sampler, 2, process.generator)
     state.sampler.order.record(8)
     state.commit()
 
@@ -65,9 +54,6 @@ def test_at_the_boundary_of_epochs_a_resumed_run_draws_what_an_undisturbed_one_d
     state.restore()
     assert list(loader) == []  # a resumed script goes through the rest of epoch 0 first
     assert next_epoch() == undisturbed
-
-
-# -- store ----------------------------------------------------------------------------------------------
 
 
 def own_streams(process: Process) -> State:
@@ -102,9 +88,6 @@ def test_ranks_get_their_streams_from_a_durable_commit_and_others_have_seeded_on
     assert results[:2] == [own_draws(0), own_draws(1)]
     seed = FakeFramework(100).draw_seed()
     assert results[2] == draws(FakeGenerator(stream(seed, 1, 2)("fake")))
-
-
-# -- states of generators ------------------------------------------------------------------------------
 
 
 @pytest.fixture

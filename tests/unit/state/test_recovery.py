@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,16 +16,8 @@ from hvdrecover.state import rendezvous
 from hvdrecover.state.durable import Standing
 from hvdrecover.state.hooks import Agreement, Election
 from hvdrecover.state.rendezvous import Published, elect, revive
-from tests.fakes.world import FakeJob, FakeWorld, Fault, current_world
+from tests.fakes.world import FakeWorld, current_world
 from tests.unit.state import jobs
-
-
-def on_ranks(size: int, body: Callable[[FakeWorld], Any], *faults: Fault) -> list[Any]:
-    def main(world: FakeWorld) -> Any:
-        world.init()
-        return body(world)
-
-    return FakeJob(main, size, faults).results()
 
 
 def snapshot_of(*weights: float) -> Snapshot:
@@ -116,7 +106,7 @@ def receive_or_keep(held: dict[int, Snapshot], sent: Snapshot) -> list[tuple[int
             agreement = rendezvous.receive(world, 0, *files)
         return world.visits - before, agreement
 
-    return on_ranks(3, body)
+    return jobs.on_ranks(3, lambda process: body(process.world))
 
 
 DESCRIPTION = 2  # collectives: header, who lacks the bytes

@@ -8,22 +8,17 @@ import pytest
 
 from hvdrecover.state.run import run
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
-from tests.fakes.world import FakeJob, Fault, change_at, fail_at
+from tests.fakes.world import FakeJob, Fault
 from tests.unit.state.jobs import URL, Process, initialised
 
 
 @dataclass
 class Scaling:
-    """A script that makes the rate 0.1 for each rank when ranks come or go.
-
-    Attributes:
-        calls: what the callback saw: rank, size, step and the sampler's place.
-        entries: what training functions saw: rank, size, step and rate.
-    """
+    """A script that makes the rate 0.1 for each rank when ranks come or go."""
 
     checkpoint: str | None = None
-    calls: list[tuple[Any, ...]] = field(default_factory=list)
-    entries: list[tuple[Any, ...]] = field(default_factory=list)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)  # rank, size, step and the sampler's place
+    entries: list[tuple[Any, ...]] = field(default_factory=list)  # rank, size, step and rate
 
     def run(self, size: int, *faults: Fault) -> None:
         self.calls.clear()
@@ -58,9 +53,9 @@ class Scaling:
     ("size", "fault", "called"),
     [
         # Ranks are lost: on every survivor, after the state has been rolled back.
-        (3, fail_at(0, "gradient", 4), [0, 1]),
+        (3, Fault(0, "gradient", 4), [0, 1]),
         # Ranks join, and get the changed rate.
-        (1, change_at(0, "gradient", 2, add=2), [0]),
+        (1, Fault(0, "gradient", 2, "change", add=2), [0]),
     ],
 )
 def test_they_are_called_on_every_survivor_and_their_changes_reach_all(
@@ -75,7 +70,7 @@ def test_they_are_called_on_every_survivor_and_their_changes_reach_all(
 
 def test_they_are_called_when_a_durable_commit_is_resumed_with_another_number_of_ranks() -> None:
     scaling = Scaling(URL)
-    scaling.run(2, fail_at(0, "gradient", 4, action="kill_all"))
+    scaling.run(2, Fault(0, "gradient", 4, action="kill_all"))
     scaling.run(3)
     assert sorted(scaling.calls) == [(rank, 3, 2, (rank, 3)) for rank in range(3)]
     assert sorted(scaling.entries) == [(rank, 3, 2, pytest.approx(0.3)) for rank in range(3)]

@@ -81,9 +81,6 @@ def test_the_busy_rank_learns_its_gap_and_is_named(page: Page, caplog: pytest.Lo
         assert re.search(rf"commit 9: .* {LIMIT} times .* 1 steps.* rank 0 was busy for 6.5 s", str(error))
 
 
-# -- in jobs -----------------------------------------------------------------------------------------------
-
-
 def always_failing(steps: int, at: int, *, at_the_top: bool = False) -> Callable[[Process], list[int]]:
     """A script with a collective that fails at one step, whenever it comes there; the step at each call."""
 

@@ -23,7 +23,7 @@ from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots
-from tests.fakes.world import FakeJob, fail_at
+from tests.fakes.world import FakeJob, Fault
 from tests.unit.state.jobs import CONFIG, STATIC, URL, Process, initialised
 
 
@@ -57,7 +57,7 @@ def test_the_memory_of_an_interrupted_step_is_let_go_before_the_ranks_agree() ->
 
         run(train)(state)
 
-    FakeJob(initialised(body), 2, [fail_at(1, "gradient", 3)]).results()
+    FakeJob(initialised(body), 2, [Fault(1, "gradient", 3)]).results()
     assert alive == [False]
 
 
@@ -91,12 +91,7 @@ def with_a_method_of_its_own(process: Process) -> State:
 
 @pytest.mark.parametrize(
     ("make", "weight"),
-    [
-        (plain, 2.0),
-        (with_callback, 9.0),
-        (with_a_method_of_its_own, 9.0),
-        (Adjusting, 9.0),
-    ],
+    [(plain, 2.0), (with_callback, 9.0), (with_a_method_of_its_own, 9.0), (Adjusting, 9.0)],
 )
 def test_a_survivor_sends_its_commit_or_what_the_script_has_changed_in_it(
     make: Callable[[Process], State], weight: float
@@ -117,7 +112,7 @@ def test_a_survivor_sends_its_commit_or_what_the_script_has_changed_in_it(
 
         run(train)(state)
 
-    FakeJob(initialised(body), 2, [fail_at(1, "gradient", 3, replacement="in_place")]).results()
+    FakeJob(initialised(body), 2, [Fault(1, "gradient", 3, replacement="in_place")]).results()
     assert found[True] == (weight, weight == 2.0)
     assert found[False][0] == weight
 

@@ -21,7 +21,7 @@ from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.clock import FakeClock
 from tests.fakes.framework import FakeFramework, FakeModel
-from tests.fakes.world import FakeJob, Fault, fail_at
+from tests.fakes.world import FakeJob, Fault
 from tests.unit.state.jobs import Process, initialised
 
 STEPS = 6
@@ -54,36 +54,6 @@ class Server:
         return [(row.step, row.values[name]) for row in self.rows if name in row.values]
 
 
-class FakeBoard(Tracker):
-    """Stands for TensorBoard: keeps rows by folder and run, and takes back those that come again later."""
-
-    runs: ClassVar[dict[Path, list[Row]]] = {}
-
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-
-    def open(self, run: str) -> int:
-        self._rows, self._is_new = self.runs.setdefault(self._folder / run, []), True
-        return 0
-
-    def log(self, rows: Sequence[Row]) -> None:
-        if self._is_new:
-            self._is_new = False
-            self._rows[:] = [row for row in self._rows if row.step < rows[0].step]
-        self._rows += rows
-
-    def close(self, *, finished: bool) -> None:
-        pass
-
-
-def read_run(folder: Path) -> dict[str, Series]:
-    series: dict[str, Series] = {}
-    for row in FakeBoard.runs[folder]:
-        for name, value in row.values.items():
-            series.setdefault(name, []).append((row.step, value))
-    return series
-
-
 class Memory(Tracker):
     """A tracker of a server that keeps everything."""
 
@@ -102,6 +72,34 @@ class Memory(Tracker):
 
     def close(self, *, finished: bool) -> None:
         self._server.closed.append(finished)
+
+
+class FakeBoard(Memory):
+    """Stands for TensorBoard: keeps rows by folder and run, and takes back those that come again later."""
+
+    boards: ClassVar[dict[Path, Server]] = {}
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(self.boards.setdefault(Path(folder), Server()))
+
+    def open(self, run: str) -> int:
+        super().open(run)
+        self._is_new = True
+        return 0
+
+    def log(self, rows: Sequence[Row]) -> None:
+        if self._is_new:
+            self._is_new = False
+            self._rows[:] = [row for row in self._rows if row.step < rows[0].step]
+        super().log(rows)
+
+
+def read_run(folder: Path) -> dict[str, Series]:
+    series: dict[str, Series] = {}
+    for row in FakeBoard.boards[folder.parent].runs[folder.name]:
+        for name, value in row.values.items():
+            series.setdefault(name, []).append((row.step, value))
+    return series
 
 
 class Script:
@@ -174,14 +172,14 @@ def steps(series: Series) -> list[int]:
 @pytest.mark.parametrize("at", [3, 4, 5])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_that_is_rolled_back_is_reported_once(script: Script, rank: int, at: int) -> None:
-    script.run(3, fail_at(rank, "step", at))
+    script.run(3, Fault(rank, "step", at))
     assert steps(script.server.series("loss")) == list(range(1, STEPS + 1))
     if rank:  # rank 0 takes back its row of the step
         assert script.written(0, "loss") == [(step, step) for step in range(1, STEPS + 1)]
 
 
 def test_a_rank_that_replaces_another_continues_its_run(script: Script) -> None:
-    script.run(2, fail_at(0, "step", 4))
+    script.run(2, Fault(0, "step", 4))
     assert script.written(1, "norm/averaged_gradient") == [(1, 11.0), (2, 12.0)]
     # The lost process had not written its first rows yet.
     assert script.written(0, "norm/averaged_gradient") == [(3, 3.0), (4, 4.0), (5, 5.0), (6, 6.0)]

@@ -60,9 +60,6 @@ def test_if_every_save_was_torn_and_nothing_is_durable_no_state_is_made_up() -> 
     on_ranks(2, body)
 
 
-# -- from durable commits ------------------------------------------------------------------------------------
-
-
 def errors_of(body: Callable[[Process], None]) -> list[BaseException | None]:
     """Run a body on three ranks; return the error of each, by rank."""
     outcomes = FakeJob(initialised(body), 3).run()
@@ -150,12 +147,7 @@ def test_not_strict_loads_what_fits_and_lists_the_rest(caplog: pytest.LogCapture
     assert (state.model.weights["head"].tolist(), state.extra) == ([10.0], 10.0)
     assert state.sampler.order.done == 0
     listed = [line for line in caplog.messages if line.startswith("not loaded")]
-    assert [line.split(": ")[1] for line in listed] == [
-        "extra",
-        "model.head",
-        "optimizer",
-        "sampler",
-    ]
+    assert [line.split(": ")[1] for line in listed] == ["extra", "model.head", "optimizer", "sampler"]
 
 
 def test_a_password_in_the_url_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:

@@ -111,12 +111,9 @@ def test_an_iterator_continues_where_it_was_with_its_shuffle_buffer(tmp_path: Pa
     assert caught.value.path == "PerRank"
 
 
-def test_an_iterator_that_tensorflow_cannot_save_is_refused(tmp_path: Path) -> None:
+def test_a_data_set_or_an_iterator_that_tensorflow_cannot_save_is_refused(tmp_path: Path) -> None:
     data = tf.data.Dataset.range(5).map(lambda number: tf.random.uniform(()))
     with pytest.raises(UnsupportedValueError, match=r"^PerRank: .*elastic_dataset"):
         with_iterator(tmp_path, data)
-
-
-def test_a_data_set_itself_has_no_place() -> None:
     with pytest.raises(ConfigError, match=r"^PerRank: .*iter\(dataset\)"):
         recover.PerRank(SHUFFLED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -236,6 +237,20 @@ def test_a_fit_that_is_interrupted_in_an_epoch_ends_the_same(train: Callable[...
     assert (state.epoch, state.batch) == (1, 5)
     train(state)
     assert weights(state) == weights(undisturbed)
+
+
+def test_a_resumed_epoch_takes_back_the_rates_of_several_optimizers_in_one() -> None:
+    state, rates = a_state(), [keras.Variable(0.5), keras.Variable(0.25)]
+    state.batch, model = 3, SimpleNamespace(optimizer=SimpleNamespace())
+    model.optimizer.optimizers = [SimpleNamespace(learning_rate=each) for each in rates]
+    progress, commit = recover.fit_callbacks(state, average_metrics=False)
+    for each in (progress, commit):
+        each.set_model(model)
+    progress.on_epoch_begin(0)
+    for rate in rates:  # as the user's callback between the two does
+        rate.assign(rate * 0.1)
+    commit.on_epoch_begin(0)
+    assert [float(rate) for rate in rates] == [0.5, 0.25]
 
 
 # -- refusals ------------------------------------------------------------------------------------------------

@@ -79,16 +79,3 @@ def test_an_allreduce_of_constants_keeps_values_and_shapes(value: Any) -> None:
         return tensor
 
     assert step().numpy().tobytes() == given.tobytes()
-
-
-def test_collectives_of_a_graph_do_not_wait_for_each_other() -> None:
-    """Or Horovod could fuse none of them."""
-
-    @tf.function
-    def both() -> tuple[tf.Tensor, tf.Tensor]:
-        return hvd.allreduce(tf.zeros([1]), name="one"), hvd.allgather(tf.zeros([1]), name="other")
-
-    operations = both.get_concrete_function().graph.get_operations()
-    waits = {each.name: list(each.control_inputs) for each in operations if each.type.startswith("Horovod")}
-    assert len(waits) >= 2
-    assert not any(waits.values())

@@ -150,26 +150,22 @@ def weights(model: keras.Model) -> list[bytes]:
 
 
 # With steps equal to its length, Keras would begin the iteration of the next epoch earlier.
-DATA = {
-    "arrays": lambda: (X, Y),
-    "arrays with steps": lambda: (X, Y),
-    "PyDataset with steps": lambda: (Batches(),),
-}
-
-
-@pytest.mark.parametrize("form", DATA)
+@pytest.mark.parametrize(
+    ("data", "steps"),
+    [(lambda: (X, Y), None), (lambda: (X, Y), 4), (lambda: (Batches(),), SAMPLES // BATCH)],
+    ids=["arrays", "arrays with steps", "PyDataset with steps"],
+)
 def test_an_interrupted_fit_is_continued_and_a_finished_one_returns_its_history(
-    form: str, root_of_later_fits: Callable[[], None]
+    data: Callable[[], Any], steps: int | None, root_of_later_fits: Callable[[], None]
 ) -> None:
-    steps = {"arrays with steps": 4, "PyDataset with steps": SAMPLES // BATCH}.get(form)
     undisturbed = a_model()
-    expected = fit(undisturbed, None, *DATA[form](), steps=steps)
+    expected = fit(undisturbed, None, *data(), steps=steps)
     root_of_later_fits()
     with pytest.raises(InterruptionError):
-        fit(a_model(), 8, *DATA[form](), steps=steps)
+        fit(a_model(), 8, *data(), steps=steps)
     for _ in range(2):
         model = a_model()
-        found = fit(model, None, *DATA[form](), steps=steps)
+        found = fit(model, None, *data(), steps=steps)
         assert (found.epoch, found.history) == (expected.epoch, expected.history)
         assert weights(model) == weights(undisturbed)
 

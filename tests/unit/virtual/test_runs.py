@@ -17,7 +17,7 @@ from hvdrecover.virtual.exchange import RunningSum
 from hvdrecover.virtual.ranks import Counts, Policy, VirtualRanks, virtual_rank, virtual_size
 from hvdrecover.virtual.steps import Buffers, Feed, Step, deal, steps
 from tests.fakes.framework import FakeModel, FakeSampler
-from tests.fakes.world import Action, FakeJob, FakeWorld, Fault, Replacement, change_at, fail_at
+from tests.fakes.world import Action, FakeJob, FakeWorld, Fault, Replacement
 from tests.unit.state.jobs import Process, initialised, on_ranks
 
 SIZE = 4
@@ -151,12 +151,12 @@ def test_a_process_lost_at_any_collective(
     processes: int, action: Action, replacement: Replacement, expected: tuple[bytes, int, dict[int, Any]]
 ) -> None:
     for nth in range(1, 23, 2):
-        fault = fail_at(nth % processes, "", nth, action=action, replacement=replacement)
+        fault = Fault(nth % processes, "", nth, action=action, replacement=replacement)
         assert results(processes, [fault]) == expected, nth
 
 
 def test_hosts_come_and_go(expected: tuple[bytes, int, dict[int, Any]]) -> None:
-    faults = [change_at(1, "gradient", 2, add=2), change_at(1, "gradient", 4, remove=[0, 2])]
+    faults = [Fault(1, "gradient", 2, "change", add=2), Fault(1, "gradient", 4, "change", remove=(0, 2))]
     assert results(2, faults) == expected
 
 
@@ -165,7 +165,7 @@ def test_a_whole_job_killed_and_started_with_other_processes(
     then: int, expected: tuple[bytes, int, dict[int, Any]]
 ) -> None:
     url = f"fake://virtual-{then}"
-    FakeJob(Script(url), 2, [fail_at(1, "hvdrecover.updates", 3, action="kill_all")]).run()
+    FakeJob(Script(url), 2, [Fault(1, "hvdrecover.updates", 3, action="kill_all")]).run()
     assert results(then, checkpoint=url) == expected
 
 

@@ -13,7 +13,7 @@ from hvdrecover.guard.numbers import WINDOW
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeLoader, FakeModel, FakeOptimizer, FakeSampler
-from tests.fakes.world import fail_at
+from tests.fakes.world import Fault
 from tests.unit.state.jobs import Process, on_ranks
 
 SAMPLES = 24
@@ -99,11 +99,8 @@ def test_a_batch_can_only_be_left_out_of_a_sampler_of_the_state() -> None:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_lost_at_it_changes_nothing(policy: Numerics, victim: int) -> None:
     undisturbed = on_ranks(2, Script(Guard(numerics=policy), {9}))
-    fault = fail_at(victim, "hvdrecover.guard.numerics", replacement="in_place")
+    fault = Fault(victim, "hvdrecover.guard.numerics", replacement="in_place")
     assert on_ranks(2, Script(Guard(numerics=policy), {9}), [fault]) == undisturbed
-
-
-# -- the budget --------------------------------------------------------------------------------------------
 
 
 def test_a_budget_is_refilled_by_good_steps() -> None:

@@ -15,7 +15,7 @@ from hvdrecover.state.run import run
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel, FakeOptimizer
 from tests.fakes.root import FakeRoots
-from tests.fakes.world import HANG_SECONDS, fail_at
+from tests.fakes.world import HANG_SECONDS, Fault
 from tests.unit.state.jobs import URL, Process, on_ranks
 
 
@@ -138,7 +138,7 @@ def test_a_rank_that_is_lost_meanwhile_costs_nothing_else(collective: str, victi
         return training(state)
 
     name = f"hvdrecover.guard.{collective}"
-    fault = fail_at(victim, name, 2 if collective == "ballots" else 1, replacement="in_place")
+    fault = Fault(victim, name, 2 if collective == "ballots" else 1, replacement="in_place")
     results = on_ranks(4, body, [fault])
     assert results == [results[0]] * 4
     model = FakeModel(w=np.arange(6.0), small=np.float32([1, 2]))
@@ -170,6 +170,6 @@ def test_ranks_at_the_rendezvous_after_a_fault_believe_the_majority(
             return "DivergedError", None
         return None, weights(state)
 
-    results = on_ranks(4, body, [fail_at(3, "work", replacement="in_place")])
+    results = on_ranks(4, body, [Fault(3, "work", replacement="in_place")])
     expected = None if error else [list(np.arange(6.0)), [1.0, 2.0]]
     assert results == [(error, expected)] * 4

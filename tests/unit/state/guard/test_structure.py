@@ -11,7 +11,7 @@ from hvdrecover.errors import ConfigError, StructureError
 from hvdrecover.guard import Guard
 from hvdrecover.state.rendezvous import rendezvous as meet_again
 from tests.fakes.framework import FakeModel, FakeOptimizer, FakeSampler
-from tests.fakes.world import fail_at
+from tests.fakes.world import Fault
 from tests.unit.state.jobs import Process, on_ranks
 
 MODEL: dict[str, Any] = {"w": [1.0, 2.0], "v": 0.0}
@@ -94,7 +94,7 @@ def joining(newcomers: dict[str, Any], rate: float = 0.1) -> list[Any]:
             return error.differences
         return state.optimizer.rate
 
-    return on_ranks(2, body, [fail_at(1, "work", replacement="in_place")])
+    return on_ranks(2, body, [Fault(1, "work", replacement="in_place")])
 
 
 def test_a_rank_that_joins_later_may_have_other_settings_but_must_have_the_same_model() -> None:
