@@ -160,3 +160,10 @@ def content(storage: Storage, folder: str = "") -> dict[str, bytes]:
         else:
             found[path] = storage.read(path)
     return found
+
+
+def flip(storage: Storage, path: str) -> None:
+    """Flip one bit of a file."""
+    data = bytearray(storage.read(path))
+    data[-1] ^= 0x80
+    storage.publish(path, bytes(data))

@@ -16,19 +16,6 @@ def claims_at(storage, job, host="host"):
     return Claims(storage, job=job, host=host, clock=FakeClock(start=1_000.0))
 
 
-def in_memory():
-    return FakeStorage("fake://root", FakeRoot(), None)
-
-
-def stands(claims, generation):
-    """Return whether a process may publish."""
-    try:
-        claims.check(generation)
-    except FencedError:
-        return False
-    return True
-
-
 # -- who is told what ----------------------------------------------------------------------------------
 
 
@@ -133,7 +120,7 @@ def test_a_start_overtakes_a_recovery_wherever_one_interrupts_the_other(old_job,
     """The old start is at generation 10 in memory and has claimed 3; the new one finds 3, and claims 4."""
     generations = set()
     for at in itertools.count():
-        storage, outcome = in_memory(), {}
+        storage, outcome = FakeStorage("fake://root", FakeRoot(), None), {}
         claims_at(storage, old_job).take_after(2)
 
         def recovery(seen, storage=storage, outcome=outcome):
@@ -155,7 +142,7 @@ def test_a_start_overtakes_a_recovery_wherever_one_interrupts_the_other(old_job,
         was_interrupted = seen.other_has_run
         seen.let_the_other_run()
         generations.add(outcome["new"])
-        assert stands(claims_at(storage, new_job), outcome["new"])
+        claims_at(storage, new_job).check(outcome["new"])
         for next_process in (claims_at(storage, old_job), claims_at(storage, old_job)):
             with pytest.raises(FencedError):
                 next_process.take(11)

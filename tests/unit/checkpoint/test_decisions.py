@@ -149,9 +149,8 @@ def test_the_best_are_kept():
 # -- the number ----------------------------------------------------------------------------------------
 
 
-def manifest(attributes):
-    state = {"attributes": attributes} if attributes is not None else {}
-    return Manifest(1, 1, 0.0, {}, 1, {}, (), state)
+def manifest(value):
+    return Manifest(1, 1, 0.0, {}, 1, {}, (), {"attributes": {"loss": encode(value, "")}})
 
 
 @pytest.mark.parametrize(
@@ -171,10 +170,10 @@ def manifest(attributes):
     ],
 )
 def test_the_number_is_read_from_the_state(value, metric):
-    assert metric_of(manifest({"loss": encode(value, "")}), Best("loss")) == metric
+    assert metric_of(manifest(value), Best("loss")) == metric
 
 
 @pytest.mark.parametrize("value", [True, "0.5", [0.5], {"a": 1}, 1 + 2j, np.zeros(1), np.complex64(1)])
 def test_what_is_no_number_is_said(value):
     with pytest.raises(ValueError, match=r"^state\.loss .*float\(\)"):
-        metric_of(manifest({"loss": encode(value, "")}), Best("loss"))
+        metric_of(manifest(value), Best("loss"))

@@ -21,7 +21,7 @@ from hvdrecover.errors import (
 )
 from hvdrecover.redaction import printable
 from tests.fakes.clock import FakeClock
-from tests.unit.checkpoint.roots import CODES, arena_of, content, make_snapshot, make_store
+from tests.unit.checkpoint.roots import CODES, arena_of, content, flip, make_snapshot, make_store
 
 CLOCK = FakeClock(start=1000.0)
 NEWER_FORMAT = b'{"format": 2, "digest": "of another kind"}'
@@ -39,12 +39,6 @@ def storage(root):
     for snapshot in (make_snapshot(1, 1), make_snapshot(1, 2), make_snapshot(2, 2, finished=True)):
         store.write(snapshot, rank=0)
     return root
-
-
-def flip(storage, path, where=-1):
-    data = bytearray(storage.read(path))
-    data[where] ^= 0x80
-    storage.publish(path, bytes(data))
 
 
 # -- list and find -------------------------------------------------------------------------------------

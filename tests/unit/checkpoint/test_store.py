@@ -25,7 +25,7 @@ from hvdrecover.errors import (
 )
 from tests.fakes.clock import FakeClock
 from tests.integration.mounts import mounted
-from tests.unit.checkpoint.roots import Killed, Wrapped, assert_is, content, make_snapshot, make_store
+from tests.unit.checkpoint.roots import Killed, Wrapped, assert_is, content, flip, make_snapshot, make_store
 
 
 def write_all(store, *snapshots):
@@ -318,12 +318,6 @@ def truncate(storage, path):
 
 def lengthen(storage, path):
     storage.publish(path, storage.read(path) + b"\0")
-
-
-def flip(storage, path):
-    data = bytearray(storage.read(path))
-    data[len(data) // 2] ^= 1
-    storage.publish(path, bytes(data))
 
 
 def lose(storage, path):

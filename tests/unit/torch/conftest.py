@@ -45,6 +45,12 @@ def seeded() -> None:
 
 
 @pytest.fixture
+def elastic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Horovod's optimizers have their hooks in a job of one, too, as in an elastic job."""
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+
+
+@pytest.fixture
 def roots(monkeypatch: pytest.MonkeyPatch) -> FakeRoots:
     """Checkpoint roots in memory, in place of all others."""
     roots = FakeRoots()

@@ -109,11 +109,6 @@ def test_virtual_ranks_average_also_what_others_were_told_of_before(make: Any) -
 # -- Horovod's wrapper, whose hooks an elastic job has even when it is one process -------------------------
 
 
-@pytest.fixture
-def elastic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-
-
 @pytest.mark.usefixtures("elastic")
 @pytest.mark.parametrize("told", [True, False], ids=["named", "unnamed"])
 def test_horovod_averages_by_names_that_neither_order_nor_compilation_changes(told: bool) -> None:

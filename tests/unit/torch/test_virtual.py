@@ -268,12 +268,6 @@ def test_a_step_is_not_counted_in_the_next_epoch() -> None:
 # -- one process that has all virtual ranks; tests/integration has what several do together ------------------
 
 
-@pytest.fixture
-def elastic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Horovod's optimizer has its hooks, as with several processes."""
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-
-
 class Own(hvd.Compression.none):  # type: ignore[misc]
     """A way to compress of a user's."""
 
