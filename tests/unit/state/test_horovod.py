@@ -70,10 +70,10 @@ def test_a_host_that_was_removed_is_told_from_an_init_that_failed(monkeypatch: p
         hvd = FakeHorovod(reason)
         library = hvd.mpi_ops._basics.MPI_LIB_CTYPES
         library.horovod_init = lambda *_: 0
-        monkeypatch.setattr(heartbeat, "removed", lambda reason=reason: told.append(reason))
+        monkeypatch.setattr(heartbeat, "enter", lambda phase, reason=reason: told.append((phase, reason)))
         horovod._note_start(hvd)
         assert library.horovod_init() == 0
-    assert told == ["h1[0] has been removed from elastic job"]
+    assert told == [(heartbeat.Phase.REMOVED, "h1[0] has been removed from elastic job")]
 
 
 def test_process_sets_are_made_again_but_for_those_that_were_removed() -> None:
