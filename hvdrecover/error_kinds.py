@@ -10,13 +10,13 @@ def kinds(error: BaseException) -> list[str]:
     """Return the names of an error's class and its base classes, the most specific first."""
     own = type(error)
     classes = [
-        # The class of the other rank's error comes first.
+        # A `StoppedError` reports the error of another rank.
         *(_named().get(error.kind, own).__mro__ if isinstance(error, StoppedError) else ()),
         *own.__mro__,
     ]
     names = [each.__name__ for each in classes if issubclass(each, HvdrecoverError)]
     if isinstance(error, StorageError) and error.__cause__ is not None:
-        names += [each.__name__ for each in type(error.__cause__).__mro__]  # the storage's own error
+        names += [each.__name__ for each in type(error.__cause__).__mro__]
     return list(dict.fromkeys(names))
 
 

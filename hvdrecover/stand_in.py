@@ -41,7 +41,7 @@ replaced: list[str] = []
 def standing_in(
     horovods: ModuleType, ours: Mapping[str, Any]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` that add Horovod's names to a module's ``globals()``, `ours`."""
+    """Return ``__getattr__`` and ``__dir__`` for a module that adds its ``globals()`` to Horovod's names."""
 
     def find(name: str) -> Any:
         try:
@@ -95,7 +95,7 @@ def _replace(name: str, ours: ModuleType) -> None:
     """Put a module that has all attributes of ours into the place of Horovod's."""
     horovods = sys.modules[name]
     new = ModuleType(name, ours.__doc__)
-    # It is a package, if Horovod's is one, in the same folder: so Python finds Horovod's other submodules.
+    # If Horovod's is a package, this is one in the same folder, so Python finds the other submodules.
     for attribute in ("__spec__", "__loader__", "__package__", "__file__", "__path__"):
         if hasattr(horovods, attribute):
             setattr(new, attribute, getattr(horovods, attribute))

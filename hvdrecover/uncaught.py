@@ -32,7 +32,8 @@ def report_to(notes: int) -> None:
         return
     # `hvdrecover.launch.early` has set one that calls this function.
     previous, process = getattr(sys.excepthook, "before", sys.excepthook), os.getpid()
-    prints = previous is not sys.__excepthook__  # a hook of the script or a library prints the error
+    # A hook of the script or a library prints the error.
+    prints = previous is not sys.__excepthook__
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         forked = os.getpid() != process

@@ -1,8 +1,6 @@
 """The command ``hvdrecover``: arguments in, exit codes out.
 
-The module of a command is imported when the command is called: ``horovodrun`` calls ``hvdrecover discover``
-every second, and a host runs a ``hvdrecover worker`` for each slot. For each command, the module has
-``add_NAME``, which adds the arguments and whose docstring is part of the help, and ``run_NAME``.
+The module of a command has ``run_NAME``, and ``add_NAME``, whose docstring is part of the help.
 """
 
 from __future__ import annotations
@@ -77,6 +75,7 @@ def build(
         for name, (module, help) in names.items():
             command = commands.add_parser(name, allow_abbrev=False)
             if wanted is None or name in wanted:
+                # Only a wanted one: `horovodrun` calls `hvdrecover discover` every second.
                 imported = importlib.import_module(f"hvdrecover.cli.{module}")
                 function = name.replace("-", "_")
                 add = getattr(imported, f"add_{function}")
@@ -108,10 +107,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line, by default that of this process, and return the exit code.
-
-    It is 1 after an error of hvdrecover, or if a check fails. Wrong arguments exit with 2.
-    """
+    """Run the command line; the exit code is 1 after an error of hvdrecover, or if a check fails."""
     arguments = parsed(sys.argv[1:] if argv is None else argv)
     try:
         code = int(arguments.run(arguments))

@@ -1,7 +1,4 @@
-"""The commands that look at a checkpoint root; see ``docs/commands.md``.
-
-Each gets a dataclass, which is the document that ``--json`` prints, and makes the text for people from that.
-"""
+"""The commands that look at a checkpoint root: each prints a dataclass, as JSON or as text for people."""
 
 from __future__ import annotations
 
@@ -40,11 +37,9 @@ def _add_commit(parser: argparse.ArgumentParser) -> None:
 
 
 def _open_root(arguments: argparse.Namespace) -> Storage:
-    """Return the root of the command line, or else of the environment.
-
-    With the latter, the first argument may be a commit already.
-    """
+    """Return the root of the command line, or else of the environment."""
     default, given = config.read().checkpoint, arguments.url
+    # With a root of the environment, the first argument may be a commit already.
     if given is not None and default is not None and _COMMIT.fullmatch(given) and not Path(given).exists():
         if "commits" in arguments:
             arguments.url, arguments.commits = None, [given, *arguments.commits]

@@ -1,7 +1,4 @@
-"""``hvdrecover discover``: find out which hosts there are; see ``docs/discovery.md``.
-
-A *request* is a list of words: the name of a source, its arguments, and options.
-"""
+"""``hvdrecover discover``: find out which hosts there are; see ``docs/discovery.md``."""
 
 from __future__ import annotations
 
@@ -55,6 +52,7 @@ def run_discover(arguments: argparse.Namespace) -> int:
 
 
 # -- requests ------------------------------------------------------------------------------------------
+# A request is a list of words: the name of a source, its arguments, and options.
 
 
 def request(words: str, job: Sequence[str]) -> list[str]:

@@ -19,7 +19,6 @@ _NBYTES = re.compile(r"(\d+(?:\.\d+)?)([kKMGT]?)B?")
 
 
 def add_json(parser: argparse.ArgumentParser, page: str = "docs/commands.md") -> None:
-    """Add ``--json``, and the page that describes the document."""
     parser.add_argument("--json", action="store_true", help=f"write JSON ({page})")
 
 

@@ -37,7 +37,6 @@ def json_text(document: Any) -> str:
 
 
 def put_text(parts: Iterable[RenderableType], stream: TextIO | None = None) -> None:
-    """Write parts of text, one below the other, to stdout or another stream."""
     stream = stream or sys.stdout
     console = console_for(stream)
     output = Group(*(plain(part) if isinstance(part, str) else part for part in parts))
@@ -93,7 +92,6 @@ def section(title: str, *body: RenderableType) -> RenderableType:
 
 
 def console_for(stream: TextIO) -> Console:
-    """Return the console of stdout or stderr; it takes texts literally."""
     width = None if stream.isatty() else _WIDE
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 

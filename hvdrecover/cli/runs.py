@@ -244,11 +244,7 @@ def frame(folder: Path, report: Report, now: float) -> Table:
 
 @contextmanager
 def _metrics(folder: Path, where: Endpoint | Path) -> Iterator[View]:
-    """Yield a view that exports metrics: to a file at each look, or over HTTP.
-
-    The age of the file shows whether the run is watched. A line on stderr tells the port. At the end of the
-    block, wait until the end of the run is scraped.
-    """
+    """Yield a view that exports metrics: to a file at each look, or over HTTP."""
     try:
         from hvdrecover.reporting import prometheus
     except ImportError as error:
@@ -259,6 +255,7 @@ def _metrics(folder: Path, where: Endpoint | Path) -> Iterator[View]:
 
         def write(report: Report) -> None:
             exporter.update(report)
+            # Even without a change: the age of the file shows whether the run is watched.
             prometheus.write(exporter, where)
 
         yield write
@@ -267,5 +264,6 @@ def _metrics(folder: Path, where: Endpoint | Path) -> Iterator[View]:
     with prometheus.serving(exporter, host, port) as taken:
         sys.stderr.write(f"hvdrecover: metrics are served at {host}:{taken}\n")
         yield exporter.update
+        # Wait until the end of the run is scraped.
         exporter.seen.wait(_LAST_SCRAPE)
         SYSTEM_CLOCK.wait(threading.Event(), _LAST_ANSWER)

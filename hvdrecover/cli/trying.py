@@ -1,7 +1,4 @@
-"""The commands that try out a job before it counts: ``doctor`` and ``drill``; and ``run --preflight``.
-
-See ``docs/doctor.md`` and ``docs/drill.md``.
-"""
+"""The commands ``doctor`` and ``drill``, and ``run --preflight``; see docs/doctor.md and docs/drill.md."""
 
 from __future__ import annotations
 

@@ -57,11 +57,7 @@ _OF_A_START = re.compile(
 def discover(
     name: str, source: Source, settings: Settings, environ: Mapping[str, str], *, patient: bool = False
 ) -> Answer:
-    """Return the hosts of the source `name`.
-
-    If `patient`, wait for the source and for checks even if there is a usable answer. Raises
-    `DiscoveryError` if the source gave no usable answer; the message says why.
-    """
+    """Return the hosts; if `patient`, wait for the source and the checks even if there is a usable answer."""
     file = settings.cache / f"{_PREFIX}{_key(name, source, settings.checks, environ)}.json"
     known = read(file)
     if patient or not _is_fresh(known, source):
@@ -124,10 +120,7 @@ class _Asking:
     file: Path
 
     def start(self, patience: float, *, wait_for_checks: bool) -> bytes:
-        """Start the process, and return the history that it sends within `patience` seconds, or nothing.
-
-        With `wait_for_checks`, it waits for another process that asks just now, and sends after the checks.
-        """
+        """Start the process, and return the history that it sends within `patience` seconds, or nothing."""
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
@@ -163,6 +156,7 @@ class _Asking:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             lock = self.file.with_suffix(".lock").open("wb")  # the kernel releases it when this process ends
+            # A call that waits for checks also waits for another process that asks just now.
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait_for_checks else fcntl.LOCK_NB))
         except BlockingIOError:  # another process asks just now
             return
@@ -250,18 +244,16 @@ def _send(writer: int, known: History) -> None:
 def _check_hosts(
     names: Sequence[str], checks: Checks, environ: Mapping[str, str], timeout: float
 ) -> dict[str, str]:
-    """Check hosts, all at once, the first ones first; all checks together may take `timeout` seconds.
-
-    Return the problem of each host, '' if it passed. Hosts whose check has not begun in time are missing.
-    Threads that still wait for a host may remain, so the calling process should end soon, by `os._exit`.
-    """
+    """Check all hosts at once, within `timeout` seconds; return the problem of each host, '' if it passed."""
     margin = min(_KILLING, timeout / 4)
     deadline = time.monotonic() + timeout - margin
     pool = ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, len(names))))
     futures = {name: pool.submit(_problem_of, name, checks, environ, deadline) for name in names}
     wait(futures.values(), timeout - margin)
+    # Threads may still wait for a host, so the calling process should end soon, by `os._exit`.
     pool.shutdown(wait=False, cancel_futures=True)
     wait([each for each in futures.values() if each.running()], margin)
+    # A host whose check has not begun in time is missing in the answer.
     begun = {name: future for name, future in futures.items() if not future.cancelled()}
     late = f"no answer in {timeout:.2g} s"
     return {name: future.result() if future.done() else late for name, future in begun.items()}

@@ -56,11 +56,7 @@ def kubernetes(
 
 
 def hosts_of(pods: Iterable[Pod], resource: str = "") -> list[Host]:
-    """Return the hosts of the pods that are ready, oldest first.
-
-    Pods without the resource that says their slots are skipped. Raises `DiscoveryError` if a pod cannot be
-    reached, or if no pod has the resource.
-    """
+    """Return the hosts of the ready pods, the oldest first; pods without the resource are skipped."""
     ready = [pod for pod in pods if _is_ready(pod)]
     ready.sort(key=lambda pod: (pod["metadata"]["creationTimestamp"], _name(pod)))
     hosts = []
@@ -105,7 +101,6 @@ def _address(pod: Pod) -> str:
 
 
 def _slots(pod: Pod, resource: str) -> int | None:
-    """Return how much of a resource a pod has; None without a resource."""
     if not resource:
         return None
     from kubernetes.utils import parse_quantity
@@ -140,7 +135,6 @@ def _log_in(configuration: Any, context: str, environ: Mapping[str, str], folder
 
 
 def _pods(client: Any, namespace: str, selector: str, timeout: float) -> list[Pod]:
-    """Return all pods of a namespace that have these labels, in whatever state."""
     from kubernetes.client import CoreV1Api
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError

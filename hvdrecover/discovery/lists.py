@@ -32,10 +32,7 @@ _TRAINING = ("chief", "master", "worker")  # parameter servers and evaluators ha
 
 
 def parse(data: bytes | str, source: str) -> list[Host]:
-    """Return the hosts of a list, which may be empty; `source` is its name in errors.
-
-    Raises `HostListError` if a line is not UTF-8, has no valid name or number of slots, or repeats a host.
-    """
+    """Return the hosts of a list, which may be empty; `source` is its name in errors."""
     hosts: dict[str, Host] = {}
     encoded = data.encode(errors="replace") if isinstance(data, str) else data
     for number, line in enumerate(encoded.splitlines(), start=1):
@@ -78,10 +75,7 @@ def _parse_line(text: str) -> Host | None:
 
 
 def add_slots(pairs: Iterable[tuple[str, str]], source: str) -> list[Host]:
-    """Return the hosts of pairs of a name and a number of slots; the slots of a repeated host are added.
-
-    Raises `DiscoveryError` for an invalid pair; `source` is the name of the list in the error.
-    """
+    """Return the hosts of pairs of a name and a number of slots; the slots of a repeated host are added."""
     slots: dict[str, int] = {}
     for name, count in pairs:
         if problem := check(name, count):
@@ -112,7 +106,6 @@ def command(environ: Mapping[str, str], timeout: float, command: tuple[str, ...]
 
 
 def read(path: str, source: str) -> bytes:
-    """Return the content of a file; raise `DiscoveryError` if it cannot be read."""
     try:
         return Path(path).read_bytes()
     except OSError as error:

@@ -1,8 +1,4 @@
-"""Decide which hosts are used, spare, or excluded, and why.
-
-The supervisor appends a line of JSON to a file for each slot that a guardian has given up. A host that is
-reported twice rests for a while, its cooldown.
-"""
+"""Decide which hosts are used, spare, or excluded, and why."""
 
 from __future__ import annotations
 
@@ -122,11 +118,7 @@ class Answer:
 def answer(
     source: str, history: History, settings: Settings, reports: Mapping[str, Sequence[float]], now: float
 ) -> Answer:
-    """Return the answer of one call, from the results of earlier calls.
-
-    `reports` has the times at which guardians reported each host. Raises `DiscoveryError` if the last good
-    answer is too old or missing, or no host is left.
-    """
+    """Return the answer of one call; `reports` has the times at which guardians reported each host."""
     failure = history.failure
     if history.listed is None:
         if history.empty and settings.allow_empty:
@@ -199,6 +191,8 @@ def _limited(entries: Sequence[Entry], max_np: int | None) -> Iterator[Entry]:
 
 
 # -- reports of hosts that fail ------------------------------------------------------------------------
+# The supervisor appends a line of JSON for each slot that a guardian has given up. A host that is reported
+# twice rests for a while, its cooldown.
 
 
 def report_failure(path: Path, host: str, now: float) -> None:

@@ -56,14 +56,12 @@ def slurm(environ: Mapping[str, str], timeout: float) -> list[Host]:
 
 
 def job_nodes(listed: str, job: str) -> list[str]:
-    """Return the nodes of a job, of all its parts if it is a heterogeneous one.
-
-    ``listed`` has a line ``id|shown id|state|nodes`` for each part, and for each other task of its array.
-    """
+    """Return the nodes of a job, of all its parts if it is a heterogeneous one."""
     name = f"Slurm job {job}"
     nodes: dict[str, None] = {}
     states: list[str] = []
     for line in listed.splitlines():
+        # id|shown id|state|nodes: a line for each part, and for each other task of the job's array
         fields = line.strip().split("|")
         if len(fields) != 4 or (fields[0] != job and not fields[1].startswith(f"{job}+")):
             continue
@@ -101,7 +99,6 @@ def unusable(shown: str) -> dict[str, str]:
 
 
 def gpus_per_node(shown: str, job: str) -> dict[str, int]:
-    """Return the job's GPUs on each node that has any."""
     # There is a line for each part of a heterogeneous job, or for each task of an array of jobs.
     of_job = re.compile(rf"JobId={job} |JobId=\d+ HetJobId={job} ")
     return {
@@ -114,11 +111,9 @@ def gpus_per_node(shown: str, job: str) -> dict[str, int]:
 
 
 def tasks_per_node(environ: Mapping[str, str]) -> dict[str, int]:
-    """The tasks on each node that the job was given when it started.
-
-    Empty in a step on only some of the job's nodes: there, Slurm gives the tasks of the step, not of the job.
-    """
+    """Return the tasks on each node that the job was given when it started."""
     nodes = expanded(environ.get("SLURM_JOB_NODELIST", ""))
     given = _COUNT.findall(environ.get("SLURM_TASKS_PER_NODE", ""))  # 2(x3),1 is 2, 2, 2, 1
     counts = [int(count) for count, times in given for _ in range(int(times or 1))]
+    # In a step on only some of the job's nodes, Slurm gives the tasks of the step, not of the job.
     return dict(zip(nodes, counts, strict=True)) if len(nodes) == len(counts) else {}

@@ -1,8 +1,4 @@
-"""Hosts, and the sources that name them.
-
-A source of this package is a function in a module beside this one and a line in `OURS`. Other packages attach
-a source by an entry point in the group ``hvdrecover.host_sources``. It is loaded only when a user names it.
-"""
+"""Hosts, and the sources that name them: functions of this package, and entry points of others."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from typing import Any
 
 from hvdrecover.errors import ConfigError, DiscoveryError
 
-GROUP = "hvdrecover.host_sources"
+GROUP = "hvdrecover.host_sources"  # of entry points; one is loaded only when a user names it
 OURS = {
     "static": "hvdrecover.discovery.lists:static",
     "file": "hvdrecover.discovery.lists:file",
@@ -85,7 +81,6 @@ class Source:
 
     @property
     def parameters(self) -> dict[str, tuple[inspect.Parameter, Any]]:
-        """The options: name to parameter and type."""
         types = typing.get_type_hints(self.function)
         found = list(inspect.signature(self.function).parameters.items())[2:]
         return {name: (parameter, types.get(name, str)) for name, parameter in found}
@@ -150,10 +145,7 @@ def find(name: str) -> Source:
 
 
 def output_of(command: Sequence[str], environ: Mapping[str, str], timeout: float) -> bytes:
-    """Return the output of a program. After `timeout` seconds it is killed with all its processes.
-
-    Raises `DiscoveryError` if it cannot be started, fails, or does not end in time.
-    """
+    """Return the output of a program; after `timeout` seconds, it is killed with all its processes."""
     name = command[0]
     try:
         process = subprocess.Popen(

@@ -1,10 +1,4 @@
-"""All checks, in order: ask the hosts, and draw findings from their answers.
-
-Each question is one process of ``hvdrecover.doctor.host`` on a host, which answers and ends. The process is
-started by ssh as ``horovodrun`` would start a rank, so this tests ssh itself. Each check is a function from
-the answers of hosts to findings. A finding is an outcome, a sentence, and what to do. `select` leaves out the
-hosts that are at fault.
-"""
+"""All checks of the doctor: ask the hosts, and draw findings from their answers."""
 
 from __future__ import annotations
 
@@ -61,11 +55,7 @@ class Finding:
 def select(
     hosts: Mapping[str, int], findings: Sequence[Finding], least: int
 ) -> tuple[dict[str, int], dict[str, Finding]]:
-    """Leave out the hosts at fault of a job that needs at least so many slots.
-
-    Return the other hosts with their slots, and each excluded host with its first failure. Raises
-    `LaunchError` if too few slots are left, or a failure concerns all hosts.
-    """
+    """Leave out the hosts at fault; return the other hosts, and the first failure of each excluded host."""
     excluded: dict[str, Finding] = {}
     for finding in (each for each in findings if each.outcome == "failure"):
         if not finding.at_fault:
@@ -187,11 +177,8 @@ def check_ssh(problems: Mapping[str, str], local: Sequence[str]) -> Iterator[Fin
 
 
 def check_network(own: Mapping[str, tuple[str, str]], reached: Mapping[str, Mapping[str, Any]]) -> Finding:
-    """All hosts must connect to each other by interfaces with one name, since Horovod only takes names.
-
-    `own` has each host's interface towards the others and its address, empty if unknown; `reached` has the
-    seconds of its connection to each other host, or the error.
-    """
+    """All hosts must connect to each other by interfaces with one name, since Horovod only takes names."""
+    # own: host to interface and address, '' if unknown. reached: host to other host to seconds or error.
     shown = ", ".join(f"{host} {interface} {address}" for host, (interface, address) in own.items())
     broken = {
         (host, other): f"{host} ({own[host][0]}) cannot connect to {other} ({own[other][1]}): {result}"
@@ -243,7 +230,6 @@ def check_clocks(ahead: Mapping[str, float], error: float) -> Finding:
 
 
 def check_memory(hosts: Hosts, ranks: Mapping[str, int], state: int | None) -> Finding:
-    """All hosts need memory for the copies of the state in commits."""
     largest = {host: each.memory // (BUFFERS * ranks[host]) for host, each in hosts.items()}
     shown = ", ".join(f"{size(nbytes)} on {host}" for host, nbytes in largest.items())
     what = f"enough for a state of {shown}: a commit takes up to {BUFFERS} copies of the state on each rank"
@@ -299,7 +285,6 @@ def check_shared(seen: Mapping[str, bool | LaunchError], writer: str) -> Finding
 
 
 def check_space(free: int | None, state: int | None) -> Finding:
-    """The root needs space for the commits that it keeps."""
     if free is None:
         return Finding("root: space", "skipped", "this storage does not report free space")
     fits = f"enough for a state of {size(free / COMMITS)}: by default, a root has up to {COMMITS} commits"
@@ -324,10 +309,7 @@ class Settings:
     state: int | None = None  # size of the training state in bytes; None if unknown
 
     def ranks(self) -> dict[str, int]:
-        """Return host to its number of ranks. The first hosts are filled first.
-
-        Raises `ConfigError` if the hosts have too few slots.
-        """
+        """Return host to its number of ranks; the first hosts are filled first."""
         left, found = self.processes, {}
         for host, slots in self.hosts.items():
             if left > 0:
@@ -456,6 +438,7 @@ class Examination:
         python = shlex.join(["env", *variables, sys.executable, "-m", "hvdrecover.doctor.host"])
         command = f"cd {shlex.quote(os.fspath(Path.cwd()))} 2>/dev/null; exec {python}"
         login = Checks(self._settings.ssh_port, self._settings.identity, command)
+        # As `horovodrun` starts a rank, so this tests ssh itself.
         words = command_on(name, login, here=here, seconds=_CONNECT)
         if settings.remote_shell and not here:  # instead of ssh, as for ranks
             words = [*ssh.remote_shell(settings.remote_shell, settings.path), *words[1:]]

@@ -93,10 +93,7 @@ def clock() -> float:
 
 
 def reach(port: int, peers: dict[str, tuple[str, int]]) -> dict[str, float | str]:
-    """Connect to each peer's address and port, while peers connect to this port.
-
-    Return peer to the seconds that the connection took, or to the error.
-    """
+    """Connect to all peers while they connect to this port; return the seconds or the error of each."""
     deadline = time.monotonic() + _MEETING
     with socket.create_server(("", port), backlog=1024) as listener, ThreadPoolExecutor(_AT_ONCE) as pool:
         found = list(pool.map(lambda peer: _connect(peer, deadline), peers.values()))
@@ -151,7 +148,6 @@ def missing_edits() -> list[str]:
 
 
 def interfaces() -> dict[str, str]:
-    """Return each network interface that has an IPv4 address, with that address."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -165,10 +161,7 @@ def interfaces() -> dict[str, str]:
 
 
 def root(url: str) -> dict[str, Any]:
-    """Return the contents of a root, and the ``problem`` of writing and reading a file.
-
-    The file stays, for other hosts to `see`, until `clean` removes it and the folders ``made`` for it.
-    """
+    """Describe a root, and leave a test file there for other hosts to `see`, until `clean` removes it."""
     opened = open_storage(url)
     check_is_ours(opened)
     try:
@@ -210,7 +203,6 @@ def see(url: str, folder: str) -> bool:
 
 
 def clean(url: str, folder: str, made: list[str]) -> None:
-    """Remove the files of a trial, and the folders that it has made."""
     open_storage(url).delete(folder)
     for each in made:
         with suppress(OSError):  # a job has started to use it

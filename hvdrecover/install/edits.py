@@ -28,8 +28,6 @@ from hvdrecover.errors import InstallError
 
 @dataclass(frozen=True)
 class Edit:
-    """One named replacement in one file of Horovod's source."""
-
     name: str
     file: str  # relative to the root of the source tree
     old: str  # the text to replace; it must occur exactly once
@@ -38,7 +36,6 @@ class Edit:
 
 
 def parse(text: str) -> tuple[Edit, ...]:
-    """Return the edits of a text in the form of `horovod.edits`."""
     edits = []
     for block in text.split("\n@@ ")[1:]:
         head, *lines = block.split("\n")
@@ -66,10 +63,7 @@ def digest(edits: Iterable[Edit]) -> str:
 
 
 def apply(edits: Iterable[Edit], source_dir: Path) -> None:
-    """Apply edits, in order, to a source tree: all of them, or none if one does not apply.
-
-    Each changed file says so in its first line.
-    """
+    """Apply edits, in order, to a source tree: all of them, or none if one does not apply."""
     for file, (_, after) in _edited(edits, source_dir).items():
         (source_dir / file).write_bytes(after.encode())
 

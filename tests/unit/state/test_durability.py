@@ -21,11 +21,6 @@ from tests.fakes.world import HANG_SECONDS
 from tests.unit.state.jobs import URL, Process
 
 
-@pytest.fixture
-def root(roots: FakeRoots) -> FakeRoot:
-    return roots[URL]
-
-
 def begun(process: Process) -> State:
     """A state with one weight after its rendezvous, which writes to the root."""
     state = process.state(URL, model=FakeModel(w=[0.0]))

@@ -10,13 +10,8 @@ import pytest
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.errors import HvdrecoverError, NumericsError
 from hvdrecover.state.hooks import Agreement, Hook, Moment, Table
-from tests.fakes.root import FakeRoot, FakeRoots
+from tests.fakes.root import FakeRoot
 from tests.unit.state.jobs import URL, Process, on_ranks
-
-
-@pytest.fixture
-def root(roots: FakeRoots) -> FakeRoot:
-    return roots[URL]
 
 
 class Diary(Hook):

@@ -152,16 +152,6 @@ def script(tmp_path: Path) -> Script:
     return Script(tmp_path / "logs")
 
 
-@pytest.fixture
-def server() -> Server:
-    return Server()
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
 def steps(series: Series) -> list[int]:
     return [step for step, _ in series]
 
@@ -185,7 +175,9 @@ def test_a_rank_that_replaces_another_continues_its_run(script: Script) -> None:
     assert script.written(0, "norm/averaged_gradient") == [(3, 3.0), (4, 4.0), (5, 5.0), (6, 6.0)]
 
 
-def test_a_rank_that_leaves_sends_what_commits_hold_and_does_not_end_the_run(server: Server) -> None:
+def test_a_rank_that_leaves_sends_what_commits_hold_and_does_not_end_the_run() -> None:
+    server = Server()
+
     def body(process: Process) -> None:
         state = process.state(tracker=Memory(server), step=0)
 
@@ -206,8 +198,8 @@ def test_a_rank_that_leaves_sends_what_commits_hold_and_does_not_end_the_run(ser
     assert server.closed == [False]
 
 
-def test_a_process_that_waits_for_a_tracker_at_the_end_is_paused(server: Server, page: Page) -> None:
-    paused = []
+def test_a_process_that_waits_for_a_tracker_at_the_end_is_paused(page: Page) -> None:
+    server, paused = Server(), []
 
     class Slow(Memory):
         def close(self, *, finished: bool) -> None:
@@ -301,12 +293,13 @@ def test_a_value_that_is_no_number_is_refused_by_name(value: object, fact: str) 
 
 
 def test_a_tracker_that_fails_is_left_out_with_one_warning(
-    clock: FakeClock, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Full(FakeBoard):
         def log(self, rows: Sequence[Row]) -> None:
             raise OSError(28, "No space left on device")
 
+    clock = FakeClock()
     feed = Feed(Full("logs"), clock, each_rank=True)
     with caplog.at_level(logging.WARNING, "hvdrecover"):
         feed.begin(0)
@@ -331,8 +324,6 @@ def answers() -> Iterator[threading.Event]:
 
 def test_a_tracker_that_hangs_is_given_up_at_the_end(
     answers: threading.Event,
-    server: Server,
-    clock: FakeClock,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -342,7 +333,7 @@ def test_a_tracker_that_hangs_is_given_up_at_the_end(
             return super().open(run)
 
     monkeypatch.setattr("hvdrecover.scalars.PATIENCE", 0.01)
-    feed = Feed(Hanging(server), clock)
+    feed = Feed(Hanging(Server()), FakeClock())
     feed.begin(0)
     feed.row(1)["loss"] = 1.0
     feed.send(1)
