@@ -164,7 +164,8 @@ def test_the_script_sees_nothing_of_it_and_gets_its_own_sitecustomize(
     own.mkdir()
     (own / "sitecustomize.py").write_text("print('own')")
     text = "import os, sys, sitecustomize\n"
-    text += "print(os.environ['PYTHONPATH'], sitecustomize.__file__, [p for p in sys.path if 'early' in p])"
+    text += "found = [each for each in sys.path if each.endswith('early')]\n"
+    text += "print(os.environ['PYTHONPATH'], sitecustomize.__file__, found)"
     end(text, PYTHONPATH=str(own))
     assert capfd.readouterr().out == f"own\n{own} {own / 'sitecustomize.py'} []\n"
 
