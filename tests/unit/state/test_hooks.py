@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from hvdrecover.errors import HvdrecoverError, NumericsError
-from hvdrecover.state.hooks import Agreement, Hook
+from hvdrecover.state.hooks import Agreement, Hook, Moment, Table
 from tests.fakes.root import FakeRoot
 from tests.unit.state.jobs import URL, Process, on_ranks
 
@@ -49,6 +51,24 @@ def test_one_that_fails_is_left_out_with_a_word(process: Process, caplog: pytest
     assert [record.message for record in caplog.records if "Broken" in record.message] == [
         "Broken fails and is left out from now on: OSError('no ink')"
     ]
+
+
+def test_ranks_whose_commit_fails_raise_what_all_have_decided_at_it() -> None:
+    class Judge(Hook):
+        def numbers(self, moment: Moment) -> Sequence[int]:
+            return [60]
+
+        def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+            return NumericsError([f"{table.sum()} degrees"], "Cool it.") if moment.kind == "commit" else None
+
+    def failing(process: Process) -> None:
+        state = process.state(hooks=(Judge(),), box=None)
+        state.sync()
+        state.box = object()
+        with pytest.raises(NumericsError, match="120 degrees"):
+            state.commit()
+
+    on_ranks(2, failing)
 
 
 def test_a_rank_that_objects_passes_a_commit_over_and_makes_none_durable(root: FakeRoot) -> None:
