@@ -32,11 +32,7 @@ SYSTEM_CLOCK = Clock()
 
 
 class Bounded:
-    """Makes calls, each in a daemon thread, and waits for them for so many seconds.
-
-    A call that is late continues in its thread. Until it ends, further calls fail at once. So a device that
-    hangs costs its caller the time only once, and one thread.
-    """
+    """Makes calls, each in a daemon thread, and waits for each of them for so many seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -54,6 +50,8 @@ class Bounded:
                 result.set_exception(error)
 
         with self._lock:
+            # A late call continues in its thread. Until it ends, further calls fail at once. So a device that
+            # hangs costs its caller the time only once, and one thread.
             if self._last is not None and not self._last.done():
                 raise TimeoutError("an earlier call has still not returned")
             try:

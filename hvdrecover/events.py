@@ -65,11 +65,7 @@ class Events:
 
 
 class Pipe:
-    """The pipe to the guardian of this training process.
-
-    An event in the pipe reaches the guardian even if this process is killed at once. If the guardian does not
-    read, events wait here for room, and are discarded when there are too many: training never waits.
-    """
+    """The pipe to the guardian, which gets an event in it even if this process is killed at once."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor  # the end to write to; it does not block
@@ -81,6 +77,7 @@ class Pipe:
         if (line := encode({**event, "emitted": time.monotonic()})) is None:
             return
         with self._lock:
+            # Training never waits: if the guardian does not read, events wait here, up to a limit.
             if len(self._pending) < _MOST_PENDING:
                 self._pending += line
             try:
@@ -143,13 +140,11 @@ def encode(event: Mapping[str, Any]) -> bytes | None:
 
 
 class Record:
-    """Appends events to the record of a run. Several threads, and processes of one host, may do so at once.
-
-    If the disk takes longer than ``seconds`` for an event, events are left out until it answers.
-    """
+    """Appends events to a run's record; several threads, and processes of one host, may do so at once."""
 
     def __init__(self, folder: Path, seconds: float | None = None) -> None:
         self._folder = folder
+        # If the disk takes longer for an event, events are left out until it answers.
         self._bounded = None if seconds is None else Bounded(seconds)
         self._descriptor: int | None = None
         self._lines: list[bytes] = []
@@ -239,10 +234,7 @@ def whole(value: Any) -> int | None:
 
 
 class Follower:
-    """Reads a record, a folder or its file, while it is being written. It need not exist yet.
-
-    A file that cannot be read, or has another schema, is a `ConfigError`.
-    """
+    """Reads a record, a folder or its file, while it is being written; it need not exist yet."""
 
     def __init__(self, place: Path) -> None:
         self._path = place if place.suffix == ".jsonl" else place / FILE

@@ -121,7 +121,6 @@ class Page(ctypes.Structure):
         self.stamp = time.monotonic()
 
     def ask(self, stop: Stop) -> None:
-        """Ask the process to stop at its next commit."""
         self.stop = max(stop, self.stop)
 
     def has_seen(self, seconds: float) -> None:
@@ -159,7 +158,6 @@ def attach(memory: int, notes: int, events: int | None = None) -> None:
 
 
 def watched() -> bool:
-    """Return whether a guardian reads this process's page."""
     return _notes is not None
 
 
@@ -232,11 +230,8 @@ def training_begins(*, in_run: bool) -> None:
 
 
 def lost_ranks(error: str) -> None:
-    """Note an error that Horovod raises when ranks are lost: the script may catch it and exit in any way.
-
-    `run` handles such errors by itself.
-    """
-    if not page.in_run:
+    """Note an error that Horovod raises when ranks are lost: the script may catch it and exit in any way."""
+    if not page.in_run:  # `run` handles such errors by itself
         notify(lost=error)
 
 

@@ -79,11 +79,7 @@ class Available:
 def available_memory(
     proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"), *, swap: bool = False
 ) -> Available:
-    """Return the memory that is left for this process's cgroup.
-
-    That is the kernel's ``MemAvailable``, plus swap if it counts. It is less if this cgroup, or one above it,
-    has a lower limit: then the limit minus the used memory, without cached files.
-    """
+    """Return the host's available memory, or the room in this process's cgroups if that is less."""
     words = (proc / "meminfo").read_text().split()
     fields = ("MemAvailable:", "SwapFree:")[: 1 + swap]
     host = sum(int(words[words.index(field) + 1]) * 1024 for field in fields)
@@ -138,11 +134,7 @@ def _cgroups(proc: Path, cgroups: Path) -> list[Path]:
 
 
 def identity(pid: int | None = None) -> str:
-    """The identity of a process of this host that no other one has, on any host, at any time.
-
-    It names the host, its boot, the process's namespace, number and start. It is empty if the process is
-    unknown or has ended, or if this system does not tell.
-    """
+    """Return an identity that no other process has, on any host, at any time; '' if ended or unknown."""
     number = os.getpid() if pid is None else pid
     try:
         state, start = _seen(number)

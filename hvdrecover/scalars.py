@@ -263,11 +263,7 @@ class TensorBoard(Tracker):
 
 
 class Feed:
-    """Sends rows to a tracker by a thread, so a tracker that hangs delays no step.
-
-    A tracker with one run gets a row once a commit holds its step, so it need not take rows back. TensorBoard
-    has a run for each rank. It can drop repeated steps, so it gets rows soon after their steps.
-    """
+    """Sends rows to a tracker by a thread, so a tracker that hangs delays no step."""
 
     def __init__(self, tracker: Tracker, clock: Clock, *, each_rank: bool = False) -> None:
         self.run = uuid.uuid4().hex[:16]
@@ -299,6 +295,7 @@ class Feed:
 
     def keep_up(self) -> None:
         """Send the rows that are due for TensorBoard."""
+        # TensorBoard can drop repeated steps. A tracker with one run gets a row once a commit holds its step.
         if self._each_rank and self._rows:
             oldest, _ = next(iter(self._rows.values()))
             if len(self._rows) >= KEPT_STEPS or self._clock.now() - oldest >= KEPT_SECONDS:

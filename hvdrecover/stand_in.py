@@ -41,10 +41,7 @@ replaced: list[str] = []
 def standing_in(
     horovods: ModuleType, ours: Mapping[str, Any]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a module that has all names of a module of Horovod's.
-
-    ``ours`` are its ``globals()``, which come first.
-    """
+    """Return ``__getattr__`` and ``__dir__`` for a module that adds its ``globals()`` to Horovod's names."""
 
     def find(name: str) -> Any:
         try:
@@ -60,11 +57,7 @@ def standing_in(
 
 
 def install(settings: Config) -> None:
-    """Make this process import our modules under Horovod's names, unless the user wants Horovod's own.
-
-    A script that imports ``hvdrecover.torch`` itself means Horovod's when it says ``horovod.torch``; it gets
-    Horovod's.
-    """
+    """Make this process import our modules under Horovod's names, unless the user wants Horovod's own."""
     if not settings.no_stand_in:
         sys.meta_path.insert(0, _Finder(settings))
 
@@ -78,6 +71,7 @@ class _Finder(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         family = _FIRST.get(fullname)
+        # A script that imports `hvdrecover.torch` itself means Horovod's when it says `horovod.torch`.
         if family is None or f"hvdrecover.{family}" in sys.modules:
             return None  # also while step 2 imports Horovod's modules
         return ModuleSpec(fullname, self)
@@ -98,12 +92,10 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def _replace(name: str, ours: ModuleType) -> None:
-    """Put a module that has all attributes of ours into the place of Horovod's.
-
-    It is a package, if Horovod's is one, in the same folder: so Python finds Horovod's other submodules.
-    """
+    """Put a module that has all attributes of ours into the place of Horovod's."""
     horovods = sys.modules[name]
     new = ModuleType(name, ours.__doc__)
+    # If Horovod's is a package, this is one in the same folder, so Python finds the other submodules.
     for attribute in ("__spec__", "__loader__", "__package__", "__file__", "__path__"):
         if hasattr(horovods, attribute):
             setattr(new, attribute, getattr(horovods, attribute))

@@ -25,16 +25,14 @@ _hook: object = None  # the last hook that was set here
 
 
 def report_to(notes: int) -> None:
-    """Report the error that ends this process in the notes for the guardian, and let the guardian print it.
-
-    If the script or a library has set ``sys.excepthook``, that hook is called, and prints the error.
-    """
+    """Report the error that ends this process in the notes for the guardian, which prints it."""
     global _notes, _hook
     _notes = notes
     if sys.excepthook is _hook:
         return
     # `hvdrecover.launch.early` has set one that calls this function.
     previous, process = getattr(sys.excepthook, "before", sys.excepthook), os.getpid()
+    # A hook of the script or a library prints the error.
     prints = previous is not sys.__excepthook__
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

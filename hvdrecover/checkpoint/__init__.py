@@ -1,11 +1,8 @@
-"""Durable commits: their names, and the user's settings.
-
-Launchers use this module, so it imports the standard library only. In this package, every function that is
-given a storage raises `StorageError` if the storage fails.
-"""
+"""Durable commits: their names, and the user's settings."""
 
 from __future__ import annotations
 
+# Launchers use this module, so it imports the standard library only.
 import os
 import re
 from collections.abc import Collection
@@ -20,15 +17,10 @@ _NAME = re.compile(r"g([0-9]{4,9})-c([0-9]{8,18})")
 
 @dataclass(frozen=True, order=True)
 class CommitId:
-    """A commit's place in the run; later generations come after earlier ones.
+    """A commit's place in the run; later generations come after earlier ones."""
 
-    Attributes:
-        generation: the number of rendezvous when the commit was made; 0 before the first.
-        commit: how many commits had been made since the run began.
-    """
-
-    generation: int
-    commit: int
+    generation: int  # number of rendezvous before the commit was made
+    commit: int  # number of commits since the run began
 
     @property
     def name(self) -> str:

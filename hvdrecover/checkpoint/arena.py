@@ -1,8 +1,6 @@
-"""One safetensors file in memory, exactly as it will lie on disk; fast copies and comparisons; digests.
+"""One safetensors file in memory as on disk, with fast copies, comparisons and digests of its bytes.
 
-A file is an 8-byte little-endian length, a JSON header of that length, and the tensors' bytes without gaps.
-Format: https://github.com/huggingface/safetensors#format. The header is padded with spaces, as the format
-allows, so that the bytes begin on a page: a file can then be handed to the disk as it lies in memory.
+Format: https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -101,6 +99,8 @@ def plan(specs: Sequence[TensorSpec]) -> Layout:
         entries[spec.name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [position, end]}
         position = end
     text = json.dumps(entries, separators=(",", ":")).encode()
+    # Spaces, which the format allows, make the bytes of the tensors begin on a page: the file can then be
+    # handed to the disk as it lies in memory.
     padded = text + b" " * (-(8 + len(text)) % PAGE)
     if len(padded) > MAX_HEADER:
         raise ValueError(f"the names of {len(specs)} tensors take more than {MAX_HEADER} bytes")
@@ -160,14 +160,12 @@ def _entry(name: str, entry: Any) -> tuple[TensorSpec, int, int]:
 
 
 def allocate(nbytes: int, *, in_children: bool = False) -> Bytes:
-    """Return page-aligned zeroed memory, a uint8 array of shape ``[nbytes]``.
-
-    In child processes it is zero, unless ``in_children``: a data loader's forked workers would keep a copy of
-    each page of an arena that the next commit changes. With MADV_DONTFORK, a child that drops the array
-    would unmap other memory that lies there in the child.
-    """
+    """Return page-aligned zeroed memory, a uint8 array of shape ``[nbytes]``."""
     memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if not in_children:
+        # Child processes get zeros: a data loader's forked workers would keep a copy of each page of an arena
+        # that the next commit changes. With MADV_DONTFORK, a child that drops the array would unmap other
+        # memory that lies there in the child.
         memory.madvise(_MADV_WIPEONFORK)
     if nbytes >= HUGE_PAGE:
         # A first commit would otherwise spend most of its time in page faults.
@@ -177,17 +175,12 @@ def allocate(nbytes: int, *, in_children: bool = False) -> Bytes:
 
 
 class Arena:
-    """The bytes of one safetensors file in page-aligned memory.
-
-    Attributes:
-        buffer: the whole file, header included; a uint8 array of shape ``[layout.nbytes]``.
-        shared: whether the memory is a file of the near tier.
-    """
+    """The bytes of one safetensors file in page-aligned memory."""
 
     def __init__(self, layout: Layout, buffer: Bytes | None = None, *, shared: bool = False) -> None:
         self.layout = layout
-        self.shared = shared
-        self.buffer = allocate(layout.nbytes) if buffer is None else buffer
+        self.shared = shared  # the memory is a file of the near tier
+        self.buffer = allocate(layout.nbytes) if buffer is None else buffer  # with the header
         if buffer is None:
             self.take_back()
 
@@ -202,12 +195,10 @@ class Arena:
         return self.buffer[start : start + self.layout.by_name[name].nbytes]
 
     def offer_back(self) -> None:
-        """Let the kernel reclaim the memory if it runs short; until `take_back`, the content is undefined.
-
-        Pages that it does not reclaim are filled again without page faults, which cost more than the filling.
-        """
+        """Let the kernel reclaim the memory if it runs short; until `take_back`, the content is undefined."""
         if (mapping := _mapping(self.buffer)) is not None:
             with contextlib.suppress(OSError):  # an old kernel: the memory stays ours
+                # Pages left to us are filled again without page faults, which cost more than the filling.
                 mapping.madvise(mmap.MADV_FREE)
 
     def take_back(self) -> None:

@@ -121,17 +121,11 @@ def owner(found: Iterable[Claim]) -> Claim | None:
 
 
 class Claims:
-    """The claims of one root, for a process that may claim a generation.
-
-    Every method raises `StorageError` if the claims of this job are gone, or the storage failed.
-
-    Args:
-        job: ``JOB/START``. The whole is the same on all ranks and after each recovery; without a ``/``, each
-            start counts as a job.
-    """
+    """The claims of one root. All methods raise `StorageError` if the claims of this job are gone."""
 
     def __init__(self, storage: Storage, *, job: str, host: str, clock: Clock) -> None:
         self._storage = storage
+        # JOB/START, the same on all ranks and after each recovery. Without a "/", each start is a job.
         self._job, _, start = job.partition("/")
         self._start = start or self._job
         self._host = host
@@ -147,21 +141,17 @@ class Claims:
         return read(self._storage, generation)
 
     def take_after(self, generation: int, *, again: bool = False) -> int:
-        """Take the root for a job that starts: claim a generation later than this one and than all claims.
-
-        After a failure it may be called again: it finds the claim that the failed call may have made.
-
-        ``generation`` is the newest that has commits; ``again``: an earlier start of this job has claimed
-        the root.
-        """
+        """Claim a generation later than this one and than all claims, for a job that starts."""
         while True:
             claimed = self.generations()
             has_claimed = self._has_claimed(claimed, lambda claim: claim.job == self._job)
+            # ``again``: an earlier start of this job has claimed the root.
             if again and not has_claimed:
                 raise _gone(self._storage, _NO_CLAIM)
             newest = owner(deciding(self._storage, claimed))
             if newest is not None and newest.job != self._job and has_claimed:
                 raise self._replaced(newest)
+            # This process made the newest claim, perhaps in an earlier call that failed.
             if newest is not None and newest.generation == claimed[0] and newest.maker == self._maker:
                 self._ours = newest
                 return newest.generation
@@ -169,10 +159,8 @@ class Claims:
             self._place(generation, generation, claimed, self._storage.create)
 
     def check_holds(self, left: Mapping[str, str]) -> None:
-        """Raise `EmptiedRootError` if a start with a near commit has no claim here. A replaced start has one.
-
-        ``left`` has for each start its near commit and the folder that holds it, in words.
-        """
+        """Raise `EmptiedRootError` if a start that left a near commit (``left`` says where) has no claim."""
+        # A start that was replaced still has its claim.
         found = {self.read(generation).start for generation in self.generations()}
         if missing := [where for start, where in left.items() if start not in found]:
             raise EmptiedRootError(
@@ -185,11 +173,9 @@ class Claims:
             )
 
     def unreplaced(self) -> dict[str, int]:
-        """Return the starts whose near commits this job may use, and the generation with which each began.
-
-        These are all starts of this job, and all starts of the last other job with durable commits. Jobs in
-        between that made no durable commit have not replaced that job, so they count as well.
-        """
+        """Return the starts whose near commits this job may use, and the generation with which each began."""
+        # These are all starts of this job, and of the last other job with durable commits. Jobs in between
+        # that made no durable commit have not replaced that job, so they count as well.
         found = [self.read(generation) for generation in self.generations()]
         makers = {claim.job for claim in found if claim.acknowledged}
         jobs = {self._job}

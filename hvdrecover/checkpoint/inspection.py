@@ -1,12 +1,6 @@
-"""The commands' view of a checkpoint root, from outside the job that writes it.
+"""The commands' view of a checkpoint root, from outside the job. Only `prune` changes the root.
 
-The functions list, show, verify, prune, export and compare commits. Only `prune` changes the root. The
-results are dataclasses; their fields are the keys of ``--json``, which docs/commands.md describes. A commit
-that is listed as complete may still have a damaged data file, which only `verify` finds. For a folder that
-is not a checkpoint root, the functions raise `UnknownCommitError`.
-
-Plain objects are shown as Python would write them. Another user may have written the commit, so nothing is
-imported, a malformed value is shown as JSON, and control characters are escaped.
+The fields of the dataclasses are the keys of ``--json``, which docs/commands.md describes.
 """
 
 from __future__ import annotations
@@ -108,11 +102,7 @@ def entries(storage: Storage) -> list[Entry]:
 
 
 def find(storage: Storage, wanted: str | None) -> CommitId:
-    """Return the commit with a name or a number; the newest complete one for None.
-
-    Raises:
-        UnknownCommitError: no commit matches, or several have this number.
-    """
+    """Return the commit with this name or number; None asks for the newest complete one."""
     found = commits(storage)
     if wanted is None:
         for commit in found:
@@ -369,12 +359,7 @@ def prune(storage: Storage, plan: Pruning) -> Pruning:
 def to_safetensors(
     storage: Storage, commit: CommitId, only: Sequence[str], path: Path, *, force: bool
 ) -> list[str]:
-    """Write the tensors of some attributes, or all, to a file, verified; returns the attributes.
-
-    If one attribute is exported, its tensors keep their names, for a model the keys of its ``state_dict``. If
-    several are exported, the attribute's name becomes a prefix, as in ``model.layer.weight``. Memory holds
-    one attribute at a time.
-    """
+    """Write the tensors of some attributes, or all, to a file, verified; return the attributes."""
     manifest, url = root.read_manifest(storage, commit), f"{storage.url}/{commit.name}"
     names = chosen(manifest, only, url)
     pure = [name for name, value in manifest.attributes.items() if only_tensors(value)]
@@ -387,6 +372,7 @@ def to_safetensors(
         )
     sources: dict[str, dict[str, TensorSpec]] = {}  # by attribute and name: the tensor in the new file
     for name in names:
+        # The tensors of a single attribute keep their names: for a model, the keys of its ``state_dict``.
         prefix = f"{name}." if len(names) > 1 else ""
         specs = root.read_layout(storage, commit, manifest.by_attribute[name]).specs
         sources[name] = {spec.name: replace(spec, name=prefix + spec.name) for spec in specs}
@@ -395,6 +381,7 @@ def to_safetensors(
         file.truncate(planned.nbytes)
         file.write(planned.header)
         for attribute, named in sources.items():
+            # Memory holds one attribute at a time.
             arena = read_commit(storage, commit, {attribute}).arenas[attribute]
             for name, spec in named.items():
                 file.seek(planned.offsets[spec.name])
@@ -432,8 +419,6 @@ def written_aside(path: Path, *, force: bool) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference between commit A and commit B."""
-
     name: str  # a tensor with its attribute, `model.layer.weight`, or the path of an object
     change: str
     largest: float | None = None  # max|b - a| over the elements that differ and are finite in both
@@ -451,14 +436,12 @@ class Comparison:
 
 
 def compare(storage: Storage, a: CommitId, b: CommitId, advance: Callable[[int], None]) -> Comparison:
-    """Compare two commits and verify every byte. One file of each is in memory at a time.
-
-    ``advance`` is called with the number of bytes that have been compared, of both together.
-    """
+    """Compare every byte of two commits; ``advance`` is called with the bytes compared, of both together."""
     manifests = [read_manifest(storage, commit) for commit in (a, b)]
     found: list[Difference] = []
     unchanged = 0
     for attribute in sorted({*manifests[0].by_attribute, *manifests[1].by_attribute}):
+        # One file of each commit is in memory at a time.
         read = [read_commit(storage, commit, {attribute}).arenas.get(attribute) for commit in (a, b)]
         compared = _compare_tensors(attribute, *read)
         found += [each for each in compared if each]
@@ -503,12 +486,9 @@ def _compare_tensors(attribute: str, a: Arena | None, b: Arena | None) -> list[D
 
 
 def measure(dtype: str, a: Bytes, b: Bytes) -> tuple[int, int, float]:
-    """Compare two tensors of one dtype and shape, chunk by chunk.
-
-    Returns the number of elements whose bits differ, how many of these are NaN or infinite on one side, and
-    the largest difference of the others, by modulus of complex numbers.
-    """
+    """Return how many elements differ, how many of these are not finite, and the largest difference."""
     changed, non_finite, largest = 0, 0, 0.0
+    # In chunks, as `different` makes wider copies.
     step = CHUNK * ITEM_BYTES[dtype]
     for start in range(0, len(a), step):
         x, y = different(dtype, a[start : start + step], b[start : start + step])
@@ -547,14 +527,13 @@ def decode(data: Bytes, dtype: str) -> npt.NDArray[Any]:
 
 
 def text(value: Json) -> str:
-    """Return an encoded value, or any JSON, as Python would write it, on one line.
-
-    It is shown as JSON if it is malformed, or holds tensors or a class that this program has not imported.
-    """
+    """Return any JSON on one line, as Python would write the value that it encodes."""
     if only_tensors(value):
         count = sum(map(_is_tensor, _leaves(value).values()))
         return "<tensor>" if count == 1 else f"<{count} tensors>"
+    # Another user may have written the commit: nothing is imported, and control characters are escaped.
     try:
+        # It is malformed, or of a class that this program has not imported.
         made = values.decode(value)
     except ValueError:
         made = value
@@ -573,7 +552,6 @@ def only_tensors(value: Json) -> bool:
 
 
 def holds_tensors(value: Json) -> bool:
-    """Return whether there is a tensor anywhere in a value."""
     waiting = [value]
     while waiting:
         item = waiting.pop()

@@ -1,8 +1,6 @@
-"""The manifest: what makes a folder of files a commit. And the same commit in memory: a snapshot.
+"""The manifest, and a snapshot, which is the same commit in memory.
 
-A manifest is a JSON object with the fields of `Manifest`, and ``digest``: the xxh3-128 of the same object
-without it and without spaces. Keys keep their order, which matters in a user's dict. The manifest is written
-last, so a commit exists if and only if its manifest validates.
+The manifest is written last, so a commit exists if and only if its manifest validates.
 """
 
 from __future__ import annotations
@@ -53,22 +51,16 @@ class HasState:
 
 @dataclass(frozen=True)
 class Manifest(HasState):
-    """Everything about a commit but its tensors.
-
-    Attributes:
-        time: when it was written, in seconds since the Unix epoch.
-        writer: host, pid and rank of the process that wrote it.
-        state: see `Snapshot`.
-    """
+    """Everything about a commit but its tensors."""
 
     generation: int
     commit: int
-    time: float
-    writer: dict[str, Any]
+    time: float  # seconds since the Unix epoch
+    writer: dict[str, Any]  # host, pid and rank of the process
     world_size: int
     versions: dict[str, str]
     files: tuple[FileEntry, ...]
-    state: dict[str, Any]
+    state: dict[str, Any]  # as in `Snapshot`
     dataset: dict[str, Any] | None = None
     finished: bool = False
 
@@ -84,27 +76,17 @@ class Manifest(HasState):
 
 @dataclass(frozen=True)
 class Snapshot(HasState):
-    """Everything that a job needs to resume from one commit; it does not change.
-
-    Attributes:
-        id: which commit this is.
-        arenas: a safetensors file for each attribute of the state that holds tensors, by attribute name.
-        state: all else, as plain JSON values, and mappings that are read when it is written; see
-            `hvdrecover.state.state`.
-        dataset: version of the training data as plain JSON values, or None.
-        digests: of the files, by attribute name; None if they have not been computed.
-        job: identity of the start of the job that made it, as ``JOB/START``; of near commits only.
-    """
+    """Everything that a job needs to resume from one commit; it does not change."""
 
     id: CommitId
-    arenas: dict[str, Arena]
-    state: dict[str, Any]
+    arenas: dict[str, Arena]  # by the attribute that holds the tensors
+    state: dict[str, Any]  # all else as JSON, and mappings that are read when it is written
     world_size: int
     versions: dict[str, str]
     finished: bool = False
-    dataset: dict[str, Any] | None = None
-    digests: dict[str, str] | None = None
-    job: str = ""
+    dataset: dict[str, Any] | None = None  # version of the training data
+    digests: dict[str, str] | None = None  # of the files, by attribute; None if not computed
+    job: str = ""  # JOB/START of the job that made it; of near commits only
 
     @classmethod
     def of(cls, manifest: Manifest, arenas: dict[str, Arena]) -> Snapshot:
@@ -151,7 +133,8 @@ def dumps(manifest: Manifest) -> bytes:
             f"its plain objects take {len(text)} bytes as JSON, and a commit can hold {MAX_BYTES}; keep what "
             "is large as tensors",
         )
-    # Encoded once, by the encoder that is written in C: this runs beside the training loop.
+    # The digest is the xxh3-128 of the object without it. Keys keep their order, which matters in a user's
+    # dict. The text is encoded once, by the encoder that is written in C: this runs beside the training loop.
     return text[:-1] + b',"digest":"' + digest(text).encode() + b'"}'
 
 

@@ -109,10 +109,7 @@ def make(path: Path, url: str) -> None:
 
 
 class Keeper:
-    """The lock that allows a process to change a near root. One process of the host has it, until it ends.
-
-    The lock belongs to the process, not to the open file: forked children do not have it.
-    """
+    """The lock that allows a process to change a near root. One process of the host has it, until it ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -126,6 +123,7 @@ class Keeper:
             descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             on_failure.callback(os.close, descriptor)
             with suppress(PermissionError, BlockingIOError):
+                # Such a lock belongs to the process, not to the open file: forked children do not have it.
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.fstat(descriptor).st_nlink:  # else the keeper has just deleted the near root
                     on_failure.pop_all()
@@ -202,16 +200,14 @@ def _statuses(path: Path) -> list[os.stat_result]:
 
 
 def refusal(path: Path, nbytes: int) -> str | None:
-    """Return why a near root has no room for `BUFFERS` commits of ``nbytes`` each; None if it has room.
-
-    In shared memory, a quarter must stay free for other programs, and a quarter of the free memory as well:
-    training needs memory, too, and the kernel kills processes beyond a cgroup's limit.
-    """
+    """Return why a near root has no room for `BUFFERS` commits of ``nbytes`` each; None if it has room."""
     status = os.statvfs(path)
     free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     need = max(0, BUFFERS * nbytes - usage(path))
     commits, spared = f"{BUFFERS} commits of {size(nbytes)}", 0
     if mount_of(path)[1] == "tmpfs":
+        # A quarter of shared memory must stay free for other programs, and a quarter of the free memory:
+        # training needs memory, too, and the kernel kills processes beyond a cgroup's limit.
         spared = max(total // 4, _FLOOR)
         if need > (left := available_memory().nbytes) * 3 // 4:
             return f"{commits} are too much for the {size(left)} of memory left"
@@ -281,26 +277,21 @@ class Buffer:
                 self._path = self._path.rename(self._path.with_name(f"{BUFFER}{uuid.uuid4().hex}"))
 
     def delete(self) -> None:
-        """Delete its files. A holder of its arenas keeps their memory."""
         self.open()
-        shutil.rmtree(self._path, ignore_errors=True)
+        shutil.rmtree(self._path, ignore_errors=True)  # a holder of the arenas keeps their memory
 
 
 class NearTier:
-    """The buffers of a near root, in the process that keeps it.
-
-    Args:
-        recalled: a commit at the near root that this process has mapped, if any.
-        decided: called when there is no memory, when sealing failed, and when a commit is sealed.
-    """
+    """The buffers of a near root, in the process that keeps it."""
 
     def __init__(self, keeper: Keeper, recalled: Snapshot | None, clock: Clock, decided: Decided) -> None:
         self.keeper = keeper
         self._clock = clock
-        self._decided = decided
+        self._decided = decided  # called if memory is refused, if sealing fails, and for each sealed commit
         self._writer: dict[str, object] = {}
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()  # over the fields below
+        # ``recalled`` is a commit at the near root that this process has mapped.
         found = {} if recalled is None else {recalled.id.name: recalled.arenas}
         folders = [each for each in keeper.path.iterdir() if each.is_dir() and not each.is_symlink()]
         self._buffers = [Buffer(folder, found.get(folder.name)) for folder in folders]
@@ -321,10 +312,7 @@ class NearTier:
             self._thread.start()
 
     def acquire(self, layouts: Layouts, pinned: Set[Arena]) -> Mapping[str, Arena] | None:
-        """Return memory for the next commit; None if it must use private memory this time.
-
-        The ``pinned`` arenas are being read, and must not change.
-        """
+        """Return memory for the next commit, without changing ``pinned`` arenas; None if there is none."""
         if not layouts:
             return None  # a state without tensors is not worth a file
         with self._changed:

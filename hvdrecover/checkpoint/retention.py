@@ -1,8 +1,6 @@
 """The choice of commits that may be deleted, and their deletion.
 
-Two kinds of commits are deleted: complete ones that the user's rules do not keep, and incomplete ones that
-killed processes left. Only one process at a time may prune a root: the one whose claim is valid. A reader
-whose commit is deleted while it reads gets an `IncompleteCommitError`, because the manifest is deleted first.
+Only one process at a time may prune a root: the one whose claim is valid.
 """
 
 from __future__ import annotations
@@ -40,13 +38,11 @@ Survey = dict[CommitId, Facts | None]
 
 
 def expired(commits: Iterable[Facts | None], keep: Keep, now: float) -> list[CommitId]:
-    """Return the commits that may be deleted, oldest first; never the newest.
-
-    A job that skips broken or suspect commits continues from an older one, in a later generation. The skipped
-    commits may hold the only copy of the progress until the job has passed their numbers. So until then they
-    are neither deleted nor counted. Broken commits are left to the user.
-    """
+    """Return the commits that may be deleted, oldest first; never the newest."""
     ordered = sorted((facts for facts in commits if facts is not None), key=lambda facts: facts.commit)
+    # A job that skips broken or suspect commits continues from an older one, in a later generation. The
+    # skipped commits may hold the only copy of the progress until the job has passed their numbers. So until
+    # then they are neither deleted nor counted. Broken commits are left to the user.
     good = [facts for facts in ordered if facts.commit.commit <= ordered[-1].commit.commit]
     kept = {facts.commit for facts in good[-keep.last :]}
     if keep.period is not None:
@@ -114,7 +110,8 @@ def survey(storage: Storage, best: Best | None, known: Survey) -> Survey:
 
 
 def delete_commit(storage: Storage, commit: CommitId) -> None:
-    """Delete a commit. Its manifest goes first, so a process that is killed leaves no broken commit."""
+    # First the manifest: then a process that is killed leaves no broken commit, and a reader gets an
+    # `IncompleteCommitError`.
     storage.remove(root.manifest_path(commit))
     storage.delete(commit.name)
 
@@ -122,13 +119,8 @@ def delete_commit(storage: Storage, commit: CommitId) -> None:
 def incomplete(
     storage: Storage, before: int, complete: Collection[CommitId] = ()
 ) -> tuple[list[CommitId], list[CommitId]]:
-    """Return the commits of earlier generations that will never be completed, newest first.
-
-    Their writer reads the claims before it publishes a manifest, and finds a later generation. An incomplete
-    commit may also be one that has lost its manifest. That is the case if its generation had durable commits,
-    and neither it nor a later one has any now: retention always keeps the newest commit. Such commits are
-    returned second, unless they are marked already. Commits in ``complete`` are known to be complete.
-    """
+    """Return the commits of earlier generations that were never completed, and those that lost manifests."""
+    # Their writers read the claims before they publish a manifest, and find a later generation.
     commits = root.commits(storage)
     there = {each for each in commits if each in complete or root.may_be_complete(storage, each)}
     newest = max((commit.generation for commit in there), default=0)
@@ -139,6 +131,8 @@ def incomplete(
         number = commit.generation
         if commit in there or number >= before or root.is_quarantined(storage, commit):
             continue
+        # If a generation had durable commits, and neither it nor a later one has any now, manifests were
+        # lost: retention always keeps the newest commit.
         is_lost = number > newest and number in claimed and claims.read(storage, number).acknowledged
         (lost if is_lost else begun).append(commit)
     return begun, lost

@@ -90,13 +90,7 @@ def reason(storage: Storage, commit: CommitId, error: Exception) -> str:
 
 
 def read_manifest(storage: Storage, commit: CommitId) -> Manifest:
-    """Read a commit's manifest: everything but its tensors. The tensors' files are not checked.
-
-    Raises:
-        IncompleteCommitError: the manifest is missing.
-        CorruptCheckpointError: the manifest is truncated, altered or not valid JSON.
-        FormatVersionError: a newer hvdrecover wrote the manifest, in a format that this one cannot read.
-    """
+    """Read and verify a commit's manifest, but not the files of its tensors."""
     path = manifest_path(commit)
     url = f"{storage.url}/{path}"
     size = storage.size(path)
@@ -135,14 +129,7 @@ def read_layout(storage: Storage, commit: CommitId, entry: FileEntry) -> Layout:
 def read_commit(
     storage: Storage, commit: CommitId, only: Collection[str] | None = None, load: Load = copied
 ) -> Snapshot:
-    """Read one commit, and verify every byte that is read.
-
-    ``only`` names the attributes of the state whose tensors to read, such as ``{"model"}``; `Snapshot.state`
-    is complete in any case. ``load`` reads a file of a path and a size, and returns its bytes and digest.
-
-    Raises:
-        IncompleteCommitError: the commit has no manifest, or was deleted while it was being read.
-    """
+    """Read and verify one commit; ``only`` limits the attributes whose tensors are read."""
     try:
         manifest = read_manifest(storage, commit)
         arenas = {
@@ -166,16 +153,7 @@ def read_newest(
     order: Callable[[list[CommitId]], list[CommitId]] = lambda commits: commits,
     load: Load = copied,
 ) -> Snapshot | None:
-    """Read the newest commit that verifies; None if none was ever completed.
-
-    If the storage fails, the call is retried for some seconds. If the root answers and one commit still
-    cannot be read, that commit is skipped like a broken one. ``order`` takes the commits, newest first, and
-    returns them in the order in which to try them.
-
-    Raises:
-        NoUsableCommitError: the root holds commits, and none of them verifies.
-        FormatVersionError: a newer hvdrecover wrote the newest commit.
-    """
+    """Read the newest commit that verifies, in the given order of attempts; None if there was none."""
     reasons: dict[str, str] = {}
     unread: StorageError | None = None
     for commit in order(retried(clock, commits, storage)):
@@ -188,6 +166,7 @@ def read_newest(
             reasons[commit.name] = reason(storage, commit, error)
             skipped(commit, reasons[commit.name], error)
         except StorageError as error:
+            # If the root answers, a commit that cannot be read is skipped like a broken one.
             storage.names()  # raises if the whole root is unreachable: then older commits are, too
             unread = unread or error
             skipped(commit, reason(storage, commit, error), error)

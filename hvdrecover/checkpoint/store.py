@@ -52,12 +52,7 @@ _OF_THE_FILE_SYSTEM = {"lost+found"}
 
 
 class Store:
-    """One checkpoint root, for the process that writes to it (rank 0).
-
-    Attributes:
-        resumed: the commit that the job resumes from, if it was read from this root. It is not deleted
-            before a later commit is durable.
-    """
+    """One checkpoint root, for the process that writes to it (rank 0)."""
 
     def __init__(
         self, storage: Storage, *, keep: int | Keep, job: str, host: str, events: Events, clock: Clock
@@ -73,19 +68,15 @@ class Store:
         self._begun: set[CommitId] = set()  # commits that this process has begun and not completed
         self._has_made_room = False
         self._has_warned = False  # that commits lack the number of `Keep.best`
+        # The commit that the job resumes from. It is not deleted before a later commit is durable.
         self.resumed: CommitId | None = None
 
     def claim_next(self, *, again: bool = False) -> int:
-        """Claim a generation for a job that starts, later than all generations at the root.
-
-        Earlier commits that have lost their manifest are marked as broken. Leftovers are not deleted here,
-        since all ranks wait for this call: `write` deletes them before the first commit.
-
-        ``again``: an earlier start of this job has claimed the root.
-        """
+        """Claim a generation for a job that starts; ``again``: the job has claimed the root before."""
         check_is_ours(self.storage)
         newest = max((commit.generation for commit in root.commits(self.storage)), default=0)
         generation = self.claims.take_after(newest, again=again)
+        # Leftovers are not deleted here, since all ranks wait: `write` deletes them before the first commit.
         self._quarantine(incomplete(self.storage, generation)[1])
         return generation
 
@@ -95,13 +86,7 @@ class Store:
         return next((each for each in commits if root.is_complete(self.storage, each)), None)
 
     def write(self, snapshot: Snapshot, rank: int, durable: Callable[[], None] = lambda: None) -> None:
-        """Make a commit durable, call ``durable``, then delete commits that retention no longer keeps.
-
-        Before the first commit, the files that killed processes left are deleted. Before each commit, the
-        incomplete files of this process are deleted. So the root never holds more than the commits to keep,
-        one more, and the one that is being written. If the disk is full, all files that are not needed are
-        deleted, and the write is tried again.
-        """
+        """Make a commit durable, call ``durable``, then delete commits that retention no longer keeps."""
         commit = snapshot.id
         for attempt in (1, 2):
             try:
@@ -128,6 +113,8 @@ class Store:
         commit = snapshot.id
         self.claims.take(commit.generation)
         self._delete_begun(but=commit)  # a newer commit replaces one whose write failed
+        # Leftovers are deleted first. So the root never holds more than the commits to keep, one more, and
+        # the one that is being written.
         if not self._has_made_room:
             self._free(commit, more=1)
             self._has_made_room = True
@@ -158,10 +145,7 @@ class Store:
             self.storage.tidy(lambda folder: is_of_before(folder, commit.generation))
 
     def _clean_up(self, commit: CommitId, *, more: int = 0) -> None:
-        """Delete commits that retention does not keep, and those that earlier generations never completed.
-
-        A commit that was complete and has lost its manifest is marked as broken, and left to the user.
-        """
+        """Delete commits that retention does not keep, and those that earlier generations never completed."""
         # Also before each deletion: this process may have been stopped for a while.
         check = partial(self.claims.check, commit.generation)
         check()
@@ -179,6 +163,7 @@ class Store:
         good = [each for each, facts in self._facts.items() if facts is not None]
         with self._reporting():
             begun, lost = incomplete(self.storage, commit.generation, good)
+            # A commit that has lost its manifest is left to the user.
             self._quarantine(lost)
             for each in begun:
                 with self._reporting():
@@ -229,15 +214,7 @@ def check_is_ours(storage: Storage) -> None:
 
 
 def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Snapshot | None:
-    """Read the newest commit that verifies, for a job that resumes from it; None if the root never held one.
-
-    Each broken commit on the way is marked as quarantined, and one log line says why. Commits that were
-    marked earlier are verified again: if the user has repaired one, its mark is removed. A commit that the
-    storage fails to deliver is skipped, but not marked.
-
-    Suspects are commits after which the job has failed, as ranges: the names of the first and the last commit
-    of each. They are tried last, the oldest first: even a suspect is better than a start from the beginning.
-    """
+    """Read the newest commit that verifies, for a job that resumes; None if the root never held one."""
 
     def say(name: str, reason: str, line: str) -> None:
         message = f"{store.url}: {line}: {reason}"
@@ -245,6 +222,7 @@ def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Sna
 
     def skipped(commit: CommitId, reason: str, error: CheckpointError | None) -> None:
         say(commit.name, reason, f"skipping {commit}")
+        # A commit that the storage fails to deliver is not marked.
         if isinstance(error, CorruptCheckpointError):
             try:
                 root.quarantine(store.storage, commit, reason, store.clock)
@@ -252,6 +230,8 @@ def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Sna
                 store.events.emit("write_failed", str(failure), level=logging.WARNING, commit=commit.name)
 
     def without_suspects(commits: list[CommitId]) -> list[CommitId]:
+        # Suspects are commits after which the job has failed, as ranges of names. They are tried last, the
+        # oldest first: even a suspect is better than a start from the beginning.
         last = [each for each in commits if each.is_within(suspects)]
         for commit in last:
             say(commit.name, _FAILED, f"passing over {commit}, which is suspect")
@@ -267,6 +247,7 @@ def load_newest(store: Store, suspects: Collection[tuple[str, str]] = ()) -> Sna
         if lost:
             raise NoUsableCommitError(store.url, dict.fromkeys(lost, _LOST))
         return None
+    # The user may have repaired a commit that was marked earlier: it was verified again.
     store.storage.remove(root.quarantine_path(snapshot.id))
     store.resumed = snapshot.id
     for name in lost:
@@ -287,23 +268,14 @@ def step_back(niceness: int = BACKGROUND) -> None:
 
 
 class BackgroundWriter:
-    """Writes one snapshot at a time on a background thread. All methods are for the training thread.
-
-    Args:
-        release: called with each snapshot just before it is no longer `in_flight`.
-
-    Attributes:
-        last_durable: the last commit that this writer has made durable, if any.
-        error: why the last attempt failed; None if it succeeded, so there is no outage.
-        failure: the error after which no commit is written any more; None if there was none.
-    """
+    """Writes one snapshot at a time on a background thread. All methods are for the training thread."""
 
     def __init__(
         self, store: Store, rank: int, release: Callable[[Snapshot], None] = lambda snapshot: None
     ) -> None:
         self.store = store
         self._rank = rank
-        self._release = release
+        self._release = release  # called with each snapshot just before it is no longer `in_flight`
         self._clock = store.clock
         self._lock = threading.RLock()  # for all that both threads change
         self._snapshot: Snapshot | None = None
@@ -321,8 +293,8 @@ class BackgroundWriter:
         self._behind_since: float | None = None
         self._outage_since = 0.0
         self.last_durable: CommitId | None = None
-        self.error: StorageError | None = None
-        self.failure: HvdrecoverError | None = None
+        self.error: StorageError | None = None  # why the last attempt failed
+        self.failure: HvdrecoverError | None = None  # after which no commit is written any more
 
     @property
     def in_flight(self) -> Snapshot | None:
@@ -330,10 +302,7 @@ class BackgroundWriter:
         return self._snapshot
 
     def submit(self, snapshot: Snapshot) -> bool:
-        """Begin to write a snapshot. If an earlier one waits for its next attempt, replace it.
-
-        Return False if an attempt is under way, or a final error has stopped writing.
-        """
+        """Begin to write a snapshot, in place of one that waits; return False if it cannot be taken now."""
         with self._lock:
             if self._stopped:
                 raise RuntimeError("the writer has been stopped")
@@ -362,10 +331,7 @@ class BackgroundWriter:
                     self._wake.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is in flight, or until the number of attempts given to `hurry` have failed.
-
-        Return False after ``timeout`` seconds; raise the error if the last attempt has failed.
-        """
+        """Wait until nothing is in flight, or `hurry`'s attempts have failed; False after ``timeout``."""
         if timeout is None:
             self._answered.wait()
         elif not self._clock.wait(self._answered, timeout):
@@ -443,7 +409,6 @@ class BackgroundWriter:
                 failed = 0
 
     def _attempt(self) -> bool:
-        """Write the snapshot; return whether it is durable."""
         snapshot, started = self._snapshot, self._clock.monotonic()
         assert snapshot is not None  # while an attempt is under way, only this thread releases it
         is_durable = False

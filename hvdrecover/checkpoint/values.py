@@ -50,18 +50,7 @@ _REMEDY = (
 
 
 def encode(value: Any, path: str, leaf: Leaf | None = None, _depth: int = 0) -> Json:
-    """Turn a value into what `json.dumps` takes.
-
-    Args:
-        value: plain Python: None, bool, int, float, complex, str, bytes, list, tuple, named tuple, dict,
-            OrderedDict, Counter, set, frozenset, deque, numpy scalar or array, path, date, time, datetime,
-            timedelta, enum, dataclass; nested at will.
-        path: what the value is called in an error.
-        leaf: encodes what a framework adds to these, such as tensors.
-
-    Raises:
-        UnsupportedValueError: the value, or one inside it, is none of these; the error names it.
-    """
+    """Turn a value into what `json.dumps` takes; ``leaf`` encodes the objects of a framework."""
     if leaf is not None and (encoded := leaf(value, path)) is not NotImplemented:
         return encoded
     kind = type(value)
@@ -207,13 +196,7 @@ def _find_class(name: str, fits: Callable[[type], bool]) -> Any:
 
 
 def decode(value: Json, resolve: Resolve | None = None) -> Any:
-    """Turn the outcome of `encode` back into the value, with fresh containers.
-
-    ``resolve`` is the counterpart of `encode`'s ``leaf``.
-
-    Raises:
-        ValueError: an unknown tag, a malformed payload, or a class that this program doesn't define.
-    """
+    """Turn the outcome of `encode` back into the value; ``resolve`` is the counterpart of ``leaf``."""
     try:
         return _decode(value, resolve)
     except RecursionError as error:

@@ -63,11 +63,7 @@ _BACK = (
 
 
 class SampleOrder:
-    """The sample order and cursor of one data set, as one rank sees it.
-
-    Each epoch has its own order, or the data set's without ``shuffle``. A last round that is not full is
-    filled up (``tail="pad"``) or left out (``"drop"``).
-    """
+    """The sample order and cursor of one data set, as one rank sees it."""
 
     def __init__(self, length: int, *, shuffle: bool = True, seed: int = 0, tail: Tail = "pad") -> None:
         if tail not in ("pad", "drop"):
@@ -115,28 +111,21 @@ class SampleOrder:
         return next(iter(self._ranks), 0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch. Naming the epoch under way changes nothing, so that a resumed one continues.
-
-        If several epochs are named before an iteration begins, the highest counts. A framework may name its
-        own epochs after the script has, from 0 on whenever its loop begins; and a script may name each epoch
-        that it skips. The cursor of the epoch under way is kept until the iteration begins.
-        """
+        """Go to an epoch. Naming the epoch under way changes nothing, so that a resumed one continues."""
         if not _is_count(epoch):
             raise ConfigError("epoch", f"must be an integer ≥ 0, got {epoch!r}")
         if not self._named:
             self._before = {name: vars(self)[name] for name in _PLACE}
         self._named.append(int(epoch))
         vars(self).update(self._before)
+        # A framework may name its own epochs after the script has, from 0 on whenever its loop begins; and a
+        # script may name each epoch that it skips. So the highest counts.
         if (highest := max(self._named)) != self.epoch:
             self._enter(highest, 0)
             self._begin()
 
     def begin(self) -> Indices:
-        """Begin an iteration: return this rank's samples from the cursor on.
-
-        An epoch that was finished starts again from its first sample, without `set_epoch`. But the first
-        iteration after a restore resumes from the cursor, even if nothing is left.
-        """
+        """Begin an iteration: return this rank's samples from the cursor on."""
         # Samples that a data loader leaves out, as they fill no batch (``drop_last``), are done as well.
         least = self.size if self.tail == "drop" else 1
         if self._handed_out:
@@ -144,6 +133,7 @@ class SampleOrder:
         before = self._before if self._named else {"epoch": 0, "done": 0}
         if self.epoch < before["epoch"] and 0 < before["done"] < self.length:
             self._warn(_BACK, self.epoch, before["epoch"], before["done"], self.length)
+        # A finished epoch starts again without `set_epoch`; the first iteration after a restore does not.
         if self._iterated and self.left < least:
             if self.done:
                 self._warn(_AGAIN, self.epoch)
@@ -206,10 +196,7 @@ class SampleOrder:
         return self.epoch, self.passes, start, self.position(self.done, count)
 
     def leave_out(self, stretch: Stretch) -> None:
-        """Leave samples out of their pass, as if the data set did not have them; deal the rest out again.
-
-        The pass may be a later one: the cursor may have gone back beyond its beginning.
-        """
+        """Leave samples out of their pass, as if the data set did not have them; deal the rest out again."""
         joined: list[Stretch] = []
         for each in sorted([*self._left_out, stretch]):
             # Join stretches that overlap or touch: no sample may count twice.
@@ -218,12 +205,12 @@ class SampleOrder:
             elif each[2] < each[3]:
                 joined.append(each)
         self._left_out = joined
+        # The pass may be a later one: the cursor may have gone back beyond its beginning.
         self.done = int(self._past(np.array(self.done), self.done))
         self._begin()
 
     @property
     def gaps(self) -> list[Gap]:
-        """The gaps of this pass, in order."""
         return [each[2:] for each in self._left_out if each[:2] == (self.epoch, self.passes)]
 
     # -- samples left ------------------------------------------------------------------------------------

@@ -1,12 +1,4 @@
-"""Compare a run with faults with the undisturbed run: commits, samples, and leftovers.
-
-Runs are compared up to the point at which they have different numbers of ranks, since each rank then has
-other samples. With virtual ranks, commits are compared to the end.
-
-Some state differs between ranks without faults: running statistics of batch norm, or a list that each rank
-fills. A recovery gives all ranks the copy of one rank. Such rank-local state is reported apart, as it is no
-error of the script. Trained tensors and optimizer state are never rank-local.
-"""
+"""Compare a run with faults with the undisturbed run: commits, samples, and leftovers."""
 
 from __future__ import annotations
 
@@ -76,8 +68,6 @@ class Finding:
 
 @dataclass
 class Comparison:
-    """A run with faults beside the undisturbed run."""
-
     findings: list[Finding] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)  # no failures
     compared: int = 0  # number of commits
@@ -130,10 +120,7 @@ def _trained(records: Records) -> dict[tuple[str, int], Counter[int]]:
 
 
 def _compare_steps(clean: Records, faulty: Records, found: Comparison) -> None:
-    """Find a lost step: a commit held a recorded batch on which the optimizer had not stepped yet.
-
-    A job that resumes from such a commit never does the step.
-    """
+    """Find a commit with a batch whose step was not done: a job that resumes from it never does the step."""
     steps: dict[int, set[int]] = {}
     for done, batches, _ in clean.progress.values():
         steps.setdefault(batches, set()).add(done)
@@ -176,6 +163,7 @@ def _pair_commits(clean: Records, faulty: Records, found: Comparison) -> Iterato
     size = clean.rendezvouses[0].agreed[0].size
     known = {(line.rank, clean.progress[line.made]): line for line in clean.kept("commit")}
     for line in faulty.kept("commit"):
+        # With another number of ranks, each rank has other samples, except with virtual ranks.
         if line.size != size and not clean.virtual:
             why = f"{line.size} of {size} ranks went on; virtual ranks make it possible"
             found.not_compared = f"from commit {line.made} on nothing was compared, as {why}"
@@ -184,11 +172,10 @@ def _pair_commits(clean: Records, faulty: Records, found: Comparison) -> Iterato
             yield same, line
 
 
+# Such state is no error of the script: running statistics of batch norm, or a list that each rank fills. A
+# recovery gives all ranks the copy of one rank. Trained tensors and optimizer state are never rank-local.
 def _find_rank_local(clean: Records) -> frozenset[str]:
-    """Return the state that differs between ranks at one commit of the undisturbed run.
-
-    A name such as ``losses`` stands for everything below it: lists differ in length.
-    """
+    """Return the state that differs between ranks at one commit of the undisturbed run."""
     by_commit: dict[int, list[Line]] = {}
     for line in clean.kept("commit"):
         by_commit.setdefault(line.made, []).append(line)
@@ -198,7 +185,7 @@ def _find_rank_local(clean: Records) -> frozenset[str]:
             for name, values in _differences(first, other, samplers=False).items():
                 attribute, _, tensor = name.partition(".")
                 if values:
-                    names.add(_LIST_ITEM.split(name)[0])
+                    names.add(_LIST_ITEM.split(name)[0])  # `losses` for all below it: lists differ in length
                 elif attribute not in first.buffers or tensor in first.buffers[attribute]:  # not trained
                     names.add(name)
     return frozenset(names)

@@ -86,10 +86,7 @@ def _failing_storage(name: str, order: str) -> Fault:
 
 
 def _corrupt_commit(run: ScriptRun, rank: int) -> None:
-    """Damage the newest durable commit and all near commits while the ranks are stopped, then kill them.
-
-    The run has to notice it by the digests, quarantine the commit, and resume from the one before.
-    """
+    """Damage the newest durable commit and all near commits while the ranks are stopped, then kill them."""
     deadline = time.monotonic() + _TWO_COMMITS
     while len(complete(run)) < 2:
         if time.monotonic() > deadline:

@@ -77,10 +77,7 @@ def _ip(*arguments: str) -> None:
 
 
 class Lab:
-    """Hosts that are joined by a switch, in a private network.
-
-    A janitor process removes it when it is closed, and when its process is killed.
-    """
+    """Hosts in a private network; a janitor removes them when the lab is closed or its process is killed."""
 
     def __init__(self, hosts: int = 3) -> None:
         self.number = _claim_a_number()

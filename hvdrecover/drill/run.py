@@ -37,14 +37,11 @@ T = TypeVar("T")
 
 
 class Job:
-    """A launcher such as ``horovodrun`` and all processes that it starts on this host.
-
-    A mark in the environment identifies the job's processes, even outside the launcher's process group:
-    launchers hand their environment to workers.
-    """
+    """A launcher such as ``horovodrun`` and all processes that it starts on this host."""
 
     def __init__(self, command: Sequence[str], log: Path, environ: Mapping[str, str] | None = None) -> None:
         self.log = log
+        # Launchers hand it to workers: it identifies processes even outside the launcher's process group.
         name, value = "HVDRECOVER_JOB", uuid.uuid4().hex
         self._mark = f"{name}={value}"
         with log.open("ab") as output:
@@ -70,7 +67,6 @@ class Job:
         return processes.marked(self._mark)
 
     def wait(self, timeout: float) -> int:
-        """Wait for the launcher's exit code; raise `DrillError` after a timeout."""
         try:
             return self._launcher.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -100,7 +96,6 @@ def supervised(*options: str, workers: int = 2) -> list[str]:
 
 
 def wait_until(job: Job, reached: Callable[[], T], what: str = "progress", patience: float = PATIENCE) -> T:
-    """Wait until a function returns something true, and return that."""
     deadline = time.monotonic() + patience
     while True:
         # Before the look: a job may record something and end between the look and this question.
@@ -138,10 +133,7 @@ class Command:
 
 
 class ScriptRun(Run):
-    """One run of the user's script under ``hvdrecover run``, with a witness in each process.
-
-    With a lab, one rank runs on each of its hosts; else all ranks run on this host.
-    """
+    """One run of the user's script with a witness in each process; in a lab, each host has one rank."""
 
     def __init__(self, folder: Path, command: Command, lab: Lab | None = None) -> None:
         super().__init__(folder)

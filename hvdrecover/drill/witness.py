@@ -239,16 +239,12 @@ class Records:
 
     @cached_property
     def rendezvouses(self) -> list[Rendezvous]:
-        """All rendezvous, in order of time.
-
-        The generation alone does not identify a rendezvous: a job that was started again may count from an
-        earlier one. All ranks of one rendezvous name the same generation, commit and size, each rank once.
-        """
         found: list[Rendezvous] = []
         last: dict[tuple[int, int, int], Rendezvous] = {}  # the last one with this identity
         present: dict[int, Rendezvous] = {}  # the rendezvous of each process
         for line in self.lines:
             if line.what == "agreed":
+                # The generation is not enough: a job that is started again may count from an earlier one.
                 identity = line.generation, line.commit, line.size
                 joined = last.get(identity)
                 if joined is None or any(line.rank == other.rank for other in joined.agreed):
@@ -295,10 +291,8 @@ class Records:
 
     @cached_property
     def progress(self) -> dict[int, tuple[int, int, int]]:
-        """For each commit: steps and batches since the start, and how many commits without work precede it.
-
-        The number of a commit does not tell: when hosts come or go, the ranks make one more commit.
-        """
+        """For each commit: steps and batches since the start, and how many idle commits precede it."""
+        # A commit's number does not tell: when hosts come or go, the ranks make one more commit.
         made: dict[int, Line] = {}
         for line in self.kept("commit"):
             made.setdefault(line.made, line)  # of any rank: one may be killed before it writes its line

@@ -154,10 +154,7 @@ class GuardHook(Hook):
         ]
 
     def _settle(self, result: Vote, snapshot: Snapshot, memory: Memory) -> bool:
-        """Name the tensors that differ from the majority's; replace this rank's if it is to be healed.
-
-        All ranks hold tensors of the same names, dtypes and shapes.
-        """
+        """Name the tensors that differ from the majority's; replace this rank's if it is to be healed."""
         assert self._guard is not None
         rank, root, host = self._world.rank(), result.right[0], self._context.config.host
         heals = self._guard.on_divergence == "heal" and rank in result.wrong
@@ -165,6 +162,7 @@ class GuardHook(Hook):
             snapshot = memory.separate(snapshot)  # the writer may be reading the old bytes
         tensors = self._tensors(snapshot)
         digests = [half for each in tensors for half in digest_numbers(each.data)]
+        # All ranks hold tensors of the same names, dtypes and shapes.
         table = self._world.allgather(digests, "hvdrecover.guard.tensors").reshape(self._world.size(), -1, 2)
         differs = (table != table[root]).any(axis=2)
         found = []
@@ -180,12 +178,10 @@ class GuardHook(Hook):
         return heals
 
     def _measure(self, tensor: Tensor, root: int, *, heal: bool) -> str:
-        """Return how many numbers of this rank's tensor differ from the root's, and by how much at most.
-
-        Pieces keep the root's copy small. All ranks call this; ``heal`` replaces the bytes.
-        """
+        """Return how many numbers differ from the root's, and by how much at most; all ranks call this."""
         count, largest = 0, 0.0
         scratch = allocate(min(_PIECE, tensor.spec.nbytes))
+        # Pieces keep the root's copy small.
         for start in range(0, tensor.spec.nbytes, _PIECE):
             piece = tensor.data[start : start + _PIECE]
             roots = scratch[: len(piece)]
@@ -238,10 +234,7 @@ class GuardHook(Hook):
     # -- training data ---------------------------------------------------------------------------------
 
     def resuming(self, stored: Snapshot, where: str) -> None:
-        """Compare the version of the training data with the version in the commit to resume from.
-
-        The commit's cursors are changed if the epoch is restarted.
-        """
+        """Compare the version of the training data with the version in the commit to resume from."""
         if self._guard is None or self._guard.data is None or stored.dataset is None:
             return
         if stored.dataset.get("version") == 1:  # a fingerprint of the data, by an earlier release
@@ -301,10 +294,7 @@ def _script() -> str:
 
 
 def _differences(descriptions: Sequence[tuple[Entry, ...] | None], *, settings: bool) -> list[str]:
-    """Return the differences between the ranks: a line each, the first ones only.
-
-    A rank without a guard has no description. ``settings`` compares hyper-parameters as well.
-    """
+    """Return the first differences between the ranks, a line each; ``settings`` adds hyper-parameters."""
     unguarded = [rank for rank, each in enumerate(descriptions) if each is None]
     if unguarded:
         return [f"guard: none on {named(unguarded)}"] if len(unguarded) < len(descriptions) else []

@@ -85,17 +85,11 @@ class Judge(Hook):
                 order.stepped = True
 
     def gradients(self, everywhere: Sequence[str], here: Sequence[str]) -> None:
-        """All ranks have found gradients that are not finite. Returns if the step is to be skipped.
-
-        With torch only the next `SampleOrder.record` tells the samples of a batch: sizes of tensors would be
-        a guess. So a step that is to be rolled back is skipped at first, and all ranks go back at that call.
-
-        ``everywhere`` names the parameters whose average is not finite; ``here``, those of them whose
-        gradient was not finite on this rank.
-        """
+        """Decide about a step with gradients that are not finite; return if it is to be skipped."""
         assert self.policy is not None
         self._reported += 1
         order = self._contents.order_in_use()
+        # Those whose gradient was not finite on this rank, and all whose average is not.
         mine, every = ([f"gradient of {name}" for name in names] for names in (here, everywhere))
         action, error = self._judged(self.policy, mine, every, order if here else None)
         if action == "raise":
@@ -105,6 +99,8 @@ class Judge(Hook):
                 raise RolledBack(order, order.stretch(order.done, order.batch_size))
             if all(each.batch_size for each in self._contents.orders.values()):
                 raise _unknown_batch(error.findings)  # trained on other data than the state's
+            # With torch only the next `SampleOrder.record` tells the samples of a batch: sizes of tensors
+            # would be a guess. So the step is skipped at first, and all ranks go back at that call.
             self._waits = True
 
     def _recorded(self, order: SampleOrder, count: int) -> None:
@@ -149,14 +145,11 @@ class Judge(Hook):
     def _judged(
         self, policy: Numerics, tensors: list[str], everywhere: list[str], order: SampleOrder | None = None
     ) -> tuple[Numerics, NumericsError]:
-        """Exchange the findings; return the action of all ranks, and the error in case they raise one.
-
-        ``tensors`` of this rank are not finite; none of a gradient that was finite before the allreduce.
-        """
+        """Exchange the findings; return the action of all ranks, and the error in case they raise one."""
         step = self.steps()
         self._bad_steps = [each for each in self._bad_steps if each > step - WINDOW]
         mine = {
-            "tensors": tensors,
+            "tensors": tensors,  # not finite on this rank, before the allreduce
             "rank": self._world.rank(),
             "host": self._context.config.host,
             "epoch": -1 if order is None else order.epoch,

@@ -1,9 +1,7 @@
 """How processes end, and the decisions that follow; pure functions.
 
-`ENDS` is the table of ends with the reaction to each; ``docs/launching.md`` has it for people. A guardian
-builds a `Death`, finds its `End`, and asks its `Record` whether the process may be restarted in place. The
-supervisor decides about the whole job: `together` while an `Attempt` runs (one start of the job), and
-`outcome` after it.
+A guardian builds a `Death`, finds its `End`, and asks its `Record` whether to restart the process in place.
+The supervisor decides about the job: `together` during an `Attempt` (one start of it), `outcome` after it.
 """
 
 from __future__ import annotations
@@ -33,6 +31,7 @@ class End:
     errors: tuple[str, ...] = ()  # names of the exceptions of ours by which it is recognised
 
 
+# docs/launching.md has this table for people.
 ENDS = (
     End("finished", "the training function has returned", "none", 0),
     End(
@@ -154,7 +153,6 @@ class Death:
 
     @property
     def words(self) -> str:
-        """Return the error, or the exit code or signal in words."""
         return self.error or processes.describe(self.returncode)
 
     @property
@@ -183,7 +181,6 @@ def end_of(death: Death, *, first: bool = False) -> End:
 
 
 def fault_of(death: Death) -> str:
-    """Return the kind of fault that ended a process."""
     if death.hung:
         return "hang"
     if death.returncode == 0 and not death.error:  # after an error, 0 comes from a wrapper: `python … | tee`
@@ -340,19 +337,10 @@ class Together:
 def together(
     attempt: Attempt, streak: Streak, *, guardians: int, begun: bool, now: float, max_restarts: int
 ) -> Together | None:
-    """Decide what follows the faults of processes outside `run`; None without a fault.
-
-    1. Find the cause among the reports of this round. The other ranks end because of it: Horovod fails
-       there. A process that hangs, or is cut off, may report nothing: wait a moment for others.
-    2. An error of the script in its first minute ends the job, and so does the same error twice in a row.
-    3. Otherwise all ranks start again: in place if all guardians are there, and can rejoin Horovod's driver.
-
-    A process may die outside `run` while another one enters it, before its guardian knows that. The guardian
-    then waits like the others, so the whole job starts again.
-
-    `begun`: a process of each guardian has imported hvdrecover. `now`: as in the faults' ``time``.
-    """
+    """Decide what follows the faults of processes outside `run`; None without a fault."""
     faults = [each for each in attempt.faults if each.get("round", attempt.rounds) == attempt.rounds]
+    # A process may die outside `run` while another one enters it, before its guardian knows that.
+    # The guardian then waits like the others, so the whole job starts again.
     if attempt.in_run:  # guardians repair the faults without a round by themselves
         faults = [each for each in faults if each.get("round") is not None]
     if not faults:
@@ -360,6 +348,7 @@ def together(
     exits = [each for each in attempt.exits if each["round"] == attempt.rounds]
     fault = next((each for each in faults if not _is_of_others(each)), None)
     if fault is None:
+        # All failed because of another rank. Wait a moment for its report; if it hangs, there may be none.
         if len(faults) + len(exits) < guardians and now - faults[0]["time"] < waits.CULPRIT:
             return Together("wait", faults[0])
         fault = (exits or faults)[0]
@@ -368,8 +357,11 @@ def together(
         error = cause(fault)
         error = error if error[2] else (*error[:2], 0, 0)  # without commits, its place is not known
     early = attempt.number == 1 and not attempt.rounds and not attempt.committed
+    # An error of the script in its first minute ends the job, and so does the same error twice in a row.
     if error and (error == streak.error or (early and fault["age"] < FIRST_MINUTE)):
         return Together("end", fault, error)
+    # In place only if all guardians are there, and can rejoin Horovod's driver.
+    # `begun`: a process of each guardian has imported hvdrecover.
     intact = begun and not attempt.in_run and guardians == attempt.guardians
     intact = intact and fault["fault"] not in ("lost_host", "launcher_lost")
     may = intact and streak.restarts < max_restarts
@@ -377,13 +369,11 @@ def together(
 
 
 def ending(attempts: Sequence[Attempt]) -> Fault | None:
-    """Return the fault that ends the last attempt at once, or None.
-
-    A rank's own error is preferred to another rank's report of it.
-    """
+    """Return the fault that ends the last attempt at once, or None."""
     # What follows faults outside `run` is decided by `together`, which marks those that end the job.
     decided = [each for each in attempts[-1].faults if each.get("final") or each.get("round") is None]
     found = [each for each in decided if _is_ending(each, attempts)]
+    # A rank's own error is preferred to another rank's report of it.
     return min(found, key=lambda fault: bool(fault.get("heard")), default=None)
 
 
@@ -453,25 +443,22 @@ def known(attempts: Sequence[Attempt]) -> dict[str, Any]:
 
 
 def suspected(attempts: Sequence[Attempt]) -> str | None:
-    """Return the durable commits that the next attempt skips, as ``FIRST..LAST``, or None.
-
-    A commit is suspect if the job failed twice from it in the same way at the same place, and so are later
-    commits without progress. If the script itself failed, only the second failure must have begun at the
-    commit: the first may have come on the way there. Kills, lack of memory, hangs and unreachable storage say
-    nothing about a commit.
-    """
+    """Return the durable commits that the next attempt skips, as ``FIRST..LAST``, or None."""
     faults = attempts[-1].faults
     last = next((fault for fault in reversed(faults) if fault.get("loaded")), None)
+    # Kills, lack of memory, hangs and unreachable storage say nothing about a commit.
     if last is None or not _is_own(last) or (last is not faults[-1] and ending(attempts) is None):
         return None
     own = (each for attempt in attempts for each in attempt.faults if each.get("loaded") and _is_own(each))
+    # A commit is suspect if the job failed twice from it in the same way at the same place.
     # Of the same slot: one fault may kill the processes of several slots.
     alike = [each for each in own if each["at"] == last["at"] and cause(each) == cause(last)]
+    # After an error of the script, one failure from the commit suffices: the first may precede the commit.
     again = last["end"] == "script_error" and _is_ending(last, attempts)
     loaded = [commit for each in alike if (commit := CommitId.parse(each["loaded"])) is not None]
     if not loaded or (len(alike) < 2 and not again):
         return None
-    # Not by name: g10000 sorts before g9999.
+    # Later commits without progress are suspect, too. Not by name: g10000 sorts before g9999.
     return f"{min(loaded).name}..{max(CommitId(*each['commit']) for each in alike).name}"
 
 
@@ -498,16 +485,14 @@ def _came_earlier(fault: Fault, attempts: Sequence[Attempt]) -> bool:
 
 
 def _may_need_no_repair(fault: Fault, attempts: Sequence[Attempt]) -> bool:
-    """Return whether an error came only after a recovery in place, so that a fresh start may avoid it.
-
-    A surviving process still has objects outside the state, such as a half-full list.
-    """
+    """Return whether an error came only after a recovery in place, so that a fresh start may avoid it."""
     new = fault.get("round") is not None  # all processes were
     if new or _came_earlier(fault, attempts):
         return False
     before = takewhile(
         lambda each: each["fault"] != "script_error" or cause(each) != cause(fault), attempts[-1].faults
     )
+    # A surviving process still has objects outside the state, such as a half-full list.
     return any(not each.get("final") and not _is_of_others(each) for each in before)
 
 

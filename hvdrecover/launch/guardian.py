@@ -96,11 +96,7 @@ class Guardian:
         self._memory_kills = processes.memory_kills()
 
     def run(self) -> int:
-        """Keep the slot running until its work is done or given up; return the exit code.
-
-        This is the exit code of the training process, 128 plus the signal's number if it was killed, or 75 if
-        it left after a preemption.
-        """
+        """Keep the slot running until it is done or given up; return the exit code, 75 after a preemption."""
         processes.die_with_parent(signal.SIGHUP)  # handled here, even if nohup ignores it
         heeded = (*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
         with Waking((*heeded, signal.SIGCHLD)) as waking:
@@ -227,11 +223,9 @@ class Guardian:
         self._orders += self._supervisor.receive()
 
     def _await_facts(self, waking: Waking) -> None:
-        """Wait for the supervisor's first message: the first process of a slot needs its facts, too.
-
-        Horovod's driver may start a slot again in the middle of a job. Without the facts, the process would
-        take a root that is not mounted for a new one.
-        """
+        """Wait for the supervisor's first message, which the first process of a slot needs, too."""
+        # Horovod's driver may start a slot again in the middle of a job. Without the facts, the process would
+        # take a root that is not mounted for a new one.
         until = self._clock.monotonic() + waits.MESSAGE
         while not self._orders and self._supervisor.is_open and (left := until - self._clock.monotonic()) > 0:
             self._signals += waking.wait(left)
@@ -445,7 +439,7 @@ class Guardian:
         self._events.emit(kind, message, level=logging.WARNING, **facts)
 
     def _report_stall(self, reading: Reading) -> None:
-        """Report, once per commit, which tensors wait for which ranks. These ranks then show their stacks."""
+        """Report, once per commit, which tensors wait for which ranks, so these ranks show their stacks."""
         missing = self._training.stalled()
         stall = (reading.generation, reading.commit, sorted(missing))
         # All ranks are in `recover.paused()` together, so the missing ones may be at long work there.

@@ -1,12 +1,4 @@
-"""``horovodrun`` with what recovery needs: its command line, its settings, and changes to Horovod's code.
-
-The supervisor starts `main` in a process, in which ``horovodrun`` itself runs, without its stack traces. When
-workers fail, ``horovodrun`` prints a line for each, raises an uncaught error, and prints twenty lines of its
-own code. The guardian has reported the failure already.
-
-SIGTERM is left to the supervisor and the guardians. Batch systems send it to all processes of a host at once,
-and a ``horovodrun`` that heeds it ends the workers before they can leave at their next commit.
-"""
+"""``horovodrun`` with what recovery needs: its command line, its settings, and changes to Horovod's code."""
 
 from __future__ import annotations
 
@@ -67,7 +59,7 @@ class Options:
 
 
 def arguments(options: Options, command: Sequence[str]) -> list[str]:
-    """Return the arguments of ``horovodrun``. Raises what `hosts` and `ask` raise."""
+    """Return the arguments of ``horovodrun``; raises what `hosts` and `ask` raise."""
     given: dict[str, Any] = {"-np": options.processes, "-p": options.ssh_port, "-i": options.identity}
     interfaces, others = options.interfaces, options.others
     if options.mpi:
@@ -113,10 +105,7 @@ def is_ours() -> bool:
 
 
 def hosts(options: Options) -> dict[str, int]:
-    """Return the named hosts with their slots, or this host if none is named.
-
-    Raises `DiscoveryError` if the list cannot be read, `ConfigError` if it is empty.
-    """
+    """Return the named hosts with their slots, or this host if none is named; raises `DiscoveryError`."""
     if options.hosts is not None:
         found = lists.static({}, 0.0, hosts=options.hosts)
     elif options.hostfile is not None:
@@ -130,12 +119,10 @@ def hosts(options: Options) -> dict[str, int]:
 
 
 def ask(command: str) -> list[Host]:
-    """Run a discovery command in a shell; return the hosts. Raises `DiscoveryError` if it fails.
-
-    Horovod puts host names into shell commands, so lines that are no host names raise `HostListError`.
-    """
+    """Run a discovery command in a shell, and return the hosts; raises `DiscoveryError` if it fails."""
     printed = output_of(("/bin/sh", "-c", command), config.environment(), waits.DISCOVERY)
     lines = dict.fromkeys(printed.decode(errors="replace").splitlines())  # some scripts print a host twice
+    # Horovod puts host names into shell commands, so lines that are no host names raise `HostListError`.
     return lists.parse("\n".join(lines), "--host-discovery-script")
 
 
@@ -180,6 +167,8 @@ def main() -> None:
         _hide_environment()
         start_anew(importlib.import_module("horovod.runner.elastic.driver").ElasticDriver)
         ask_by_shell(importlib.import_module("horovod.runner.elastic.discovery").HostDiscoveryScript)
+    # Batch systems send SIGTERM to all processes of a host at once. A horovodrun that heeds it ends the
+    # workers before they can leave at their next commit.
     signal.signal(signal.SIGTERM, _left_to_supervisor)
     _leave_to_guardians()
     launch = importlib.import_module("horovod.runner.launch")
@@ -190,11 +179,13 @@ def main() -> None:
         events.emit("output", message, level=logging.WARNING, stream=name, problem=problem)
 
     _forward_always(report)
+    # If this process stopped reading because its own output is blocked, every rank would block in its next
+    # `print`, and be killed as hanging.
     with output.unblocked("stdout", "stderr", report=report):
         show_on_terminal(read)
         try:
             launch.run_commandline()
-        except Exception as error:
+        except Exception as error:  # uncaught, it would print twenty lines of Horovod's own code
             summary = next(iter(str(error).strip().splitlines()), type(error).__name__)
             if _NOT_BUILT in summary:
                 remedy = "`hvdrecover install-horovod` builds it; a Horovod without Gloo needs --mpi"
@@ -257,11 +248,9 @@ def _hide_environment() -> None:
 
 
 def ask_by_shell(script: Any) -> None:
-    """Patch Horovod's class of discovery scripts: it runs the command in a shell, without a Python process.
+    """Patch Horovod's discovery script: it runs the command in a shell, without a Python process."""
 
-    Horovod 0.28.1 starts two Python processes for each question, every second: 70 ms of processor time.
-    """
-
+    # Horovod 0.28.1 starts two Python processes for each question, every second: 70 ms of processor time.
     def printed(self: Any) -> str:
         command: str = self._discovery_script
         try:
@@ -274,11 +263,9 @@ def ask_by_shell(script: Any) -> None:
 
 
 def start_anew(driver: Any) -> None:
-    """Patch Horovod's driver: when a lost host comes back, its slots are started again.
-
-    Horovod 0.28.1 counts all slots of its last assignment as running. If too few are left for the job, there
-    is no new assignment until a lost host is back. Nothing is started on it then, and all wait forever.
-    """
+    """Patch Horovod's driver: when a lost host comes back, its slots are started again."""
+    # Horovod 0.28.1 counts all slots of its last assignment as running. If too few are left for the job,
+    # there is no new assignment until a lost host is back. Nothing starts on it then, and all wait forever.
     start, assign = driver._start_worker_process, driver._update_host_assignments
 
     def started(self: Any, slot: Any) -> None:

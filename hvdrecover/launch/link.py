@@ -1,8 +1,4 @@
-"""The connections between the supervisor and its guardians: lines of JSON over TCP.
-
-A guardian first sends the job's token. Then both ends trust each other: they have the same version, which
-`hvdrecover doctor` checks.
-"""
+"""The connections between the supervisor and its guardians: lines of JSON over TCP."""
 
 from __future__ import annotations
 
@@ -33,20 +29,17 @@ _KEEPALIVE = {
     socket.TCP_KEEPCNT: 4,
     socket.TCP_USER_TIMEOUT: 10_000,
 }
+# Anyone can connect to the port, and guardians must always be able to.
 _STRANGERS = 512  # maximum number of connections without a token yet; beyond it, the oldest is closed
 _LONGEST_GREETING = 1 << 12  # bytes before the other side has sent the token
 _REST = 0.2  # seconds to wait when no connection can be accepted
 
 
 class Link:
-    """One end of a connection; the kernel notices within ten seconds when the other host is gone.
-
-    `patience` is in seconds, for the other side to accept a message; with 0, a full send buffer closes the
-    link.
-    """
+    """One end of a connection; the kernel notices within ten seconds when the other host is gone."""
 
     def __init__(self, connection: socket.socket, patience: float = waits.MESSAGE) -> None:
-        connection.settimeout(patience)
+        connection.settimeout(patience)  # seconds for `send`; with 0, a full send buffer closes the link
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE.items():
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -59,7 +52,7 @@ class Link:
         return self._connection.fileno()
 
     def send(self, **message: Any) -> None:
-        """Send a message. If the other end is gone, close the link, and raise nothing."""
+        """Send a message; if the other end is gone, close the link, and raise nothing."""
         try:
             line = json.dumps(message, default=str).encode() + b"\n"
             self._connection.sendall(line)  # no deadline: the socket has a timeout
@@ -129,14 +122,7 @@ class ConnectedGuardian:
 
 
 class Guardians:
-    """Accepts guardians' connections, receives their messages, and sends them orders.
-
-    Anyone can connect to the port. A connection that does not send the token within seconds is dropped. The
-    number of such connections is limited, so guardians can always connect.
-
-    `hear` is called with each message, and `lost` with a guardian whose connection ended without a last
-    message. `greeting` returns the first orders for a new guardian.
-    """
+    """Accepts guardians' connections, receives their messages, and sends them orders."""
 
     def __init__(
         self,
@@ -147,9 +133,9 @@ class Guardians:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._selector = selector
-        self._hear = hear
-        self._lost = lost
-        self._greeting = greeting
+        self._hear = hear  # called with each message
+        self._lost = lost  # called if a connection ended without a last message
+        self._greeting = greeting  # returns the first orders for a new guardian
         self._token = secrets.token_hex(16)
         self._clock = clock
         self._known: dict[Link, ConnectedGuardian] = {}
@@ -175,13 +161,13 @@ class Guardians:
                 self._drop(each)
 
     def tend(self) -> None:
-        """Close connections that have not sent the token in time. Call it often."""
+        """Close connections that have not sent the token in time; call it often."""
         now = self._clock.monotonic()
         for each in [each for each, due in self._strangers.items() if due <= now]:
             self._drop(each)
 
     def dismiss(self) -> None:
-        """Close all connections. The remaining guardians stop when they notice that."""
+        """Close all connections, so that the remaining guardians stop."""
         for guardian in self._known.values():
             guardian.ended = True
         for each in [*self._known, *self._strangers]:
@@ -213,6 +199,7 @@ class Guardians:
     def _read(self, source: Link) -> None:
         messages = source.receive()
         if source in self._strangers and messages and self._is_welcome(messages[0]):
+            # Both ends trust each other now. `hvdrecover doctor` checks that they have the same version.
             greeting = messages.pop(0)
             del self._strangers[source]
             self._known[source] = ConnectedGuardian(greeting["name"], greeting["slot"])

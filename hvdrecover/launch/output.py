@@ -1,8 +1,4 @@
-"""Output that never blocks its writer for long, even if the reader stops reading.
-
-Ranks print into pipes that ``horovodrun`` reads. If it stopped reading because its own output is
-blocked, every rank would block in its next ``print``, and be killed as hanging.
-"""
+"""Output that never blocks its writer for long, even if the reader stops reading."""
 
 from __future__ import annotations
 
@@ -24,11 +20,7 @@ Report = Callable[[str, str], object]  # takes the name of a stream, and the pro
 
 
 class Outlet(io.TextIOBase):
-    """A text stream whose thread writes to a descriptor. Text that does not fit is lost, and counted.
-
-    `report` is called once each time that writing begins to fail. With it, a writer waits up to two seconds
-    for a slow reader before text is lost. Without it, no writer waits.
-    """
+    """A text stream whose thread writes to a descriptor; text that does not fit is lost, and counted."""
 
     def __init__(
         self, descriptor: int, name: str, report: Report | None = None, encoding: str = "utf-8"
@@ -36,11 +28,11 @@ class Outlet(io.TextIOBase):
         self._descriptor = descriptor
         self._name = name
         self._encoding = encoding
-        self._report = report
+        self._report = report  # called once each time that writing begins to fail
         self._held = bytearray()
         self._lost = 0
         self._fails = self._reported = False
-        self._waits = report is not None
+        self._waits = report is not None  # if so, writers wait up to two seconds for a slow reader
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -130,10 +122,7 @@ def append(path: str, report: Report) -> Outlet:
 
 @contextmanager
 def unblocked(*names: str, report: Report | None = None) -> Iterator[None]:
-    """Replace ``stdout`` or ``stderr`` by outlets, which never fail and never block for long.
-
-    A stream without a descriptor, as in a notebook, stays.
-    """
+    """Replace ``stdout`` or ``stderr`` by outlets, which never fail and never block for long."""
     before = {}
     for name in names:
         stream = getattr(sys, name)
@@ -141,7 +130,7 @@ def unblocked(*names: str, report: Report | None = None) -> Iterator[None]:
             stream.flush()  # no deadline: at the start of the job
             outlet = Outlet(stream.fileno(), name, report, stream.encoding)
         except (AttributeError, OSError, ValueError):
-            continue
+            continue  # it has no descriptor, as in a notebook
         before[name] = stream
         setattr(sys, name, outlet)
     try:

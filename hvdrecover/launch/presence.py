@@ -1,8 +1,4 @@
-"""The file in a run's folder by which other commands find the supervisor.
-
-A killed supervisor leaves its file behind. So readers check that the process lives, and that it is not
-another process with the same number.
-"""
+"""The file in a run's folder by which other commands find the supervisor."""
 
 from __future__ import annotations
 
@@ -36,6 +32,7 @@ class Supervised:
     @property
     def lives(self) -> bool | None:
         """Whether the supervisor runs; None if it is on another host, or in another container."""
+        # A killed supervisor leaves its file behind, and another process may have got its number.
         if machine.has_ended(self.process):
             return False
         return True if machine.identity(self.pid) == self.process != "" else None
@@ -58,7 +55,7 @@ def find(folder: Path) -> Supervised | None:
 
 
 def ask_to_leave(supervised: Supervised) -> None:
-    """Signal a supervisor to let its job leave, unless it is leaving. Raises `LaunchError` if it cannot."""
+    """Signal a supervisor to let its job leave, unless it is leaving; raises `LaunchError` if it cannot."""
     name, stop = f"the supervisor, process {supervised.pid} on {supervised.host}", supervised.stop_signal
     lives = supervised.lives
     if lives is False:

@@ -27,10 +27,8 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Let the kernel send a signal to this process when its parent dies.
-
-    The kernel means the *thread* that started this process, so only main threads may start such processes.
-    """
+    """Let the kernel send a signal to this process when its parent dies."""
+    # The kernel means the *thread* that started this process: only main threads may start such processes.
     _libc.prctl(_PR_SET_PDEATHSIG, number)
 
 
@@ -43,11 +41,7 @@ def allow_open_files(wanted: int = _OPEN_FILES) -> None:
 
 
 class Child(subprocess.Popen[bytes]):
-    """A child process that `poll` does not reap.
-
-    Its number, and that of its group, therefore stay taken until `wait` returns. A signal cannot reach
-    another process that got the same number.
-    """
+    """A child process that `poll` does not reap, so no signal can reach another process with its number."""
 
     def poll(self) -> int | None:
         if self.returncode is not None:
@@ -100,7 +94,7 @@ def start(
 
 
 class Waking:
-    """Waits for signals, and for files in its selector. Their ``data`` is the function to call."""
+    """Waits for signals, and for files in its selector, whose ``data`` is the function to call."""
 
     def __init__(self, signals: Iterable[int]) -> None:
         self.selector = selectors.DefaultSelector()
@@ -141,10 +135,8 @@ def kill(process: int) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Return the living processes on this host that were started with ``NAME=value`` in their environment.
-
-    Launchers hand their environment on, so this also finds processes that left the launcher's group.
-    """
+    """Return the living processes on this host that were started with ``NAME=value`` in their environment."""
+    # Launchers hand their environment on, so this also finds processes that left the launcher's group.
     return [process.pid for process in _marked(mark, known=())]
 
 
@@ -168,17 +160,10 @@ def kill_marked(
     mark: str,
     patience: float = waits.ALL_KILLED,
     *,
-    pause: Callable[[float], object] = time.sleep,
-    hurries: Callable[[], bool] = lambda: False,
+    pause: Callable[[float], object] = time.sleep,  # may do other work meanwhile
+    hurries: Callable[[], bool] = lambda: False,  # then waits at most `waits.KILLED`
 ) -> list[int]:
-    """SIGKILL all processes that `marked` finds; return those that cannot be killed.
-
-    The resource tracker of Python's multiprocessing removes shared memory that others leave behind, and then
-    ends. So it is killed only if it has not ended after some seconds.
-
-    `patience` is for the end of killed processes; only `waits.KILLED` if it `hurries`. `pause` is called to
-    sleep; it may do other work meanwhile.
-    """
+    """SIGKILL all processes that `marked` finds; return those that cannot be killed."""
     began, look = time.monotonic(), _SHORTEST_LOOK
     found: dict[Any, bool] = {}  # processes, and whether each is a resource tracker
     while True:
@@ -188,6 +173,7 @@ def kill_marked(
         found |= {process: _TRACKER in " ".join(command(process.pid)) for process in fresh}
         waited = time.monotonic() - began
         for process, tracks in found.items():
+            # A resource tracker removes shared memory that others leave behind, and then ends: kill it late.
             if waited > _TIDYING or not tracks:
                 # The process may have ended. psutil does not kill a new process with the same number.
                 with contextlib.suppress(Exception):

@@ -1,13 +1,4 @@
-"""The Slurm job that a supervisor runs in: how long it has its hosts, and its requeue.
-
-Slurm tells a batch script of its end by a signal only if ``--signal=B:…`` asks for it, and of a preemption
-only if the cluster is configured to. But what it will do stands in ``scontrol show job`` at once: the end of
-a job that is to be preempted is moved to the end of its grace time.
-
-With ``--no-kill`` Slurm takes a lost node from its job, and the job runs on, even if that node had the
-script: with nothing in it, until its time limit. So guardians on other nodes leave an heir there when they
-have lost the supervisor: ``python -m hvdrecover.launch.slurm``.
-"""
+"""The Slurm job that a supervisor runs in: how long it has its hosts, and its requeue."""
 
 from __future__ import annotations
 
@@ -36,28 +27,23 @@ _FIELD = re.compile(rf"(?:^| )({'|'.join(_FIELDS)})=(\S*)")
 
 
 def planned(shown: str, job: str) -> dict[str, str]:
-    """Return Slurm's plan for a job, or an empty one if Slurm does not know the job.
-
-    `shown` is the output of ``scontrol show job --oneliner`` with times in seconds since 1970: a line for
-    each task of an array, and for each part of a heterogeneous job.
-    """
+    """Return a job's plan from ``scontrol show job --oneliner``; empty if Slurm does not know the job."""
+    # There is a line for each task of an array, and for each part of a heterogeneous job.
     line = next((line for line in shown.splitlines() if line.startswith(f"JobId={job} ")), None)
     return dict.fromkeys(_FIELDS, "") | dict(_FIELD.findall(line)) if line else {}
 
 
 def _may_requeue(plan: Mapping[str, str]) -> bool:
-    """Return whether a plan is that of a batch job that runs, and may start again.
-
-    A job that is COMPLETING was cancelled and must stay so, or is requeued by Slurm itself.
-    """
+    """Return whether a plan is that of a batch job that runs, and may start again."""
+    # A job that is COMPLETING was cancelled and must stay so, or is requeued by Slurm itself.
     return (plan.get("JobState"), plan.get("Requeue"), plan.get("BatchFlag")) == ("RUNNING", "1", "1")
 
 
 class SlurmJob:
-    """The Slurm job of this process. A thread asks the controller, which may be slow."""
+    """The Slurm job of this process; a thread asks the controller, which may be slow."""
 
     def __init__(self, environ: Mapping[str, str], job: str, clock: Clock) -> None:
-        self._environ = {**environ, "SLURM_TIME_FORMAT": "%s"}
+        self._environ = {**environ, "SLURM_TIME_FORMAT": "%s"}  # in seconds since 1970
         self._job = job
         self._clock = clock
         self._plan: dict[str, str] = {}
@@ -75,6 +61,8 @@ class SlurmJob:
 
     def ends_within(self, seconds: float) -> str:
         """Return how the job ends within so many seconds; '' if it does not, or is ending already."""
+        # Slurm signals a batch script before its end only with `--signal=B:…`, and before a preemption only
+        # if the cluster is configured to. `scontrol` shows it at once: `EndTime` moves to the grace's end.
         left = self._left(self._plan)
         if left > seconds or self._plan.get("JobState") != "RUNNING":
             return ""
@@ -87,11 +75,8 @@ class SlurmJob:
         return float(end) - self._clock.now() if end.isdecimal() else math.inf
 
     def requeue(self, *, committed: bool) -> None:
-        """Requeue the job, if ``--requeue`` allows it and Slurm has not decided otherwise.
-
-        This applies only if the batch script became this process by ``exec``; any other script sees the exit
-        code, and decides. Slurm kills the job's processes, so this comes last.
-        """
+        """Requeue the job if Slurm lets it; call this last, as Slurm kills the job's processes."""
+        # Only if the batch script became this process by `exec`; another one sees the exit code, and decides.
         if self._environ.get("SLURM_TASK_PID") != str(os.getpid()):
             return
         try:
@@ -147,6 +132,7 @@ def leave_heir(environ: Mapping[str, str], host: str) -> None:
     """Start a process that requeues this Slurm job if its first node, with the supervisor, is lost."""
     if of_environment(environ, SYSTEM_CLOCK) is None or host == environ.get("SLURMD_NODENAME"):
         return
+    # With `--no-kill`, a job that loses its script with a node stays, empty, until its time limit.
     words, nothing = [sys.executable, "-m", __name__], subprocess.DEVNULL
     subprocess.Popen(  # no deadline: the last act of a guardian
         words, env=dict(environ), stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True

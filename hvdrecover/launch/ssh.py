@@ -1,16 +1,4 @@
-"""The ``ssh`` that ``horovodrun`` finds first on its search path.
-
-Horovod gives ssh no options, so a connection to a host that was cut off would stay open for hours. Our
-``ssh`` adds keepalive options and keeps the environment off command lines.
-
-Every user of a host can read command lines. Horovod writes the whole environment into the commands that start
-workers, including storage credentials and the supervisor's token. Workers on this host inherit it anyway.
-Workers on other hosts read it from ssh's input: `main` writes it there.
-
-If ``HVDRECOVER_REMOTE_SHELL`` is set, our ``ssh`` runs that command instead. The command must pass the
-environment itself. The first word of the setting is a program, or the name of an entry point in the group
-``hvdrecover.remote_shells``. The entry point names a module, which runs as ``python -m MODULE``. The other
-words of the setting come next, then the arguments that ``horovodrun`` gives ssh."""
+"""The ``ssh`` that ``horovodrun`` finds first on its search path."""
 
 from __future__ import annotations
 
@@ -27,10 +15,15 @@ from hvdrecover import config
 from hvdrecover.config import Config
 from hvdrecover.errors import ConfigError
 
+# For `HVDRECOVER_REMOTE_SHELL`, a command that must pass the environment itself.
 _OTHER = """\
 #!/bin/sh
 exec {shell} "$@"
 """
+# Horovod gives ssh no options, so a connection to a host that was cut off would stay open for hours.
+# Every user of a host can read command lines, and Horovod writes the whole environment into those that start
+# workers, with storage credentials and the supervisor's token. Workers on this host inherit it anyway, and
+# workers on other hosts read it from ssh's input.
 _SCRIPT = """\
 #!/bin/sh
 case "$*" in
@@ -51,11 +44,7 @@ _NOT_HANDED_ON = re.compile(r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|_HOROVO
 
 
 def kept_alive(config: Config, folder: Path) -> str:
-    """Return a search path on which ``ssh`` adds `Config.ssh_options`, or runs `Config.remote_shell`.
-
-    If the host has no ssh and the setting is unset, the search path stays as it is. Our ssh stays in
-    `folder`, because this process may be killed at any time. Raises `ConfigError` for an invalid setting.
-    """
+    """Return a search path on which ``ssh`` adds `Config.ssh_options`, or runs `Config.remote_shell`."""
     path = os.pathsep.join([config.programs, config.path])
     program = shutil.which("ssh", path=path)
     if config.remote_shell is not None:
@@ -66,6 +55,7 @@ def kept_alive(config: Config, folder: Path) -> str:
         text = _SCRIPT.format(mark=MARK, python=python, module=__name__, ssh=ssh, options=config.ssh_options)
     else:
         return path
+    # Not in a temporary folder: this process may be killed at any time.
     script = folder.absolute() / "bin" / "ssh"
     script.parent.mkdir(parents=True, exist_ok=True)  # no deadline: at the start of the job
     fresh = script.with_name(f"ssh.{os.getpid()}")
@@ -76,11 +66,7 @@ def kept_alive(config: Config, folder: Path) -> str:
 
 
 def remote_shell(setting: str, path: str) -> list[str]:
-    """Return the command of ``HVDRECOVER_REMOTE_SHELL``, split like words in a shell, but not expanded.
-
-    `path` is the search path for programs. Raises `ConfigError` if the first word is neither a program nor an
-    entry point.
-    """
+    """Return the command of ``HVDRECOVER_REMOTE_SHELL``, split like words in a shell, but not expanded."""
     try:
         words = shlex.split(setting)
     except ValueError as error:

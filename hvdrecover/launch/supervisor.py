@@ -61,8 +61,6 @@ class JobState(Enum):
 
 
 class Supervisor:
-    """`environ` comes on top of this process's own environment. `Config.events` is the run's folder."""
-
     def __init__(
         self,
         command: Sequence[str],
@@ -77,9 +75,9 @@ class Supervisor:
         self._redacted = list(map(redact, command))
         self._options = options
         self._ranks, self._least = options.processes, options.least or options.processes
-        self._environ = environ
+        self._environ = environ  # on top of this process's own environment
         self._config = config
-        self._folder = config.events
+        self._folder = config.events  # the run's folder
         self._slurm = slurm
         self._clock = clock
         self._record = Record(self._folder, waits.DISK)
@@ -110,10 +108,7 @@ class Supervisor:
         self._left_at = 0.0  # when a finished training last had guardians
 
     def run(self) -> int:
-        """Keep the job going until its training is finished or given up; return the exit code (`ends`).
-
-        Raises `ConfigError` for an invalid option, `LaunchError` if the run's folder cannot be written to.
-        """
+        """Keep the job going until its training is finished or given up; return the exit code (`ends`)."""
         signals = {*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
         # The caller may have ignored some of them.
         heeded = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
@@ -234,16 +229,13 @@ class Supervisor:
         return processes.start(command, environ, stdin=subprocess.DEVNULL, new_session=True)
 
     def _is_over(self) -> bool:
-        """Return whether a fault ends this attempt.
-
-        A fault that another rank reported waits for the report of the rank itself.
-        """
         fault = ends.ending(self._attempts)
         if fault is None:
             self._heard_at = None
             return self._cannot_keep_together(self._attempts[-1])
         now = self._clock.monotonic()
         self._heard_at = self._heard_at or now
+        # A fault that another rank reported waits for the report of the rank itself.
         return now - self._heard_at >= (waits.HEARSAY if fault.get("heard") else 0.0)
 
     def _cannot_keep_together(self, attempt: Attempt) -> bool:

@@ -1,11 +1,4 @@
-"""The processes of a slot: the training process, and a standby that has imported its modules.
-
-A training process shares memory with its guardian: its page (`hvdrecover.heartbeat`), notes and stacks.
-
-A standby waits to replace a lost training process. It is a new process, not a fork, so it inherits neither
-locks nor threads. It makes no tensor and opens no device, so it holds no memory of an accelerator. `main` is
-its program.
-"""
+"""The processes of a slot: the training process, and a standby that has imported its modules."""
 
 from __future__ import annotations
 
@@ -55,8 +48,6 @@ _FLAGS = re.compile(r"-[^-WXcm]*(?P<last>[WXcm])(?P<value>.*)")  # several in a 
 
 @dataclass(frozen=True)
 class PythonCommand:
-    """A command that runs a Python program."""
-
     interpreter: tuple[str, ...]  # the interpreter with its own options
     module: bool  # whether the program is a module (``-m``), else it is a file
     words: tuple[str, ...]  # the module or file, and its arguments
@@ -80,10 +71,7 @@ def parse(command: Sequence[str]) -> PythonCommand | None:
 
 
 def early_environment(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that make Python run our `sitecustomize` first.
-
-    It reports errors that come before hvdrecover is imported.
-    """
+    """Return variables that make Python run our `sitecustomize` first: it reports errors of early imports."""
     program = parse(command)
     if program is None or any(_ISOLATED.fullmatch(word) for word in program.interpreter[1:]):
         return {}
@@ -106,7 +94,7 @@ class Training:
         stdin: int | None = None,
         hand_down: Sequence[int] = (),
     ) -> None:
-        # Memory without a name: no file is left behind after a kill.
+        # Memory shared with the guardian; it has no name, so no file is left behind after a kill.
         self._descriptors = [os.memfd_create(f"hvdrecover-{name}") for name in ("page", "stacks", "notes")]
         page, self._stacks, self._notes = self._descriptors
         self._events, events = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -141,7 +129,7 @@ class Training:
 
     @property
     def returncode(self) -> int | None:
-        """Return its exit code, or None while it runs. A process that cannot be killed counts as killed."""
+        """Return its exit code, or None while it runs; a process that cannot be killed counts as killed."""
         code = self.process.poll()
         return -signal.SIGKILL if code is None and self._left else code
 
@@ -160,10 +148,8 @@ class Training:
         return found
 
     def stalled(self) -> dict[int, list[str]]:
-        """Return which tensors wait for which ranks, if Horovod has reported that since the last call.
-
-        Horovod reports them on rank 0 only, and whenever it ends a stall.
-        """
+        """Return which tensors wait for which ranks, if Horovod has reported that since the last call."""
+        # Horovod reports them on rank 0 only, and whenever it ends a stall.
         seen, self._seen = self._seen, os.fstat(self._notes).st_size
         stalled = heartbeat.notes_since(self._notes, seen).get("stalled", {})
         return {int(rank): names for rank, names in stalled.items()}
@@ -201,10 +187,8 @@ class Training:
 
 
 def _huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable by which glibc (from 2.35 on) asks for huge pages, unless the user has set it.
-
-    Without them, a killed process with a state of 1 GB frees 250,000 pages before its death is reported.
-    """
+    """Return the variable by which glibc (from 2.35 on) asks for huge pages, unless the user has set it."""
+    # Else a killed process with a state of 1 GB frees 250,000 pages before its death is reported.
     given = environ.get(_TUNABLES, "")
     if _HUGE_PAGES in given:
         return {}
@@ -252,15 +236,12 @@ class Readiness:
                 self._command = None
 
     def wake(self, environ: Mapping[str, str]) -> Training | None:
-        """Let the standby take over the slot; None if none is ready.
-
-        A standby that still imports is killed: a slow import looks the same as one that never ends.
-        """
+        """Let the standby take over the slot; None if none is ready."""
         self._calm_since = None
         if self.is_warm and self._standby is not None and wake(self._standby, environ):
             woken, self._standby = self._standby, None
             return woken
-        self.drop()
+        self.drop()  # also while it imports: a slow import looks the same as one that never ends
         return None
 
     def drop(self) -> None:
@@ -270,7 +251,9 @@ class Readiness:
 
 
 def start_standby(command: PythonCommand, modules: Sequence[str], environ: Mapping[str, str]) -> Training:
-    # In a memory file: a pipe would take only 64 KiB before the standby reads.
+    # A new process, not a fork, inherits neither locks nor threads. It makes no tensor and opens no device,
+    # so it holds no memory of an accelerator.
+    # The orders are in a memory file: a pipe would take only 64 KiB before the standby reads.
     orders = os.memfd_create("hvdrecover-orders")
     try:
         with open(orders, "w", closefd=False) as file:  # no deadline: a file in memory

@@ -1,8 +1,4 @@
-"""The deadlines of all waits, in seconds; those of training processes follow from their pages.
-
-The constants are for supervisors, guardians and standbys. `hang_limit` says after what time a training
-process counts as hanging.
-"""
+"""The deadlines of all waits, in seconds; those of training processes follow from their pages."""
 
 from __future__ import annotations
 
@@ -44,11 +40,8 @@ _AFTERWARDS = 86400.0  # for the script's own work after its training function h
 
 
 def hang_limit(reading: Reading, config: Config, *, joins: bool = True) -> float:
-    """Return how many seconds a process may go without progress now; infinite for a process without a limit.
-
-    `joins` says whether the process is known to import hvdrecover. The first process of a script that never
-    imports it has no limit: it cannot report progress.
-    """
+    """Return how many seconds a process may go without progress now; infinite if there is no limit."""
+    # A script that is not known to import hvdrecover (`joins`) may never be able to report progress.
     if reading.paused or (reading.phase == Phase.UNKNOWN and not joins):
         return math.inf
     match reading.phase:
@@ -73,10 +66,8 @@ def _training_limit(reading: Reading, config: Config) -> float:
 
 
 def _beginning_limit(reading: Reading, config: Config) -> float:
-    """Return how many seconds may pass from an agreement to the next commit.
-
-    Functions may be compiled again there, whatever the hang timeout; that takes as long as at the first time.
-    """
+    """Return how many seconds may pass from an agreement to the next commit."""
+    # Functions may be compiled again there, whatever the hang timeout; that takes as long as at first.
     return max(_training_limit(reading, config), HANG_FACTOR * reading.longest)
 
 
@@ -87,9 +78,7 @@ def stalls(reading: Reading, config: Config) -> tuple[int, int]:
 
 
 def stall_seconds(timeout: float) -> int:
-    """Return after how many seconds other ranks' collectives fail, well before their ranks count as hanging.
-
-    Horovod takes up to two check intervals longer for a cached tensor: in all 5/8 of the timeout. The rest is
-    for the framework to raise the error; TensorFlow may need a second.
-    """
+    """Return after how many seconds other ranks' collectives fail, before these ranks count as hanging."""
+    # Horovod takes up to two check intervals longer for a cached tensor: in all 5/8 of the timeout. The rest
+    # is for the framework to raise the error; TensorFlow may need a second.
     return max(1, int(timeout * 3 / 8))

@@ -1,9 +1,4 @@
-"""The report of a run as one HTML page, which needs no other file, no script and no network.
-
-Its time line is SVG: starts of the job, a lane for each rank with its faults, commits, the axis. `trace`
-returns the activities of each rank, and `Drawing` draws them. Places along the time are percents, so the
-drawing is as wide as the screen. Places across it are pixels, so that texts keep their size.
-"""
+"""The report of a run as one HTML page, which needs no other file, no script and no network."""
 
 from __future__ import annotations
 
@@ -231,6 +226,8 @@ def ticks(length: float, most: int = 7) -> list[tuple[float, str]]:
     return [(time, f"{round(time / seconds, 6):g} {unit}" if time else "0") for time in times]
 
 
+# Places along the time are percents, so the drawing is as wide as the screen. Places across it are pixels,
+# so that texts keep their size.
 class Drawing:
     def __init__(self, run: Run, report: Report, lanes: Lanes) -> None:
         self._run, self._report = run, report

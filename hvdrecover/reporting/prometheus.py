@@ -1,7 +1,6 @@
 """A run as metrics for Prometheus: an endpoint, or a file for node_exporter's textfile collector.
 
-This module imports ``prometheus_client``, of the extra ``prometheus``. Metrics follow the conventions of
-Prometheus: base units, and totals that only grow. Labels have few values.
+As Prometheus asks, metrics have base units, totals only grow, and labels have few values.
 """
 
 from __future__ import annotations

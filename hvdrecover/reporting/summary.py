@@ -1,9 +1,4 @@
-"""A run as its record describes it: rendezvous, faults, recoveries, commits and storage.
-
-`Run` takes one event after the other, so a run can be followed. `Run.report` draws the conclusions; the text,
-the page, the metrics and the JSON of `hvdrecover report` all show that `Report`.
-Times are seconds since the Unix epoch.
-"""
+"""A run as its record describes it; times are in seconds since the Unix epoch."""
 
 from __future__ import annotations
 
@@ -77,11 +72,9 @@ class Rendezvous:
         return sorted((each.recovered for each in self.stints if each.recovered), key=lambda each: each.time)
 
     def stepped(self) -> float | None:
-        """Return when all ranks stepped again, or None if they never did.
-
-        The record of a rank's first step may be lost with its host. Two commits or the end of the run prove
-        the step as well. One commit may precede it.
-        """
+        """Return when all ranks stepped again, or None if they never did."""
+        # The record of a first step may be lost with its host. The end of the run proves the step, too. So do
+        # two commits; one alone may precede the step.
         steps, proofs = self.first_steps, [*self.times[1:2], *self.ends]
         if len(steps) == len(self.stints) or (steps and proofs):
             return steps[-1].time
@@ -175,7 +168,7 @@ class Storage:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """All conclusions from a run's events, whether the run is over or not."""
+    """All conclusions from a run's events: the text, the page, the metrics and the JSON show them."""
 
     begin: float  # the first `start`, or the first event if there is none
     end: float  # the last event
@@ -345,13 +338,11 @@ class Run:
         )
 
     def broken_by(self, fault: Event) -> int:
-        """Return the place of the rendezvous that a fault broke; -1 if it came before the first.
-
-        The commit of the lost process tells it. Without one, it is the last in which all had agreed by then.
-        """
+        """Return the place of the rendezvous that a fault broke; -1 if it came before the first."""
         since, commit = began(fault), fault.facts.get("commit")
         generation = whole(commit[0]) if isinstance(commit, list) and commit else None
         places = range(len(self.rendezvouses) - 1, -1, -1)
+        # The commit of the lost process tells it. Without one, take the last in which all had agreed.
         for place in places:
             rendezvous = self.rendezvouses[place]
             if rendezvous.generation == generation and rendezvous.began <= since + _TOLERANCE:

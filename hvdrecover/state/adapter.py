@@ -1,10 +1,4 @@
-"""The adapter protocol: the part that a framework and Horovod supply to a state; and trees of its tensors.
-
-Lifecycle: `World.init` and `World.shutdown` alternate. All else of `World` is called in between, by all ranks
-in the same order. `Framework` may be called at any time.
-
-A tree becomes JSON in which a tensor is ``{"$tensor": name}``, and its tensors become one safetensors file.
-"""
+"""The adapter protocol: the part that a framework and Horovod supply to a state; and trees of its tensors."""
 
 from __future__ import annotations
 
@@ -28,16 +22,12 @@ Component = Any
 Tree = Any
 """Nested containers of plain values and tensors, such as a ``state_dict()``."""
 Buffer = bytes | memoryview
+# The reports that a hook can ask for:
+# steps: each step of an optimizer, before it begins
+# times: the time of each step, and the norm of its gradients
+# missing: parameters that had no gradient at a step
+# gradients: steps whose gradients are not finite, before they are applied
 StepReport = Literal["steps", "times", "missing", "gradients"]
-"""The reports of steps that a hook can ask for.
-
-Attributes:
-    steps: each step of an optimizer, before it begins (`hvdrecover.drill.witness.Witness`).
-    times: the time of each step, and the norm of its gradients (`hvdrecover.scalars.Scalars`).
-    missing: parameters that had no gradient at a step (`hvdrecover.guard.numbers.Missing`).
-    gradients: steps whose gradients are not finite, before they are applied
-        (`hvdrecover.guard.numbers.Judge`).
-"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +43,7 @@ class Entry:
 
 
 class Framework(Protocol):
-    """Facts about a framework: its tensors, its components and its random generators."""
+    """Facts about a framework; its methods may be called at any time."""
 
     name: str  # ``torch`` or ``tensorflow``
     tensors: type | UnionType  # the types of its tensors
@@ -158,6 +148,8 @@ class World(Protocol):
 
     past: Past
 
+    # `init` and `shutdown` alternate. All ranks call everything else in between, in the same order.
+
     def rank(self) -> int:
         pass
 
@@ -198,15 +190,12 @@ def gather_json(world: World, value: Any, name: str) -> list[Any]:
 def fit_tensors(
     framework: Framework,
     name: str,
-    what: str,
+    what: str,  # the component's kind for messages, such as ``model``
     mine: Mapping[str, Any],
     stored: Mapping[str, Any],
     fits_anyway: Callable[[str], bool] = lambda key: False,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the part of a component's ``stored`` tensors that fits, and a line for each difference.
-
-    ``what``: the component's kind for messages, such as ``model``.
-    """
+    """Return the part of a component's ``stored`` tensors that fits, and a line for each difference."""
 
     def kind(value: Any, key: str) -> str:
         is_tensor = isinstance(value, framework.tensors)
@@ -225,6 +214,7 @@ def fit_tensors(
 
 
 # -- trees: copied into JSON and arenas at every commit, and rebuilt from them -----------------------------
+# A tree becomes JSON in which a tensor is ``{"$tensor": name}``. Its tensors become one safetensors file.
 
 TENSOR = "$tensor"
 
@@ -278,7 +268,6 @@ class Copier:
         return parts
 
     def copy(self, parts: Mapping[str, Part], arenas: Mapping[str, Arena]) -> None:
-        """Copy the tensors of parts into arenas of their layouts."""
         tensors: list[Tensor] = []
         views: list[Tensor] = []
         for name, arena in arenas.items():
@@ -287,7 +276,6 @@ class Copier:
         self._framework.copy_out(tensors, views)  # all at once, as many at a time copy faster
 
     def are_copies(self, parts: Mapping[str, Part], arenas: Mapping[str, Arena]) -> bool:
-        """Return whether arenas of the parts' layouts hold the bits of their tensors."""
         # Small tensors of a part first: counters of steps, say, tell sooner than weights.
         return self._framework.equal(
             (part.tensors[place], views[place])
@@ -307,12 +295,7 @@ class Copier:
 
 
 def flatten(tree: Any, path: str, tensors: type | UnionType, found: dict[str, Tensor]) -> Json:
-    """Return a tree as JSON, and add its tensors to ``found`` by name, such as ``state.0.exp_avg``.
-
-    Each commit walks all tensors, so this loop handles dicts and lists itself: 4 ms for 5,000 tensors.
-    `values.encode` takes several times as long. optree and torch's pytree take as long, without names.
-    ``path`` names the tree in errors.
-    """
+    """Return a tree as JSON, and add its tensors to ``found`` by name, such as ``state.0.exp_avg``."""
 
     def tensor(value: Tensor, name: str) -> Json:
         while name in found:
@@ -326,6 +309,8 @@ def flatten(tree: Any, path: str, tensors: type | UnionType, found: dict[str, Te
         parts = where.removeprefix(path).removeprefix("[").removesuffix("]").split("][")
         return tensor(value, ".".join(part.strip("'\"") for part in parts) or "value")
 
+    # Each commit walks all tensors, so this loop handles dicts and lists itself: 4 ms for 5,000 tensors.
+    # `values.encode` takes several times as long. optree and torch's pytree take as long, without names.
     def visit(value: Any, keys: tuple[Any, ...], prefix: str) -> Json:
         kind = type(value) if len(keys) < _DEEP else None
         encoded: Json

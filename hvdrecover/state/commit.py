@@ -115,7 +115,6 @@ class Session:
 
 
 def _durable(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoint | None:
-    """Return the settings of durable commits; None without a checkpoint root."""
     root = checkpoint or config.checkpoint
     settings = Checkpoint(root) if isinstance(root, str) else root
     if config.drill is not None and settings is not None and config.checkpoint is not None:
@@ -255,11 +254,9 @@ def load(session: Session, snapshot: Snapshot, source: str = "") -> bool:
 
 
 def iteration_begins(session: Session) -> None:
-    """If an iterator is created exactly at a commit, restore the random streams.
-
-    A data loader draws from the global generator when its iterator is made. An undisturbed run made it before
-    the commit, a resumed one makes it after.
-    """
+    """If an iterator is created exactly at a commit, restore the random streams."""
+    # A data loader draws from the global generator when its iterator is made. An undisturbed run made it
+    # before the commit, a resumed one makes it after.
     memory = session.memory
     if session.context.place.joined and memory.newest is not None and memory.is_at_commit():
         session.own.resume_streams(memory.newest)
@@ -269,7 +266,7 @@ def iteration_begins(session: Session) -> None:
 
 
 def leave(session: Session, departure: Departure) -> NoReturn:
-    """Leave at a commit that all ranks have made: `Preempted`. The ranks that stay have a rendezvous."""
+    """Leave at a commit that all ranks have made; the ranks that stay have a rendezvous."""
     context, durable, whole = session.context, session.durable, departure.whole
     commit = session.memory.last
     # All ranks have the commit before a rank that holds it is gone.
@@ -295,14 +292,12 @@ def leave(session: Session, departure: Departure) -> NoReturn:
 
 
 def leave_if_told(session: Session) -> None:
-    """Leave at the last commit, if ranks are to leave when the training function has returned.
-
-    A signal handler of the script may have made it return early, so the run is not finished. Changes after
-    the last commit are rolled back: the function may have counted an epoch that it did not train.
-    """
+    """Leave at the last commit, if ranks are to leave when the training function has returned."""
     with paused():  # the other ranks may still be at work after their last step
         verdict = send_vote(session, Moment("check", returned=True))()
     if isinstance(verdict, Departure):
+        # A signal handler of the script may have made it return early, so the run is not finished. It may
+        # have counted an epoch that it did not train.
         session.call("restore", lambda: roll_back(session))
         # The votes brought the other ranks' states from before that. The steps in these will be repeated.
         session.own.gather()

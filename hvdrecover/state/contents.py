@@ -48,35 +48,25 @@ class Present:
 
 
 class Contents:
-    """The tracked attributes of one State.
-
-    Components (models, optimizers, other objects with ``state_dict`` and ``load_state_dict``) are loaded in
-    place. Samplers give their cursor. Of a `PerRank`, a commit holds a dict of the ranks' states by rank. All
-    else is a plain object, which is replaced by a copy.
-
-    Args:
-        reserved: names that an attribute cannot have.
-        on_iterate: called when an iteration of a sampler begins.
-        hidden: attributes that an adapter adds, by names that begin with an underscore.
-    """
-
     def __init__(
         self,
         framework: Framework,
         values: Mapping[str, Any],
-        reserved: Container[str],
-        on_iterate: Callable[[], None] | None = None,
-        hidden: Mapping[str, HiddenAttribute] | None = None,
+        reserved: Container[str],  # names that an attribute cannot have
+        on_iterate: Callable[[], None] | None = None,  # called when an iteration of a sampler begins
+        hidden: Mapping[str, HiddenAttribute] | None = None,  # names begin with an underscore
         ranks: Ranks | None = None,
     ) -> None:
         self._framework = framework
         self.copier = Copier(framework)
         self._on_iterate = on_iterate
         self.on_record: list[Callable[[SampleOrder, int], None]] = []  # called for each batch of a sampler
+        # Components are loaded in place. A plain object is replaced by a copy.
         self.values: dict[str, Any] = {}
-        self.orders: dict[str, SampleOrder] = {}
+        self.orders: dict[str, SampleOrder] = {}  # a commit holds their cursors
         framework.attributes = self.values
         self._ranks = ranks or Ranks()
+        # A commit holds a dict of the ranks' states by rank.
         self.per_rank: dict[str, Value] = dict(self._ranks.values())
         self._hidden: dict[str, HiddenAttribute] = dict(hidden or {})
         for name, value in values.items():
@@ -115,7 +105,6 @@ class Contents:
         return {name: value for name, value in self.values.items() if self._framework.is_component(value)}
 
     def rank_local(self) -> dict[str, set[str]]:
-        """Each component's rank-local tensors, such as running statistics."""
         return {name: set(self._framework.rank_local(each)) for name, each in self.components().items()}
 
     def positions(self) -> dict[str, tuple[int, int]]:
@@ -148,17 +137,10 @@ class Contents:
         arenas: Mapping[str, Arena],
         where: str,
         *,
-        strict: Strict,
-        give: bool = False,
+        strict: Strict,  # whether all must fit; "components": models and optimizers must
+        give: bool = False,  # whether attributes may keep the arenas' memory, for their use alone
     ) -> list[str]:
-        """Load a commit into the attributes; return a line for each difference.
-
-        All must fit if ``strict`` is True, models and optimizers if it is "components"; at least a part of
-        each of these must fit in any case. Any other attribute that does not fit stays as it is. With
-        ``give``, the attributes may keep the arenas' memory; no other part may use it then.
-
-        If an error is raised, nothing was loaded, unless a component refused a tree that had seemed to fit.
-        """
+        """Load a commit into the attributes; return a line for each difference."""
         try:
             # The script gets plain values as they are, so these need memory of their own.
             components = self.components().keys()
@@ -191,9 +173,10 @@ class Contents:
         if differences if strict is True else strict and misfits:
             raise MismatchError(where, differences)
         empty = [name for name, tree in fitting.items() if isinstance(tree, dict) and not tree]
-        # An array that is stored has no truth value.
+        # A part of each component must fit, strict or not. An array that is stored has no truth value.
         if nothing := [name for name in empty if hasattr(trees[name], "shape") or trees[name]]:
             raise MismatchError(where, [*differences, *(f"{name}: nothing of it fits" for name in nothing)])
+        # Nothing is loaded until here. From here on, only a component that refuses its tree raises an error.
         try:
             for name, part in fitting.items():
                 value = self.values[name]

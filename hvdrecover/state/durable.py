@@ -28,7 +28,6 @@ REMINDER_SECONDS = 60.0  # between two lines about a wait
 
 
 def is_due(settings: Checkpoint, commits_since: int, seconds_since: float) -> bool:
-    """Return whether a commit is due, the last durable one being so many commits and seconds ago."""
     commits, seconds = settings.every_commits, settings.every_seconds
     if commits is None and seconds is None:
         return True
@@ -45,11 +44,7 @@ class Standing:
 
 
 class DurableSide(Hook):
-    """Durable commits and the near tier. Without a checkpoint root, all methods do nothing.
-
-    As a hook it votes to stop the job on all ranks if another job has taken the root, or if no commit has
-    become durable for too long. Only rank 0 can find that out.
-    """
+    """Durable commits and the near tier; without a checkpoint root, all methods do nothing."""
 
     votes_at = ("commit", "check")
 
@@ -77,11 +72,7 @@ class DurableSide(Hook):
     # -- commits ---------------------------------------------------------------------------------------
 
     def offer(self, *, ask: bool) -> None:
-        """Seal the newest commit in the near tier, and write it in the background if it is due.
-
-        It is not written while an attempt to write an earlier commit is under way. In an outage it replaces
-        the commit that could not be written. ``ask``: write it in any case, after an attempt under way.
-        """
+        """Seal the newest commit in the near tier, and write it in the background if due, or if ``ask``."""
         if self.near.folder is not None:
             self.near.offer()
         snapshot = self._memory.newest
@@ -91,8 +82,10 @@ class DurableSide(Hook):
         seconds = math.inf if self._begun is None else self._clock.monotonic() - self._begun
         if ask:
             with suppress(HvdrecoverError):  # the verdict names final errors
-                self._submit(writer, snapshot, math.inf)
+                self._submit(writer, snapshot, math.inf)  # after an attempt that is under way
         elif is_due(self._settings, self._commits_since, seconds):
+            # Refused while an attempt to write an earlier commit is under way. In an outage, it replaces the
+            # commit that could not be written.
             self._try_to_submit(writer, snapshot)
 
     def flush(self, timeout: float | None, attempts: int = ATTEMPTS) -> None:
@@ -125,7 +118,7 @@ class DurableSide(Hook):
         self.near.remove()
 
     def settle(self) -> None:
-        """Wait for seals and writes that are under way, twice `SETTLE_SECONDS` at most. Raises nothing."""
+        """Wait for seals and writes that are under way, twice `SETTLE_SECONDS` at most; raise nothing."""
         self.near.settle(SETTLE_SECONDS)
         if self._writer is not None and self._verdict() is None:
             self._writer.hurry()
@@ -136,10 +129,8 @@ class DurableSide(Hook):
     # -- recoveries ------------------------------------------------------------------------------------
 
     def claim(self, left: Mapping[str, str]) -> int:
-        """Take the root for a new start of this job, on rank 0; return the generation that it may write.
-
-        ``left``: start of a job to the near commit that it has left, with its host, in words.
-        """
+        """Take the root for a new start of this job, on rank 0; return the generation that it may write."""
+        # ``left``: start of a job to the near commit that it has left, with its host, in words.
         context, start, clock = self._context, uuid.uuid4().hex, self._context.clock
         context.place.join(f"{context.config.job}/{start}" if context.config.job else start)
         self.retire()  # an earlier attempt may have claimed the root as another start
@@ -161,7 +152,6 @@ class DurableSide(Hook):
         return found
 
     def standing(self) -> Standing:
-        """Return the facts about the claimed root that decide between near and durable commits."""
         clock, writer = self._context.clock, self.writer()
         if writer is None:
             return Standing({}, None, 0)
@@ -181,14 +171,14 @@ class DurableSide(Hook):
             self._writer.reinstate()
 
     def retire(self) -> None:
-        """Stop writing. Memory that a running write may still read is never used again."""
         if (writer := self._writer) is not None:
             writer.stop()
+            # Memory that a running write may still read is never used again.
             self._memory.arenas.abandon(lambda: writer.in_flight)
             self._writer, self._commits_since, self._begun = None, 0, None
 
     def writer(self) -> BackgroundWriter | None:
-        """Return the writer, on the rank that writes commits; None on the others. Nothing is written yet."""
+        """Return the writer, and write nothing yet; None on ranks that do not write commits."""
         context = self._context
         if self._settings is None or not context.place.joined or context.place.rank != 0:
             return None
@@ -207,7 +197,7 @@ class DurableSide(Hook):
     # -- waiting for writes ----------------------------------------------------------------------------
 
     def _vacate(self) -> None:
-        """Wait until nothing is in flight, as the memory is needed. Give up a commit whose write fails."""
+        """Wait until nothing is in flight, as the memory is needed; give up a commit whose write fails."""
         writer = self._writer
         while writer is not None and writer.in_flight is not None:
             try:
@@ -252,14 +242,13 @@ class DurableSide(Hook):
         return [0 if self._failure is None else error_kinds.number(self._failure)]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        # If rank 0 left alone, the others would count it as lost and continue.
+        # Only rank 0 learns of a failure. If it left alone, the others would count it as lost and continue.
         if self._failure is not None:
             return self._failure
         failed = int(table.max(initial=0))
         return _stopped(error_kinds.name(failed), "has stopped the job") if failed else None
 
     def _verdict(self) -> HvdrecoverError | None:
-        """Return the reason why the job must stop, if it must."""
         if (writer := self._writer) is None:
             return None
         if writer.failure is not None or writer.behind <= self._max_age:

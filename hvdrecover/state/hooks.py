@@ -1,8 +1,6 @@
 """Hooks: features such as the guard that take part in a rank's commits and recoveries.
 
-The path of a commit and of a recovery knows no hook by name. A `Hook` may observe, keep JSON in each commit,
-and vote on what all ranks do next. The list of hooks stands in `hvdrecover.state.commit`; their order is
-the same on all ranks.
+The path of a commit and of a recovery knows no hook by name. `hvdrecover.state.commit` lists the hooks.
 """
 
 from __future__ import annotations
@@ -95,15 +93,10 @@ class Moment:
 
 
 class Hook:
-    """Takes part in commits and recoveries. Each method does nothing by default.
+    """Takes part in commits and recoveries; each method does nothing by default."""
 
-    Attributes:
-        key: the name of its JSON in a commit; empty for a hook that keeps none.
-        votes_at: the occasions at which `numbers` and `verdict` are called.
-    """
-
-    key: str = ""
-    votes_at: Sequence[Occasion] = get_args(Occasion)
+    key: str = ""  # the name of its JSON in a commit; empty for a hook that keeps none
+    votes_at: Sequence[Occasion] = get_args(Occasion)  # when `numbers` and `verdict` are called
 
     # Observe. A hook that raises an exception here is reported once and no longer notified; training
     # continues.
@@ -118,7 +111,7 @@ class Hook:
         """Called when a commit has been copied into this rank's memory."""
 
     def committed(self) -> None:
-        """Called when a commit has ended on all ranks, or this rank has skipped it. Training continues."""
+        """Called when a commit has ended on all ranks, or this rank has skipped it; training continues."""
 
     def agreed(self, agreement: Agreement) -> None:
         """Called when the ranks have agreed on the state from which they resume."""
@@ -139,7 +132,7 @@ class Hook:
         return None
 
     def load(self, value: Json | None) -> None:
-        """Load the JSON of a commit; None if the commit has none. Check the values: they may be invalid."""
+        """Load the JSON of a commit, and check it, as it may be invalid; None if the commit has none."""
 
     def resumed(self, value: Json | None) -> Json | None:
         """Return the JSON's new value when a job starts from a durable commit; on the source rank only."""
@@ -148,12 +141,9 @@ class Hook:
     # Vote. Errors are raised.
 
     def objection(self, *, committing: bool) -> HvdrecoverError | None:
-        """Return the reason why the present state cannot be a commit, or must not become durable.
-
-        Args:
-            committing: whether all ranks are at a commit, which this one skips if there is a reason. If not,
-                the commit stays in memory, and the reason is raised when it is to become durable.
-        """
+        """Return the reason why the present state cannot be a commit, or must not become durable."""
+        # ``committing``: all ranks are at a commit, and this one skips it if there is a reason. Otherwise the
+        # commit stays in memory, and the reason is raised when it is to become durable.
         return None
 
     def inspect(self, memory: Memory) -> bool:
@@ -173,11 +163,11 @@ class Hook:
         return None
 
     def resuming(self, stored: Snapshot, where: str) -> None:
-        """Called on the source rank before it loads a durable commit. May raise an error."""
+        """Called on the source rank before it loads a durable commit; may raise an error."""
 
 
 class Hooks:
-    """The hooks of one rank, in order. If several return a verdict, the first one counts."""
+    """The hooks of one rank, in the same order on all ranks; the first verdict counts."""
 
     def __init__(self, hooks: Iterable[Hook]) -> None:
         every = tuple(hooks)
@@ -210,7 +200,6 @@ class Hooks:
         return [getattr(hook, method.__name__)(*facts, **options) for hook in self._of[method.__name__]]
 
     def objection(self, *, committing: bool) -> HvdrecoverError | None:
-        """Ask all hooks for a reason against a commit; return the first."""
         return next(filter(None, self.ask(Hook.objection, committing=committing)), None)
 
     def send(self, world: World, moment: Moment, own: Sequence[int] = ()) -> Callable[[], list[Table]]:
@@ -226,14 +215,13 @@ class Hooks:
         return hear
 
     def prefer(self, holders: Sequence[int], tables: Sequence[Table]) -> Sequence[int]:
-        """Return the ranks with the newest commit that all hooks prefer."""
         for hook, table in zip(self._voters["rendezvous"], tables, strict=True):
             holders = hook.prefer(holders, table)
         return holders
 
     def verdict(self, moment: Moment, tables: Sequence[Table]) -> BaseException | None:
-        """Ask all voters for a verdict, as some exchange more data for it; return the first verdict."""
         voters = zip(self._voters[moment.kind], tables, strict=True)
+        # Ask all voters: some exchange more data for their verdict.
         found = [hook.verdict(moment, table) for hook, table in voters]
         return next(filter(None, found), None)
 
@@ -242,11 +230,7 @@ class Hooks:
 
 
 class Unresumed(Hook):
-    """Warns of components whose tensors commits lack, and of settings that a resumed run ignores.
-
-    The settings of the script are compared with those that the run was started with, which each commit holds,
-    and not with the optimizer's present ones, which training changes.
-    """
+    """Warns of components whose tensors commits lack, and of settings that a resumed run ignores."""
 
     key = "settings"
 
@@ -261,6 +245,8 @@ class Unresumed(Hook):
         self._of_script = {
             name: ", ".join(values if len(set(values)) > 1 else values[:1]) for name, values in found.items()
         }
+        # The settings that the run was started with, which each commit holds. The script's are compared with
+        # these, not with the optimizer's present ones, which training changes.
         self._of_run: dict[str, Json] = dict(self._of_script)
 
     def agreed(self, agreement: Agreement) -> None:
@@ -310,7 +296,7 @@ class Preempted(SystemExit):
 
 
 class Departure(Exception):  # noqa: N818  not an error: the ranks have decided it together
-    """Ranks leave at a commit that all have made. If ``whole``, all do, and a later start continues."""
+    """Ranks leave at a commit that all have made; if ``whole``, all leave, and a later start continues."""
 
     def __init__(self, leaving: Sequence[bool], *, whole: bool) -> None:
         super().__init__("ranks leave")
@@ -319,10 +305,7 @@ class Departure(Exception):  # noqa: N818  not an error: the ranks have decided 
 
 
 class Leaving(Hook):
-    """Which ranks leave, as after a preemption, and which hosts have come or gone.
-
-    If any rank knows of a change of hosts since the last rendezvous, all ranks meet in another one.
-    """
+    """Votes on which ranks leave, as after a preemption, and on whether hosts have come or gone."""
 
     votes_at = ("commit", "check")
 
@@ -338,16 +321,13 @@ class Leaving(Hook):
         asked, hosts, changes = table.T.tolist()
         if any(asked) and (departure := decide(asked, hosts, elastic=self._elastic)) is not None:
             return departure
+        # If any rank knows of a change since the last rendezvous, all ranks meet in another one.
         return hosts_updated() if self._elastic and any(changes) else None
 
 
 def decide(asked: Sequence[int], hosts: Sequence[int], *, elastic: bool) -> Departure | None:
-    """Decide which ranks leave, if any; from each rank's `Stop` and host.
-
-    A host leaves as a whole, because Horovod gives up hosts, not ranks. All ranks leave if no host would be
-    left, if the job is not elastic, or if the supervisor asks the whole job to leave.
-    """
+    """Decide which ranks leave, if any; from each rank's `Stop` and host."""
     emptied = {host for host, stop in zip(hosts, asked, strict=True) if stop != Stop.NO}
     whole = Stop.JOB in asked or (bool(emptied) and (not elastic or emptied == set(hosts)))
-    leaving = [whole or host in emptied for host in hosts]
+    leaving = [whole or host in emptied for host in hosts]  # Horovod gives up hosts, not ranks
     return Departure(leaving, whole=whole) if any(leaving) else None

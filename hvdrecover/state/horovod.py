@@ -166,12 +166,10 @@ def framed(mine: bytes) -> bytes:
 
 
 def limit_waits(world: World | None = None) -> None:
-    """Limit the time that collectives wait for a silent rank, as this process's page says.
-
-    A rank that hangs is killed by its guardian. The others must have left their collectives by then, or they
-    would be taken for hanging as well. So waiting is limited, except while a rank may be busy for long:
-    before the job's first commit, in a recovery, and in a pause.
-    """
+    """Limit the time that collectives wait for a silent rank, as this process's page says."""
+    # A rank that hangs is killed by its guardian. The others must have left their collectives by then, or
+    # they would be taken for hanging as well. There is no limit while a rank may be busy for long: before the
+    # job's first commit, in a recovery, and in a pause.
     global _world
     _world = world or _world
     if _world is not None and heartbeat.watched():
@@ -196,21 +194,15 @@ def paused() -> Iterator[None]:
 
 
 def rendezvous_alone(hvd: Any) -> None:
-    """Initialise Horovod without any other rank, and shut it down again.
-
-    The next ``hvd.init()`` asks the driver for this process's place, as after a reset.
-    """
     with configs.alone():
         hvd.init()
-        hvd.shutdown()
+        hvd.shutdown()  # the next ``hvd.init()`` asks the driver for this process's place, as after a reset
 
 
 def _note_start(hvd: Any) -> None:
-    """Tell the guardian of each initialisation, and of the first `HorovodInternalError`.
-
-    A script without a training function may catch the error, and exit in any way. Its guardian must not take
-    that for an error of the script.
-    """
+    """Tell the guardian of each initialisation, and of the first `HorovodInternalError`."""
+    # A script without a training function may catch the error, and exit in any way. Its guardian must not
+    # take that for an error of the script.
     from horovod.common.exceptions import HorovodInternalError
 
     library = hvd.mpi_ops._basics.MPI_LIB_CTYPES
@@ -233,12 +225,11 @@ def _note_start(hvd: Any) -> None:
 
 
 def _own(hvd: Any, name: str) -> Any:
-    """A function that our build of Horovod has; None in any other."""
+    """Return a function that only our build of Horovod has; None in any other."""
     return getattr(hvd.mpi_ops._basics.MPI_LIB_CTYPES, name, None)
 
 
 def _failure(hvd: Any) -> str:
-    """Return why the last ``hvd.init()`` failed, if Horovod tells."""
     function = _own(hvd, "horovod_initialization_error")
     if function is None:
         return ""
@@ -311,11 +302,8 @@ def _attach(page: int, stacks: int, notes: int, events: int) -> None:
 
 
 def _report_modules() -> None:
-    """Report the imported libraries, so that a standby imports them, too.
-
-    This is done at the second commit, as the first one imports libraries itself; in a plain script, at the
-    second step.
-    """
+    """Report the imported libraries, so that a standby imports them, too."""
+    # At the second commit, as the first one imports libraries itself; in a plain script, at the second step.
     is_plain = heartbeat.page.phase == heartbeat.Phase.PLAIN
     if is_plain and heartbeat.page.read().steps < 2:
         heartbeat.at_progress(_report_modules)
@@ -336,14 +324,11 @@ def _is_library(name: str, module: Any) -> bool:
 
 
 class WatchedLibrary:
-    """Horovod's native library, which scripts, layers and Horovod's own Python code call collectives through.
-
-    ``look`` takes the name by which scripts call a collective, and the library's function; it returns the
-    function to call instead.
-    """
+    """Horovod's native library, through which scripts and Horovod's own Python code call collectives."""
 
     def __init__(self, library: Any, look: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
         self._library = library
+        # Takes a collective's name in scripts and its function; returns the function to call instead.
         self._look = look
 
     def __getattr__(self, name: str) -> Any:

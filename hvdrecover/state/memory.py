@@ -22,8 +22,6 @@ logger = logging.getLogger(__name__)
 
 
 class Memory:
-    """The newest commit of one rank."""
-
     def __init__(
         self,
         contents: Contents,
@@ -67,6 +65,7 @@ class Memory:
         commit = CommitId(self.attempt.generation, self.attempt.commit + 1)
         present = self._contents.take_apart(self._own.capture())
         unchanged = self._is_unchanged(present)
+        # A script that commits before it trains does so again when it is resumed, and must keep its stream.
         self._own.stream += not unchanged
         snapshot = self.capture(commit, present, unchanged=unchanged)
         if self._place.joined and not self._own.stores_streams:
@@ -83,12 +82,9 @@ class Memory:
         present: Present | None = None,
         *,
         finished: bool = False,
-        unchanged: bool = False,
+        unchanged: bool = False,  # the newest commit has the same tensors, so none has to be copied
     ) -> Snapshot:
-        """Copy the present state, or ``present``, under a commit's identity.
-
-        ``unchanged``: the newest commit has the same tensors, so none has to be copied.
-        """
+        """Copy the present state, or ``present``, under a commit's identity."""
         present = present or self._contents.take_apart(self._own.capture())
         self.attempt, self.objection = commit, None
         if unchanged and self.newest is not None and self.newest.layouts == present.layouts:
@@ -120,7 +116,7 @@ class Memory:
                 self.capture(CommitId(0, 0))
 
     def separate(self, snapshot: Snapshot) -> Snapshot:
-        """Return a copy of the newest commit for changes. Until they are complete, `newest` is None."""
+        """Return a copy of the newest commit for changes; until they are complete, `newest` is None."""
         arenas = self._acquire(snapshot.layouts)
         self.newest = None
         for name, arena in snapshot.arenas.items():
@@ -135,12 +131,10 @@ class Memory:
             self.newest = self.newest.digested()
 
     def mark(self, *, finished: bool) -> None:
-        """Mark the newest commit as the last one of a finished run, or clear the mark."""
         if self.newest is not None and self.newest.finished != finished:
             self.newest = replace(self.newest, finished=finished)
 
     def load(self, snapshot: Snapshot, where: str, *, strict: Strict) -> list[str]:
-        """Load a commit into the attributes and hooks, as `Contents.load` does."""
         if snapshot is not self.newest and self.last.generation == 0:
             # Loading makes the optimizer's tensors. A new process first frees its copy of the initial state.
             self.arenas.hold({}, alone=True)
@@ -165,7 +159,7 @@ class Memory:
         return self.newest is not None and self._contents.positions() == self._positions
 
     def _acquire(self, layouts: Mapping[str, Layout]) -> dict[str, Arena]:
-        """Return arenas for the next commit. If memory is short, wait for the commit in flight."""
+        """Return arenas for the next commit; if memory is short, wait for the commit in flight."""
         while True:
             in_flight = self.in_flight()
             arenas, need = self.arenas.choose(in_flight, layouts)
@@ -184,7 +178,6 @@ class Memory:
             self.vacate()
 
     def _is_unchanged(self, present: Present) -> bool:
-        """Return whether the present state equals the newest commit, bit for bit."""
         newest = self.newest
         return (
             newest is not None
@@ -199,20 +192,15 @@ class Memory:
 
 
 class Arenas:
-    """The memory for commits: the arenas of the newest commit, and of one more.
-
-    The next commit overwrites the newest one, unless that is being written. Then the next commit uses a
-    second set of arenas, and the two sets take turns: to allocate new memory would take longer than the copy.
-    When the write ends, the kernel may reclaim the memory of the older commit. So memory holds one copy of
-    the state while nothing is in flight, and never more than two.
-
-    In the process that keeps the host's near tier, commits use the memory of the tier whenever some is free.
-    """
+    """The memory for commits: the arenas of the newest commit, and of one more."""
 
     def __init__(self) -> None:
-        self._private: list[Mapping[str, Arena]] = []  # private memory of this process, newest commit first
-        self._abandoned: list[Callable[[], Snapshot | None]] = []
-        self.near: NearTier | None = None
+        # Private memory of this process, newest commit first. The next commit overwrites the newest one,
+        # unless that is being written. Then it uses a second set of arenas, and the two sets take turns:
+        # allocating new memory would take longer than the copy. There are never more than two copies.
+        self._private: list[Mapping[str, Arena]] = []
+        self._abandoned: list[Callable[[], Snapshot | None]] = []  # writers that may still read memory
+        self.near: NearTier | None = None  # in its keeper; commits use the tier's memory if some is free
 
     def choose(
         self, in_flight: Snapshot | None, layouts: Mapping[str, Layout]
@@ -235,7 +223,7 @@ class Arenas:
         return fitting, sum(layout.nbytes for name, layout in layouts.items() if name not in fitting)
 
     def hold(self, newest: Mapping[str, Arena], *, alone: bool = False) -> None:
-        """Note the arenas of the newest commit. ``alone``: free the memory of earlier commits."""
+        """Note the arenas of the newest commit; with ``alone``, free the memory of earlier commits."""
         if any(arena.shared for arena in newest.values()):  # these are files of the near tier
             self._private = []
         else:
@@ -243,16 +231,13 @@ class Arenas:
             self._private = [newest] if alone else [newest, *others[:1]]
 
     def release(self, written: Snapshot) -> None:
-        """Let the kernel reclaim the memory of a written commit, unless the newest commit uses it.
-
-        Called on the writer's thread, while the commit still counts as in flight, so the next commit does not
-        use it yet.
-        """
+        """Let the kernel reclaim the memory of a written commit, unless the newest commit uses it."""
+        # Called on the writer's thread, while the commit still counts as in flight: the next one does not use
+        # the memory yet.
         newest = self._private[0].values() if self._private else ()
         if set(written.arenas.values()).isdisjoint(newest):
             for arena in written.arenas.values():
                 arena.offer_back()
 
     def abandon(self, in_flight: Callable[[], Snapshot | None]) -> None:
-        """Do not reuse memory that an abandoned writer may still be reading."""
         self._abandoned.append(in_flight)

@@ -20,7 +20,7 @@ Files = tuple[Mapping[str, Arena], Mapping[str, str]]
 
 
 class NearSide:
-    """The near tier. All methods do nothing where it is off. Where it fails, training continues."""
+    """The near tier; all methods do nothing where it is off, and where it fails, training continues."""
 
     def __init__(self, settings: Checkpoint | None, context: Context, memory: Memory) -> None:
         self._context, self._memory, self._arenas = context, memory, memory.arenas
@@ -37,17 +37,14 @@ class NearSide:
         self._awaits_lock = False
 
     def recall(self, newer_than: CommitId) -> Snapshot | None:
-        """Return the newest commit that an earlier process left here, if it is newer than all in memory.
-
-        One process of a host does so. The others read it meanwhile for `held`.
-        """
+        """Return the newest commit that an earlier process left here, if it is newer than all in memory."""
         if self.folder is None:
             return None
         suspects, self._recalled = self._context.config.suspects, None
         if self._arenas.near is not None:  # an interrupted copy has cost this process its newest commit
             return self._arenas.near.newest()
         self._recalled = self._read(lambda each: each > newer_than and not each.is_within(suspects))
-        return self._recalled if self._keeps else None
+        return self._recalled if self._keeps else None  # the host's other processes read it for `held`
 
     def held(self, commit: CommitId) -> Files:
         """Return the sealed files of a commit that this host has, and their digests; none if it has none."""
@@ -65,9 +62,8 @@ class NearSide:
         self._context.events.emit("near_skipped", shown, level=logging.WARNING, **facts)
 
     def agreed(self) -> None:
-        """The ranks have agreed on a commit: from now on, this process may keep the host's near tier."""
         if self.folder is not None and self._keeps:
-            self._begin(self.folder)
+            self._begin(self.folder)  # from now on, this process may keep the host's near tier
             self.offer()
         self._recalled = None
 
@@ -80,7 +76,6 @@ class NearSide:
             self._arenas.near.seal(newest)
 
     def settle(self, seconds: float) -> None:
-        """Wait for so many seconds at most until the newest commit is sealed."""
         if self._arenas.near is not None:
             self._arenas.near.wait(seconds)
 
@@ -96,10 +91,7 @@ class NearSide:
     # -- inside ----------------------------------------------------------------------------------------
 
     def _read(self, usable: Callable[[CommitId], bool]) -> Snapshot | None:
-        """Return the newest usable commit that verifies.
-
-        The keeper maps it. Others copy it: if the keeper overwrites it meanwhile, its digests are wrong.
-        """
+        """Return the newest usable commit that verifies."""
         path = self.folder
         if path is None or not path.is_dir():
             return None
@@ -120,6 +112,7 @@ class NearSide:
                 skipped,
                 clock=self._context.clock,
                 order=lambda commits: list(filter(usable, commits)),
+                # If the keeper overwrites a commit while it is copied, the copy's digests are wrong.
                 load=root.copied if self._keeper is None else near_tier.mapped,
             )
             for arena in found.arenas.values() if found is not None else ():

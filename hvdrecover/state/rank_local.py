@@ -1,18 +1,4 @@
-"""Rank-local state: `PerRank` values, random streams, and which ranks a process carries out.
-
-The rank-local states of all ranks are exchanged before a commit is made. So a process that holds a commit
-holds the states of all ranks at that very commit, and a process that has lost its memory gets its own back
-from any other. With virtual ranks, each process has the states of those that it carries out; the process that
-carries them out next finds them in the commit.
-
-Random streams: with ``"reseed"``, each rank seeds its generators at every commit, by numbers derived from the
-run's seed, the stream's number and the rank. So a commit stores two numbers, a rank that lost its memory
-continues with the very stream it had, and a rank that joins has one of its own. A stream's number rises at
-every commit, except one at which nothing has changed since the last: a script that commits before it trains
-commits once more when it is resumed, and must continue with the same stream. With ``"store"``, the user's own
-streams continue through commits. Each rank's states are part of a commit, and a rank without stored states is
-seeded as above.
-"""
+"""Rank-local state: `PerRank` values, random streams, and which ranks a process carries out."""
 
 from __future__ import annotations
 
@@ -92,8 +78,6 @@ class Carried:
 
 
 class Value(Protocol):
-    """A rank-local value."""
-
     taken: int  # number of items taken from it
 
     def states(self, carried: Carried) -> dict[int, Tree]:
@@ -110,10 +94,7 @@ class Value(Protocol):
 
 
 class Ranks:
-    """The ranks of a job without virtual ranks: a process carries out itself.
-
-    `hvdrecover.virtual.ranks.VirtualRanks` overrides all methods.
-    """
+    """The ranks of a job without virtual ranks; `hvdrecover.virtual.ranks.VirtualRanks` overrides this."""
 
     virtual: int | None = None  # the number of virtual ranks
 
@@ -121,7 +102,7 @@ class Ranks:
         return asked or default
 
     def join(self, context: Any, own: RankLocalState, guard: Any) -> tuple[Any, ...]:
-        """Take a place in a state; called once. Return the hooks that come with these ranks."""
+        """Take a place in a state; called once, returns the hooks that come with these ranks."""
         return ()
 
     def values(self) -> Mapping[str, Value]:
@@ -139,11 +120,7 @@ class Ranks:
 
 
 class Place:
-    """This rank's place in the job. Before its first agreement with the other ranks, it counts as alone.
-
-    After a rendezvous it reports the previous rank and size until `arrived()` is called: the present state
-    still belongs to these.
-    """
+    """This rank's place in the job; before its first agreement with the other ranks, it counts as alone."""
 
     def __init__(self, world: World, ranks: Ranks) -> None:
         self._world = world
@@ -153,7 +130,7 @@ class Place:
         self.joined = False  # whether this rank has agreed on a state with the other ranks of the job
 
     def arrived(self) -> None:
-        """Take the rank and size of the last rendezvous."""
+        """Take the rank and size of the last rendezvous; until then, the state is that of the old ones."""
         if self.joined:
             self.rank, self.size = self._world.rank(), self._world.size()
 
@@ -167,10 +144,8 @@ class Place:
 
     @property
     def stream(self) -> int:
-        """The number of this process's random stream outside of a virtual rank's part.
-
-        All processes share that stream, so it has a number that no virtual rank has.
-        """
+        """Return the number of this process's random stream outside of a virtual rank's part."""
+        # All processes share that stream, so its number is no virtual rank's.
         return self.rank if self._ranks.virtual is None else self._ranks.virtual
 
 
@@ -317,8 +292,6 @@ class PerRank:
 
 @dataclass
 class _One:
-    """The value of one rank."""
-
     value: Any
     stateful: Any  # the object with state_dict and load_state_dict; None for a plain value
     place: tuple[int, int] | None = None  # the rank and size that it was made for; None if any
@@ -334,25 +307,20 @@ class _One:
 
 
 class Shares(NamedTuple):
-    """The known states of a rank-local value by rank, and how many ranks made the commit.
+    """The known states of a rank-local value."""
 
-    States are trees; those of random streams are JSON, and so are their ranks.
-    """
-
-    ranks: int
-    states: Any
+    ranks: int  # how many ranks made the commit
+    states: Any  # by rank: trees; those of random streams are JSON, and so are their ranks
 
 
 class _Sent(UserDict[str, Any]):
-    """The random states that the processes have sent, by rank, parsed on the first access.
-
-    Few commits are written, and few are resumed from: if each rank parsed all messages at each commit, a
-    thousand ranks would take a thousand times as long as one.
-    """
+    """The random states that the processes have sent, by rank, parsed on the first access."""
 
     def __init__(self, rows: Sequence[Buffer]) -> None:
         self._rows = rows
 
+    # Few commits are written or resumed from. If each rank parsed all messages at each commit, a thousand
+    # ranks would take a thousand times as long as one.
     @functools.cached_property
     def data(self) -> dict[str, Any]:  # type: ignore[override]
         rows = (json.loads(bytes(row)) for row in self._rows)
@@ -381,6 +349,9 @@ class RankLocalState:
         self._known: dict[str, Shares] = {}
 
     # -- exchange --------------------------------------------------------------------------------------
+    # The states of all ranks are exchanged before each commit. So a process that holds a commit holds the
+    # states of all ranks, and a process that has lost its memory gets its own back from any other.
+    # The process that carries out a virtual rank next finds that rank's states in the commit.
 
     def gather(self, carried: Carried | None = None) -> None:
         """Learn the states of all ranks before a commit of all; these ranks are carried out here."""
@@ -419,7 +390,6 @@ class RankLocalState:
                 self._values[name].gathered(shares.states)
 
     def forget(self) -> None:
-        """Forget the states of other ranks, as training continues."""
         self._known = {}
 
     def _packed(self, present: Mapping[str, Any]) -> bytes:
@@ -461,13 +431,11 @@ class RankLocalState:
         self._known |= self._stored(snapshot)
 
     def resume(self, snapshot: Snapshot, *, load: bool) -> None:
-        """Go to the states of a commit, all but the random streams.
-
-        Without ``load``, the values are at the commit already, and only belong to these ranks from now on.
-        """
+        """Go to the states of a commit, all but the random streams."""
         self.forget()
         carried = self._place.carried
         try:
+            # Without ``load``, the values are at the commit already: note only which ranks they belong to.
             stored = self._stored(snapshot) if load else {}
             for name, each in self._values.items():
                 shares = stored.get(name)
@@ -480,6 +448,10 @@ class RankLocalState:
             reason = f"the ranks' own states can't be read: {error!r}"
             raise CorruptCheckpointError(f"commit {snapshot.id}", reason) from error
 
+    # With ``"reseed"``, each rank seeds its generators at every commit, from the run's seed, the stream's
+    # number and the rank. So a commit stores two numbers, a rank that lost its memory continues with its own
+    # stream, and a rank that joins has a new one. The number rises at every commit that changes something.
+    # With ``"store"``, a commit holds each rank's generators. A rank without stored ones is seeded as above.
     def resume_streams(self, snapshot: Snapshot) -> None:
         """Go to the random stream that began at a commit."""
         rank, commit = self._place.stream, snapshot.id.commit

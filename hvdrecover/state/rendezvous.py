@@ -176,11 +176,9 @@ class Published:
 def elect(
     published: Sequence[Published], prefer: Callable[[Sequence[int]], Sequence[int]] = lambda holders: holders
 ) -> Election:
-    """Elect the lowest of the preferred ranks among those that hold the newest commit.
-
-    While any rank has a memory, near commits of the same start of the job count as much; a rank that holds
-    the commit in its memory goes before one that does not.
-    """
+    """Elect the lowest of the preferred ranks among those that hold the newest commit."""
+    # While any rank has a memory, near commits of the same start of the job count as much. A rank that holds
+    # the commit in its memory goes before one that does not.
     live = [each for each in published if each.commit.generation and not each.is_near]
     if not live:
         return Election(0, None, revives=any(each.commit.generation for each in published))
@@ -195,13 +193,10 @@ def elect(
 
 
 def revive(left: Sequence[tuple[CommitId | None, str]], standing: Standing) -> int | None:
-    """Return the rank whose host has the commit to resume from; None if that is the durable one.
-
-    ``left``: by rank, the commit that an earlier process has left on its host, and the start that made it.
-
-    Generations are counted by each start of a job on its own once it trains, so commits are compared by the
-    generation of their start's claim, and only then by their own.
-    """
+    """Return the rank whose host has the commit to resume from; None if that is the durable one."""
+    # ``left``: by rank, the commit that an earlier process has left on its host, and the start that made it.
+    # Each start of a job counts generations on its own once it trains. So compare commits by the generation
+    # of their start's claim, and only then by their own.
     floor = (standing.since, standing.durable or CommitId(0, 0))
     ranked = [
         ((standing.starts[start], commit), -rank)
@@ -216,7 +211,7 @@ def revive(left: Sequence[tuple[CommitId | None, str]], standing: Standing) -> i
 
 
 def _revive(session: Session, recalled: Snapshot | None) -> Claimed:
-    """Decide which commit the job resumes from; all ranks call this, and find the same."""
+    """Decide which commit the job resumes from, on all ranks alike."""
     world, start = session.context.world, "" if recalled is None else recalled.job.rpartition("/")[2]
     mine = [session.context.config.host, "" if recalled is None else recalled.id.name, start]
     rows = gather_json(world, mine, "hvdrecover.near")
@@ -385,7 +380,6 @@ def _count(number: int, what: str) -> str:
 
 
 def send(world: World, root: int, agreement: Agreement) -> None:
-    """Send the source rank's commit to the other ranks."""
     snapshot = agreement.snapshot
     held = digests(snapshot) if agreement.source in ("memory", "near") and world.size() > 1 else {}
     header = {
@@ -405,7 +399,6 @@ def send(world: World, root: int, agreement: Agreement) -> None:
 
 
 def digests(snapshot: Snapshot) -> dict[str, str]:
-    """Return the digests of a commit's files, by attribute name."""
     return snapshot.digested().digests or {}
 
 

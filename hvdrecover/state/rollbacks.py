@@ -1,8 +1,7 @@
 """Rollbacks in which no rank was lost: which rank kept the others waiting, and how often they happen.
 
-If a rank is busy for long without a sign of progress, the other ranks stop waiting, and all roll back. No
-process has died, so no guardian counts such rollbacks. This module makes the ranks wait longer the next time,
-and ends the job if it makes no progress between rollbacks.
+If a rank is busy for long without a sign of progress, the other ranks stop waiting, and all roll back.
+They wait longer the next time, and give up if the job makes no progress between rollbacks.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from hvdrecover.state.adapter import World, gather_json
 from hvdrecover.state.horovod import limit_waits
 from hvdrecover.uncaught import place
 
+# No process has died, so no guardian counts these rollbacks.
 LIMIT = 3  # rollbacks in a row without progress after which the ranks give up
 ATTEMPTS = 10  # faults in a row after which a rank gives up that could not compare with the others
 LATE = 1000  # ms after the first rank within which all waiting ranks learn of a fault
@@ -58,13 +58,10 @@ def tally(accounts: Sequence[Account]) -> Account:
 
 
 def kept_waiting(accounts: Sequence[Account]) -> dict[int, float]:
-    """Return the ranks that were busy while the others waited for them, and for how many seconds.
-
-    Ranks that wait in a collective learn at the same time that it has failed. A busy rank learns it later. If
-    a rank was lost, no rank is to blame.
-    """
+    """Return the ranks that were busy while the others waited for them, and for how many seconds."""
     if not all_there(accounts):
-        return {}
+        return {}  # a rank was lost, so no rank is to blame
+    # Ranks that wait in a collective learn together that it has failed. A busy rank learns it later.
     first = max(each.age for each in accounts)
     return {
         rank: each.silent / 1000

@@ -240,18 +240,16 @@ def _begin(state: Any, session: Session, *, in_run: bool) -> None:
 
 @contextmanager
 def stop_signals(numbers: Sequence[int], *, reports: bool = False) -> Iterator[None]:
-    """Handle the signals of a preemption: leave at the next commit. A second signal ends the process.
-
-    A handler that the script has set stays. ``reports``: log a warning about it.
-    """
+    """Handle the signals of a preemption: leave at the next commit; a second signal ends the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # A handler that the script has set stays.
     ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     for number in ours:
         signal.signal(number, _take_note)
     if reports:
-        # At the first commit, the training function may have set a handler.
+        # Warn of such handlers at the first commit: the training function may set one until then.
         heartbeat.at_commit(functools.partial(_report_others, numbers))
     try:
         yield

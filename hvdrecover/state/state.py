@@ -315,17 +315,14 @@ class State:
             object.__setattr__(self, name, value)
 
     def _around(self, verb: Literal["save", "restore", "sync"], ours: Callable[[], object]) -> None:
-        """Call a method that a subclass may override. ``super()`` in the override runs ``ours``, once.
-
-        If the override does not call ``super()``, ``ours`` runs after it.
-        """
+        """Call a method that a subclass may override; ``super()`` in the override runs ``ours``, once."""
         if getattr(type(self), verb) is getattr(State, verb):
             ours()
             return
         self._due[verb] = ours
         try:
             getattr(self, verb)()
-            self._due.pop(verb, lambda: None)()
+            self._due.pop(verb, lambda: None)()  # if the override did not call ``super()``
         finally:
             self._due.pop(verb, None)
 

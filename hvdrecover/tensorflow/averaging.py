@@ -7,9 +7,6 @@
    each variable: on how many ranks its gradient is missing or present.
 4. Gather the slices of sparse gradients.
 5. If gradients are missing on some ranks only, raise an error that names ranks and variables.
-
-For scalars, graphs leave the times and the norms of reductions in variables: that costs next to nothing, and
-no rank waits for them. Python reads the variables when it next passes. One reduction is one step.
 """
 
 from __future__ import annotations
@@ -112,11 +109,7 @@ class Reduction:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # it would take seconds
     def __call__(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> list[Gradient]:
-        """Reduce the gradients of variables, one for each; None stays None.
-
-        A gradient that is None on some of the ranks only raises a `MissingGradientError`; out of a graph, it
-        comes as an error of TensorFlow's.
-        """
+        """Reduce the gradients of variables, one for each; None stays None."""
         if ranks.are_carried_out():
             raise ConfigError(
                 "gradients",
@@ -149,7 +142,7 @@ class Reduction:
         refuse_xla()
         # In nested functions and loops, several reductions have the same name. TensorFlow would start them
         # together, and Horovod refuses that. So each waits for the one before it in the program.
-        # The zero must not be known to be constant: see `hvdrecover.tensorflow.collectives`.
+        # The zero must not be known to be constant: see `collectives._not_constant`.
         is_graph = tf.inside_function()
         turn = [_turns().assign_add(1)] if is_graph else []
         zero = tf.cast(turn[0] < 0, tf.float32) if is_graph else tf.constant(0.0)
@@ -167,7 +160,6 @@ class Reduction:
     def _reduced(
         self, given: Sequence[Gradient], variables: Sequence[Variable], zero: tf.Tensor
     ) -> list[Gradient]:
-        """Reduce gradients, with zeros for missing ones, and how many ranks have each of them."""
         name, filled = _name(self.name, variables), _filled(given, variables, zero)
         reduced = list(filled)
         here = [gradient is not None for gradient in given]
@@ -202,7 +194,6 @@ class Reduction:
         return _checked(reduced, summed, here, variables)
 
     def _gathered(self, gradient: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
-        """Return the sum of sparse gradients: the slices of all ranks."""
         if self.op not in (hvd.Average, hvd.Sum):
             problem = "sparse gradients can only be averaged or summed; pass sparse_as_dense=True"
             raise ConfigError("op", problem)
@@ -240,10 +231,8 @@ def _divided(gradient: Gradient) -> Gradient:
 
 
 def _name(prefix: str | None, variables: Sequence[Variable]) -> str:
-    """Return the name of a collective: the same on all ranks, whatever each of them has done before.
-
-    Horovod would use a counter. A rank that has just started would begin at 0, and wait forever.
-    """
+    """Return the name of a collective: the same on all ranks, whatever each of them has done before."""
+    # Horovod would use a counter. A rank that has just started would begin at 0, and wait forever.
     each = (
         f"{without_numbers(str(getattr(variable, 'name', '')))} {variable.shape} {raw(variable).dtype.name}"
         for variable in variables
@@ -259,13 +248,11 @@ _turns = functools.cache(counter)
 
 
 def _filled(gradients: Sequence[Gradient], variables: Sequence[Variable], zero: tf.Tensor) -> list[Gradient]:
-    """Return gradients with zeros for missing ones; None where no rank can have a gradient.
-
-    Slices must not be known to be constant either, as those of ``Embedding(tf.range(n))`` are.
-    """
+    """Return gradients with zeros for missing ones; None where no rank can have a gradient."""
     found: list[Gradient] = []
     for gradient, variable in zip(gradients, map(raw, variables), strict=True):
         if isinstance(gradient, tf.IndexedSlices):
+            # Slices must not be known to be constant either, as those of `Embedding(tf.range(n))` are.
             parts = [each + tf.cast(zero, each.dtype) for each in (gradient.values, gradient.indices)]
             setattr(variable, _SLICES, tuple(each.dtype for each in parts))
             gradient = tf.IndexedSlices(*parts, gradient.dense_shape)
@@ -283,11 +270,7 @@ def _filled(gradients: Sequence[Gradient], variables: Sequence[Variable], zero: 
 def _checked(
     results: list[Gradient], summed: tf.Tensor, here: Sequence[bool], variables: Sequence[Variable]
 ) -> list[Gradient]:
-    """Return reduced gradients if all ranks have the same ones.
-
-    A column of ``summed`` is not 0 in its first row if the gradient is missing on some rank, and not 0 in its
-    second row if it is present on some rank.
-    """
+    """Return reduced gradients; raise an error if a gradient is missing on some of the ranks only."""
 
     def fail() -> None:
         mine = [place for place, is_here in enumerate(here) if not is_here]
@@ -305,6 +288,7 @@ def _checked(
             "add 0.0 * tf.reduce_sum(variable) to the loss.",
         )
 
+    # Row 0 of `summed` is not 0 where some rank lacks the gradient, and row 1 where some rank has it.
     differ = tf.reduce_any(tf.reduce_all(summed != 0, axis=0))
     if tf.executing_eagerly():
         if bool(differ):
@@ -320,18 +304,13 @@ def _checked(
     return [each if each is None else next(held) for each in results]
 
 
-# -- this rank's own gradients, for a guard ------------------------------------------------------------------
-
-
 class _Own:
-    """The sums of this rank's gradients before the last reduction of each graph, for a guard's report.
-
-    A graph holds its own sums, and deletes them with itself. Eager code has a default graph, too.
-    """
+    """The sums of this rank's gradients before the last reduction of each graph, for a guard's report."""
 
     wanted = False  # whether a guard looks at gradients
 
     def note(self, sums: Iterable[Any], variables: Sequence[Variable]) -> None:
+        # A graph deletes its sums with itself. Eager code has a default graph, too.
         noted = dict(zip((id(raw(each)) for each in variables), sums, strict=True))
         setattr(tf.compat.v1.get_default_graph(), _OWN, noted)
 
@@ -350,10 +329,7 @@ def numbers_of(gradient: Gradient) -> tf.Tensor:
 
 
 def sums_of(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the sum of each tensor: float32 of shape ``[len(tensors)]``.
-
-    A sum is not finite if a number is not finite, or if the numbers are large: look closer at such a tensor.
-    """
+    """Return each tensor's float32 sum: not finite if a number is not finite, or if the numbers are large."""
     return tf.stack([_sum(each) for each in tensors])
 
 
@@ -364,12 +340,11 @@ def _sum(gradient: Gradient) -> tf.Tensor:
     return tf.cast(tf.reduce_sum(wide), tf.float32)
 
 
-# -- times and norms, for scalars ----------------------------------------------------------------------------
-
-
-class _Marks:  # variables in which graphs leave numbers
+# Variables in which graphs leave times and norms, for scalars. Python reads them when it next passes: no rank
+# waits for them, and they cost next to nothing.
+class _Marks:
     def __init__(self) -> None:
-        self.steps = counter()  # number of reductions
+        self.steps = counter()  # number of reductions: each is a step
         self.waited = counter(tf.float64)  # seconds of waiting for gradients of other ranks, in all
         self.averaged = counter(tf.float64)  # Euclidean norm of the last averaged gradients together
 
@@ -402,7 +377,6 @@ def _time_after(gradients: Sequence[Gradient]) -> tf.Tensor:
 
 
 def _mark(began: tf.Tensor | None, gradients: Sequence[Gradient]) -> None:
-    """Leave the time and the norm of the averaged gradients."""
     if began is None or _marks is None:
         return
     ended, dense = _time_after(gradients), []
@@ -416,9 +390,6 @@ def _mark(began: tf.Tensor | None, gradients: Sequence[Gradient]) -> None:
         _marks.waited.assign_add(ended - began)
         _marks.averaged.assign(tf.cast(tf.linalg.global_norm(dense), tf.float64))
         _marks.steps.assign_add(1)
-
-
-# -- the tape ------------------------------------------------------------------------------------------------
 
 
 class Tape:
@@ -446,13 +417,10 @@ class Tape:
         target: Any,
         sources: Any,
         output_gradients: Any = None,
-        use_generic_names: bool = False,
+        use_generic_names: bool = False,  # ignored: names never depend on the past of the process
         **options: Any,
     ) -> Any:
-        """Like ``tf.GradientTape.gradient``, but averaged across the ranks. All ranks must call it.
-
-        Horovod's ``use_generic_names`` is ignored: names never depend on the past of the process.
-        """
+        """Like ``tf.GradientTape.gradient``, but averaged across the ranks. All ranks must call it."""
         gradients = self._tape.gradient(target, sources, output_gradients, **options)
         reduced = self._reduction(tf.nest.flatten(gradients), tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(sources, reduced)

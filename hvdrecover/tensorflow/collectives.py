@@ -1,16 +1,4 @@
-"""Horovod's collectives for TensorFlow 2 and Keras 3, and how to tell that ranks were lost.
-
-TensorFlow computes operations of constants once, while it makes a graph. A process that makes its graphs
-again after a recovery would then wait for ranks that have theirs. Horovod's other collectives are declared
-stateful, which forbids that. Allreduces are not, as Horovod's tape puts each into a condition of its own, and
-TensorFlow would run stateful conditions one after the other. So ours make their input depend on a variable.
-
-TensorFlow hands a failed collective on as an error of some kind, with a text that may name the node. It does
-the same with errors that user code raises inside a graph. Neither kind nor text can be relied on. But once a
-rank is lost, every collective fails; and while all ranks are there, a collective that the others do not take
-part in waits. So an error that may come of a lost rank is followed by a collective of our own, the probe: if
-that fails, ranks were lost.
-"""
+"""Horovod's collectives for TensorFlow 2 and Keras 3, and how to tell that ranks were lost."""
 
 from __future__ import annotations
 
@@ -65,6 +53,10 @@ def _not_constant(tensor: Any) -> Any:
     """Return a tensor of the same values and shape that TensorFlow does not take for a constant."""
     if not tf.inside_function() or isinstance(tensor, tf.IndexedSlices):  # slices are gathered
         return tensor
+    # TensorFlow computes operations of constants once, while it makes a graph. A process that makes its
+    # graphs again after a recovery would then wait for ranks that have theirs. Horovod's other collectives
+    # are declared stateful, which forbids that. Allreduces are not: Horovod's tape puts each into a condition
+    # of its own, and TensorFlow would run stateful conditions one after the other.
     given = tf.convert_to_tensor(raw(tensor))
     # The choice depends on a variable. TensorFlow would still compute a reshape by a variable, or a
     # placeholder with a default, in advance; and to add a zero would turn -0.0 into 0.0.
@@ -106,10 +98,7 @@ class BroadcastGlobalVariablesHook:
 
 
 def taking_what(horovods: Callable[..., Any], function: Callable[..., Made]) -> Callable[..., Made]:
-    """Return a function that takes the arguments of one of Horovod's, and hands them on by name.
-
-    Horovod has several functions of the same meaning with their arguments in another order.
-    """
+    """Return a function that takes Horovod's arguments in Horovod's order, and hands them on by name."""
     signature = inspect.signature(horovods)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -126,19 +115,15 @@ def taking_what(horovods: Callable[..., Any], function: Callable[..., Made]) -> 
 
 
 def outside_of_traces(make: Callable[[], Made]) -> Made:
-    """Make variables from within any trace.
-
-    When TensorFlow traces a function a second time, it refuses new variables, even in ``tf.init_scope``. At
-    import, they would fix TensorFlow's devices before the user's script has chosen them. But a trace belongs
-    to its thread, so another thread makes the variables.
-    """
+    """Make variables from within any trace."""
+    # When TensorFlow traces a function a second time, it refuses new variables, even in `tf.init_scope`.
+    # Made at import, they would fix TensorFlow's devices before the script chooses them.
+    # A trace belongs to its thread, so another thread makes the variables.
     with ThreadPoolExecutor(1, "hvdrecover-variables") as thread:
         return thread.submit(make).result()
 
 
 def counter(dtype: tf.DType = tf.int64) -> tf.Variable:
-    """Return a new variable on the host that graphs can change; it is 0 at first."""
-
     def make() -> tf.Variable:
         with tf.device("CPU:0"):
             return tf.Variable(0, dtype=dtype, trainable=False)
@@ -164,6 +149,11 @@ def refuse_xla() -> None:
 
 
 # -- the ranks, and how to tell that some were lost
+# TensorFlow hands a failed collective on as some error, whose text may name the node. It does the same with
+# errors of user code in a graph, so neither kind nor text can be relied on. But once a rank is lost, every
+# collective fails. While all are there, a collective that the others do not join waits. So an error that may
+# come of a lost rank is followed by a collective of our own, the probe: if that fails, ranks were lost.
+
 # The errors of a failed collective, and of operations that TensorFlow cancels for that reason.
 _POSSIBLE = (
     tf.errors.AbortedError,
@@ -180,11 +170,7 @@ class TensorFlowWorld(HorovodWorld):
         super().__init__(hvd)
 
     def lost(self, error: BaseException) -> bool:
-        """Return whether an error came of a collective that failed because ranks were lost.
-
-        If it did not, but might have, this takes until a lost rank would have been given up, unless all ranks
-        ask at once.
-        """
+        """Return whether an error came of lost ranks; this may wait for as long as Horovod waits for one."""
         global _probe
         if not isinstance(error, _POSSIBLE):
             return False
@@ -193,7 +179,7 @@ class TensorFlowWorld(HorovodWorld):
         if _probe is None or not _probe.is_alive():  # a second one of the same name would fail for that
             _probe = _Probe()
             _probe.start()
-        _probe.join(config.read().collective_seconds + _MARGIN)
+        _probe.join(config.read().collective_seconds + _MARGIN)  # no wait if all ranks ask at once
         return _probe.has_failed
 
     def join(self, mine: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64]:

@@ -1,9 +1,4 @@
-"""The data of a job: elastic data sets, which know which samples the job has done; and rank-local iterators.
-
-An epoch is one permutation of the samples with one cursor (`hvdrecover.data.order`). An iteration deals what
-is left after the cursor out to the ranks, in batches. It moves nothing; `record_batch` moves the cursor. So
-batches may be prefetched, and after a fault a new iteration continues at the cursor of the commit.
-"""
+"""Elastic data sets, which know which samples the job has done; and rank-local iterators."""
 
 from __future__ import annotations
 
@@ -87,7 +82,6 @@ class ElasticDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc]
         super().__init__(pipeline, pipeline._variant_tensor)
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over the remaining batches of the epoch."""
         self._refuse_virtual("iterate over state.steps(dataset)")
         return self.batches(None)
 
@@ -125,6 +119,8 @@ class ElasticDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc]
     def _batches(self) -> Iterator[tuple[Indices, npt.NDArray[np.int32]]]:
         """Begin an iteration at the cursor: yield the samples of each batch, and its seed."""
         order = self.order
+        # An iteration does not move the cursor; `record_batch` does. So batches may be prefetched, and after
+        # a fault a new iteration continues at the cursor of the commit.
         order.begin()
         first, ranks = order.done, (order.rank,) if self._virtual is None else self._virtual
         shares = [order.share_of(rank) for rank in ranks]

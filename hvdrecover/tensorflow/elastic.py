@@ -1,8 +1,4 @@
-"""A replacement for ``horovod.tensorflow.elastic``, with our states and training loop.
-
-A script that was not written for hvdrecover may need the same random numbers on all ranks, from a global
-generator. So these states do not seed random generators.
-"""
+"""A replacement for ``horovod.tensorflow.elastic``, with our states and training loop."""
 
 from __future__ import annotations
 
@@ -43,6 +39,7 @@ class ObjectState(states.ObjectState):
 class TensorFlowState(state.TensorFlowState):
     """`hvdrecover.tensorflow.TensorFlowState`, but that it leaves random generators alone."""
 
+    # A script that was not written for hvdrecover may need the same global random numbers on all ranks.
     _rng: Randomness = "store"
 
     def __init__(

@@ -110,11 +110,7 @@ def fit_callbacks(
 
 
 class ResumedEpoch(Callback):  # type: ignore[misc]
-    """Ends a resumed epoch when its data end.
-
-    Keras expects as many batches as in any epoch. One more batch would fail, but only after the parts of the
-    training step that need no data, such as the optimizer's counter.
-    """
+    """Ends a resumed epoch when its data end."""
 
     _has_ended = False
 
@@ -122,6 +118,8 @@ class ResumedEpoch(Callback):  # type: ignore[misc]
         self._has_ended = False
 
     def end_epoch(self) -> None:
+        # Keras expects as many batches as in any epoch. One more batch would fail, but only after the parts
+        # of the training step that need no data, such as the optimizer's counter.
         if not self.model.stop_training:
             self.model.stop_training = self._has_ended = True
 
@@ -137,8 +135,6 @@ class ResumedEpoch(Callback):  # type: ignore[misc]
 
 
 class Progress(ResumedEpoch):
-    """Keeps the state's counters and data cursors, and reports the loss."""
-
     is_per_rank = False
 
     def __init__(self, state: TensorFlowState, every: int | None) -> None:
@@ -297,10 +293,8 @@ class Commit(Callback):  # type: ignore[misc]
 def arrange(
     callback: Callback, first: Sequence[Callback] = (), last: Sequence[Callback] = ()
 ) -> list[Callback]:
-    """Move callbacks to the beginning and to the end of the list that is calling one; return the list.
-
-    Keras hands a callback its model, but not its list. So the list is looked for among the callers.
-    """
+    """Move callbacks to the beginning and to the end of the list that is calling one; return the list."""
+    # Keras hands a callback its model, but not its list. So look for the list among the callers.
     frame = inspect.currentframe()
     while frame is not None:
         found = frame.f_locals.get("self")
@@ -319,9 +313,6 @@ def arrange(
     others = [each for each in found.callbacks if id(each) not in placed]
     found.callbacks = [*first, *others, *last]  # a new list: Keras may be iterating over the old one
     return list(found.callbacks)
-
-
-# -- the state of a fit in a commit --------------------------------------------------------------------------
 
 
 class FitState:
@@ -359,16 +350,13 @@ class FitState:
     def start(
         self, callbacks: Sequence[Callback], epochs: int | None, epoch: int, *, is_per_rank: bool = False
     ) -> None:
-        """Before callbacks begin a ``fit`` up to ``epochs``: find out whether it is resumed, at an epoch.
-
-        The state names each callback by its class, and by its number among those of the class. With
-        ``is_per_rank``, each rank gets its own history, and attributes of callbacks, back.
-        """
+        """Find out whether a ``fit`` that begins at ``epoch`` is resumed, before its callbacks begin."""
         held = self._held
         # A training function may have two fits. The first may be called again though the second resumes.
         is_other = held is not None and epochs is not None and epoch >= epochs and held["epochs"] != epochs
         self._is_followed, self.resumed = False, None if is_other else held
         self.stop, self._epochs, self._metrics = False, epochs, None
+        # With `is_per_rank`, each rank gets back its own history and attributes of callbacks.
         self._named = _named(callbacks, self._world.rank(), each_its_own=is_per_rank)
         self._partial, self._elsewhere, self._appends = set(), {}, []
         for key, callback in self._named.items():
@@ -461,7 +449,6 @@ def _is_known(kind: type) -> bool:
 
 
 def _kinds(callback: Callback) -> set[str]:
-    """Return the names of the classes of Keras's and ours that a callback's class derives from."""
     return {each.__name__ for each in type(callback).__mro__ if _is_known(each)}
 
 

@@ -236,12 +236,10 @@ def _has_a_value(tensor: Any) -> bool:
 
 
 def _on_host(tensor: tf.Tensor | tf.Variable) -> Array:
-    """A tensor's content as an array, without a copy if it is in this host's memory.
-
-    As long as the array lives, an assignment to the variable goes to new memory.
-    """
+    """Return a tensor's content as an array, without a copy if it is in this host's memory."""
     if isinstance(tensor, tf.Variable):  # `read_value` takes several times as long
         tensor = tf.raw_ops.ReadVariableOp(resource=tensor.handle, dtype=tensor.dtype)
+    # As long as the array lives, an assignment to the variable goes to new memory.
     return np.ascontiguousarray(tensor._numpy())
 
 

@@ -79,7 +79,7 @@ Examples:
 
 @dataclass(eq=False)
 class _Hooks:
-    """What happens before an optimizer's step. Keras does not look into it."""
+    """What happens before an optimizer's step; Keras does not look into it."""
 
     reduction: Reduction | None = None
     passes: int = 1  # for a step
@@ -158,10 +158,7 @@ class Hooked(keras.optimizers.Optimizer):  # type: ignore[misc]
         tf.cond(tf.equal(hooks.count.assign_add(1), hooks.passes), step, lambda: tf.constant(False))
 
     def _apply_if_finite(self, grads: Sequence[Gradient], variables: Sequence[Variable]) -> None:
-        """Apply averaged gradients. If a guard finds that they are not finite, only that calls Python.
-
-        The sums cost a small model about 20 µs in a step.
-        """
+        """Apply averaged gradients; only if a guard finds that they are not finite, call Python."""
         judge, names = self._hvdrecover.judge, self._hvdrecover.names
         theirs = [each for each, gradient in zip(variables, grads, strict=True) if gradient is not None]
         mine = own.of(theirs) if judge is not None and theirs and self.built else None
@@ -171,6 +168,7 @@ class Hooked(keras.optimizers.Optimizer):  # type: ignore[misc]
         there = [numbers_of(gradient) for gradient in grads if gradient is not None]
         known = [names.get(id(raw(each)), str(each.name)) for each in theirs]
         report = functools.partial(_report, judge, known)
+        # The sums cost a small model about 20 µs in a step.
         fine = tf.math.is_finite(tf.reduce_sum(sums_of(there)))
         if tf.executing_eagerly():
             if bool(fine) or report(mine, *there):
@@ -191,14 +189,8 @@ class Hooked(keras.optimizers.Optimizer):  # type: ignore[misc]
         tf.cond(good, step, lambda: tf.constant(False))
 
 
-# -- gradients that are not finite ---------------------------------------------------------------------------
-
-
 def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
-    """Look at averaged gradients before each step of the Keras optimizers.
-
-    A ``LossScaleOptimizer`` is left alone: it has overflows as a matter of course, and skips them itself.
-    """
+    """Look at averaged gradients before each step of the Keras optimizers."""
     optimizers, names = [], dict[int, str]()
     for name, component in components.items():
         if isinstance(component, keras.optimizers.Optimizer):
@@ -206,6 +198,7 @@ def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
         else:
             names |= {id(variable): f"{name}.{inner}" for inner, variable in named(component).items()}
     for optimizer in optimizers:
+        # A LossScaleOptimizer has overflows as a matter of course, and skips them itself.
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             continue
         needed = hooks_of(optimizer).passes
@@ -222,12 +215,9 @@ def report_gradients(components: Mapping[str, Any], judge: Judge) -> None:
 
 
 def _report(judge: Judge, names: Sequence[str], mine: tf.Tensor, *averages: tf.Tensor) -> bool:
-    """Report averaged gradients, and the sums of this rank's own ones; return whether to apply the step.
-
-    It is applied if all numbers are finite, and only their sum was too large.
-    """
+    """Report averaged gradients that are not finite to the guard; return whether to apply the step."""
     bad = [name for name, each in zip(names, averages, strict=True) if not np.isfinite(each.numpy()).all()]
-    if not bad:
+    if not bad:  # only a sum was too large
         return True
     sent = dict(zip(names, np.isfinite(mine.numpy()).tolist(), strict=True))
     judge.gradients(bad, [name for name in bad if not sent[name]])

@@ -66,7 +66,6 @@ _is_within = False  # whether a fit is under way: a callback may call another on
 
 
 def install(settings: Config) -> None:
-    """Have ``fit`` of all Keras models resume after faults, in a job that has them repaired."""
     if settings.elastic or settings.checkpoint:
         keras.Model.fit = _fit
 
@@ -336,15 +335,12 @@ class _Statistics:
 # batches of a `PyDataset`, are shuffled by a seed and the epoch: any process can go anywhere.
 
 
+# Seeds the global random generators by a number, and calls what a `PyDataset` does between two epochs.
 _Seeded = Callable[[int, Callable[[], None]], None]
 
 
 def resumable(options: dict[str, Any], seed: Callable[[], int], seeded: _Seeded) -> Resumable:
-    """Return the data of a ``fit`` with these arguments in a form that can begin at any place.
-
-    ``seed`` returns the seed of this rank's shuffling. ``seeded`` seeds the global random generators by a
-    number, and calls what a `PyDataset` does between two epochs, such as a shuffle of its samples.
-    """
+    """Return the data of a ``fit`` with these arguments in a form that can begin at any place."""
     names = ("y", "sample_weight", "batch_size", "steps_per_epoch", "class_weight")
     given, steps = {name: options[name] for name in names}, options["steps_per_epoch"]
     if isinstance(x := options["x"], tf.data.Dataset):
@@ -470,8 +466,6 @@ class _Skipping(UnaryUnchangedStructureDataset):  # type: ignore[misc]
 
 
 class _Batches(Resumable):
-    """The batches of a ``PyDataset``."""
-
     def __init__(
         self, dataset: PyDataset, options: dict[str, Any], seed: Callable[[], int], seeded: _Seeded
     ) -> None:
@@ -512,8 +506,6 @@ class _Batches(Resumable):
 
 
 class _Rest(PyDataset):  # type: ignore[misc]
-    """The batches of a data set in an order."""
-
     def __init__(self, dataset: PyDataset, order: Indices) -> None:
         super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
         self._dataset, self._order = dataset, order

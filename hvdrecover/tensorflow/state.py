@@ -215,16 +215,12 @@ def load(
 def to_keras(
     storage: Storage, commit: CommitId, only: Sequence[str], path: Path, *, model_config: Path, force: bool
 ) -> list[str]:
-    """Write a commit's model to a ``.keras`` file, without its optimizer; every byte is verified.
-
-    ``model_config`` is a file with the text of the model's ``to_json()``, or a ``.keras`` file of it, whose
-    weights are not used. Return the attribute that was exported: the one in ``only``, or else ``model``.
-    """
+    """Write a commit's verified model to a ``.keras`` file, without its optimizer; return its attribute."""
     url = f"{storage.url}/{commit.name}"
     if len(only) > 1:
         raise ExportError(url, f"a .keras file holds one model; name one of {', '.join(only)} with --only")
     name = only[0] if only else "model"
-    model = _make(model_config)
+    model = _make(model_config)  # the text of ``to_json()``, or a .keras file, whose weights are not used
     with written_aside(path, force=force) as aside:
         try:
             contents.load(TensorFlowFramework(), storage.url, {name: model}, commit, strict=True)

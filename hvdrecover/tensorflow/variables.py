@@ -34,11 +34,7 @@ def raw(variable: Variable) -> tf.Variable:
 
 
 def variables_of(component: Any) -> list[Variable] | None:
-    """Return all variables of a component in a fixed order, or None if the value is not a component.
-
-    A component is a variable, a list or tuple of variables, or an object with ``variables``: a Keras model,
-    layer, optimizer or metric, or a ``tf.Module``.
-    """
+    """Return all variables of a component in a fixed order; None if the value is not a component."""
     if is_variable(component):
         return [component]
     if isinstance(component, type | dict):
@@ -53,7 +49,6 @@ def variables_of(component: Any) -> list[Variable] | None:
 
 
 def is_seed(variable: Variable) -> bool:
-    """Return whether a variable is the state of a ``keras.random.SeedGenerator``, as a dropout layer has."""
     return isinstance(variable, keras.Variable) and variable.name == "seed_generator_state"
 
 
@@ -89,12 +84,9 @@ def without_numbers(name: str) -> str:
 
 
 def mean_the_same(stored: Sequence[str], mine: Sequence[str]) -> bool:
-    """Return whether names are of the same variables in another process, or a model made in another way.
-
-    Keras may number layers differently. And it puts a model's own name before its variables' or not,
-    depending on when the model was built: ``net/dense/kernel``, and ``adam/net_dense_kernel_momentum``, or
-    ``dense/kernel`` for the same model made of its config.
-    """
+    """Return whether names are of the same variables in another process, or a model made in another way."""
+    # Keras may number layers differently. A model's own name stands before its variables' or not, by when the
+    # model was built: `net/dense/kernel` and `adam/net_dense_kernel_momentum`, or `dense/kernel`.
     pair = [list(map(without_numbers, names)) for names in (stored, mine)]
     longer, shorter = sorted(pair, key=lambda names: sum(map(len, names)), reverse=True)
     if len(longer) != len(shorter):
@@ -104,11 +96,8 @@ def mean_the_same(stored: Sequence[str], mine: Sequence[str]) -> bool:
 
 
 def _added(longer: str, shorter: str) -> str | None:
-    """Return the part, such as ``net``, that ``longer`` has in addition, or None.
-
-    It is at the beginning or after the first slash of ``shorter``.
-    """
-    for place in (0, shorter.find("/") + 1):
+    """Return the part, such as ``net``, that ``longer`` has in addition, or None."""
+    for place in (0, shorter.find("/") + 1):  # at the beginning, or after the first slash
         rest = shorter[place:]
         part = longer[place : len(longer) - len(rest)]
         if part.endswith(("/", "_")) and longer == shorter[:place] + part + rest:
@@ -120,14 +109,12 @@ def _added(longer: str, shorter: str) -> str | None:
 
 
 def build_optimizer(optimizer: Any, model: Any) -> None:
-    """Make the slots of a Keras optimizer that has none yet, for the variables that a model trains."""
     trainable = getattr(model, "trainable_variables", None)
     if isinstance(optimizer, keras.optimizers.Optimizer) and not optimizer.built and trainable is not None:
         optimizer.build(trainable)
 
 
 def refuse_unbuilt(name: str, value: Any) -> None:
-    """Raise a `ConfigError` for a Keras model, layer or optimizer that has not made its variables yet."""
     if isinstance(value, keras.layers.Layer):
         inside = value._flatten_layers(include_self=False)
         unbuilt = [each for each in inside if not each.built and not is_default(each.build)]

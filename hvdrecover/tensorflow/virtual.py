@@ -1,10 +1,4 @@
-"""Virtual ranks in loops of the user's own: their buffers, batches and steps, and the sum of their gradients.
-
-The script takes gradients by a plain tape, and hands them over by `Step.add`. They are packed into a few flat
-tensors. When the part ends, they are added to those of the parts before, in the fixed order of
-`hvdrecover.virtual.exchange`. When the inner loop ends, the processes exchange their sums, and
-`Step.gradients` returns the average.
-"""
+"""Virtual ranks in loops of the user's own: their buffers, batches, steps and sums of gradients."""
 
 from __future__ import annotations
 
@@ -98,11 +92,7 @@ def _guarded(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Buffers(steps.Buffers):
-    """See `hvdrecover.virtual.steps.Buffers`: the variables that are not trained.
-
-    Seeds are not among them: each part has its own. A variable shares memory with its copies until it is
-    assigned.
-    """
+    """The variables that are not trained, without seeds: each part has its own."""
 
     def __init__(self, layers: Mapping[str, keras.layers.Layer]) -> None:
         self._variables = {
@@ -118,6 +108,7 @@ class _Buffers(steps.Buffers):
 
     def read(self, name: str) -> tf.Tensor:
         variable = self._variables[name]
+        # The tensor shares memory with the variable until the variable is assigned.
         return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
     def write(self, name: str, tensor: tf.Tensor) -> None:
@@ -155,7 +146,6 @@ class Gradients:
         self._size = size
 
     def of(self, variables: Sequence[Variable], op: Any, compression: Any) -> None:
-        """Set which variables steps have gradients of, and how these are averaged."""
         if op not in (hvd.Average, hvd.Sum):
             problem = "virtual ranks average gradients or sum them up; pass op=Average or op=Sum"
             raise ConfigError("op", problem)
@@ -183,6 +173,7 @@ class Gradients:
 
     def begin(self) -> None:
         self.abandon()
+        # Its order is fixed: see `hvdrecover.virtual.exchange`.
         self._sums = RunningSum(self._size, self._added)
         # The variables whose gradients of this process were all finite.
         self._finite = np.ones(len(self._variables), bool)

@@ -59,8 +59,6 @@ _BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
 
 
 class TorchFramework:
-    """The torch side of the core; see `hvdrecover.state.adapter.Framework`."""
-
     name = "torch"
     tensors: type | UnionType = torch.Tensor
 
@@ -163,10 +161,8 @@ class TorchFramework:
         return dict(state) if isinstance(component, torch.nn.Module) else state
 
     def _names_for(self, optimizer: torch.optim.Optimizer) -> Mapping[str, torch.Tensor]:
-        """Return the parameters by name; looked up again if the optimizer has one that was not found before.
-
-        A walk through the modules at each commit would take a fifth of the commit's time.
-        """
+        """Return the parameters by name."""
+        # Look again only for a new parameter: walking through the modules takes a fifth of a commit's time.
         if any(id(each) not in self._found for each in parameters_of(optimizer)):
             # The attributes keep their tensors alive, so no other tensor gets the same identity.
             self._named = by_name(self.attributes)
@@ -283,12 +279,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _load_module(module: torch.nn.Module, tree: Tree) -> None:
-    """Load a module, which then shares no memory with the tree.
-
-    Its parameters and buffers are copied into. What else it has, by ``set_extra_state`` say, it may keep.
-    """
+    """Load a module, which then shares no memory with the tree."""
     copied = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     copied |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    # Parameters and buffers are copied into. A module may keep what else it has, by ``set_extra_state``.
     state = OrderedDict(
         (key, value if key in copied else copy.deepcopy(value)) for key, value in tree.items()
     )
@@ -340,26 +334,18 @@ def _is_one_piece(tensor: torch.Tensor) -> bool:
 
 
 def pin(arena: Arena) -> None:
-    """Pin an arena's memory until it is freed: a device copies into it by itself, several times as fast.
-
-    CUDA refuses memory of some file systems, and more than the machine can spare. Copies are slower then.
-    """
+    """Pin an arena's memory until it is freed: a device copies into it by itself, several times as fast."""
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = arena.buffer.ctypes.data
     if int(cudart.cudaHostRegister(address, arena.buffer.nbytes, _PORTABLE)) == 0:
         weakref.finalize(arena, cudart.cudaHostUnregister, address).atexit = False
     else:
+        # CUDA refuses memory of some file systems, and more than the machine can spare. Copies are slower.
         with contextlib.suppress(RuntimeError):  # CUDA would report the refusal to who launches a kernel next
             torch.zeros((), device="cuda")
 
 
 class TorchWorld(HorovodWorld):
-    """The ranks, by ``horovod.torch``.
-
-    Every collective has a unique name: a process that has just started would otherwise number its
-    collectives from 0, and wait for ranks that are at another number.
-    """
-
     def __init__(self) -> None:
         super().__init__(hvd)
 
@@ -380,6 +366,8 @@ class TorchWorld(HorovodWorld):
         if hvd.size() == 1:
             return lambda: mine
         try:
+            # Names are unique: a process that has just started would number its collectives from 0, and wait
+            # for ranks that are at another number.
             handle = hvd.allgather_async(torch.tensor(mine), name=name)
         except HorovodInternalError as error:
             return partial(_fail, error)

@@ -82,7 +82,6 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """Names of the tensors that hold NaN or infinity."""
     # A sum takes any dtype, and no memory. It is not finite if one of its terms is not, or if they are large.
     totals: dict[Any, list[torch.Tensor]] = defaultdict(list)
     for each in map(_total, tensors.values()):
@@ -110,13 +109,7 @@ _LARGE = 1 << 14  # elements; a second look at fewer costs next to nothing
 
 
 class GradientWatch:
-    """Looks at the gradients of one optimizer: at this rank's when they are sent, and at the averages.
-
-    The average overwrites this rank's gradient. Large gradients on the CPU are checked only when they are
-    sent, as a second pass through memory would cost 1% of a step. If one is not finite, its first number is
-    set to NaN, so that all ranks find NaN there in the average. On other devices the averages are checked as
-    a whole: that is fast there, but to wait for each check is not.
-    """
+    """Looks at the gradients of one optimizer: at this rank's when they are sent, and at the averages."""
 
     def __init__(self, optimizer: Any, name_of: Callable[[torch.Tensor], str], judge: Judge) -> None:
         self._optimizer = optimizer
@@ -131,6 +124,10 @@ class GradientWatch:
         steps_of(optimizer).applying.append(self._applying)
 
     def _sending(self, parameter: torch.Tensor) -> None:
+        # The average overwrites this rank's gradient. Large gradients on the CPU are checked only here, as a
+        # second pass through memory would cost 1% of a step. If one is not finite, its first number is set to
+        # NaN, so that all ranks find NaN there in the average. On other devices the averages are checked as a
+        # whole: that is fast there, but to wait for each check is not.
         gradient = parameter.grad
         if gradient is None or look(gradient):  # Horovod makes a missing gradient, of zeros
             return
@@ -228,11 +225,9 @@ def _averaging(optimizer: Any, name_of: Callable[[torch.Tensor], str], missing: 
 
 
 def _complete_groups(optimizer: Any) -> None:
-    """Send groups that lack a gradient as whole groups.
-
-    Horovod would send their tensors one by one, while ranks that have the whole group send it at once: all
-    would wait for each other for ever.
-    """
+    """Send groups that lack a gradient as whole groups."""
+    # Horovod would send their tensors one by one, while ranks that have the whole group send it at once: all
+    # would wait for each other for ever.
     handles = optimizer._handles
     for group in optimizer._group_counts:
         if group in handles or not optimizer._requires_update.issuperset(group):  # some are frozen

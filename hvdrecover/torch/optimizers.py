@@ -47,10 +47,7 @@ def tree(optimizer: torch.optim.Optimizer, named: Named) -> Tree:
 
 
 def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> tuple[Tree, list[str]]:
-    """Return the part of a stored state that fits an optimizer, and a line for each difference.
-
-    If the groups hold other parameters, nothing fits.
-    """
+    """Return the part of a stored state that fits an optimizer, and a line for each difference."""
     if "param_groups" not in tree or "state" not in tree:
         # The class defines the format of its state_dict and must check it; else the tree does not fit.
         if "param_groups" not in optimizer.state_dict():
@@ -71,21 +68,16 @@ def fit(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -
 
 
 def load(optimizer: torch.optim.Optimizer, tree: Tree, named: Named, copy_all: Copy | None) -> None:
-    """Put a stored state that fits into an optimizer, in the dtypes that it was stored in.
-
-    ``load_state_dict`` casts to the parameter's dtype, which would spoil, say, float32 moments of bfloat16
-    parameters. It is still what must be called: Horovod's wrapper forgets unfinished allreduces in it.
-
-    Tensors are copied by ``copy_all``, into those that the optimizer has where they fit: memory that is new
-    to the process costs several times as much as the copy. Without it, the optimizer may keep them.
-
-    Gradients are forgotten: leftovers of an interrupted backward pass would be added to the next pass's.
-    """
+    """Put a stored state that fits into an optimizer, in the dtypes that it was stored in."""
     if "param_groups" in tree and _is_numbered(optimizer.state_dict(), _keys(optimizer, named)):
         tree = _aligned(optimizer, tree, named)
+    # Copy into present tensors: memory that is new to the process costs several times as much as the copy.
+    # Without ``copy_all``, the optimizer may keep the tree's tensors.
     if copy_all is not None:
         tree = _own(tree, optimizer.state_dict(), copy_all)
     groups, state = optimizer.param_groups, optimizer.state
+    # Horovod's wrapper forgets unfinished allreduces in this call. The call casts to the parameter's dtype,
+    # which would spoil, say, float32 moments of bfloat16 parameters; the stored dtypes are restored below.
     optimizer.load_state_dict(tree)
     parameters = list(parameters_of(optimizer))
     for key, entries in tree.get("state", {}).items():
@@ -96,6 +88,7 @@ def load(optimizer: torch.optim.Optimizer, tree: Tree, named: Named, copy_all: C
             common = entries.keys() & present.keys()
             present.update({name: _as_stored(entries[name], present[name]) for name in common})
     _keep_objects(optimizer, groups, state)
+    # Leftovers of an interrupted backward pass would be added to the next pass's.
     for parameter in parameters:
         parameter.grad = None
     # Horovod's wrapper counts the gradients of each group, and its load_state_dict does not reset the counts.
@@ -172,13 +165,10 @@ def _own(tree: Tree, present: Tree, copy_all: Copy) -> Tree:
 
 
 def _new_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor of the same dtype and shape; the content is undefined.
-
-    A large one lies in huge pages. torch would take small ones, and spend several times as long on getting
-    them as on filling them.
-    """
+    """Return a contiguous tensor of the same dtype and shape; the content is undefined."""
     if tensor.nbytes < HUGE_PAGE or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return torch.empty_like(tensor)
+    # torch would take small pages, and spend several times as long on getting them as on filling them.
     memory = allocate(tensor.nbytes, in_children=True)
     return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
 
@@ -266,10 +256,7 @@ def _matched(name: str, optimizer: torch.optim.Optimizer, tree: Tree, named: Nam
 
 
 def _aligned(optimizer: torch.optim.Optimizer, tree: Tree, named: Named) -> Tree:
-    """Bring the optimizer's groups and parameters into the commit's order; return the tree with numbers.
-
-    Parameters are frozen, or trained, as in the commit.
-    """
+    """Bring the optimizer's groups and parameters into the commit's order; return the tree with numbers."""
     match = _matched("", optimizer, tree, named)
     assert not match.differences, match.differences
     kept = {id(group) for group in match.groups}
@@ -323,7 +310,6 @@ _WRAPPERS = {"_orig_mod", "module"}
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """An optimizer's parameters, in its order."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
@@ -353,10 +339,7 @@ def by_name(components: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def names_of(components: Mapping[str, Any]) -> Callable[[torch.Tensor], str]:
-    """Return a function that names parameters: ``model.0.weight``, or ``optimizer's parameter 2``.
-
-    All parameters are looked up again for one that came later.
-    """
+    """Return a function that names parameters: ``model.0.weight``, or ``optimizer's parameter 2``."""
     known: dict[int, str] = {}
 
     def name_of(parameter: torch.Tensor) -> str:

@@ -166,15 +166,7 @@ def load(
 def to_torch(
     storage: Storage, commit: CommitId, only: Sequence[str], path: Path, *, force: bool
 ) -> list[str]:
-    """Write attributes, all if ``only`` is empty, to a file for ``torch.load(path, weights_only=True)``.
-
-    The file holds a dict: attribute name to its ``state_dict``, plain object, or cursor if it is a sampler.
-    Every byte that is read is verified. Return the names of the attributes.
-
-    Raises:
-        ExportError: the file exists, an attribute is missing, or one holds an object of a kind that such a
-            file can't hold without code, such as a dataclass.
-    """
+    """Write attributes, all if ``only`` is empty, to a file for ``torch.load(path, weights_only=True)``."""
     url = f"{storage.url}/{commit.name}"
     with written_aside(path, force=force) as aside:
         snapshot = read_commit(storage, commit, only or None)

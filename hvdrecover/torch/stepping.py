@@ -75,12 +75,10 @@ def extend() -> None:
 
 
 class Steps:
-    """The listeners to the steps of one optimizer.
-
-    Those in ``sending`` are given each parameter whose gradient is about to be sent, or added up here.
-    """
+    """The listeners to the steps of one optimizer."""
 
     def __init__(self) -> None:
+        # Called with each parameter whose gradient is about to be sent, or added up here.
         self.sending: list[Callable[[torch.Tensor], object]] = []
         lists: list[Listeners] = [[], [], [], [], []]
         self.begins, self.averaging, self.averaged, self.applying, self.ended = lists
@@ -251,16 +249,14 @@ def _reporting(send: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _average_loss(optimizer: Any, loss: Any) -> Callable[[], Any]:
-    """Begin to average the losses that closures return.
-
-    By the loss, LBFGS decides how often to evaluate a closure. With the average, all ranks decide alike. A
-    rank whose closure returns None sends a zero, so that no rank waits for it.
-    """
+    """Begin to average the losses that closures return."""
+    # By the loss, LBFGS decides how often to evaluate a closure. With the average, all ranks decide alike.
     if hvd.size() == 1 or not optimizer.process_set.included():
         return lambda: loss
     is_tensor = isinstance(loss, torch.Tensor) and loss.numel() == 1
     is_number = is_tensor or isinstance(loss, int | float)
     value = loss.detach() if is_tensor else loss
+    # A rank whose closure returns None sends a zero, so that no rank waits for it.
     mean = torch.tensor(float(value) if is_number else 0.0, dtype=torch.float64)
     handle = hvd.allreduce_async_(
         mean,
@@ -296,18 +292,15 @@ def refuse_late(optimizer: Any, known: Collection[torch.Tensor], setting: str, m
 
 
 def name_parameters(components: Mapping[str, Any]) -> None:
-    """Let Horovod average gradients by names that all ranks have in common.
-
-    It matches gradients by the names of parameters. Without ``named_parameters`` these are places in the
-    groups: ranks whose groups are in different orders would average gradients of different parameters. With
-    them, ``torch.compile`` puts a prefix before names, and a process that does not compile would wait for
-    other names than the ranks that do.
-    """
+    """Let Horovod average gradients by names that all ranks have in common."""
     known = {id(each): name for name, each in by_name(components).items()}
     for component in components.values():
         names = getattr(component, "_parameter_names", None)
         if not isinstance(component, torch.optim.Optimizer) or not isinstance(names, dict):
             continue
+        # Without ``named_parameters``, Horovod's names are places in the groups: ranks with groups in other
+        # orders would average gradients of different parameters. With them, ``torch.compile`` puts a prefix
+        # before names, and ranks that do not compile would wait for other names.
         found = {
             each: known.get(id(each), name) if name.startswith(_NO_NAME) else plain(name)
             for each, name in names.items()

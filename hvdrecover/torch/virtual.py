@@ -65,8 +65,6 @@ def _look(call: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Buffers(steps.Buffers):
-    """See `hvdrecover.virtual.steps.Buffers`."""
-
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self._slots = {
             ".".join(filter(None, (attribute, prefix, key))): (each._buffers, key)
@@ -116,15 +114,12 @@ def feed(loader: Any, tracked: Mapping[str, Any], framework: Framework) -> Feed:
 
 
 def _dealt(loader: DataLoader[Any], ranks: VirtualRanks, framework: Framework) -> Iterator[Batches]:
-    """Deal the batches of a data loader out, one sample to each virtual rank in turn.
-
-    Samples are fetched, and augmented, under random streams of the virtual rank, whichever of the loader's
-    processes does it.
-    """
+    """Deal the batches of a data loader out, one sample to each virtual rank in turn."""
     order: SampleOrder = loader.sampler.order  # type: ignore[attr-defined]
     size: int = loader.batch_size  # type: ignore[assignment]
 
     def read(parts: Iterable[Part]) -> Iterator[Any]:
+        # The random streams are the virtual rank's, whichever of the loader's processes fetches a sample.
         seeded = (_Seeds(each.tolist(), ranks.sample_seeds(step, rank)) for step, rank, each in parts)
         # A copy, as the constructor of the script's own class may take other arguments.
         reading = copy.copy(loader)
@@ -210,11 +205,7 @@ class _Bucket:
 
 
 class Gradients:
-    """Takes an optimizer's gradients from each part, and gives it the gradients of the whole job.
-
-    A gradient that some virtual ranks lack counts as zeros there. The optimizer no longer averages gradients
-    by itself.
-    """
+    """Takes the gradients of each part away, and gives the optimizer the gradients of the whole job."""
 
     def __init__(self, name: str, optimizer: Any, size: int) -> None:
         _check(name, optimizer)
@@ -324,8 +315,6 @@ def _added(left: _Taken, right: _Taken) -> _Taken:
 
 
 class _Collectives:
-    """See `hvdrecover.virtual.exchange.Collectives`."""
-
     exact: Collection[Any] = (torch.float32, torch.float64)
 
     def __init__(self) -> None:

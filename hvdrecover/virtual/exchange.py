@@ -34,14 +34,11 @@ Flat = Any
 
 
 class RunningSum(Generic[Value]):
-    """Sums of neighbouring nodes that come from left to right. Two are added as soon as they form a node.
-
-    ``size`` is the number of leaves of the whole tree. ``add`` may change its values.
-    """
+    """Sums of neighbouring nodes that come from left to right. Two are added as soon as they form a node."""
 
     def __init__(self, size: int, add: Callable[[Value, Value], Value] = operator.iadd) -> None:
-        self._size = size
-        self._add = add
+        self._size = size  # leaves of the whole tree
+        self._add = add  # may overwrite its arguments
         self.nodes: list[Node] = []  # whose sums are known, from left to right
         self.values: list[Value] = []  # these sums
 
@@ -73,10 +70,7 @@ def pieces(shares: tuple[int, ...]) -> list[list[Node]]:
 
 
 def buckets(kinds: Sequence[Hashable], nbytes: Sequence[int]) -> list[list[int]]:
-    """Group tensors into buckets that are sent at once; return the places of each bucket's tensors.
-
-    A bucket holds tensors of one kind: at most `BUCKET` bytes, or one tensor.
-    """
+    """Group tensors of one kind into buckets that are sent at once; return the places of their tensors."""
     found: list[list[int]] = []
     last: dict[Hashable, tuple[list[int], int]] = {}  # the bucket that is being filled, and its bytes
     for place, (kind, size) in enumerate(zip(kinds, nbytes, strict=True)):
@@ -108,11 +102,8 @@ class Collectives(Protocol):
 def add_up(
     collectives: Collectives, name: str, shares: Sequence[int], process: int, partial: Sequence[Flat]
 ) -> Flat:
-    """Return the sum of all virtual ranks, from the partial sums of all processes.
-
-    ``shares`` is the number of virtual ranks of each process. ``partial`` has the values of this process's
-    `RunningSum`, or one tensor full of `NOTHING` if it has no virtual rank.
-    """
+    """Return the sum of all virtual ranks, from the partial sums of all processes."""
+    # A process without virtual ranks gives one tensor full of `NOTHING`.
     flat = partial[0]
     if len(shares) == 1:
         return flat

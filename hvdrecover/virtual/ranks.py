@@ -224,15 +224,12 @@ def equal(size: int, processes: int) -> Counts:
 
 
 def by_speed(size: int, seconds: Seconds) -> Counts:
-    """Return the shares with which a step takes the least time, for parts of equal work.
-
-    Each virtual rank goes to the process that would be done with it first. An unknown time counts as the mean
-    of the known ones.
-    """
+    """Return the shares with which a step takes the least time, for parts of equal work."""
     known = [each for each in seconds if each is not None]
     mean = statistics.fmean(known or [1.0])
     times = [mean if each is None else each for each in seconds]
     counts = [0] * len(times)
+    # Each virtual rank goes to the process that would be done with it first.
     for _ in range(size):
         ends = [(count + 1) * time for count, time in zip(counts, times, strict=True)]
         counts[ends.index(min(ends))] += 1
@@ -240,10 +237,7 @@ def by_speed(size: int, seconds: Seconds) -> Counts:
 
 
 def reconsider(present: Counts, seconds: Seconds) -> Counts:
-    """Return the shares to continue with: the present ones, unless others save a tenth of a step.
-
-    Nothing changes while a process that has virtual ranks is not measured.
-    """
+    """Return the shares to continue with: the present ones, unless others save a tenth of a step."""
     if any(each is None and count for count, each in zip(present, seconds, strict=True)):
         return present
     better = by_speed(sum(present), seconds)

@@ -38,10 +38,7 @@ Feed = Callable[[VirtualRanks], Iterator[Batches]]
 
 
 class Step:
-    """One step of all virtual ranks. Iterate over it, once: over the batches of those of this process.
-
-    When its loop has ended, the optimizer has the gradients of the whole job.
-    """
+    """One step of all virtual ranks; iterate over it once, for the batches of this process."""
 
     def __init__(self, ranks: VirtualRanks, batches: Batches) -> None:
         self._ranks = ranks
@@ -124,11 +121,7 @@ def deal(
     *,
     drop_last: bool = False,
 ) -> Iterator[Batches]:
-    """Deal samples out to virtual ranks one each in turn; yield the batches of each step from the cursor on.
-
-    A virtual rank's batch has ``size`` samples. ``read`` begins to read the parts of this process, in their
-    order, and returns their batches.
-    """
+    """Yield the batches of each step from the cursor on, one sample to each virtual rank in turn."""
     order.begin()
     if order.on_iterate is not None:
         order.on_iterate()
@@ -145,6 +138,7 @@ def deal(
         if order.epoch == epoch:  # the script may have left the loop, and gone to the next one
             order.record(count)
 
+    # `read` begins to read the parts of this process, in their order.
     batches = read(parts) if mine and starts else iter(())
     for start in starts:
         count = min(size, samples - start)
@@ -193,14 +187,11 @@ def streams(loaders: PerRank, ranks: VirtualRanks, framework: Framework) -> Iter
 
 
 class Buffers(ABC):
-    """The buffers of all models of a state, such as batch norm's statistics. Each virtual rank has its own.
-
-    They are swapped in for its part. A commit holds the buffers that parts have changed, but no masks and
-    tables that no part writes to. An adapter reads and writes one buffer.
-    """
+    """The buffers of all models, such as batch norm's statistics, of which each virtual rank has its own."""
 
     def __init__(self) -> None:
         self.taken = 0  # as `hvdrecover.state.rank_local.Value` has it
+        # By virtual rank: only what parts have changed, so no masks and tables that no part writes to.
         self._own: dict[int, Tensors] = {}
         self._remember()
 
@@ -258,10 +249,8 @@ class Buffers(ABC):
         return {rank: dict(self._own.get(rank, {})) for rank in carried.ranks}
 
     def gathered(self, states: Mapping[int, Tree]) -> None:
-        """Give the models virtual rank 0's buffers, so that a commit's model is the same on all processes.
-
-        Buffers that any virtual rank changed become part of all states.
-        """
+        """Give the models virtual rank 0's buffers, so that a commit's model is the same on all processes."""
+        # A buffer that any virtual rank has changed becomes part of all states.
         changed = {name for own in states.values() for name in own}
         for own in states.values():
             own.update({name: self._common[name] for name in changed - own.keys()})

@@ -12,17 +12,33 @@ import numpy.typing as npt
 from hvdrecover.checkpoint.arena import ITEM_BYTES
 from hvdrecover.state.adapter import Component, Framework, Tensor
 
+# The safetensors dtypes, as torch and TensorFlow call them.
+DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "U16": "uint16",
+    "I16": "int16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "U32": "uint32",
+    "I32": "int32",
+    "F32": "float32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
+    "C64": "complex64",
+}
+assert DTYPES.keys() == ITEM_BYTES.keys()
+
 
 class Adapter(ABC):
-    """One framework under test.
-
-    Attributes:
-        framework: what is tested.
-        dtypes: the safetensors dtypes that the framework has.
-    """
+    """One framework under test."""
 
     framework: Framework
-    dtypes: Sequence[str]
+    dtypes: Sequence[str]  # the safetensors dtypes that it has
 
     @abstractmethod
     def model(self, seed: int = 0) -> Component:

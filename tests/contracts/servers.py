@@ -36,15 +36,7 @@ Environ = dict[str, Any]
 
 
 class S3Server:
-    """moto's S3 server, over HTTP, in a thread. Its buckets outlive `stop`.
-
-    Attributes:
-        port: where it listens.
-        fault: is asked about every request first, as ``METHOD path?query``; True has it refused.
-        lost: likewise; True has it done, and its answer lost on the way.
-        conditions: whether it heeds If-None-Match, as some stores that speak S3's language don't.
-        requests: every request that came, likewise.
-    """
+    """moto's S3 server, over HTTP, in a thread. Its buckets outlive `stop`."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -54,10 +46,13 @@ class S3Server:
         self.reset()
 
     def reset(self) -> None:
+        self.requests: list[str] = []  # every one that came, as ``METHOD path?query``
+        # Both are asked about every request: whether to refuse it, and whether its answer is lost on the way.
         self.fault: Callable[[str], bool] = lambda request: False
         self.lost: Callable[[str], bool] = lambda request: False
-        self.requests: list[str] = []
-        self.conditions = True
+        self.conditions = (
+            True  # whether it heeds If-None-Match, as some stores that speak S3's language don't
+        )
 
     def start(self) -> None:
         self._server = make_server(HOST, self.port, self._answer, threaded=True)
@@ -88,13 +83,7 @@ class S3Server:
 
 
 class Server:
-    """A program that ends with this process. Its data outlive `stop`.
-
-    Attributes:
-        command: what is run.
-        folder: where it stores, and logs to a file of the program's name.
-        ending: the signal that ends it.
-    """
+    """A program that stores and logs in a folder, and ends with this process. Its data outlive `stop`."""
 
     ending = signal.SIGKILL
 
@@ -203,13 +192,7 @@ _AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1S
 
 
 class ObjectStore(Server):
-    """A server with one bucket.
-
-    Attributes:
-        protocol: fsspec's name for it.
-        options: what a user would put into fsspec's configuration.
-        environment: what a process needs besides the options.
-    """
+    """A server with one bucket, fsspec's name for it, and what a user would put into fsspec's settings."""
 
     def __init__(
         self,
@@ -379,11 +362,8 @@ def _start_moosefs(folder: Path, stack: ExitStack) -> int:
     master += [f"{name}_LISTEN_HOST = {_ADDRESS}" for name in ports]
     master += [f"DATA_PATH = {data['master']}", f"EXPORTS_FILENAME = {folder}/exports"]
     chunks = [f"MASTER_HOST = {_ADDRESS}", f"MASTER_PORT = {ports['MATOCS']}", "HDD_TEST_FREQ = 0"]
-    chunks += [
-        f"CSSERV_LISTEN_HOST = {_ADDRESS}",
-        f"CSSERV_LISTEN_PORT = {free_port()}",
-        f"BIND_HOST = {_ADDRESS}",
-    ]
+    chunks += [f"{name} = {_ADDRESS}" for name in ("CSSERV_LISTEN_HOST", "BIND_HOST")]
+    chunks += [f"CSSERV_LISTEN_PORT = {free_port()}"]
     chunks += [f"DATA_PATH = {data['chunks']}", f"HDD_CONF_FILENAME = {folder}/disks"]
     for name, lines in (("mfsmaster", master), ("mfschunkserver", chunks)):
         config = folder / f"{name}.cfg"

@@ -25,27 +25,16 @@ SECRET = "it-is-s3cret/"
 
 @dataclass
 class Backend:
-    """One kind of storage, ready for use.
+    """One kind of storage, ready for use."""
 
-    Attributes:
-        url: an empty checkpoint root, which is not there yet.
-        large: bytes of a file that storages of `open_in_pieces` transfer in at least three pieces.
-        piece: bytes of those pieces; None for those that the storage has anyway.
-        folders: whether folders are real, so that nothing can lie below a file.
-        environment: what a process needs in its environment to open the root as well.
-        stop: takes the server away; None if there is none.
-        start: brings it back, with all it had.
-        others: the same root's URLs by other mounts, as other hosts have it.
-    """
-
-    url: str
-    large: int
-    piece: int | None = None
-    folders: bool = True
-    environment: dict[str, str] = field(default_factory=dict)
-    stop: Callable[[], None] | None = None
-    start: Callable[[], None] | None = None
-    others: tuple[str, ...] = ()
+    url: str  # an empty checkpoint root, which is not there yet
+    large: int  # bytes of a file that storages of `open_in_pieces` transfer in at least three pieces
+    piece: int | None = None  # bytes of those pieces; None for those that the storage has anyway
+    folders: bool = True  # whether folders are real, so that nothing can lie below a file
+    environment: dict[str, str] = field(default_factory=dict)  # needed by other processes to open the root
+    stop: Callable[[], None] | None = None  # takes the server away; None if there is none
+    start: Callable[[], None] | None = None  # brings it back, with all it had
+    others: tuple[str, ...] = ()  # the same root's URLs by other mounts, as other hosts have it
 
     @property
     def urls(self) -> tuple[str, ...]:

@@ -9,28 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hvdrecover.checkpoint.arena import ITEM_BYTES
 from hvdrecover.tensorflow.framework import TensorFlowFramework
-from tests.contracts.adapters import Adapter
+from tests.contracts.adapters import DTYPES, Adapter
 
-_DTYPES = {
-    "BOOL": tf.bool,
-    "U8": tf.uint8,
-    "I8": tf.int8,
-    "F8_E4M3": tf.dtypes.experimental.float8_e4m3fn,
-    "F8_E5M2": tf.dtypes.experimental.float8_e5m2,
-    "U16": tf.uint16,
-    "I16": tf.int16,
-    "F16": tf.float16,
-    "BF16": tf.bfloat16,
-    "U32": tf.uint32,
-    "I32": tf.int32,
-    "F32": tf.float32,
-    "U64": tf.uint64,
-    "I64": tf.int64,
-    "F64": tf.float64,
-    "C64": tf.complex64,
-}
+_DTYPES = {code: tf.as_dtype(name) for code, name in DTYPES.items()}
 
 
 class TensorFlowAdapter(Adapter):
@@ -38,7 +20,7 @@ class TensorFlowAdapter(Adapter):
 
     def __init__(self) -> None:
         self.framework: TensorFlowFramework = TensorFlowFramework()
-        self.dtypes = list(ITEM_BYTES)
+        self.dtypes = list(DTYPES)
 
     def model(self, seed: int = 0) -> keras.Model:
         layers = [

@@ -1,9 +1,4 @@
-"""Our modules in the place of Horovod's take what those take: every public name, every method, every keyword.
-
-A module that stands in for one of Horovod's is a line of `MODULES`. Each name of Horovod's is either its very
-object, or a module of `MODULES`, or ours, whose signatures are compared. What is not the same on purpose is
-in `DIFFERENT`, and in docs/migration.md.
-"""
+"""Our modules in the place of Horovod's take what those take: every public name, method and keyword."""
 
 from __future__ import annotations
 
@@ -49,13 +44,12 @@ DIFFERENT: dict[str, str] = {
         for place, why in {
             "keras.keras": "keras and tensorflow.keras are one since Keras 3",
             "keras.callbacks.keras": "the same",
-            "SyncBatchNormalization.call(*args)": "it is that of Keras's layer, which says what it takes",
-            "SyncBatchNormalization.call(**kwargs)": "the same",
-            "SyncBatchNormalization.call(inputs)": "the same",
-            "sync_batch_norm.SyncBatchNormalization.call(*args)": "the same",
-            "sync_batch_norm.SyncBatchNormalization.call(**kwargs)": "the same",
-            "sync_batch_norm.SyncBatchNormalization.call(inputs)": "the same",
         }.items()
+    },
+    **{
+        f"hvdrecover.tensorflow.{place}SyncBatchNormalization.call({taken})": "as Keras's layer has it"
+        for place in ("", "sync_batch_norm.")
+        for taken in ("*args", "**kwargs", "inputs")
     },
 }
 """Place of a difference, as the test names it: why it is right."""

@@ -35,9 +35,6 @@ def begin_upload(url: str) -> None:
     fsspec.filesystem("s3").call_s3("create_multipart_upload", Bucket=bucket, Key=key)
 
 
-# -- parts ---------------------------------------------------------------------------------------------
-
-
 def test_a_large_file_is_uploaded_in_parts_and_a_small_one_with_one_request(
     s3: Backend, s3_server: S3Server
 ) -> None:
@@ -92,9 +89,6 @@ def test_the_next_writer_aborts_the_upload_of_one_that_was_killed(
     assert backend.open().temporaries() == []
 
 
-# -- exclusive creation --------------------------------------------------------------------------------
-
-
 def test_a_claim_whose_answer_was_lost_is_ones_own(s3: Backend, s3_server: S3Server) -> None:
     lost: list[str] = []
 
@@ -120,9 +114,6 @@ def test_a_store_that_ignores_the_condition_is_refused_at_the_start_and_by_the_d
     assert s3.open().names("claims") == []
     with pytest.raises(ConfigError, match="If-None-Match"):
         host.root(s3.url)
-
-
-# -- failures ------------------------------------------------------------------------------------------
 
 
 def test_a_bucket_that_is_not_there_is_a_storage_error_and_not_made(s3: Backend) -> None:

@@ -8,28 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hvdrecover.checkpoint.arena import ITEM_BYTES
 from hvdrecover.torch.framework import TorchFramework
-from tests.contracts.adapters import Adapter
+from tests.contracts.adapters import DTYPES, Adapter
 
-_DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "F32": torch.float32,
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F64": torch.float64,
-    "C64": torch.complex64,
-}
+_DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for code, name in DTYPES.items()}
 
 
 class TorchAdapter(Adapter):
@@ -37,7 +19,7 @@ class TorchAdapter(Adapter):
 
     def __init__(self) -> None:
         self.framework: TorchFramework = TorchFramework()
-        self.dtypes = list(ITEM_BYTES)
+        self.dtypes = list(DTYPES)
 
     def model(self, seed: int = 0) -> torch.nn.Module:
         with torch.random.fork_rng():

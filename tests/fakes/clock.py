@@ -35,17 +35,14 @@ class FakeClock(Clock):
 
 
 class SharedClock(FakeClock):
-    """The clock of a thread that trains and of the writer beside it.
-
-    The thread that made the clock waits for what the writer does, and time does not pass by that: its waits
-    end when the event is set, or when the time has come otherwise. The writer's pauses pass at once, as long
-    as there are `pauses`; after that, one lasts until it is cut short or somebody moves the time on.
-    """
+    """The clock of a thread that trains, whose waits don't move the time on, and of the writer beside it."""
 
     def __init__(self, start: float = 1000.0) -> None:
         super().__init__(start)
         self._owner = threading.get_ident()
-        self.pauses: float = math.inf  # number of the writer's pauses that still pass at once
+        # Number of the writer's pauses that still pass at once. Then, one lasts until it is cut short, or
+        # somebody moves the time on.
+        self.pauses: float = math.inf
         self.in_pause = threading.Event()
         self.impatient = False  # whether the waits of the thread that made the clock pass at once as well
 

@@ -23,10 +23,7 @@ _STEP = 0x9E3779B97F4A7C15
 
 
 class FakeGenerator:
-    """A random generator whose whole state is one int, so that streams are easy to compare.
-
-    It is splitmix64: each draw adds a constant, so a state also tells how often it was drawn from.
-    """
+    """splitmix64: its whole state is one int, so that streams are easy to compare."""
 
     def __init__(self, state: int = 1) -> None:
         self.state = state
@@ -143,7 +140,6 @@ class FakeFramework:
         self.attributes: Mapping[str, Any] = {}
         self.generator = FakeGenerator(seed)  # the process's global generator
         self.tear: int | None = None  # how many more arrays can be copied before `copy_out` breaks, once
-        self.torn = 0  # how often `copy_out` broke
         self.reports: dict[StepReport, Any] = {}  # the hooks that asked for reports of steps
 
     def versions(self) -> dict[str, str]:
@@ -180,7 +176,6 @@ class FakeFramework:
         for tensor, view in zip(tensors, views, strict=True):
             if self.tear == 0:
                 self.tear = None
-                self.torn += 1
                 raise RuntimeError("the device is gone")
             if self.tear is not None:
                 self.tear -= 1

@@ -19,11 +19,7 @@ _PATH = re.compile(r"/api/v1/namespaces/([^/]+)/pods")
 
 
 def pod(name: str, *, labels: dict[str, str] | None = None, **changes: Any) -> dict[str, Any]:
-    """A pod that runs and is ready, as the API has it; its labels are ``app=train`` by default.
-
-    `changes` go into its status, spec and metadata: ``phase``, ``ready``, ``ip``, ``hostname``,
-    ``subdomain``, ``containers`` (the resources of each), ``created``, ``deleted``, ``disrupted``.
-    """
+    """A pod that runs and is ready, as the API has it, with changes in its status, spec and metadata."""
     metadata = {
         "name": name,
         "namespace": "default",
@@ -55,10 +51,7 @@ def pod(name: str, *, labels: dict[str, str] | None = None, **changes: Any) -> d
 
 
 def kubeconfig(path: Path, url: str, namespace: str | None = None) -> dict[str, str]:
-    """Write a kubeconfig with two contexts: `here`, the current one, and `there` of namespace `there`.
-
-    Return the variable that names it.
-    """
+    """Write a kubeconfig with the contexts `here`, the current one, and `there`; its variable."""
     context = {"cluster": "c", "user": "u"} | ({"namespace": namespace} if namespace else {})
     config = {
         "current-context": "here",

@@ -56,10 +56,7 @@ class FakeRoots:
 
 
 class FakeStorage:
-    """One process's access to a root; see `hvdrecover.checkpoint.storage.Storage`.
-
-    Once the process is killed, nothing that its threads do reaches the root.
-    """
+    """One process's access to a root. Once the process is killed, nothing that its threads do reaches it."""
 
     def __init__(self, url: str, root: FakeRoot, process: FakeWorld | None) -> None:
         self.url = url

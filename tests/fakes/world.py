@@ -1,9 +1,4 @@
-"""A Horovod job without Horovod: every rank is a thread, and faults are data.
-
-`FakeJob` starts the ranks and stands for the elastic driver; each rank has a `FakeWorld`, through which it
-takes part in rendezvous and communicates. Nothing can hang: a rank that waits too long, or for ranks that do
-something else, fails the test with a message that says who is where.
-"""
+"""A Horovod job without Horovod: every rank is a thread, faults are data, and what hangs fails the test."""
 
 from __future__ import annotations
 
@@ -24,6 +19,8 @@ from hvdrecover.state.hooks import Preempted
 
 HANG_SECONDS = 20.0  # far more than any rank ever needs
 
+# ``kill`` ends the rank before the collective, ``kill_after`` after it, ``kill_all`` all ranks; ``cut`` lets
+# it come through on the others only; ``change`` adds and removes hosts, and tells all ranks before it.
 Action = Literal["kill", "kill_after", "kill_all", "cut", "change"]
 Replacement = Literal["none", "in_place"]
 Status = Literal["runs", "returned", "failed", "killed", "left"]
@@ -37,12 +34,7 @@ class Killed(SystemExit):
 
 @dataclass
 class Fault:
-    """Something that happens when a rank comes to a collective; used once.
-
-    ``kill`` ends the rank before the collective and ``kill_after`` after it has come through; ``kill_all``
-    ends all ranks; ``cut`` lets the collective come through on the others only; ``change`` adds and removes
-    hosts: the driver tells all ranks just before the collective, and nothing is lost.
-    """
+    """Something that happens when a rank comes to a collective; used once."""
 
     rank: int
     collective: str  # how the collective's name begins
@@ -288,10 +280,7 @@ class FakeWorld:
 
 
 class FakeJob:
-    """The ranks of one job and the driver that watches over them.
-
-    Every process runs ``main``, given its world; it must call ``world.init()``.
-    """
+    """The ranks of one job, which run ``main`` and call ``world.init()``, and their driver."""
 
     def __init__(self, main: Callable[[FakeWorld], Any], size: int, faults: Sequence[Fault] = ()) -> None:
         self.condition = threading.Condition(threading.RLock())

@@ -56,23 +56,14 @@ class Temporary(NamedTuple):
 
 
 class Storage(ABC):
-    """One checkpoint root.
+    """The files below one checkpoint root."""
 
-    A subclass implements the methods with an underscore, which raise its own errors. The public methods turn
-    these into `StorageError`, compute digests and hide temporary files.
-
-    Attributes:
-        url: the root as messages show it, without credentials.
-    """
-
-    url: str
+    # Subclasses implement the methods with an underscore. The public methods turn their errors into
+    # `StorageError`, compute digests and hide temporary files.
+    url: str  # as messages show it, without credentials
 
     def check(self) -> None:  # noqa: B027
-        """Refuse a storage that lacks something a root needs; called before a job's first claim.
-
-        Raises:
-            ConfigError: two jobs could write to this root at the same time.
-        """
+        """Raise `ConfigError` if two jobs could write at the same time; called before a job's first claim."""
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names directly below a folder, sorted; empty if the folder does not exist."""
@@ -113,20 +104,16 @@ class Storage(ABC):
             self._publish(path, data, exclusive=False)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Like `publish`, but if the file exists, change nothing and return False.
-
-        If an answer is lost and the client repeats the request, a file that this call made may give False.
-        """
+        """Like `publish`, but if the file exists, change nothing and return False."""
+        # If an answer is lost and the client repeats the request, a file that this call made may give False.
         with self._failures(path, "create the file"):
             return self._publish(path, data, exclusive=True)
 
     def remove(self, path: str) -> None:
-        """Delete a file, if it exists."""
         with self._failures(path, "delete the file"), suppress(FileNotFoundError):
             self._remove(path)
 
     def delete(self, folder: str) -> None:
-        """Delete a folder with its content, if it exists."""
         with self._failures(folder, "delete the folder"), suppress(FileNotFoundError):
             self._delete(folder)
 
@@ -202,7 +189,6 @@ def failures(url: str, path: str, action: str) -> Iterator[None]:
 
 
 def is_full(error: StorageError) -> bool:
-    """Return whether a storage has failed because it is full."""
     return getattr(error.__cause__, "errno", None) in FULL
 
 
@@ -217,24 +203,19 @@ def retried(clock: Clock, function: Callable[P, T], *args: P.args, **kwargs: P.k
 
 
 def pause_before(attempt: int) -> float:
-    """Return how many seconds to wait before the ``attempt``-th retry, from 1: 30 at most.
-
-    Up to half is taken off at random: jobs that lost one storage together should not come back together.
-    """
+    """Return how many seconds to wait before the ``attempt``-th retry, counted from 1."""
+    # Up to half is taken off at random: jobs that lost one storage together should not come back together.
     return min(30.0, 0.5 * 2.0 ** min(attempt - 1, 10)) * _dice.uniform(0.5, 1.0)
 
 
 def transferred(
     buffer: Bytes, size: int, at_once: int, transfer: Callable[[Bytes, int], T]
 ) -> Iterator[tuple[Bytes, T]]:
-    """Transfer a buffer in pieces of ``size`` bytes; yield each piece and its result, in order.
-
-    While the caller has one piece, ``at_once`` others are under way, each in a thread. The first error is
-    raised when no piece is under way any more. ``transfer`` is given a piece and its offset in the buffer.
-    """
+    """Transfer a buffer piece by piece; yield each piece and its result, in order."""
     if 0 < len(buffer) <= size:  # most files; no thread is needed
         yield buffer, transfer(buffer, 0)
         return
+    # While the caller has one piece, ``at_once`` others are under way, each in a thread.
     under_way: deque[tuple[Bytes, Future[T]]] = deque()
     try:
         starts = iter(range(0, len(buffer), size))
@@ -247,6 +228,7 @@ def transferred(
             piece, future = under_way.popleft()
             yield piece, future.result()
     finally:
+        # The first error is raised when no piece is under way any more.
         wait([future for _, future in under_way])
 
 
@@ -271,20 +253,12 @@ _SFTP = {"sftp", "ssh"}
 
 
 def open_storage(url: str) -> Storage:
-    """Open the storage of a path or an fsspec URL; nothing is read or written, SFTP does not connect yet.
-
-    Raises:
-        ConfigError: the URL's file system is unknown, or a package that it needs is missing.
-        StorageError: the file system connects when it is made, and the server cannot be reached.
-    """
+    """Open the storage of a path or an fsspec URL; nothing is read or written, SFTP does not connect yet."""
     return storage_in(*open_filesystem(url, "checkpoint"), redact(url))
 
 
 def open_filesystem(url: str, name: str) -> tuple[Any, str]:
-    """Return fsspec's file system for a path or a URL, and the path in it. Raises as `open_storage` does.
-
-    ``name`` is the user's name for the URL in errors: an option or an argument.
-    """
+    """Return fsspec's file system for a path or a URL, and the path in it; errors call the URL ``name``."""
     shown = redact(url)
     with failures(shown, "", "open the storage"):
         try:

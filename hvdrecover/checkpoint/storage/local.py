@@ -1,8 +1,6 @@
 """A checkpoint root in a folder of a POSIX file system.
 
-A file is durable in this order: data, fsync, rename, fsync of the folder. Large files bypass the page cache
-(``O_DIRECT``) where the file system allows it: that costs next to no processor time and evicts nothing from
-memory. Other file systems, such as some network and overlay ones, are written through the page cache.
+A file is durable in this order: data, fsync, rename, fsync of the folder.
 """
 
 from __future__ import annotations
@@ -147,6 +145,8 @@ def _opened_for(buffer: Bytes, path: Path, flags: int) -> Iterator[_File]:
     with ExitStack() as stack:
         file = _File(stack.enter_context(_opened(path, flags)))
         if len(buffer) >= PAGE and buffer.ctypes.data % PAGE == 0:
+            # Bypassing the page cache costs next to no processor time, and evicts nothing from memory. Some
+            # network and overlay file systems do not allow it.
             try:
                 file.direct = stack.enter_context(_opened(path, flags & ~os.O_CREAT | os.O_DIRECT))
             except OSError as error:
@@ -192,10 +192,8 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def _reserve(file: int, nbytes: int) -> None:
-    """Empty a file, give it its size and, where the file system can, its blocks on the disk.
-
-    No piece then waits for the one before it, and a full disk fails before the first piece.
-    """
+    """Empty a file, give it its size and, where the file system can, its blocks on the disk."""
+    # If blocks are reserved, no piece waits for the one before it, and a full disk fails at once.
     os.ftruncate(file, 0)
     # Not `os.posix_fallocate`: where the file system cannot reserve, glibc writes into each block instead.
     if nbytes and _libc.fallocate(file, 0, ctypes.c_int64(0), ctypes.c_int64(nbytes)):

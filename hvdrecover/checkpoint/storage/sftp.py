@@ -181,10 +181,7 @@ class _Session(paramiko.SFTPClient):  # type: ignore[misc]
 
 
 class StrictSftpFileSystem(SFTPFileSystem):  # type: ignore[misc]
-    """fsspec's SFTP, but only with servers whose host key is known, and with the user's ``~/.ssh/config``.
-
-    ``known_hosts`` is a file of host keys, instead of those in `KNOWN_HOSTS`.
-    """
+    """fsspec's SFTP, but only with servers whose host key is known, and with ``~/.ssh/config``."""
 
     def __init__(self, host: str, known_hosts: str | None = None, **ssh_kwargs: Any) -> None:
         if self._cached:

@@ -1,15 +1,9 @@
-"""Run by Python in a training process before its script is read.
-
-An error that ends the process is reported to the guardian, also one in reading the script. ``import
-horovod.torch`` gives `hvdrecover.torch` (`hvdrecover.stand_in`).
-
-A script that needs neither must not start later for it, so this file imports nothing of ours until then. It
-leaves no other trace in the process, and runs the `sitecustomize` that would have been found without it. It
-never fails: without it, a process prints its errors itself, and imports Horovod's modules.
-"""
+"""Run by Python in a training process before its script is read, to report errors and install `stand_in`."""
 
 from __future__ import annotations
 
+# A script that needs neither must not start later for it, so nothing of ours is imported before it is needed.
+# This file never fails: without it, a process prints its errors itself, and imports Horovod's modules.
 import os
 import sys
 
@@ -65,7 +59,7 @@ def _begin() -> None:
         sys.meta_path.insert(0, _Finder())
     own = sys.modules.pop(__name__)
     try:
-        __import__("sitecustomize")
+        __import__("sitecustomize")  # the one that Python would have found without ours
     except ModuleNotFoundError as error:
         sys.modules[__name__] = own
         if error.name != "sitecustomize":

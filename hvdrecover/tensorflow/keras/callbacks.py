@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.utils import io_utils
 
+from hvdrecover.errors import ConfigError
 from hvdrecover.stand_in import standing_in
 from hvdrecover.tensorflow.variables import Variable, is_variable, raw
 
@@ -147,6 +148,10 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         mode: str = "auto",
         save_freq: Any = "epoch",
     ) -> None:
+        # In `horovod.keras`, `mode` comes third: by position, it would turn on saving weights only.
+        if not isinstance(save_weights_only, bool):
+            problem = f"must be True or False, got {save_weights_only!r}; pass mode by name"
+            raise ConfigError("save_weights_only", problem)
         # Keras demands a name with a known suffix.
         unused = "unnamed.weights.h5" if save_weights_only else "unnamed.keras"
         super().__init__(unused, monitor, verbose, True, save_weights_only, mode, save_freq)

@@ -29,11 +29,9 @@ class ObjectState(states.ObjectState):
 
 
 class TorchState(state.TorchState):
-    """`hvdrecover.torch.TorchState`, but that it leaves random generators alone.
+    """`hvdrecover.torch.TorchState`, but that it leaves random generators alone."""
 
-    A script that was not written for us may draw the same numbers on all ranks from a global generator.
-    """
-
+    # A script that was not written for us may draw the same numbers on all ranks from a global generator.
     _rng: Randomness = "store"
 
     def __init__(self, model: Any = None, optimizer: Any = None, **attributes: Any) -> None:

@@ -168,15 +168,8 @@ def crash(number: int = 1) -> dict[str, Any]:
 
 def script_error(commit: int = 4, detail: str = "KeyError: 'x'") -> dict[str, Any]:
     facts = {"fault": "script_error", "end": "script_error", "name": "rank 0 on a", "message": "it failed"}
-    return {
-        **facts,
-        "exit": 1,
-        "at": "a/0",
-        "point": [commit, 0],
-        "detail": detail,
-        "final": True,
-        "traceback": "Traceback …",
-    }
+    facts |= {"at": "a/0", "detail": detail, "traceback": "Traceback …"}
+    return {**facts, "exit": 1, "point": [commit, 0], "final": True}
 
 
 def attempt(
@@ -247,13 +240,7 @@ def test_the_same_error_twice_in_one_slot_ends_the_job() -> None:
 
 @pytest.mark.parametrize(
     "before",
-    [
-        [script_error(commit=3)],
-        [script_error(detail="KeyError: 'y'")],
-        [crash()],
-        [],
-        [script_error(3), crash()],
-    ],
+    [[script_error(3)], [script_error(detail="KeyError: 'y'")], [crash()], [], [script_error(3), crash()]],
 )
 def test_another_error_or_the_same_elsewhere_is_given_another_try(before: list[dict[str, Any]]) -> None:
     assert after(attempt(faults=before), attempt(faults=[script_error()])).action == "restart"

@@ -68,9 +68,6 @@ def test_one_host_that_is_this_one_needs_the_loopback_interface(
     assert list(understood(Options(2, discovery=f"echo {named}"), monkeypatch).nics) == ["lo"]
 
 
-# -- hosts -------------------------------------------------------------------------------------------------
-
-
 def test_a_hostfile_names_the_hosts_and_an_empty_one_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("# all of them\n\nh1 slots = 4   # new\n  h2\n")
@@ -78,9 +75,6 @@ def test_a_hostfile_names_the_hosts_and_an_empty_one_is_an_error(tmp_path: Path)
     file.write_text("# none\n\n")
     with pytest.raises(ConfigError, match=r"^--hostfile: "):
         hosts(Options(2, hostfile=file))
-
-
-# -- settings ----------------------------------------------------------------------------------------------
 
 
 def test_any_other_horovod_than_ours_limits_waiting_from_the_start() -> None:
@@ -111,9 +105,6 @@ def test_horovod_says_of_a_worker_only_what_its_guardian_cannot() -> None:
         [sys.executable, "-c", CODE], env=environment(), capture_output=True, text=True, timeout=120
     )
     assert done.stdout == "Process 1 exit with status code 255.\n[3, 129, 255]\n", done.stderr
-
-
-# -- host discovery: Horovod's driver asks the script without a process in between --------------------
 
 
 class Script(HostDiscoveryScript):

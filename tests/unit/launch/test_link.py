@@ -62,8 +62,6 @@ def supervisor() -> Iterator[Supervisor]:
     supervisor.selector.close()
 
 
-# -- strangers -----------------------------------------------------------------------------------------
-
 # A supervisor of few files hears strangers that say nothing, and then a guardian.
 FEW_FILES = """
 import resource, selectors
@@ -124,9 +122,6 @@ def test_a_message_that_comes_in_pieces_is_put_together() -> None:
         sender.sendall(b": 2}\n")
         assert until(end.receive, "a message") == [{"second": 2}]
     end.close()
-
-
-# -- guardians -----------------------------------------------------------------------------------------
 
 
 def test_a_command_that_cannot_be_started_is_reported(supervisor: Supervisor, tmp_path: Path) -> None:

@@ -119,9 +119,6 @@ signal.pause()
         assert marked.wait() == -signal.SIGKILL
 
 
-# -- lack of memory ------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The kernel's words, from files of ours."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdrecover.clock import Clock
 from hvdrecover.launch import slurm
 from hvdrecover.launch.slurm import SlurmJob
+from tests.fakes.clock import FakeClock
 
 NOW = 1_795_595_000.0
 RUNS = "JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0"
@@ -24,14 +24,8 @@ exit 1
 """
 
 
-class StoppedClock(Clock):
+class StoppedClock(FakeClock):
     """It is always the same time, and what is waited for is there at once."""
-
-    def now(self) -> float:
-        return NOW
-
-    def monotonic(self) -> float:
-        return NOW
 
     def wait(self, event: threading.Event, timeout: float) -> bool:
         return True
@@ -63,7 +57,7 @@ class Asked:
             "SLURM_TASK_PID": str(os.getpid()),
             **variables,
         }
-        found = slurm.of_environment(environ, StoppedClock())
+        found = slurm.of_environment(environ, StoppedClock(NOW))
         assert found is not None
         self.job: SlurmJob = found
 
@@ -120,9 +114,6 @@ def test_a_time_limit_too_short_for_a_commit_does_not_continue_for_ever(
     asked.job.requeue(committed=False)
     assert asked.requeued() == requeued
     assert ("raise --time" in caplog.text) is not bool(requeued)
-
-
-# -- the heir ----------------------------------------------------------------------------------------------
 
 
 def test_an_heir_waits_until_slurm_has_found_that_the_node_is_lost(

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,11 @@ from hvdrecover.config import Config
 from hvdrecover.errors import ConfigError
 from hvdrecover.launch.ssh import MARK, kept_alive, remote_shell
 from tests.unit.launch.children import environment
+
+
+def call(command: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "surrogateescape"}
+    return subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, timeout=60, **options)
 
 
 @pytest.fixture
@@ -32,17 +38,10 @@ def found(tmp_path: Path) -> Config:
 def test_ssh_on_the_path_has_the_options_first_and_hands_on_the_rest(found: Config, tmp_path: Path) -> None:
     for _ in range(2):  # a run may be started again
         path = kept_alive(found, tmp_path / "run of today")
-        done = subprocess.run(
-            ["ssh", "-p", "22", "h1", "echo 'a  b'"],
-            env={"PATH": f"{path}{os.pathsep}{os.defpath}"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        words = ["-p", "22", "h1", "echo 'a  b'"]
+        done = call(["ssh", *words], {"PATH": f"{path}{os.pathsep}{os.defpath}"})
         options = ["-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=2", "-o", "ConnectTimeout=5"]
-        assert done.stdout.splitlines() == [
-            f"<{word}>" for word in [*options, "-p", "22", "h1", "echo 'a  b'"]
-        ]
+        assert done.stdout.splitlines() == [f"<{word}>" for word in [*options, *words]]
         assert done.returncode == 3
         assert [each.name for each in (tmp_path / "run of today" / "bin").iterdir()] == ["ssh"]
 
@@ -51,18 +50,10 @@ def test_another_command_stands_in_its_place(found: Config, tmp_path: Path) -> N
     """It is called with what Horovod calls ssh with, whether there is an ssh or not."""
     Path(found.path, "ssh").rename(Path(found.path, "other"))
     path = kept_alive(dataclasses.replace(found, remote_shell="other 'a  file'"), tmp_path / "run")
-    done = subprocess.run(
-        ["ssh", "-o", "X=no", "h1", "env HVDRECOVER_START=1 python"],
-        env={"PATH": f"{path}{os.pathsep}{os.defpath}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    words = ["a  file", "-o", "X=no", "h1", "env HVDRECOVER_START=1 python"]
-    assert done.stdout.splitlines() == [f"<{word}>" for word in words]
+    words = ["-o", "X=no", "h1", "env HVDRECOVER_START=1 python"]
+    done = call(["ssh", *words], {"PATH": f"{path}{os.pathsep}{os.defpath}"})
+    assert done.stdout.splitlines() == [f"<{word}>" for word in ["a  file", *words]]
 
-
-# -- the environment of a worker on another host ------------------------------------------------------
 
 SECRET = "wJalr'XUtn\n $HOME `id` \\ \udcff"  # with all that a shell could take for its own
 
@@ -98,15 +89,7 @@ def ssh(tmp_path: Path) -> dict[str, str]:
 
 def test_a_worker_on_another_host_gets_the_environment_and_no_command_line_does(ssh: dict[str, str]) -> None:
     command = f"cd / > /dev/null 2>&1 ; env {MARK}=abc HOROVOD_RANK=1 {sys.executable} -c '{SHOW}'"
-    done = subprocess.run(
-        ["ssh", "-p", "22", "h2", command],
-        env=ssh,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        errors="surrogateescape",
-    )
+    done = call(["ssh", "-p", "22", "h2", command], ssh)
     assert done.returncode == 0, done.stderr
     found, given = json.loads(done.stdout)
     assert found["AWS_SECRET_ACCESS_KEY"] == SECRET
@@ -118,21 +101,13 @@ def test_a_worker_on_another_host_gets_the_environment_and_no_command_line_does(
     assert arguments == ["-o", "A=b", "-p", "22", "h2", "exec /bin/sh -s"]
 
 
-# -- remote shells ------------------------------------------------------------------------------------
-
-ENTRY_POINTS = """\
-[hvdrecover.remote_shells]
-racks = rack_shell
-"""
-
-
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with an installed package that has remote shells."""
     info = tmp_path / "rack-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rack\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    (info / "entry_points.txt").write_text("[hvdrecover.remote_shells]\nracks = rack_shell\n")
     (tmp_path / "rack_shell.py").write_text("import sys\nprint(sys.argv[1:])\nsys.exit(7)\n")
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
@@ -141,9 +116,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_installed_remote_shell_runs_as_a_module(site: Path) -> None:
     command = remote_shell("racks 'a file'", os.defpath)
     environ = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run(
-        [*command, "-o", "X=1", "n1", "true"], env=environ, capture_output=True, text=True, timeout=60
-    )
+    done = call([*command, "-o", "X=1", "n1", "true"], environ)
     assert (done.returncode, done.stdout) == (7, "['a file', '-o', 'X=1', 'n1', 'true']\n")
     assert "rack_shell" not in sys.modules
 

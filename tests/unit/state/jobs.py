@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdrecover.checkpoint import Checkpoint
 from hvdrecover.config import Config
-from hvdrecover.state.adapter import HiddenAttribute
 from hvdrecover.state.hooks import Hook
 from hvdrecover.state.state import State
 from hvdrecover.virtual.ranks import VirtualRanks
@@ -39,7 +38,6 @@ class Process:
         *,
         config: Config | None = None,
         hooks: Sequence[Hook] = (),
-        hidden: Mapping[str, HiddenAttribute] | None = None,
         virtual: VirtualRanks | None = None,
         **attributes: Any,
     ) -> State:
@@ -50,7 +48,6 @@ class Process:
             config=config or self.config,
             clock=self.clock,
             hooks=hooks,
-            hidden=hidden,
             virtual=virtual,
             attributes=attributes,
         )

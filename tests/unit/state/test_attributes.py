@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -132,33 +130,3 @@ def test_ranks_whose_commit_failed_stay_in_step_with_the_others(failing: set[int
         return state.last_commit.commit
 
     assert on_ranks(2, body) == [2, 2]
-
-
-class KeptPart:
-    """Something beside the attributes."""
-
-    def __init__(self) -> None:
-        self.held: Any = None
-        self.loaded: list[Any] = []
-
-    def tree(self) -> Any:
-        return self.held
-
-    def load(self, tree: Any) -> None:
-        self.held = tree
-        self.loaded.append(tree)
-
-
-def test_what_is_kept_beside_the_attributes_rolls_back_and_may_be_absent(process: Process) -> None:
-    part = KeptPart()
-    state = process.state(hidden={"_part": part}, epoch=0)
-    state.sync()
-    state.restore()
-    part.held = {"best": 3.0, "waits": [1]}
-    state.commit()
-    part.held = {"best": 1.0, "waits": [1, 2]}
-    state.restore()
-    assert part.loaded == [None, {"best": 3.0, "waits": [1]}]
-    part.held = None
-    state.commit()
-    assert "_part" not in state._session.memory.newest.state["attributes"]  # type: ignore[union-attr]

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 
-from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.errors import HvdrecoverError, NumericsError
-from hvdrecover.state.hooks import Agreement, Hook, Moment, Table
+from hvdrecover.state.hooks import Agreement, Hook
 from tests.fakes.root import FakeRoot
 from tests.unit.state.jobs import URL, Process, on_ranks
 
 
 class Diary(Hook):
-    """Writes down all that happens."""
+    """Writes down what happens."""
 
     def __init__(self) -> None:
-        self.lines: list[Any] = []
-
-    def observed(self, values: Any) -> None:
-        self.lines.append(values)
-
-    def begins(self) -> None:
-        self.lines.append("begins")
-
-    def captured(self, snapshot: Snapshot) -> None:
-        self.lines.append(f"captured {snapshot.id.commit}")
+        self.lines: list[str] = []
 
     def committed(self) -> None:
         self.lines.append("committed")
@@ -35,19 +22,9 @@ class Diary(Hook):
     def agreed(self, agreement: Agreement) -> None:
         self.lines.append(agreement.source)
 
-    def rolled_back(self) -> None:
-        self.lines.append("rolled back")
-
-    def closing(self) -> None:
-        self.lines.append("closing")
-
-
-class TooHotError(HvdrecoverError):
-    pass
-
 
 class Thermometer(Hook):
-    """Ends the job when the ranks together are too hot, and keeps what a hot rank holds from the storage."""
+    """Keeps what a hot rank holds from the storage."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -55,34 +32,6 @@ class Thermometer(Hook):
 
     def objection(self, *, committing: bool) -> HvdrecoverError | None:
         return NumericsError([f"rank {self.rank} burns"], "Cool it.") if self.degrees > 90 else None
-
-    def numbers(self, moment: Moment) -> Sequence[int]:
-        return () if moment.kind == "rendezvous" else [self.degrees]
-
-    def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        return TooHotError(f"{table.sum()} degrees") if table.sum() > 100 else None
-
-
-def test_one_that_looks_on_sees_all_that_happens(process: Process, root: FakeRoot) -> None:
-    diary = Diary()
-    state = process.state(URL, hooks=(diary,), step=0)
-    state.sync()
-    state.log_metrics(0.5, rate=1)
-    state.commit()
-    state.save()
-    state.restore()
-    state.finish()
-    assert diary.lines == [
-        "initial",
-        {"loss": 0.5, "rate": 1},
-        "begins",
-        "captured 1",
-        "committed",
-        "captured 2",
-        "rolled back",
-        "closing",
-        "captured 3",
-    ]
 
 
 def test_one_that_fails_is_left_out_with_a_word(process: Process, caplog: pytest.LogCaptureFixture) -> None:
@@ -100,19 +49,6 @@ def test_one_that_fails_is_left_out_with_a_word(process: Process, caplog: pytest
     assert [record.message for record in caplog.records if "Broken" in record.message] == [
         "Broken fails and is left out from now on: OSError('no ink')"
     ]
-
-
-def test_ranks_whose_commit_fails_raise_what_all_have_decided_at_it() -> None:
-    def measuring(process: Process) -> str:
-        thermometer = Thermometer(process.world.rank())
-        state = process.state(hooks=(thermometer,), box=None)
-        state.sync()
-        state.box, thermometer.degrees = object(), 60
-        with pytest.raises(TooHotError) as caught:
-            state.commit()
-        return str(caught.value)
-
-    assert on_ranks(2, measuring) == ["120 degrees"] * 2
 
 
 def test_a_rank_that_objects_passes_a_commit_over_and_makes_none_durable(root: FakeRoot) -> None:

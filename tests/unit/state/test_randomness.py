@@ -21,19 +21,6 @@ def draws(generator: FakeGenerator, number: int = 3) -> list[int]:
     return [generator.draw() for _ in range(number)]
 
 
-def test_a_stream_depends_on_run_commit_rank_and_generator() -> None:
-    streams = [
-        stream(1, 2, 3)("python"),
-        stream(0, 2, 3)("python"),
-        stream(1, 0, 3)("python"),
-        stream(1, 2, 0)("python"),
-        stream(1, 2, 3)("numpy"),
-        stream(1, 23, 0)("python"),
-        stream(12, 3, 0)("python"),
-    ]
-    assert len(set(streams)) == len(streams)
-
-
 def test_a_stream_is_the_same_for_ever() -> None:
     assert stream(2**62, 10, 1)("torch") == 4034363443597322819
 

@@ -114,6 +114,8 @@ def test_wrong_arguments_are_refused(model: keras.Model) -> None:
         model.fit(((X, Y) for _ in range(1)), callbacks=[smooth], verbose=0)
     with pytest.raises(ValueError, match="local variables"):
         callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["w"])
+    with pytest.raises(ConfigError, match="got 'min'; pass mode by name"):
+        callbacks.BestModelCheckpoint("val_loss", 0, "min")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("weights", "name"), [(False, "best.keras"), (True, "best.weights.h5")])
