@@ -1,8 +1,4 @@
-"""The digits example with its network on a device, which workers may share.
-
-NCCL averages gradients if Horovod was built with it and each worker has a device of its own. Else they go
-through host memory, so that any build of Horovod can.
-"""
+"""The digits example with its network on a device; without NCCL, gradients go through host memory."""
 
 from __future__ import annotations
 

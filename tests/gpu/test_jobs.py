@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.commands import drill
 from tests.support.jobs import DigitsRun, supervised
 
 SCRIPT = Path(__file__).with_name("digits.py")
@@ -58,9 +57,6 @@ def test_workers_that_are_killed_end_with_the_same_bits(
 
 
 def test_a_drill_on_the_device_finds_that_the_script_recovers(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hvdrecover", "drill", "-np", "2", "--folder", str(tmp_path)]
-    command += ["--faults", "kill,kill-all", "--seed", "1", "--", sys.executable, str(SCRIPT)]
-    command += ["--epochs", str(EPOCHS), *OPTIONS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    found = json.loads((tmp_path / "report.json").read_text())
-    assert (done.returncode, found["recovers"], found["findings"]) == (0, True, []), done.stdout
+    script = (sys.executable, SCRIPT, "--epochs", EPOCHS, *OPTIONS)
+    done = drill(tmp_path / "drill", "--faults", "kill,kill-all", "--seed", 1, "--", *script)
+    assert (done.code, done.found["recovers"], done.found["findings"]) == (0, True, []), done.words

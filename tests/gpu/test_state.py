@@ -120,9 +120,6 @@ def test_commits_take_no_memory_of_the_device(device: torch.device) -> None:
     assert len(set(held)) == 1
 
 
-# -- streams -----------------------------------------------------------------------------------------------
-
-
 def _busy(device: torch.device) -> torch.Tensor:
     """A one that the device has not computed yet when this returns."""
     square = torch.ones(2048, 2048, device=device)

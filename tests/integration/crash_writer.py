@@ -1,8 +1,4 @@
-"""A process that writes durable commits and may be killed, and what must hold for its root after any crash.
-
-It is forked from a small server that has imported everything but a framework, so it starts in milliseconds.
-It is a process of its own all the same, with the real storage, the real background writer and a real SIGKILL.
-"""
+"""A process that writes durable commits and is killed, and what must hold for its root after any crash."""
 
 from __future__ import annotations
 
@@ -121,9 +117,6 @@ class Child:
         assert not self.told("raised"), self.told("raised")[0]
         assert code in (0, -signal.SIGKILL), f"the child ended with {code}; it said {self.heard}"
         return code
-
-
-# -- the properties that a root must have after any crash ---------------------------------------------------
 
 
 def check_opens(root: Path, acknowledged: CommitId | None) -> CommitId | None:

@@ -70,8 +70,6 @@ def mounted(kind: str, folder: Path, image: Path, nbytes: int) -> Iterator[Disk]
         subprocess.run(["umount", "--lazy", folder], capture_output=True)
 
 
-# -- system calls that fail ------------------------------------------------------------------------------
-
 # Of x86_64; other machines have others.
 _NUMBERS = {"read": 0, "pwrite": 18, "preadv2": 327, "fsync": 74, "write": 1, "rename": 82, "unlink": 87}
 _SET_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2  # linux/prctl.h
@@ -93,10 +91,7 @@ class _Program(ctypes.Structure):
 
 
 def while_failing(call: str, function: Callable[[], Result], code: int = errno.EIO) -> Result:
-    """Run a function while one system call fails, in it and in all threads that it starts.
-
-    A seccomp filter holds for a thread of its own; when that ends, so does the fault.
-    """
+    """Run a function in a thread whose seccomp filter has one system call fail; it ends with the thread."""
     if platform.machine() != "x86_64":
         pytest.skip(f"the system calls of {platform.machine()} have other numbers")
     outcome: list[Result] = []

@@ -40,10 +40,7 @@ class Step:
 
 
 class Traced:
-    """Makes this process note each change that it is about to make below a folder, and die at one of them.
-
-    It is killed before the step with the number `die_at`, or with half of that write done.
-    """
+    """Notes each change below a folder, and kills this process before the step `die_at` or within it."""
 
     def __init__(
         self, root: Path, note: Callable[[Step], None], die_at: int | None = None, when: When = "before"

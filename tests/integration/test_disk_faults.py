@@ -1,8 +1,4 @@
-"""Disks that are full, read-only, gone or broken: real ones, in a real kernel.
-
-Whatever happens, what was acknowledged stays, what failed is not acknowledged, and writing continues later.
-The drill has jobs whose disk is full or whose root is moved away (``test_drill``).
-"""
+"""Real disks that are full, read-only, gone or broken: what was acknowledged stays, and writing continues."""
 
 from __future__ import annotations
 
@@ -48,9 +44,6 @@ def refused(store: Store, number: int, cause: str | None, nbytes: int = NBYTES) 
     assert str(caught.value).startswith(store.url)
 
 
-# -- full ------------------------------------------------------------------------------------------------
-
-
 def test_wherever_the_space_runs_out_a_commit_is_acknowledged_or_refused(disk: Disk) -> None:
     root = disk.folder / "root"
     store = store_with_a_commit(root, nbytes=PAGE)
@@ -71,9 +64,6 @@ def test_wherever_the_space_runs_out_a_commit_is_acknowledged_or_refused(disk: D
     assert 0 < failed < 24
 
 
-# -- read-only -------------------------------------------------------------------------------------------
-
-
 def test_a_root_that_turns_read_only_is_read_and_written_when_it_is_writable_again(disk: Disk) -> None:
     root = disk.folder / "root"
     store = store_with_a_commit(root)
@@ -89,9 +79,6 @@ def test_a_root_that_turns_read_only_is_read_and_written_when_it_is_writable_aga
     assert check_opens(root, CommitId(1, 3)) == CommitId(1, 3)
 
 
-# -- gone ------------------------------------------------------------------------------------------------
-
-
 def test_a_root_that_is_unmounted_is_not_made_anew_below(disk: Disk, tmp_path: Path) -> None:
     root = disk.folder / "root"
     store = store_with_a_commit(root)
@@ -103,9 +90,6 @@ def test_a_root_that_is_unmounted_is_not_made_anew_below(disk: Disk, tmp_path: P
     with pytest.raises(StorageError):
         store.write(make_commit(CommitId(2, 2)), rank=0)  # after a recovery
     assert list(disk.folder.iterdir()) == []
-
-
-# -- broken ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fsync", "write", "rename"])

@@ -1,8 +1,4 @@
-"""Scripts of the shapes of Horovod's own examples, of which only the import line names us.
-
-Each runs undisturbed, then anew with a checkpoint root: one worker is killed, later the whole job, and it is
-started again.
-"""
+"""Scripts like Horovod's own examples, with only the import line changed, survive kills and restarts."""
 
 from __future__ import annotations
 

@@ -155,8 +155,6 @@ def test_a_host_that_diverges_twice_is_reported(tmp_path: Path) -> None:
     assert failing_hosts(tmp_path / "events") == {"127.0.0.1": 2}
 
 
-# -- Keras; what differs from torch is how steps and gradients are watched -----------------------------------
-
 OF_KERAS = {
     "none": "none {}",
     "nan": "nan {}",

@@ -33,10 +33,7 @@ def test_pip_install_of_the_repository_gives_a_working_package(tmp_path: Path) -
 
 
 def test_the_site_is_built(tmp_path: Path) -> None:
-    """There is no warning of links, anchors, docstrings or their arguments.
-
-    Takes 5 s of a core, and 10 more where .venv-docs has to be made first, as in CI.
-    """
+    """There is no warning of links, anchors, docstrings or their arguments."""
     command = [ROOT / "scripts" / "docs", "--site-dir", tmp_path]
     built = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert built.returncode == 0, built.stdout + built.stderr

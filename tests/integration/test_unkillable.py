@@ -38,12 +38,6 @@ def stuck(process: int) -> int:
     return process
 
 
-def named_in(path: Path) -> int:
-    """The process that has written its number into a file, and waits for the disk."""
-    wait_until(lambda: path.exists() and path.read_text())  # two launchers have to be started before
-    return stuck(int(path.read_text()))
-
-
 def test_a_job_that_can_not_be_killed_is_left_and_named(
     hung: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -66,10 +60,12 @@ def test_a_preemption_on_a_disk_that_hangs_ends_with_75(hung: Path, tmp_path: Pa
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     own = [sys.executable, "-m", "hvdrecover", "run", "-np", "1", "--grace", "1", "--no-standby", "--"]
-    command = [*own, sys.executable, str(script), str(tmp_path / "process"), str(hung)]
+    named = tmp_path / "process"
+    command = [*own, sys.executable, str(script), str(named), str(hung)]
     job = Job(command, tmp_path / "log", {"HVDRECOVER_EVENTS": str(tmp_path / "events")})
     try:
-        process = named_in(tmp_path / "process")
+        wait_until(lambda: named.exists() and named.read_text())  # two launchers have to be started before
+        process = stuck(int(named.read_text()))
         os.kill(job.pid, signal.SIGTERM)
         assert job.wait(120) == PREEMPTED
         assert state(process) == "D"  # still: nobody has waited for its end

@@ -109,9 +109,6 @@ def test_a_host_without_power_is_silent_and_knows_nothing_when_it_is_back(lab: L
     assert (answer, cats[1].returncode) == ("", 255)
 
 
-# -- what is left behind: nothing --------------------------------------------------------------------------
-
-
 def test_a_lab_whose_owner_is_killed_is_removed() -> None:
     mark = uuid.uuid4().hex
     environ = {**os.environ, "MARK": mark}

@@ -35,16 +35,12 @@ class _Call:
 
 @dataclass
 class Ring:
-    """The ranks of one rendezvous.
-
-    Attributes:
-        torn: whether it was lost, so that also collectives that all have called fail on some ranks.
-    """
+    """The ranks of one rendezvous."""
 
     members: list[SimulatedWorld]
     calls: dict[int, _Call] = field(default_factory=dict)
     broken: bool = False  # whether a rank has left, so that collectives fail which it has not called
-    torn: bool = False
+    torn: bool = False  # whether it was lost, so that collectives fail on some ranks though all called them
 
     def tear(self) -> None:
         """Lose the connections of a rank."""
@@ -52,12 +48,7 @@ class Ring:
 
 
 class SimulatedWorld:
-    """The ranks as one process sees them; see `hvdrecover.state.adapter.World`.
-
-    Attributes:
-        at_init: whether it waits for the others.
-        refused: whether the rendezvous has failed.
-    """
+    """The ranks as one process sees them; see `hvdrecover.state.adapter.World`."""
 
     def __init__(self, slot: Slot, process: Running) -> None:
         self.job = slot.driver.job
@@ -66,7 +57,8 @@ class SimulatedWorld:
         self.past = Past()
         self.framework = FakeFramework()  # the framework of the process
         self.ring: Ring | None = None  # the ranks that it has met; None before `init` and after `shutdown`
-        self.at_init = self.refused = self.removed = False
+        self.at_init = False  # whether it waits for the others
+        self.refused = self.removed = False  # whether the rendezvous has failed; whether it has no place
         self._rank = 0
         self._position = 0
         self._patience = math.inf

@@ -312,11 +312,8 @@ class Invariants:
         content = self._manifest(commit)
         damage = "its manifest is gone" if content is None else self._damage(commit, content)
         # A later one may be whole and not be acknowledged yet, as on a full disk: a start resumes from that.
-        if damage is not None and not any(map(self._is_whole, self._complete_after(commit))):
+        if damage is not None and not any(self._is_whole(each) for each in self._complete() if each > commit):
             self._scheduler.fail(f"{why}: the newest durable commit, {commit}, is lost: {damage}")
-
-    def _complete_after(self, commit: CommitId) -> list[CommitId]:
-        return [each for each in self._complete() if each > commit]
 
     def _is_whole(self, commit: CommitId) -> bool:
         content = self._manifest(commit)

@@ -299,10 +299,7 @@ _found_globals: list[tuple[dict[str, Any], str, Callable[[], Any]]] = []
 
 
 def _process_globals() -> list[tuple[dict[str, Any], str, Callable[[], Any]]]:
-    """Return the module globals of the package that hold something of a process, and how to make them.
-
-    These are the names that functions declare ``global``, and the private containers.
-    """
+    """Return the package's globals that belong to a process (``global`` names and private containers)."""
     if not _found_globals:
         for name, module in sorted(sys.modules.items()):
             is_ours = name.startswith((f"{_PACKAGE}state.", f"{_PACKAGE}checkpoint.", f"{_PACKAGE}heartbeat"))
@@ -503,10 +500,7 @@ class SimulatedClock(clock.Clock):
 def installed(
     scheduler: Scheduler, more: Mapping[ModuleType, Mapping[str, Any]] | None = None
 ) -> Iterator[None]:
-    """Have the package's modules use simulated threads, time, process numbers and identities.
-
-    ``more`` replaces further names of modules.
-    """
+    """Have the package use simulated threads, time and process numbers; ``more`` replaces further names."""
     clock = SimulatedClock(scheduler)
 
     def unhandled(facts: Any) -> None:

@@ -1,7 +1,4 @@
-"""One seed, one run: a job, its faults, and what must hold.
-
-``python -m tests.simulation SEED`` prints the transcript of a seed.
-"""
+"""One seed, one run: a job, its faults, and what must hold; ``python -m tests.simulation SEED`` prints it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Horovod in a job of one process, in which tests of torch and of TensorFlow may run one after the other.
-
-Each of Horovod's two libraries has to be initialised; its Python that knows which ranks make a set is there
-once, and asks the library that was imported last.
-"""
+"""Horovod in a job of one process, for tests of torch and of TensorFlow one after the other."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ from hvdrecover.state.horovod import HorovodWorld
 
 def turn_to(hvd: Any) -> None:
     """Have sets of processes ask a framework's library: ``horovod.torch``'s, or ``horovod.tensorflow``'s."""
+    # Its Python is there once for both, and asks the library that was imported last.
     process_sets._setup(hvd.mpi_ops._basics)
 
 

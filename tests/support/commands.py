@@ -92,10 +92,7 @@ def answer(code: str, given: str = "") -> str:
 
 
 def wait_until(reached: Callable[[], object], seconds: float = 200) -> None:
-    """Wait for what is sure to come, though processes of low priority may wait long for a busy processor.
-
-    A look that takes long, as at all processes or by a command, leaves the processors to the job after it.
-    """
+    """Wait, however busy the machine is; a look that takes long is repeated less often."""
     deadline = time.monotonic() + seconds
     while True:
         began = time.monotonic()

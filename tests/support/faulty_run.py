@@ -33,10 +33,7 @@ SECRET = "a-key-that-nobody-else-may-see"
 
 
 class FaultyRun(DigitsRun):
-    """A run of the digits example with faults in it: the lines of its script.
-
-    `sizes`: epoch to the size of the world that is awaited at that epoch's first commits.
-    """
+    """A digits run with faults: lines for its script; `sizes`: epoch to the awaited size of the world."""
 
     script = "faulty_digits.py"
 
@@ -96,10 +93,7 @@ def a_long_run(
 
 
 def kill_in_epoch(run: FaultyRun, job: Job, epoch: int, commits: int) -> None:
-    """Kill all of a job a few commits after an epoch has begun, once a commit of that epoch is durable.
-
-    The run has a gate in that epoch: on a busy machine writes lag behind.
-    """
+    """Kill a job a few commits into an epoch, once one is durable; a gate there waits for slow writes."""
     first = run.wait_for(job, lambda batch: batch.epoch == epoch)
     run.wait_for(
         job, lambda batch: batch.commit >= first.commit + commits and durable(run.root) > first.commit

@@ -1,8 +1,4 @@
-"""The harness of acceptance tests: start jobs, kill their processes, read their files.
-
-Acceptance tests import the harness from here, and nothing else that is private to the package. When the
-harness of the package moves, only this file changes.
-"""
+"""The harness of acceptance tests: start jobs, kill their processes, read their files."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from hvdrecover import cli, events
 from hvdrecover.config import Config
 from hvdrecover.doctor import examination
 from hvdrecover.doctor.examination import Finding, Settings
-from hvdrecover.launch import guardian, horovodrun, supervisor
+from hvdrecover.launch import horovodrun, supervisor
 from tests.support.commands import LAUNCHER_VARIABLES, answer
 
 KEY = __file__  # a file that is there
@@ -251,22 +251,6 @@ def test_hosts_that_are_discovered_are_left_out_later_as_well(jobs: Noted, looke
 
 
 # -- worker ------------------------------------------------------------------------------------------------
-
-
-def test_the_guardians_of_a_job_understand_what_they_are_given(
-    jobs: Noted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    guards: Noted = []
-    monkeypatch.setattr(guardian, "guard", lambda *arguments: guards.append(arguments) or 0)
-    words = ["-np", "2", "--hang-timeout", "7.5", "--no-standby", "--startup-timeout", "90"]
-    command, _, environ, _ = job(jobs, *words, *TRAIN)
-    for name, text in environ.items():
-        monkeypatch.setenv(name, text)
-    assert cli.main([*supervisor.WORKER[3:-1], "--grace", "12.25", "--", *command]) == 0
-    guarded, read = guards.pop()
-    assert guarded == command
-    assert (read.hang_timeout, read.startup_timeout) == (7.5, 90.0)
-    assert (read.grace, read.no_standby) == (12.25, True)
 
 
 # -- all commands ------------------------------------------------------------------------------------------

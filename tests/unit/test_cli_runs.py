@@ -125,11 +125,6 @@ class Story(FakeClock):
         return super().wait(event, timeout)
 
 
-def follow(view, *parts):
-    clock = Story(*parts)
-    return runs.follow(Follower(Path("events")), [view(clock) if view is runs.lines else view], clock), clock
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -148,8 +143,7 @@ def test_lines_tell_what_changes(capsys):
     run = Run(Path("events"))
     run.report(0, "start", pid=5, attempt=1, command=[])
     error = {**PLACES, "error": "disk \x1b[31mfull", "age": 1.0, "attempt": 1}
-    follow(
-        runs.lines,
+    clock = Story(
         lambda: run.rendezvous(4, TWO, 1, 0, "initial"),
         lambda: run.commit(TWO, 1, {1: 5}),
         lambda: (run.commit(TWO, 1, {2: 7}), run.report(8, "outage", **error)),
@@ -159,6 +153,7 @@ def test_lines_tell_what_changes(capsys):
         lambda: run.report(14, "gave_up", pid=5, scope="job", reason="no restarts left"),
         lambda: run.report(16, "end", pid=5, code=3, reason="gave up"),
     )
+    runs.follow(Follower(Path("events")), [runs.lines(clock)], clock)
     lines = [line.split(" ", 2)[2] for line in capsys.readouterr().out.splitlines()]
     fault = r"last fault: 01-01 \S+ crash of rank 1 on node-2: killed by SIGKILL; "
     expected = [

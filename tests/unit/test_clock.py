@@ -16,14 +16,6 @@ def gate() -> Iterator[threading.Event]:
     gate.set()
 
 
-def test_a_call_in_time_returns_and_raises_as_ever() -> None:
-    bounded = Bounded(60.0)
-    assert bounded(int, "7f", base=16) == 127
-    with pytest.raises(ValueError, match="invalid literal"):
-        bounded(int, "x")
-    assert bounded(int, "1") == 1
-
-
 def test_a_call_that_is_late_fails_those_after_it_until_it_has_ended(gate: threading.Event) -> None:
     bounded = Bounded(0.05)
     with pytest.raises(TimeoutError, match=r"no answer in 0\.05 s"):

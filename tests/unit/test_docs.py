@@ -14,8 +14,6 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 
-# -- architecture.md: the table of the adapters' files -----------------------------------------------------
-
 ADAPTERS = ("torch", "tensorflow")
 
 
@@ -48,8 +46,6 @@ def test_a_name_that_both_adapters_have_is_of_one_role() -> None:
     assert apart & files("torch") & files("tensorflow") == set()
 
 
-# -- discovery.md ------------------------------------------------------------------------------------------
-
 DISCOVERY = (DOCS / "discovery.md").read_text()
 OWN = "rack"  # the example of a source of one's own
 WAYS = (
@@ -77,8 +73,6 @@ def test_the_example_of_a_source_works(tmp_path: Path, monkeypatch: pytest.Monke
     assert source({}, 5.0) == [Host("rack7-a", 4), Host("rack7-b", 4)]
 
 
-# -- glossary.md -------------------------------------------------------------------------------------------
-
 WORDS = re.findall(r"^\| ([a-z -]+) \| (?!meaning)", (DOCS / "glossary.md").read_text(), re.MULTILINE)
 
 
@@ -88,8 +82,6 @@ def test_the_glossary_has_at_most_thirty_words_in_order_and_another_page_uses_ea
     pages = [page.read_text().lower() for page in DOCS.rglob("*.md") if page.name != "glossary.md"]
     assert [word for word in WORDS if not any(word in page for page in pages)] == []
 
-
-# -- horovod-issues.md -------------------------------------------------------------------------------------
 
 ISSUES = (DOCS / "horovod-issues.md").read_text()
 
@@ -104,9 +96,6 @@ def test_each_of_horovods_issues_is_linked_by_its_number() -> None:
     links = re.findall(r"\[#(\d+)\]\(https://github\.com/horovod/horovod/(?:issues|pull)/(\d+)\)", ISSUES)
     assert len(links) >= 14
     assert [shown for shown, _ in links] == [number for _, number in links]
-
-
-# -- tests/README.md ---------------------------------------------------------------------------------------
 
 
 def test_each_file_with_tests_that_only_long_runs_have_is_listed() -> None:

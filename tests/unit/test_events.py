@@ -82,10 +82,7 @@ def test_every_kind_that_the_package_emits_is_documented():
 
 @contextmanager
 def bare_logging():
-    """Logging as in a program that has not set it up; put back at the end.
-
-    Not a fixture, because pytest adds its own handler after those.
-    """
+    """Logging as in a program that has not set it up; no fixture, as pytest adds its handler after those."""
     ours, root = events.logger, logging.getLogger()
     before = (ours.handlers[:], ours.propagate, ours.level, root.handlers[:])
     ours.handlers, root.handlers = [], []

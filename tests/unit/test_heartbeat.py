@@ -37,9 +37,6 @@ def shared() -> Iterator[int]:
     os.close(descriptor)
 
 
-# -- between two processes ---------------------------------------------------------------------------------
-
-
 def test_one_process_writes_what_another_one_reads(shared: int) -> None:
     page = Page.from_buffer(mmap.mmap(shared, heartbeat.SIZE))
     page.begin(Phase.UNKNOWN)
@@ -84,9 +81,6 @@ def test_who_attaches_starts_unless_it_is_further(
     assert guardians.read().phase == (Phase.STARTING if phase in (Phase.UNKNOWN, Phase.READY) else phase)
     monkeypatch.undo()
     assert not heartbeat.watched()
-
-
-# -- progress ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -145,9 +139,6 @@ def test_the_longest_silence_of_a_beginning_counts_when_it_has_come_to_its_commi
     assert heartbeat.page.longest == 30.0
 
 
-# -- what is asked -----------------------------------------------------------------------------------------
-
-
 def test_who_was_asked_to_leave_with_all_is_not_asked_for_less(page: Page) -> None:
     for asked in (Stop.NO, Stop.HOST, Stop.JOB):
         page.ask(asked)
@@ -166,9 +157,6 @@ def test_ranks_wait_without_limit_unless_they_train_and_are_not_paused(page: Pag
     assert page.read().waiting  # the others may still be in theirs
     heartbeat.heartbeat()
     assert not page.read().waiting
-
-
-# -- callbacks and words -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("progress", [heartbeat.stepped, heartbeat.recorded, heartbeat.heartbeat])

@@ -78,17 +78,14 @@ def tree(module):
 @functools.cache
 def imports(module):
     """Absolute names of all that a module imports, also inside functions."""
-    return tuple(_imports(module))
-
-
-def _imports(module):
+    found = []
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}: relative import"
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return tuple(found)
 
 
 @functools.cache

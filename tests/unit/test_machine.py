@@ -25,9 +25,6 @@ def test_a_name_server_that_hangs_keeps_nobody(monkeypatch: pytest.MonkeyPatch) 
     gate.set()
 
 
-# -- memory ----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def system(tmp_path: Path) -> Path:
     """A machine with 8,000 kB that processes can have."""
@@ -75,9 +72,6 @@ def test_cgroups_of_version_1(system: Path) -> None:
     (folder / "memory.usage_in_bytes").write_text("2000\n")
     (folder / "memory.stat").write_text("cache 1\ntotal_inactive_file 300\ntotal_active_file 40\n")
     assert found(system) == Available(3340, True)
-
-
-# -- processes -------------------------------------------------------------------------------------------
 
 
 def test_a_process_has_ended_when_it_has() -> None:

@@ -13,13 +13,6 @@ from benchmarks.topics import peers
 FOLDER = Path(peers_training.__file__).parent / "peers"
 
 
-def test_each_peer_has_a_training() -> None:
-    started = {launchers.STANDBY.way, *(each.way for each in launchers.peers("python"))}
-    assert started == {*peers_training.WAYS}
-    for way, module in peers_training.WAYS.items():
-        assert f"def by_{way}(" in (FOLDER / f"{module}.py").read_text()
-
-
 def test_each_peer_is_named_with_the_version_that_is_installed() -> None:
     titles = [each.title.lower() for each in launchers.peers("python")]
     for package in environment._PACKAGES:

@@ -38,21 +38,14 @@ class Killed(BaseException):
 
 
 class Wrapped:
-    """A storage whose mutating calls can be made to fail.
-
-    Attributes:
-        calls: the mutating calls that were begun, as ``verb path``.
-        plan: what the next mutating calls raise, in order; None lets one through. Used once each.
-        kill_at: number of the mutating call, from 0, in which the process is killed; None for never.
-        after: whether it is killed at the end of that call instead of its start.
-    """
+    """A storage whose mutating calls can be made to fail."""
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
-        self.calls: list[str] = []
-        self.plan: list[Exception | None] = []
-        self.kill_at: int | None = None
-        self.after = False
+        self.calls: list[str] = []  # the mutating calls that were begun, as ``verb path``
+        self.plan: list[Exception | None] = []  # the next calls raise these, in order; None lets one through
+        self.kill_at: int | None = None  # the number, from 0, of the call in which the process is killed
+        self.after = False  # the process is killed at the end of that call, not at its start
 
     def __getattr__(self, name: str) -> Any:
         if name in ("write", "publish", "create", "remove", "delete"):

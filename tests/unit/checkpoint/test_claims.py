@@ -16,9 +16,6 @@ def claims_at(storage, job, host="host"):
     return Claims(storage, job=job, host=host, clock=FakeClock(start=1_000.0))
 
 
-# -- who is told what ----------------------------------------------------------------------------------
-
-
 def test_the_error_names_the_job_that_has_replaced_this_one(root):
     old, new = claims_at(root, "old"), claims_at(root, "3f2a91c4b7", host="host-b")
     old.take_after(0)
@@ -66,9 +63,6 @@ def test_a_claim_of_an_unknown_format_stops_the_job_and_is_left_as_it_is(root):
     assert claims.read(2).job == OLD["job"]
 
 
-# -- a job that was replaced stays so ------------------------------------------------------------------
-
-
 def test_a_start_of_a_job_that_was_replaced_is_refused_and_touches_nothing(root):
     old, new = make_store(root, job="old"), make_store(root, job="new")
     old.claim_next()
@@ -85,9 +79,6 @@ def test_a_start_of_a_job_that_was_replaced_is_refused_and_touches_nothing(root)
     with pytest.raises(FencedError):
         restarted.write(make_snapshot(3, 3), rank=0)
     assert (content(root), wrapped.calls) == (before, [])
-
-
-# -- at the same time ----------------------------------------------------------------------------------
 
 
 class Interrupted:
@@ -162,9 +153,6 @@ def test_a_start_overtakes_a_recovery_wherever_one_interrupts_the_other(old_job,
         if not was_interrupted:  # it makes fewer calls
             break
     assert generations == {4, 11}
-
-
-# -- a root that has vanished --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("wrote", "left"), [(False, {"1": 1, "2": 2}), (True, {"2": 2})])

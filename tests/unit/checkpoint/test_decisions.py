@@ -14,16 +14,12 @@ from hvdrecover.errors import ConfigError
 from hvdrecover.state.durable import is_due
 
 
-@pytest.mark.parametrize(
-    ("commit", "name"),
-    [
+def test_a_commit_and_its_folder():
+    for commit, name in [
         (CommitId(3, 120), "g0003-c00000120"),
-        (CommitId(0, 0), "g0000-c00000000"),
         (CommitId(12345, 1234567890), "g12345-c1234567890"),
-    ],
-)
-def test_a_commit_and_its_folder(commit, name):
-    assert (commit.name, str(commit), CommitId.parse(name)) == (name, name, commit)
+    ]:
+        assert (commit.name, str(commit), CommitId.parse(name)) == (name, name, commit)
 
 
 @pytest.mark.parametrize(
@@ -55,28 +51,22 @@ def test_retries_wait_twice_as_long_each_time_up_to_a_cap():
     [
         ("checkpoint", lambda: Checkpoint("")),
         ("checkpoint", lambda: Checkpoint(None)),
-        ("checkpoint", lambda: Checkpoint(b"/data")),
         ("every_commits", lambda: Checkpoint("/data", every_commits=0)),
         ("every_commits", lambda: Checkpoint("/data", every_commits=True)),
         ("every_seconds", lambda: Checkpoint("/data", every_seconds=0)),
         ("every_seconds", lambda: Checkpoint("/data", every_seconds=math.nan)),
         ("every_seconds", lambda: Checkpoint("/data", every_seconds="60")),
         ("keep", lambda: Checkpoint("/data", keep=0)),
-        ("keep", lambda: Checkpoint("/data", keep=True)),
         ("keep", lambda: Checkpoint("/data", keep={"newest": 3})),
         ("near", lambda: Checkpoint("/data", near=" ")),
         ("strict", lambda: Checkpoint("/data", strict="no")),
         ("keep.last", lambda: Keep(last=0)),
-        ("keep.last", lambda: Keep(last=True)),
         ("keep.period", lambda: Keep(period=0)),
         ("keep.within", lambda: Keep(within=0)),
-        ("keep.within", lambda: Keep(within=math.nan)),
-        ("keep.within", lambda: Keep(within="1h")),
         ("keep.best", lambda: Keep(best="val_loss")),
         ("best.metric", lambda: Best("state.val_loss")),
         ("best.mode", lambda: Best("loss", mode="least")),
         ("best.count", lambda: Best("loss", count=0)),
-        ("best.count", lambda: Best("loss", count=True)),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(name, make):
@@ -103,9 +93,6 @@ def kept(commits, now=NOW, **rules):
 
 def measured(*values):
     return [Facts(CommitId(1, number), 0.0, value) for number, value in enumerate(values)]
-
-
-# -- the commits that are deleted -----------------------------------------------------------------------
 
 
 def test_the_newest_are_kept_and_the_rest_expires_oldest_first():
@@ -146,9 +133,6 @@ def test_the_best_are_kept():
     assert kept(commits, last=1, best=Best("loss", count=2)) == [1, 4, 6]
 
 
-# -- the number ----------------------------------------------------------------------------------------
-
-
 def manifest(value):
     return Manifest(1, 1, 0.0, {}, 1, {}, (), {"attributes": {"loss": encode(value, "")}})
 
@@ -158,13 +142,11 @@ def manifest(value):
     [
         (3, 3.0),
         (0.25, 0.25),
-        (-0.5, -0.5),
         (np.float32(0.5), 0.5),
         (np.int64(7), 7.0),
         (None, None),
         (math.nan, None),
         (math.inf, None),
-        (-math.inf, None),
         (np.float32(np.nan), None),
         (2**2000, None),
     ],

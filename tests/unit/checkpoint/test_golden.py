@@ -18,12 +18,6 @@ from tests.unit.checkpoint.roots import make_store
 FORMAT_1 = Path(__file__).parents[2] / "golden" / "format-1"
 
 
-@pytest.fixture
-def loaded(tmp_path):
-    shutil.copytree(FORMAT_1, tmp_path / "root")
-    return load_newest(make_store(LocalStorage(tmp_path / "root")))
-
-
 def test_its_claim_and_a_job_that_continues_from_it(tmp_path):
     shutil.copytree(FORMAT_1, tmp_path / "root")
     store = make_store(LocalStorage(tmp_path / "root"), job="new")
@@ -37,7 +31,9 @@ def test_its_claim_and_a_job_that_continues_from_it(tmp_path):
     assert load_newest(store).id == later.id
 
 
-def test_its_facts_and_tensors(loaded):
+def test_its_facts_tensors_objects_and_sample_cursor(tmp_path):
+    shutil.copytree(FORMAT_1, tmp_path / "root")
+    loaded = load_newest(make_store(LocalStorage(tmp_path / "root")))
     assert loaded.id == golden.ID
     assert (loaded.world_size, loaded.finished, loaded.versions["torch"]) == (4, True, "2.13.0")
     assert loaded.state["random"] == {"seed": 42, "states": {}}
@@ -49,15 +45,9 @@ def test_its_facts_and_tensors(loaded):
         }
         for key, (_, array) in tensors.items():
             assert loaded.arenas[name].bytes_of(key).tobytes() == array.tobytes()
-
-
-def test_its_objects(loaded):
     objects = decode(loaded.state["attributes"]["objects"])
     assert list(objects) == list(golden.OBJECTS)
     assert [key for key, value in golden.OBJECTS.items() if not golden.same(objects[key], value)] == []
-
-
-def test_its_sample_cursor(loaded):
     order = SampleOrder(1000, seed=7)
     order.load_state_dict(loaded.state["samplers"]["sampler"])
     assert (order.epoch, order.done) == (2, 64)

@@ -5,7 +5,6 @@ An attacker can make digests that match. So these do, and the tests reach the ch
 
 import contextlib
 import copy
-import itertools
 import math
 import os
 import resource
@@ -47,10 +46,9 @@ def no_large_allocation():
 
 def cases(count):
     """So many, the same in each run. One that fails is shown as it is: to shrink it would take minutes."""
-    phases = [Phase.explicit, Phase.generate]
     return settings(
         max_examples=count,
-        phases=phases,
+        phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
         derandomize=True,
         database=None,
@@ -111,9 +109,6 @@ FIELDS = {
 }
 
 
-_numbers = itertools.count()
-
-
 @pytest.fixture(scope="module")
 def roots():
     """The place of roots: in memory, for there are thousands, and readers fsync what they leave."""
@@ -124,7 +119,7 @@ def roots():
 
 def write(roots, manifest):
     """A root with one commit of this manifest and a model."""
-    root = roots / str(next(_numbers))
+    root = Path(tempfile.mkdtemp(dir=roots))
     folder = root / ID.name
     folder.mkdir(parents=True)
     (folder / FILE_NAME).write_bytes(manifest)
@@ -141,15 +136,6 @@ def read(root):
         except REFUSED as error:
             assert str(error).startswith(f"file://{root}/{ID.name}/")
             return None
-
-
-def load(snapshot, root, *, strict):
-    """Load what was read into a state, as `State` does."""
-    framework = FakeFramework()
-    present = {"model": FakeModel(weight=[1.0, 2.0]), "sampler": FakeSampler(10), "step": 0}
-    contents = Contents(framework, present, reserved=set())
-    with watched(root), contextlib.suppress(CorruptCheckpointError, MismatchError):
-        contents.load(snapshot.state, snapshot.arenas, "the commit", strict=strict)
 
 
 # -- hostile values ---------------------------------------------------------------------------------------
@@ -223,7 +209,10 @@ def test_an_altered_manifest_with_a_matching_digest_is_refused_or_harmless(roots
     if snapshot is not None:
         assert snapshot.id == ID
         assert set(snapshot.arenas) <= {"model"}
-        load(snapshot, root, strict=False)
+        present = {"model": FakeModel(weight=[1.0, 2.0]), "sampler": FakeSampler(10), "step": 0}
+        contents = Contents(FakeFramework(), present, reserved=set())
+        with watched(root), contextlib.suppress(CorruptCheckpointError, MismatchError):
+            contents.load(snapshot.state, snapshot.arenas, "the commit", strict=False)
 
 
 # -- states -----------------------------------------------------------------------------------------------

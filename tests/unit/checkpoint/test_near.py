@@ -20,6 +20,7 @@ from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import NoUsableCommitError, StorageError
 from tests.fakes.clock import FakeClock
+from tests.unit.checkpoint.roots import flip
 
 SIZE = 3000
 
@@ -38,11 +39,10 @@ class Process:
         self.path = path
         self.recalled = recalled(path, mapped)
         self.decisions: list[str | None] = []
-        self.tier = NearTier(keeper, self.recalled, SYSTEM_CLOCK, self.decide)
+        self.tier = NearTier(
+            keeper, self.recalled, SYSTEM_CLOCK, lambda refusal, _: self.decisions.append(refusal)
+        )
         self.tier.begin({"host": "h1", "rank": 0, "job": "job/start"})
-
-    def decide(self, refusal: str | None, nbytes: int) -> None:
-        self.decisions.append(refusal)
 
     def commit(
         self, number: int, size: int = SIZE, pinned: tuple[Arena, ...] = (), seal: bool = True
@@ -157,12 +157,6 @@ def test_the_newest_sealed_commit_is_never_overwritten(process: Process) -> None
         assert found.id.commit >= number - 2
 
 
-def flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -172,7 +166,7 @@ def flip(file: Path) -> None:
         lambda commit: os.truncate(commit / "model.safetensors", 100),
         lambda commit: (commit / "model.safetensors").write_bytes(b""),
         lambda commit: (commit / "model.safetensors").write_bytes(b"\0" * 64),
-        lambda commit: flip(commit / "model.safetensors"),
+        lambda commit: flip(LocalStorage(commit), "model.safetensors"),
     ],
     ids=["no manifest", "half a manifest", "no file", "half a file", "empty", "nonsense", "a flipped bit"],
 )

@@ -6,7 +6,6 @@ import errno
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import fsspec
@@ -226,10 +225,6 @@ def write(path, data):
     return LocalStorage(path.parent).write(path.name, data)
 
 
-def read(path, into):
-    return LocalStorage(path.parent).read_into(path.name, into)
-
-
 def content(size, *, aligned=True):
     """Bytes that differ from page to page and from piece to piece."""
     found = allocate(size + 1)[:size] if aligned else allocate(size + 1)[1:]
@@ -242,23 +237,18 @@ def check_there_and_back(path, size, *, aligned=True):
     assert write(path, data) == digest(data)
     assert path.read_bytes() == data.tobytes()
     back = allocate(size + 1)[:size] if aligned else allocate(size + 1)[1:]
-    assert read(path, back) == (size, digest(data))
+    assert LocalStorage(path.parent).read_into(path.name, back) == (size, digest(data))
     assert np.array_equal(back, data)
 
 
-def open_files():
-    return list(Path("/proc/self/fd").iterdir())
-
-
 class Calls:
-    """The calls of `os`, as (call, past the page cache, bytes, start), and the errors they shall give."""
+    """The calls of `os`, as (call, past the page cache, bytes), and the errors they shall give."""
 
     def __init__(self, monkeypatch):
         self.made = []
         self.fail = {}
         self.at_most = None
         self._direct = set()
-        self._lock = threading.Lock()
         self._os = {name: getattr(os, name) for name in ("open", "pwrite", "preadv")}
         monkeypatch.setattr(os, "open", self.open)
         monkeypatch.setattr(os, "pwrite", lambda fd, data, at: self._transfer("pwrite", fd, data, at))
@@ -273,8 +263,7 @@ class Calls:
 
     def _transfer(self, name, fd, data, start):
         past = fd in self._direct
-        with self._lock:
-            self.made.append((name, past, len(data), start))
+        self.made.append((name, past, len(data)))
         if past and name in self.fail:
             raise OSError(self.fail[name], os.strerror(self.fail[name]))
         if self.at_most is not None:
@@ -282,7 +271,7 @@ class Calls:
         return self._os[name](fd, data if name == "pwrite" else [data], start)
 
     def past(self, name):
-        return [size for call, past, size, _ in self.made if call == name and past]
+        return [size for call, past, size in self.made if call == name and past]
 
 
 @pytest.fixture
@@ -312,7 +301,7 @@ def test_whole_pages_go_past_the_page_cache_and_only_the_rest_through_it(
     check_there_and_back(tmp_path / "file", size)
     for name in ("pwrite", "preadv"):
         assert sum(calls.past(name)) == size // PAGE * PAGE
-        assert sum(size for call, past, size, _ in calls.made if call == name and not past) == size % PAGE
+        assert sum(size for call, past, size in calls.made if call == name and not past) == size % PAGE
         assert max(calls.past(name), default=0) <= PIECE
 
 
@@ -320,10 +309,10 @@ def test_whole_pages_go_past_the_page_cache_and_only_the_rest_through_it(
 @pytest.mark.parametrize("size", [PAGE, 4 * PIECE])
 def test_any_other_error_is_raised_and_no_descriptor_is_left(tmp_path, calls, call, size):
     calls.fail = {call: errno.EIO}
-    before = len(open_files())
+    before = len([*Path("/proc/self/fd").iterdir()])
     with pytest.raises(StorageError, match="Input/output error"):
         write(tmp_path / "file", content(size))
-    assert len(open_files()) == before
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
 @pytest.mark.parametrize("at_most", [1000, PAGE, 3 * PAGE, 3 * PAGE + 512])

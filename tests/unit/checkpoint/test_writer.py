@@ -16,10 +16,6 @@ from tests.unit.checkpoint.roots import Wrapped, assert_is, content, make_snapsh
 TIMEOUT = 30  # seconds; never reached unless something is broken
 
 
-def away():
-    return StorageError("url", "the storage is away.")
-
-
 @pytest.fixture
 def clock():
     return SharedClock()
@@ -49,25 +45,11 @@ def writer(store):
 def begin_outage(writer, wrapped, clock, commit=2):
     """A commit that can't be written, and a writer that pauses for as long as the test likes."""
     clock.pauses = 0
-    wrapped.plan = [away() for _ in range(1000)]
+    wrapped.plan = [StorageError("url", "the storage is away.") for _ in range(1000)]
     snapshot = make_snapshot(1, commit)
     assert writer.submit(snapshot)
     assert clock.in_pause.wait(TIMEOUT)
     return snapshot
-
-
-def try_again(clock):
-    """Let the pause end, and the next attempt fail."""
-    clock.in_pause.clear()
-    clock.advance(60)
-    assert clock.in_pause.wait(TIMEOUT)
-
-
-def messages(store, kind):
-    return [facts["message"] for facts in store.events.of(kind)]
-
-
-# -- outages -------------------------------------------------------------------------------------------------
 
 
 def test_an_outage_is_one_line_when_it_begins_and_one_when_it_ends(store, wrapped, clock, writer):
@@ -75,19 +57,21 @@ def test_an_outage_is_one_line_when_it_begins_and_one_when_it_ends(store, wrappe
     writer.wait()
     clock.advance(42)
     begin_outage(writer, wrapped, clock, commit=3)
-    for _ in range(5):
-        try_again(clock)
+    for _ in range(5):  # the pause ends, and the next attempt fails
+        clock.in_pause.clear()
+        clock.advance(60)
+        assert clock.in_pause.wait(TIMEOUT)
     wrapped.plan.clear()
     writer.hurry()
     writer.wait()
     loud = [facts["message"] for _, facts in store.events.noted if facts["level"] >= logging.INFO]
-    (begins,), (ends,) = messages(store, "outage"), messages(store, "outage_over")
+    (begins,), (over,) = store.events.of("outage"), store.events.of("outage_over")
+    begins, ends = begins["message"], over["message"]
     assert [line for line in loud if line] == [begins, ends]
     assert "commit 3 could not be written: url: the storage is away. Training continues" in begins
     assert begins.endswith("the last durable commit, 2, is 42 s old")
     assert ends.endswith("works again after 300 s; g0001-c00000003 is durable")
-    (facts,) = store.events.of("outage_over")
-    assert (facts["attempts"], facts["seconds"]) == (6, 300.0)
+    assert (over["attempts"], over["seconds"]) == (6, 300.0)
     assert len(store.events.of("write_failed")) == 6
 
 
@@ -136,9 +120,6 @@ def test_stop_ends_a_pause_and_the_retries(store, wrapped, clock, writer):
         writer.submit(make_snapshot(1, 3))
 
 
-# -- what time cannot mend -----------------------------------------------------------------------------------
-
-
 def test_being_fenced_is_final(store, wrapped, clock, writer):
     make_store(wrapped.inner, job="new").claim_next()
     writer.submit(make_snapshot(1, 2))
@@ -153,9 +134,6 @@ def test_being_fenced_is_final(store, wrapped, clock, writer):
     assert_is(load_newest(store), make_snapshot(1, 1))
 
 
-# -- threads and memory --------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def no_collector():
     """Only references count, so what is let go is let go at once."""
@@ -163,14 +141,6 @@ def no_collector():
     gc.disable()
     yield
     gc.enable()
-
-
-def watched(commit):
-    snapshot = make_snapshot(1, commit)
-    gone = threading.Event()
-    for arena in snapshot.arenas.values():
-        weakref.finalize(arena.buffer, gone.set)
-    return snapshot, gone
 
 
 def deep_error(buffer, depth=3):
@@ -189,9 +159,11 @@ def test_a_snapshot_is_let_go_when_its_write_has_failed(
 ):
     clock.pauses = 0
     monkeypatch.setattr(wrapped, "write", lambda path, buffer: deep_error(buffer))
-    snapshot, gone = watched(2)
+    snapshot, gone = make_snapshot(1, 2), threading.Event()
+    for arena in snapshot.arenas.values():
+        weakref.finalize(arena.buffer, gone.set)
     writer.submit(snapshot)
-    del snapshot
+    del snapshot, arena
     assert clock.in_pause.wait(TIMEOUT)
     with pytest.raises(HvdrecoverError):
         clock.pauses = 1

@@ -37,9 +37,6 @@ def test_a_restored_cursor_at_the_end_yields_nothing_once(tail, done):
     assert len(order.begin()) == (3 if tail == "pad" else 2)
 
 
-# -- epochs that a framework names, or nobody --------------------------------------------------------------
-
-
 @pytest.mark.parametrize("names", [(2,), (0, 1, 2), (2, 0, 1)])
 def test_a_resumed_epoch_continues_if_it_is_the_highest_that_is_named(names):
     before = SampleOrder(10)
@@ -118,7 +115,6 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(changes, facts
     [
         ("tail", lambda: SampleOrder(1, tail="wrap")),
         ("seed", lambda: SampleOrder(1, seed=1.5)),
-        ("seed", lambda: SampleOrder(1, seed=None)),
         ("epoch", lambda: SampleOrder(1).set_epoch(-1)),
         ("epoch", lambda: SampleOrder(1).set_epoch(1.5)),
         ("batch_size", lambda: SampleOrder(1).record(-1)),
@@ -128,9 +124,6 @@ def test_what_cannot_be_is_a_config_error_that_names_it(name, make):
     with pytest.raises(ConfigError) as caught:
         make()
     assert caught.value.name == name
-
-
-# -- batches that are left out -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batches", [1, 2, 3])

@@ -90,9 +90,6 @@ def command_line(job: Parts) -> argparse.Namespace:
     return arguments
 
 
-# Kubernetes.
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 def test_documents_fit_the_schemas_of_kubernetes(version: str) -> None:
     kinds = set()
@@ -105,9 +102,6 @@ def test_documents_fit_the_schemas_of_kubernetes(version: str) -> None:
             template = {"apiVersion": "v1", "kind": "PodTemplate", "template": replicas["template"]}
             kubernetes_validate.validate(template, version, strict=True)
     assert kinds >= {"MPIJob", "Job", "StatefulSet", "Service", "Role", "PersistentVolumeClaim"}
-
-
-# Host discovery.
 
 
 @each_job
@@ -131,9 +125,6 @@ def test_discovery_selects_the_workers_and_the_role_allows_it(job: Parts) -> Non
     assert arguments.processes == slots * job.workers
     assert arguments.least == slots  # any one host will do
     assert GPU not in container(job.launcher)["resources"]["limits"]
-
-
-# How pods end.
 
 
 @each_job
@@ -176,9 +167,6 @@ def test_leave_host_ends_guardians_and_waits_for_them(tmp_path: Path) -> None:
     ]
 
 
-# Files and memory.
-
-
 def test_metrics_are_those_of_the_job() -> None:
     job = plain_job().launcher
     (metrics,) = job["spec"]["initContainers"]
@@ -190,9 +178,6 @@ def test_metrics_are_those_of_the_job() -> None:
     assert arguments.folder == Path(events["value"])
     assert arguments.watch
     assert arguments.prometheus[1] == metrics["ports"][0]["containerPort"]
-
-
-# The image.
 
 
 def instructions() -> list[tuple[str, str]]:

@@ -39,9 +39,6 @@ def discover(tmp_path: Path) -> Discover:
     return discover
 
 
-# -- failures ----------------------------------------------------------------------------------------------
-
-
 def test_a_first_answer_that_fails_says_why(discover: Discover, tmp_path: Path) -> None:
     done = discover("file", "missing", NO_CHECKS)
     assert (done.returncode, done.stdout) == (1, "")
@@ -105,9 +102,6 @@ def test_where_nothing_can_be_remembered_there_is_an_answer_all_the_same(
     assert "the cache of host discovery cannot be written: " in done.stderr
 
 
-# -- checks ------------------------------------------------------------------------------------------------
-
-
 def test_a_check_that_hangs_leaves_no_process(discover: Discover, tmp_path: Path) -> None:
     seconds = str(random.SystemRandom().randrange(10**5, 10**6))
     # On a busy machine, a second may end before the check has begun.
@@ -128,9 +122,6 @@ def test_a_users_command_checks_hosts(discover: Discover, tmp_path: Path) -> Non
 
     (tmp_path / "fine").touch()
     until(lambda: discover(*words).stdout == "localhost:1\n", "the host is healthy again")
-
-
-# -- sources of others -------------------------------------------------------------------------------------
 
 
 def test_others_add_sources_by_entry_point(discover: Discover, tmp_path: Path) -> None:

@@ -45,9 +45,6 @@ def problem(environ, **options):
     return str(caught.value)
 
 
-# Namespaces.
-
-
 def test_the_namespace_is_the_one_said_else_that_of_the_context_else_default(api, tmp_path):
     api.readable |= {"here", "there", "said"}
     for number, namespace in enumerate(["default", "here", "there", "said"]):
@@ -97,9 +94,6 @@ def test_in_a_pod_its_service_account_asks_about_its_namespace(tmp_path, monkeyp
         assert len(server.requests) == asked
 
 
-# What goes wrong.
-
-
 def test_what_the_credentials_lack_is_named(api, environ):
     text = problem(environ, namespace="theirs")
     assert re.search("""User "me" cannot list resource "pods".* Role .*'list' .*pods .*'theirs'""", text)
@@ -118,9 +112,6 @@ def test_answers_that_are_none(api, environ, status, body, expected):
     text = problem(environ)
     assert text.startswith(api.url)
     assert expected in text
-
-
-# From pods to hosts.
 
 
 def test_pods_are_hosts_only_while_they_are_ready_and_are_to_stay():

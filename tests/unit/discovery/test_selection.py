@@ -122,9 +122,6 @@ def test_two_failed_checks_in_a_row_exclude_a_host_and_three_good_ones_bring_it_
     assert not health_after(None, "refused", 0.0).healthy
 
 
-# -- cooldown -------------------------------------------------------------------------------------------
-
-
 def test_reports_are_read_back_also_after_a_writer_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "failing-hosts"
     assert read_reports(path) == read_reports(None) == {}

@@ -52,9 +52,6 @@ def test_a_run_that_continues_from_a_commit_passes(again: int) -> None:
     assert (found.findings, found.samples_miscounted, found.compared) == ([], 0, 6)
 
 
-# -- samples and steps -------------------------------------------------------------------------------------
-
-
 def test_samples_that_are_lost_or_repeated_are_counted() -> None:
     story = train(disturbed().step(samples=(8, 8), at=8).commit(), 3, 6)
     found = the(check.SAMPLES_ONCE, story)
@@ -72,9 +69,6 @@ def test_steps_that_were_done_again_are_counted_once_for_all_ranks() -> None:
     story = Story().rendezvous(1, 0).step().commit().step().step()
     assert story.records.steps_repeated == 0
     assert story.rendezvous(2, 1, 0).step().step().records.steps_repeated == 2
-
-
-# -- commits -----------------------------------------------------------------------------------------------
 
 
 def test_runs_are_compared_up_to_another_number_of_ranks_and_the_rest_is_told() -> None:
@@ -99,9 +93,6 @@ def test_with_virtual_ranks_commits_are_compared_on_any_number_of_ranks(
     found = compare(expected.records, mine.records)
     assert (found.compared, found.not_compared) == (3, "")
     assert [each.check for each in found.findings] == broken
-
-
-# -- rank-local state --------------------------------------------------------------------------------------
 
 
 def own(commit: int, ranks: tuple[int, int] = (0, 1)) -> list[Mapping[str, Any]]:
@@ -162,22 +153,13 @@ def test_weights_that_differ_between_ranks_are_not_rank_local() -> None:
     assert checks(expected.records, mine) == [check.SAME_COMMITS]
 
 
-# -- the machine -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ended(tmp_path: Path) -> ScriptRun:
-    """A run that has made two commits and ended with 0."""
-    run = ScriptRun(tmp_path / "run", Command(("train",), 2))
-    store = make_store(open_storage(str(run.root)))
+def test_a_broken_commit_is_found_unless_the_drill_broke_it(tmp_path: Path) -> None:
+    ended = ScriptRun(tmp_path / "run", Command(("train",), 2))
+    store = make_store(open_storage(str(ended.root)))
     store.claim_next()
     for number in (1, 2):
         store.write(make_snapshot(1, number), rank=0)
-    run.codes.append(0)
-    return run
-
-
-def test_a_broken_commit_is_found_unless_the_drill_broke_it(ended: ScriptRun) -> None:
+    ended.codes.append(0)
     newest = faults.complete(ended)[0]
     faults.spoil(ended.root / newest.name)
     (found,) = check.machine(ended, [], 0)

@@ -45,9 +45,6 @@ def test_an_unknown_fault_is_refused_and_all_are_named() -> None:
         faults.find(["kill-all", "kil"])
 
 
-# -- several hosts ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

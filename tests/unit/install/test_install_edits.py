@@ -12,7 +12,7 @@ import pytest
 
 from hvdrecover import cli
 from hvdrecover.errors import InstallError
-from hvdrecover.install.edits import EDITS, Edit, apply, diff, parse
+from hvdrecover.install.edits import EDITS, Edit, apply, diff
 
 ONE = Edit("one", "a.txt", "old one", "new one")
 TWO = Edit("two", "sub/b.txt", "old two", "new two")
@@ -49,14 +49,6 @@ def test_nothing_but_the_text_changes_and_the_first_line_says_that_it_did(
     first, rest = (tmp_path / file).read_bytes().split(b"\n", 1)
     assert first.startswith(f"{comment} Changed by hvdrecover".encode())
     assert rest == "é\r\nnew one\nrest".encode()
-
-
-def test_an_edit_is_read_from_lines_that_stay_go_and_come() -> None:
-    text = "# Why.\n@@ one a.py\n stays\n-goes\n\n+comes\n~end\n\n# Why.\n@@ two b.py\n-x\n\\\n+y\n\\\n"
-    assert parse(text) == (
-        Edit("one", "a.py", "stays\ngoes\n\n", "stays\n\ncomes\n", "end\n"),
-        Edit("two", "b.py", "x", "y"),
-    )
 
 
 def test_an_edit_that_does_not_apply_names_itself_and_changes_nothing(tmp_path: Path) -> None:

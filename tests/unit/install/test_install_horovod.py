@@ -110,11 +110,6 @@ def test_the_notice_that_goes_into_the_wheel_names_what_is_edited() -> None:
     assert named == {"horovod", *edited}
 
 
-def run(folder: Path, script: str) -> list[str]:
-    runner = Runner(folder / "logs" / "build.log")
-    return runner.run("Doing it", ["/bin/sh", "-c", script], environ=os.environ)
-
-
 def test_each_command_returns_its_own_output_and_the_log_has_all(tmp_path: Path) -> None:
     runner = Runner(tmp_path / "build.log")
     for number in (1, 2):
@@ -128,8 +123,9 @@ def test_each_command_returns_its_own_output_and_the_log_has_all(tmp_path: Path)
 def test_sigterm_ends_all_that_was_started(tmp_path: Path) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     options.end_by_exception()
+    script = f"sleep 60 & echo $! > {tmp_path}/child; sleep 1; kill -TERM {os.getpid()}; wait"
     with pytest.raises(SystemExit) as caught:
-        run(tmp_path, f"sleep 60 & echo $! > {tmp_path}/child; sleep 1; kill -TERM {os.getpid()}; wait")
+        Runner(tmp_path / "logs" / "build.log").run("Doing it", ["/bin/sh", "-c", script], environ=os.environ)
     assert caught.value.code == 128 + signal.SIGTERM
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -26,9 +26,6 @@ def recoveries(report):
     ]
 
 
-# -- time to recover -----------------------------------------------------------------------------------
-
-
 def test_a_fault_is_recovered_from_when_the_last_rank_steps_again(run):
     run.fault(40, rank=1, host="node-2", commit=[1, 3], exit=-9, steps=6, detail="SIGKILL")
     run.rendezvous(42, REPLACED, 2, 3)
@@ -100,9 +97,6 @@ def test_a_process_may_have_the_name_of_an_earlier_one(run):
     assert report.goodput == pytest.approx(11 / 55)
 
 
-# -- what was done twice, and goodput ------------------------------------------------------------------
-
-
 def test_commits_that_were_lost_do_not_count_whatever_generation_made_them(run):
     run.rendezvous(40, REPLACED, 2, 3)
     run.commit(REPLACED, 2, {4: 45, 5: 50})
@@ -122,9 +116,6 @@ def test_what_an_earlier_run_has_finished_is_not_lost(run):
     report = report_of(run)
     assert report.goodput == pytest.approx(((34 - 4) + (70 - 50)) / 70)
     assert (report.commits_repeated, report.starts, report.outcome) == (0, 2, "open")
-
-
-# -- storage, and following ----------------------------------------------------------------------------
 
 
 def test_outages(tmp_path):

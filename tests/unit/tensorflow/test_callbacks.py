@@ -142,8 +142,6 @@ def test_a_loaded_model_has_a_distributed_optimizer_with_its_slots(
         hvd_keras.load_model(tmp_path / "model.keras", legacy_opts=True)
 
 
-# -- the table of Keras's own callbacks, and the Keras that is installed -------------------------------------
-
 REFUSED = keras.callbacks.BackupAndRestore
 LISTS = keras.callbacks.CallbackList
 OF_KERAS = [each for each in vars(keras.callbacks).values() if isinstance(each, type)]

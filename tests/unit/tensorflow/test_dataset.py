@@ -77,8 +77,6 @@ def test_data_without_samples_to_deal_out_are_refused(data: Any, options: dict[s
         recover.elastic_dataset(data, 2, **options)
 
 
-# -- iterators of tf.data, as each rank's own ----------------------------------------------------------------
-
 SHUFFLED = tf.data.Dataset.range(20).shuffle(8, seed=3).batch(2).prefetch(2)
 
 

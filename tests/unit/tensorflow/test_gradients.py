@@ -65,9 +65,6 @@ def test_an_error_is_not_taken_for_one_that_was_raised_before(monkeypatch: pytes
     assert original(ValueError(str(MissingGradientError("x", [], "")))) is None
 
 
-# -- other collectives ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("value", [[-0.0, float("nan")], [1, -2], [[1.5], [-2.5]]])
 def test_an_allreduce_of_constants_keeps_values_and_shapes(value: Any) -> None:
     given = np.array(value)

@@ -87,9 +87,6 @@ def test_loss_scaling_around_it_is_refused() -> None:
     )
 
 
-# -- gradients that are not finite ---------------------------------------------------------------------------
-
-
 def guarded(optimizer: Any, **guard: Any) -> keras.Model:
     model, data = a_model(), recover.elastic_dataset(np.zeros(8), 2)
     recover.TensorFlowKerasState(model, optimizer, data=data, guard=recover.Guard(**guard)).sync()

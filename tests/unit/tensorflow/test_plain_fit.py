@@ -75,9 +75,6 @@ def test_data_without_a_place_are_refused(x: Any, steps: int | None) -> None:
         data_of(x, steps=steps)
 
 
-# -- a whole fit ---------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def root_of_later_fits(root: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function that has the fits after it use a checkpoint root."""

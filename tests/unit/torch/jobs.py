@@ -82,10 +82,7 @@ def state_of(*components: Any) -> Any:
 
 
 def continues_alike(make: Callable[[], tuple[Any, ...]], step: Callable[..., None], steps: int = 2) -> None:
-    """Assert that components continue alike after a restore, and after a durable resume, to the last bit.
-
-    ``steps`` are done before the commit.
-    """
+    """Assert that components continue alike after steps, a commit, and a restore or a durable resume."""
 
     def name(components: tuple[Any, ...]) -> dict[str, Any]:
         return {f"component_{number}": component for number, component in enumerate(components)}

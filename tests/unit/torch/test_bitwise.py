@@ -35,11 +35,7 @@ def run(
     samples: int = 10,
     batch_size: int = 4,
 ) -> tuple[dict[str, Any], int]:
-    """Run a script that draws from every generator, in what stands for a fresh process.
-
-    It commits at the ``places``, and is killed at one if it is to be. Return all that must be equal, and the
-    number of commits.
-    """
+    """Run a script that draws from every generator; return all that must be equal, and its commits."""
     alone.start()
     random.seed(5)
     np.random.seed(5)

@@ -20,12 +20,6 @@ from hvdrecover.torch import guard
 from tests.unit.torch.jobs import wrapped
 
 WIDTH = 150  # a layer's weight is large, its bias is small
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"groups": 2},
-    {"backward_passes_per_step": 2},
-    {"compression": hvd.Compression.fp16},
-]
 
 
 @pytest.fixture(params=["", "1"], ids=["alone", "sending"])
@@ -64,7 +58,9 @@ def values(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.usefixtures("_elastic")
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    "options", [{}, {"groups": 2}, {"backward_passes_per_step": 2}, {"compression": hvd.Compression.fp16}]
+)
 @pytest.mark.parametrize("where", ["0.weight", "0.bias", "1.weight", "1.bias"])
 def test_the_parameter_with_a_bad_gradient_is_named(options: dict[str, Any], where: str) -> None:
     model = network()

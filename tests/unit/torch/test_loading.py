@@ -117,9 +117,6 @@ def test_plain_objects_and_cursors_are_in_the_result(url: str) -> None:
         recover.ElasticSampler(range(8), seed=3).load_state_dict(objects["sampler"])
 
 
-# -- files for other programs --------------------------------------------------------------------------
-
-
 class Tied(torch.nn.Module):
     """Modules, a buffer, and one weight under two names."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import random
-import types
 
 import horovod.torch as hvd
 import numpy as np
@@ -24,12 +23,6 @@ def test_an_example_does_what_it_says(package: str, name: str) -> None:
     names = {"hvd": hvd, "np": np, "recover": recover, "torch": torch}
     found = doctest.DocTest(api.examples(package, name), names, name, None, None, None)
     assert doctest.DocTestRunner().run(found).failed == 0
-
-
-def test_the_public_names() -> None:
-    assert recover.__all__ == sorted(recover.__all__)
-    public = {name for name, value in vars(recover).items() if not isinstance(value, types.ModuleType)}
-    assert set(recover.__all__) == {name for name in public if not name.startswith("_")}
 
 
 def test_the_state_of_elastic_scripts_leaves_random_generators_alone() -> None:

@@ -65,8 +65,6 @@ def test_settings_of_the_script_that_a_commit_overrules_are_named(caplog: pytest
     assert len(start(0.2, 0.5)[2]) == 2  # the first start's still count
 
 
-# -- learning-rate schedulers and what else has a state ------------------------------------------------
-
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "StepLR": lambda o: schedulers.StepLR(o, 2),
     "MultiStepLR": lambda o: schedulers.MultiStepLR(o, [1, 3]),
@@ -125,9 +123,6 @@ def test_a_gradient_scaler_unscales_a_step_that_is_repeated_after_a_fault() -> N
             state.restore()
     expected = torch.autograd.grad(model(torch.ones(2, 3)).sum(), list(model.parameters()))
     assert all(map(torch.equal, (each.grad for each in model.parameters()), expected))
-
-
-# -- unsupported tensors -----------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

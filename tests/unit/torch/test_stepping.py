@@ -65,10 +65,7 @@ def fail(*_: Any) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "where"),
-    [
-        *itertools.product(KINDS, ["begins", "applying"]),
-        *itertools.product(KINDS[1:], INSIDE),
-    ],
+    [*itertools.product(KINDS, ["begins", "applying"]), *itertools.product(KINDS[1:], INSIDE)],
 )
 def test_a_step_after_one_that_failed_is_told_of_as_any(kind: str, where: str, make: Any) -> None:
     model, optimizer = make(kind)
@@ -106,9 +103,6 @@ def test_virtual_ranks_average_also_what_others_were_told_of_before(make: Any) -
     assert log == [*INSIDE, "begins", "applying", "ended"]
 
 
-# -- Horovod's wrapper, whose hooks an elastic job has even when it is one process -------------------------
-
-
 @pytest.mark.usefixtures("elastic")
 @pytest.mark.parametrize("told", [True, False], ids=["named", "unnamed"])
 def test_horovod_averages_by_names_that_neither_order_nor_compilation_changes(told: bool) -> None:
@@ -122,15 +116,6 @@ def test_horovod_averages_by_names_that_neither_order_nor_compilation_changes(to
     found = {name: each for each, name in optimizer._parameter_names.items()}
     assert found.keys() == expected.keys()
     assert all(found[name] is each for name, each in expected.items())
-
-
-def interrupted_backward(model: torch.nn.Module, wrapper: Any, layer: int) -> None:
-    """A backward pass that ends in an error when it has come down to a layer."""
-    handle = model[layer].register_full_backward_hook(fail)
-    with pytest.raises(RuntimeError, match="a rank was lost"):
-        model(INPUTS.clone().requires_grad_()).square().sum().backward()
-    handle.remove()
-    end_allreduces(wrapper)
 
 
 @pytest.mark.usefixtures("elastic", "roots")
@@ -159,7 +144,11 @@ def test_a_step_after_an_interrupted_backward_pass_is_that_of_an_undisturbed_run
     state = joined(model=model, optimizer=wrapper)
     train(model, wrapper)
     state.commit()
-    interrupted_backward(model, wrapper, layer)
+    handle = model[layer].register_full_backward_hook(fail)
+    with pytest.raises(RuntimeError, match="a rank was lost"):
+        model(INPUTS.clone().requires_grad_()).square().sum().backward()
+    handle.remove()
+    end_allreduces(wrapper)
     state.restore()
     for _ in range(2):
         train(model, wrapper)
@@ -174,9 +163,6 @@ def test_sparse_gradients_of_a_transposed_parameter_are_averaged() -> None:
     model(torch.tensor([3])).sum().backward()
     wrapper.step()
     assert model.weight.tolist() == [[1, 1], [1, 1], [1, 1], [0, 0]]
-
-
-# -- times and gradient norms --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["wrapped", "plain"])
@@ -204,9 +190,3 @@ def test_the_loss_keeps_no_graph_and_is_not_changed_later() -> None:
     kept = as_numbers(TorchFramework(), {"loss": loss})["loss"]
     loss.detach().fill_(7.0)
     assert (float(kept), kept.requires_grad) == (2.0, False)
-
-
-def test_tensorboard_has_to_be_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("hvdrecover.scalars.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"^tensorboard: .*pip install"):
-        recover.TorchState(tensorboard=str(tmp_path))

@@ -178,13 +178,11 @@ def sampler_of(dataset: Any) -> ElasticSampler:
     return sampler
 
 
-def batches(
-    *carried: int, workers: int = 0, drop_last: bool = False, skip: int = 0
-) -> list[dict[int, list[float]]]:
+def batches(*carried: int, workers: int = 0, skip: int = 0) -> list[dict[int, list[float]]]:
     """Go through an epoch; return each step's batches by virtual rank."""
     sampler = sampler_of(Noisy())
     sampler.order.record(2 * skip)
-    loader = DataLoader(Noisy(), batch_size=2, sampler=sampler, num_workers=workers, drop_last=drop_last)
+    loader = DataLoader(Noisy(), batch_size=2, sampler=sampler, num_workers=workers)
     ranks: Any = Ranks(*carried)
     ranks.steps = skip
     found = []

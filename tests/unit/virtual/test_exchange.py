@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from hvdrecover.virtual.exchange import BUCKET, NOTHING, RunningSum, add_up, buckets
+from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up
 from hvdrecover.virtual.ranks import by_speed, equal, reconsider, step_time
 from tests.fakes.world import FakeJob
 
@@ -17,9 +17,6 @@ def partitions(size):
     for count in range(size):
         for cuts in itertools.combinations(range(1, size), count):
             yield [stop - start for start, stop in itertools.pairwise((0, *cuts, size))]
-
-
-# -- between processes ---------------------------------------------------------------------------------------
 
 
 class Collectives:
@@ -86,15 +83,6 @@ def test_all_processes_have_the_bits_of_one_whatever_the_shares(size, dtype):
     for shares in [*partitions(size)][:40]:
         for also in ([*shares], [0, *shares], [*shares, 0]):
             assert exchanged(also, dtype) == [expected] * len(also)
-
-
-def test_buckets_hold_tensors_of_one_kind_up_to_a_size():
-    kinds = ["a", "a", "b", "a", "a", "b", "a"]
-    nbytes = [10, BUCKET - 20, 4, 2 * BUCKET, 20, 4, 0]
-    assert buckets(kinds, nbytes) == [[0, 1], [2, 5], [3], [4, 6]]
-
-
-# -- shares --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
