@@ -275,7 +275,7 @@ class BackgroundWriter:
     ) -> None:
         self.store = store
         self._rank = rank
-        self._release = release  # called with each snapshot just before it is no longer `in_flight`
+        self._release = release  # called with each snapshot just before it leaves `in_flight`
         self._clock = store.clock
         self._lock = threading.RLock()  # for all that both threads change
         self._snapshot: Snapshot | None = None

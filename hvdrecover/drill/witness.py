@@ -1,4 +1,4 @@
-"""The witness of a drill: it records what each training process does, and makes it fail on demand.
+"""The witness of a drill: it records the work of each training process, and makes the process fail on demand.
 
 ``HVDRECOVER_INSTRUMENTS`` names this module in the processes of a drill. The layers below do not know the
 drill.

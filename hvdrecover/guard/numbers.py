@@ -153,7 +153,7 @@ class Judge(Hook):
             "rank": self._world.rank(),
             "host": self._context.config.host,
             "epoch": -1 if order is None else order.epoch,
-            "samples": [] if order is None else order.present(),  # those of the batch, as far as known
+            "samples": [] if order is None else order.present(),  # of the batch, as far as known
             "used": len(self._bad_steps),
         }
         self._bad_steps.append(step)

@@ -348,7 +348,7 @@ def check_answer(module: str, lines: list[str], expected: Mapping[str, object]) 
 
 
 def install_horovod(*, rebuild: bool = False) -> str:
-    """Install a Horovod that fits the environment, unless it is there, and say what was done."""
+    """Install a Horovod that fits the environment, unless it is there; return the outcome in words."""
     installation = Installation(os.environ)
     if not rebuild and version_of("horovod") == installation.version:
         return f"Horovod {installation.version} is already installed."

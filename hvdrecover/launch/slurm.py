@@ -34,7 +34,7 @@ def planned(shown: str, job: str) -> dict[str, str]:
 
 
 def _may_requeue(plan: Mapping[str, str]) -> bool:
-    """Return whether a plan is that of a batch job that runs, and may start again."""
+    """Return whether a plan belongs to a batch job that runs and may start again."""
     # A job that is COMPLETING was cancelled and must stay so, or is requeued by Slurm itself.
     return (plan.get("JobState"), plan.get("Requeue"), plan.get("BatchFlag")) == ("RUNNING", "1", "1")
 

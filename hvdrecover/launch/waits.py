@@ -40,7 +40,7 @@ _AFTERWARDS = 86400.0  # for the script's own work after its training function h
 
 
 def hang_limit(reading: Reading, config: Config, *, joins: bool = True) -> float:
-    """Return how many seconds a process may go without progress now; infinite if there is no limit."""
+    """Return how many seconds a process may go without progress now; infinite without a limit."""
     # A script that is not known to import hvdrecover (`joins`) may never be able to report progress.
     if reading.paused or (reading.phase == Phase.UNKNOWN and not joins):
         return math.inf

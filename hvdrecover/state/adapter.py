@@ -47,7 +47,7 @@ class Framework(Protocol):
 
     name: str  # ``torch`` or ``tensorflow``
     tensors: type | UnionType  # the types of its tensors
-    attributes: Mapping[str, Any]  # those of the state, by name; `Contents` sets it
+    attributes: Mapping[str, Any]  # the state's, by name; `Contents` sets it
 
     def versions(self) -> dict[str, str]:
         """Versions of the framework and of Horovod."""

@@ -142,7 +142,7 @@ class Contents:
     ) -> list[str]:
         """Load a commit into the attributes; return a line for each difference."""
         try:
-            # The script gets plain values as they are, so these need memory of their own.
+            # The script gets plain values as they are, so these need separate memory.
             components = self.components().keys()
             plain = {name for name in self.values if not give} - components
             structures, cursors = dict(state["attributes"]), dict(state["samplers"])

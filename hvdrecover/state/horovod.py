@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 Fault = Literal["peers", "hosts", "numbers"]
 
-# When a rank is lost, Horovod's library ends, and forgets the process sets. What a script then does with one
+# When a rank is lost, Horovod's library ends, and forgets the process sets. A script's next call with one
 # fails, but with a ValueError in place of a HorovodInternalError.
 _SET_LOST = (
     "Horovod is shutting down.",

@@ -152,7 +152,7 @@ def refuse_xla() -> None:
 # TensorFlow hands a failed collective on as some error, whose text may name the node. It does the same with
 # errors of user code in a graph, so neither kind nor text can be relied on. But once a rank is lost, every
 # collective fails. While all are there, a collective that the others do not join waits. So an error that may
-# come of a lost rank is followed by a collective of our own, the probe: if that fails, ranks were lost.
+# come of a lost rank is followed by our own collective, the probe: if that fails, ranks were lost.
 
 # The errors of a failed collective, and of operations that TensorFlow cancels for that reason.
 _POSSIBLE = (

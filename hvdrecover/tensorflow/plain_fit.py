@@ -362,9 +362,9 @@ def resumable(options: dict[str, Any], seed: Callable[[], int], seeded: _Seeded)
 class Resumable(DataAdapter):  # type: ignore[misc]
     """Data whose next iteration begins at a place; Keras takes it as it is."""
 
-    steps: int | None  # of an epoch; None if there is no end
+    steps: int | None  # of an epoch; None for an endless one
     is_counted = True  # whether an iteration can begin inside an epoch, or at the ends of epochs only
-    costs = ""  # what a resumption costs, in words
+    costs = ""  # the cost of a resumption, in words
     num_batches: int | None = None  # until Keras makes another iterator; None if Keras makes no other one
     batch_size = has_partial_batch = partial_batch_size = None
 

@@ -123,7 +123,7 @@ class TorchFramework:
         return all_equal(pairs)
 
     def move(self, tree: Tree, present: Any) -> Tree:
-        # If the value's own tensors are on several devices, nobody knows which tensor belongs where.
+        # If the value's own tensors are on several devices, it is unknown which tensor belongs where.
         devices = {each.device for each in pytree.tree_leaves(present) if isinstance(each, torch.Tensor)}
         if len(devices) != 1 or devices == {_CPU}:
             return tree

@@ -130,7 +130,7 @@ def _beat(optimizer: Any, arguments: Any, keywords: Any) -> None:
 
 
 def report_times(components: Mapping[str, Any], scalars: Scalars) -> None:
-    """Report the norms of gradients, and the times of steps. A step ends with that of the first optimizer."""
+    """Report the norms of gradients, and the times of steps. A step ends when the first optimizer's does."""
     optimizers = {name: each for name, each in components.items() if isinstance(each, torch.optim.Optimizer)}
     norms: dict[str, torch.Tensor] = {}  # of the step under way
     for name, optimizer in optimizers.items():
