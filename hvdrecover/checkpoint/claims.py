@@ -12,9 +12,9 @@ names its job, its start, and the generation under which that start *took* the r
   number above the newest.
 - A job that another job has replaced never takes the root back: its next start is refused.
 
-Each process reads the claims before it claims, after it has claimed, and before it publishes a manifest. If
-two processes claim at the same time, at least one sees the claim of the other, and both decide by these
-rules.
+Each process reads the claims before it claims, after it has claimed, and before and after it publishes a
+manifest. If two processes claim at the same time, at least one sees the claim of the other, and both decide
+by these rules.
 
 A claim also records whether a commit of its generation has become durable (*acknowledged*). So a root that
 has lost all commits differs from a root whose first commit was never completed.
@@ -218,9 +218,10 @@ class Claims:
 
     def acknowledge(self, generation: int) -> None:
         """Note once in the claim that durable commits exist: a root that loses all must not look new."""
+        # A start that claims after this look finds the commit complete, and keeps its files. Besides, another
+        # process may have overwritten the claim on storage without exclusive creation.
+        self.check(generation)
         if self._acknowledged != generation and self._ours is not None:
-            # On storage without exclusive creation, another process may have overwritten the claim.
-            self.check(generation)
             self._storage.publish(_path(generation), self._ours.text(acknowledged=True))
             self._acknowledged = generation
 

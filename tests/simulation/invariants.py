@@ -200,8 +200,9 @@ class Invariants:
     def _publishes(self, commit: CommitId) -> None:
         process, content = self._scheduler.process, self._manifest(commit)
         self._scheduler.say(f"publishes {commit}")
-        if self._stops and max(self._claims(), default=0) > commit.generation:
-            return  # it was stopped right before that, and its files may be gone; a start skips the commit
+        lags = self._stops or self.faults["slow"]
+        if lags and max(self._claims(), default=0) > commit.generation:
+            return  # it came late after its last look at the claims; its files may be gone: starts skip it
         if content is None or (missing := self._damage(commit, content)) is not None:
             self._scheduler.fail(f"{process.name} publishes {commit}: {missing if content else 'not whole'}")
             return
