@@ -130,7 +130,7 @@ def commit(session: Session, *, durable: bool) -> None:
     session.own.gather()
     # A durable commit may wait for a write under way, and the outcome of that belongs into the vote.
     hear = None if durable else send_vote(session, Moment("commit"))
-    attempt = memory.attempt
+    attempt, stream = memory.attempt, session.own.stream
     try:
         if objection is None:
             session.call("save", lambda: save(session))
@@ -148,7 +148,7 @@ def commit(session: Session, *, durable: bool) -> None:
             memory.pass_over()
         verdict = (hear or send_vote(session, Moment("commit")))()
         if isinstance(verdict, Departure) and lacks_it and objection is None:
-            memory.attempt = attempt
+            memory.attempt, session.own.stream = attempt, stream
             session.call("save", lambda: save(session))  # the others leave at this commit: try once more
             leave(session, verdict)
         if verdict is not None and not _loses_nothing(session, verdict):

@@ -191,9 +191,8 @@ class System:
 
     def _kill(self, pid: int, number: int) -> None:
         self._call("signal")
-        if pid not in self._living:
-            raise ProcessLookupError(pid)
-        self.send(self._living[pid], number)
+        if (process := self._living.get(pid)) is not None:  # else a zombie
+            self.send(process, number)
 
     def _die_with_parent(self, number: int = signal.SIGKILL) -> None:
         self.process.death_signal = number
