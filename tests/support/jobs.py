@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,9 +128,11 @@ def near_folder(base: Path = SHARED_MEMORY) -> Path:
 
 def near_root(root: Path, folder: Path) -> Path | None:
     """Return the near root of a checkpoint root, if there is one in the folder of a user's near roots."""
+    ours = json.dumps({"url": f"file://{root}"})
     for owner in folder.glob("*/root.json"):
-        if json.loads(owner.read_text())["url"] == f"file://{root}":
-            return owner.parent
+        with suppress(FileNotFoundError):  # those of other jobs come and go, and may be half-written
+            if owner.read_text() == ours:
+                return owner.parent
     return None
 
 
