@@ -21,9 +21,8 @@ from tests.support.faulty_run import (
     assert_each_sample_once,
     assert_same_weights,
     wait_for_durable,
-    wait_until_in_memory,
 )
-from tests.support.jobs import DRIVER, PATIENCE, PREEMPTED, failing_hosts, kill, running
+from tests.support.jobs import DRIVER, PATIENCE, PREEMPTED, failing_hosts, kill, running, wait_until_in_memory
 
 pytestmark = pytest.mark.acceptance
 
@@ -112,12 +111,12 @@ def test_no_process_outlives_its_launcher_and_each_start_resumes_from_memory(
 ) -> None:
     run = a_run(tmp_path, "hold step 0 6", HOLD, framework=framework)
     job = run.begin(start, standby=True)
-    wait_until_in_memory(run, job, 6)
+    wait_until_in_memory(job, run.root, 6)
     workers = set(job.processes()) - {job.pid}
     kill(running(job, *DRIVER)[0])  # the supervisor starts the job again
     wait_until(lambda: not workers & set(job.processes()))
     run.open()
-    wait_until_in_memory(run, job, 12)
+    wait_until_in_memory(job, run.root, 12)
     kill(job.pid)
     wait_until(lambda: job.processes() == [])
     run.open()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.gates import GatedRun
-from tests.support.jobs import PATIENCE, PREEMPTED, durable, kill, near_folder, near_root, wait_until
+from tests.support.jobs import PATIENCE, PREEMPTED, kill, wait_until_in_memory
 
 SCRIPTS = Path(__file__).with_name("scripts")
 EACH_SAMPLE_ONCE = sorted(3 * list(range(96)))
@@ -45,12 +45,7 @@ def await_seal(gated: GatedRun, gate: int) -> int:
     """Wait until the host's memory has the commit that was made at a gate, or the one before; return it."""
     job, root = gated.jobs[-1], gated.folder / "root"
     number = int(re.findall(rf"gate {gate} \d+ 0 (\d+)", job.log.read_text())[-1])
-
-    def is_sealed() -> bool:
-        near = near_root(root, near_folder())
-        return near is not None and durable(near) >= number - 1
-
-    wait_until(job, is_sealed, "sealed commit")
+    wait_until_in_memory(job, root, number - 1)
     return number
 
 

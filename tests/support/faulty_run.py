@@ -17,11 +17,8 @@ from tests.support.jobs import (
     Job,
     committed,
     durable,
-    near_folder,
-    near_root,
     running,
     supervised,
-    wait_until,
 )
 
 SCRIPTS = Path(__file__).parents[1] / "integration" / "scripts"
@@ -105,16 +102,6 @@ def kill_in_epoch(run: FaultyRun, job: Job, epoch: int, commits: int) -> None:
 def wait_for_durable(run: DigitsRun, job: Job, commit: int) -> None:
     """Wait until some commits are made, and one of them is durable: on a busy machine writes lag behind."""
     run.wait_for(job, lambda batch: batch.commit >= commit and durable(run.root) > 0)
-
-
-def wait_until_in_memory(run: DigitsRun, job: Job, commit: int) -> None:
-    """Wait until a commit of this number, or a later one, is sealed in the host's memory."""
-
-    def is_sealed() -> bool:
-        near = near_root(run.root, near_folder())
-        return near is not None and durable(near) >= commit
-
-    wait_until(job, is_sealed, "sealed commit")
 
 
 def wait_until_all_train(run: DigitsRun, job: Job, after: int, size: int = 2) -> Batch:

@@ -136,6 +136,16 @@ def near_root(root: Path, folder: Path) -> Path | None:
     return None
 
 
+def wait_until_in_memory(job: Job, root: Path, commit: int) -> None:
+    """Wait until a commit of this number, or a later one, of a root is sealed in the host's memory."""
+
+    def is_sealed() -> bool:
+        near = near_root(root, near_folder())
+        return near is not None and durable(near) >= commit
+
+    wait_until(job, is_sealed, "sealed commit")
+
+
 def failing_hosts(events: Path) -> dict[str, int]:
     counts: dict[str, int] = {}
     for line in (events / "failing-hosts").read_text().splitlines():
