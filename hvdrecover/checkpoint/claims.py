@@ -217,7 +217,7 @@ class Claims:
         self._judge(self.generations(), generation)
 
     def acknowledge(self, generation: int) -> None:
-        """Note once in the claim that durable commits exist: a root that loses all must not look new."""
+        """Check, and note in the claim that durable commits exist: a root without any must not look new."""
         # A start that claims after this look finds the commit complete, and keeps its files. Besides, another
         # process may have overwritten the claim on storage without exclusive creation.
         self.check(generation)

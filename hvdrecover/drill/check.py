@@ -172,7 +172,7 @@ def _pair_commits(clean: Records, faulty: Records, found: Comparison) -> Iterato
             yield same, line
 
 
-# Such state is no error of the script: running statistics of batch norm, or a list that each rank fills. A
+# Such state is not an error: running statistics of batch norm, or a list that each rank fills. A
 # recovery gives all ranks the copy of one rank. Trained tensors and optimizer state are never rank-local.
 def _find_rank_local(clean: Records) -> frozenset[str]:
     """Return the state that differs between ranks at one commit of the undisturbed run."""

@@ -243,7 +243,7 @@ class Record:
 # -- decisions about the whole job --------------------------------------------------------------------
 
 FIRST_MINUTE = 60.0  # seconds after the imports in which an error of a script counts as its bug
-REFUSED = 2  # exit code of our horovodrun if Horovod was built without what the job needs
+REFUSED = 2  # exit code of our horovodrun if Horovod was built without Gloo or MPI, and the job needs it
 CALM = 3600.0  # seconds without a fault after which the count of restarts begins again
 
 # Signals that a process causes itself; others come from outside.

@@ -130,7 +130,7 @@ class Place:
         self.joined = False  # whether this rank has agreed on a state with the other ranks of the job
 
     def arrived(self) -> None:
-        """Take the rank and size of the last rendezvous; until then, the state is that of the old ones."""
+        """Take the rank and size of the last rendezvous; until this call, the old ones hold."""
         if self.joined:
             self.rank, self.size = self._world.rank(), self._world.size()
 
