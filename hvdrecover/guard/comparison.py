@@ -61,6 +61,7 @@ class GuardHook(Hook):
     def __init__(self, guard: Guard | None, context: Context) -> None:
         self._guard = guard
         self._every = None if guard is None else guard.parameters_every_commits
+        self.inspects = self._every is not None
         self._context = context
         self._world = context.world
         self._fresh = True  # until the first rendezvous

@@ -20,11 +20,11 @@ from hvdrecover import heartbeat
 from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.clock import Clock
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Stop
+from hvdrecover.machine import Clock
 from hvdrecover.state.adapter import Framework, World
 from hvdrecover.state.contents import Contents
 from hvdrecover.state.horovod import hosts_updated
@@ -97,6 +97,7 @@ class Hook:
 
     key: str = ""  # the name of its JSON in a commit; empty for a hook that keeps none
     votes_at: Sequence[Occasion] = get_args(Occasion)  # when `numbers` and `verdict` are called
+    inspects: bool = True  # whether `inspect` is called; all ranks have the same answer
 
     # Observe. A hook that raises an exception here is reported once and no longer notified; training
     # continues.
@@ -177,6 +178,7 @@ class Hooks:
             for name, method in vars(Hook).items()
             if callable(method)
         }
+        self._of["inspect"] = [hook for hook in self._of["inspect"] if hook.inspects]
         voters = [hook for hook in every if hook in self._of["numbers"] or hook in self._of["verdict"]]
         self._voters = {
             occasion: [hook for hook in voters if occasion in hook.votes_at]
