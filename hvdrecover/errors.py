@@ -9,7 +9,7 @@ import copyreg
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hvdrecover.redaction import printable
+from hvdrecover.texts import printable
 
 
 class HvdrecoverError(Exception):

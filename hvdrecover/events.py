@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from hvdrecover import heartbeat
-from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
 from hvdrecover.config import Config
 from hvdrecover.errors import ConfigError
-from hvdrecover.redaction import printable
+from hvdrecover.machine import SYSTEM_CLOCK, Bounded, Clock
+from hvdrecover.texts import printable
 
 logger = logging.getLogger("hvdrecover")
 

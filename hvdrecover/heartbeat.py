@@ -1,4 +1,6 @@
-"""Heartbeats: a page of memory that a training process writes and its guardian reads.
+"""What a training process tells its guardian: heartbeats, notes, and the error that ends it.
+
+Heartbeats are a page of memory that the process writes and its guardian reads. Notes are lines of JSON.
 
 The page holds 64-bit numbers, written one at a time by one process, so no lock is needed. Without a guardian,
 the process writes to private memory instead.
@@ -10,15 +12,22 @@ import ctypes
 import json
 import mmap
 import os
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
+from types import TracebackType
 from typing import Any
+
+from hvdrecover import error_kinds, texts
 
 SIZE = mmap.PAGESIZE
 _PATIENCE = 2.0  # seconds for the guardian to look at the page
+_ENDING = 5.0  # seconds for a process to end after an error; then it shows the error itself
 
 
 class Phase(IntEnum):
@@ -143,6 +152,7 @@ page = Page.from_buffer(bytearray(SIZE))
 event_pipe: int | None = None
 """The file descriptor of the pipe that takes events for the guardian."""
 _notes: int | None = None
+_hook: object = None  # the hook for uncaught errors that this module has set last
 _beginning = 0.0  # longest time without progress in the present beginning
 _at_progress: list[Callable[[], None]] = []
 _at_commit: list[Callable[[], None]] = []
@@ -305,3 +315,56 @@ def notes_since(descriptor: int, start: int) -> dict[str, Any]:
         with suppress(ValueError):  # the process was killed while it wrote the line
             notes.update(json.loads(line))
     return notes
+
+
+# -- the error that ends the process -------------------------------------------------------------------------
+
+
+def report_errors_to(notes: int) -> None:
+    """Report the error that ends this process in the notes for the guardian, which prints it."""
+    global _notes, _hook
+    _notes = notes
+    if sys.excepthook is _hook:
+        return
+    # `hvdrecover.launch.early` has set one that calls this function.
+    previous, process = getattr(sys.excepthook, "before", sys.excepthook), os.getpid()
+    # A hook of the script or a library prints the error.
+    prints = previous is not sys.__excepthook__
+
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        forked = os.getpid() != process
+        if forked or issubclass(kind, KeyboardInterrupt) or not _reported(error, printed=prints) or prints:
+            previous(kind, error, trace)
+            return
+        # The exit may wait for other threads, perhaps forever. The error must be shown anyway.
+        late = threading.Timer(_ENDING, _show, (previous, kind, error, trace))
+        late.daemon = True
+        late.start()
+
+    sys.excepthook = _hook = report
+
+
+def _reported(error: BaseException, *, printed: bool) -> bool:
+    text = "".join(traceback.format_exception(error))
+    short = "".join(traceback.format_exception_only(error)).strip()
+    if isinstance(error, SyntaxError):  # which names file and line by itself
+        short = f"{type(error).__name__}: {error}"
+    frames = [f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__)]
+    where = texts.place(error) or "".join(frames[-1:])
+    identity = f"{type(error).__qualname__} at {where}"  # texts vary: process ids, addresses, generations
+    return _noted(
+        error=short, identity=identity, traceback=text, kinds=error_kinds.kinds(error), unprinted=not printed
+    )
+
+
+def _show(previous: object, *error: object) -> None:
+    if _noted(unprinted=False) and callable(previous):
+        previous(*error)
+
+
+def _noted(**facts: object) -> bool:
+    try:
+        notify(**facts)
+    except (OSError, ValueError):  # a program in between has closed file descriptors that it did not know
+        return False
+    return True

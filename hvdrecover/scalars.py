@@ -23,8 +23,8 @@ from typing import Any
 
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.clock import Clock
 from hvdrecover.errors import ConfigError
+from hvdrecover.machine import Clock
 from hvdrecover.state.adapter import Framework
 from hvdrecover.state.hooks import Agreement, Context, Hook
 from hvdrecover.state.horovod import paused

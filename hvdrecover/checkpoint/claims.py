@@ -33,9 +33,8 @@ from hvdrecover.checkpoint import root
 from hvdrecover.checkpoint.manifest import FORMAT, READERS, unknown_format
 from hvdrecover.checkpoint.root import CLAIMS
 from hvdrecover.checkpoint.storage import Storage
-from hvdrecover.clock import Clock
 from hvdrecover.errors import EmptiedRootError, FencedError, OvertakenError, StorageError
-from hvdrecover.machine import identity
+from hvdrecover.machine import Clock, identity
 
 _NAME = re.compile(r"g([0-9]{4,9})\.json")
 _NO_CLAIM = f"{CLAIMS}/ holds no claim of this job, which has claimed the root before"

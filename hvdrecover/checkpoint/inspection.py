@@ -27,7 +27,7 @@ from hvdrecover.checkpoint.retention import delete_commit, incomplete, is_of_bef
 from hvdrecover.checkpoint.root import read_commit, read_manifest
 from hvdrecover.checkpoint.storage import Storage, failures
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.clock import Clock
+from hvdrecover.config import redact
 from hvdrecover.errors import (
     ConfigError,
     CorruptCheckpointError,
@@ -37,8 +37,8 @@ from hvdrecover.errors import (
     StorageError,
     UnknownCommitError,
 )
-from hvdrecover.machine import has_ended
-from hvdrecover.redaction import printable, redact
+from hvdrecover.machine import Clock, has_ended
+from hvdrecover.texts import printable
 
 CHUNK = 1 << 20  # elements that are compared at a time
 _TENSOR = "$tensor"

@@ -16,7 +16,7 @@ from typing import Any
 from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint.arena import Arena, Layout, digest
 from hvdrecover.errors import CorruptCheckpointError, FormatVersionError, UnsupportedValueError
-from hvdrecover.redaction import printable
+from hvdrecover.texts import printable
 
 FORMAT = 1  # the format that this version writes
 FILE_NAME = "MANIFEST.json"

@@ -44,10 +44,9 @@ from hvdrecover.checkpoint.manifest import TENSORS, Snapshot
 from hvdrecover.checkpoint.storage import TEMPORARY, ReadBytes, Storage
 from hvdrecover.checkpoint.storage.local import mount_of
 from hvdrecover.checkpoint.store import step_back
-from hvdrecover.clock import Clock
+from hvdrecover.config import redact
 from hvdrecover.errors import StorageError
-from hvdrecover.machine import available_memory
-from hvdrecover.redaction import redact
+from hvdrecover.machine import Clock, available_memory
 
 SHARED_MEMORY = Path("/dev/shm")
 BUFFERS = 3  # maximum number of commits for which a near root has memory

@@ -24,7 +24,6 @@ from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.arena import Arena, Bytes, Layout, allocate, header_size, parse
 from hvdrecover.checkpoint.manifest import FileEntry, Manifest, Snapshot
 from hvdrecover.checkpoint.storage import ReadBytes, Storage, retried
-from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -32,6 +31,7 @@ from hvdrecover.errors import (
     NoUsableCommitError,
     StorageError,
 )
+from hvdrecover.machine import SYSTEM_CLOCK, Clock
 
 CLAIMS = "claims"
 READERS = "readers"

@@ -34,7 +34,6 @@ from hvdrecover.checkpoint.retention import (
     survey,
 )
 from hvdrecover.checkpoint.storage import ATTEMPTS, TEMPORARY, Storage, is_full, pause_before
-from hvdrecover.clock import Clock
 from hvdrecover.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -45,6 +44,7 @@ from hvdrecover.errors import (
     StorageError,
 )
 from hvdrecover.events import Events
+from hvdrecover.machine import Clock
 
 _FAILED = "the job has failed right after it was loaded, more than once in the same way"
 _LOST = "its commits are gone from the root"

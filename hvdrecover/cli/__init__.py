@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn
 
 from hvdrecover import config
+from hvdrecover.config import redact
 from hvdrecover.errors import HvdrecoverError
-from hvdrecover.redaction import redact
 from hvdrecover.version import __version__
 
 GROUPS = {

@@ -18,8 +18,8 @@ from hvdrecover.checkpoint import Best, Keep, inspection, near_tier
 from hvdrecover.checkpoint.inspection import Contents, Entry, Pruning, to_safetensors
 from hvdrecover.checkpoint.storage import Storage, open_storage
 from hvdrecover.cli import options, printer
-from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import ConfigError
+from hvdrecover.machine import SYSTEM_CLOCK
 from hvdrecover.reporting.text import counted, duration
 
 _COMMIT = re.compile(r"[0-9]+|g[0-9]+-c[0-9]+")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from hvdrecover import config
 from hvdrecover.cli import options
-from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.discovery import sources
 from hvdrecover.discovery.sources import Source
 from hvdrecover.errors import ConfigError
+from hvdrecover.machine import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from hvdrecover.discovery.selection import Answer, Entry

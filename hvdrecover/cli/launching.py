@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvdrecover import config, events
 from hvdrecover.cli import discovering, options
-from hvdrecover.clock import SYSTEM_CLOCK
+from hvdrecover.config import redact
 from hvdrecover.errors import ConfigError, DiscoveryError
 from hvdrecover.launch import guardian, output
-from hvdrecover.redaction import redact
+from hvdrecover.machine import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from hvdrecover.launch.horovodrun import Options

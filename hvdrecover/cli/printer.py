@@ -18,7 +18,7 @@ from rich.progress import TransferSpeedColumn as Speed
 from rich.table import Table
 from rich.text import Text
 
-from hvdrecover.redaction import printable
+from hvdrecover.texts import printable
 
 SCHEMA = 1  # of the JSON documents; it changes if a key goes or changes its meaning
 _WIDE = 100_000  # columns: a line is not broken unless it goes to a terminal

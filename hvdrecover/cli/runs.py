@@ -17,14 +17,14 @@ from rich.table import Table
 
 from hvdrecover import config, events
 from hvdrecover.cli import options, printer
-from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.errors import ConfigError, LaunchError
 from hvdrecover.events import Follower
 from hvdrecover.launch import presence
 from hvdrecover.launch.presence import Supervised
-from hvdrecover.redaction import printable
+from hvdrecover.machine import SYSTEM_CLOCK, Clock
 from hvdrecover.reporting import page, text
 from hvdrecover.reporting.summary import PHASES, Report, Run
+from hvdrecover.texts import printable
 
 _MARGIN = 60.0  # seconds beyond the grace for a job to end: some processes take long to be killed
 _SHOWN = 20  # faults of a report

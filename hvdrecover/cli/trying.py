@@ -16,7 +16,6 @@ from rich.console import RenderableType
 
 from hvdrecover import config, events
 from hvdrecover.cli import discovering, launching, options, printer
-from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.config import Config
 from hvdrecover.doctor import examination
 from hvdrecover.doctor.examination import Finding, Settings, select
@@ -29,7 +28,8 @@ from hvdrecover.errors import ConfigError, DiscoveryError
 from hvdrecover.events import recorded
 from hvdrecover.launch import horovodrun
 from hvdrecover.launch.horovodrun import Options
-from hvdrecover.redaction import printable
+from hvdrecover.machine import SYSTEM_CLOCK
+from hvdrecover.texts import printable
 
 logger = logging.getLogger(__name__)
 

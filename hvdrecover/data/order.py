@@ -306,8 +306,3 @@ class SampleOrder:
     def counts_in(self) -> dict[str, Any]:
         """Return the facts of the order in which the cursor counts; in another order it has no meaning."""
         return {"length": self.length, "shuffle": self.shuffle, "seed": self.seed}
-
-
-def is_sampler(value: Any) -> bool:
-    """Return whether a value has a place in a sample order, which a commit holds as a cursor."""
-    return isinstance(getattr(value, "order", None), SampleOrder)

@@ -16,9 +16,9 @@ from typing import Any
 
 from hvdrecover.checkpoint.arena import digest
 from hvdrecover.checkpoint.storage import failures, open_filesystem, retried, storage_in
-from hvdrecover.clock import SYSTEM_CLOCK
+from hvdrecover.config import redact
 from hvdrecover.errors import ConfigError
-from hvdrecover.redaction import redact
+from hvdrecover.machine import SYSTEM_CLOCK
 
 FORMAT = 2  # 1 was a fingerprint of the content, which cannot be compared with names, sizes and times
 _MOST_JSON = 44_000  # bytes; a manifest holds a longer list of files as its digest only

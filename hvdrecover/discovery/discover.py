@@ -30,12 +30,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hvdrecover.clock import Bounded
 from hvdrecover.discovery import selection
 from hvdrecover.discovery.selection import Answer, Checks, Health, History, Settings
 from hvdrecover.discovery.sources import Host, Source, check, output_of
 from hvdrecover.errors import DiscoveryError
-from hvdrecover.machine import is_local
+from hvdrecover.machine import Bounded, is_local
 
 CONNECT = 2.0  # seconds for a host to answer
 PATIENCE = 0.5  # seconds for which a call waits for a newer answer if it has a usable one

@@ -32,7 +32,6 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
 from hvdrecover.config import PREEMPTED, Config, environment, open_mpi
 from hvdrecover.errors import ConfigError, LaunchError
 from hvdrecover.events import Events, number
@@ -42,7 +41,8 @@ from hvdrecover.launch.ends import FIRST_ERROR, Death, End, Record
 from hvdrecover.launch.link import Message
 from hvdrecover.launch.processes import Waking
 from hvdrecover.launch.training import Readiness, Training, early_environment, parse
-from hvdrecover.uncaught import is_library
+from hvdrecover.machine import SYSTEM_CLOCK, Bounded, Clock
+from hvdrecover.texts import is_library
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
 from hvdrecover.errors import LaunchError
 from hvdrecover.launch import waits
+from hvdrecover.machine import SYSTEM_CLOCK, Bounded, Clock
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ import threading
 from collections.abc import Mapping
 
 from hvdrecover import config
-from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.discovery.slurm import expanded
 from hvdrecover.discovery.sources import output_of
 from hvdrecover.errors import DiscoveryError
 from hvdrecover.launch import waits
+from hvdrecover.machine import SYSTEM_CLOCK, Clock
 
 logger = logging.getLogger("hvdrecover")
 

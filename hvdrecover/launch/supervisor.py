@@ -31,8 +31,7 @@ from enum import Enum, auto
 from typing import Any
 
 from hvdrecover import machine
-from hvdrecover.clock import SYSTEM_CLOCK, Bounded, Clock
-from hvdrecover.config import PREEMPTED, Config
+from hvdrecover.config import PREEMPTED, Config, redact
 from hvdrecover.discovery import selection
 from hvdrecover.errors import LaunchError
 from hvdrecover.events import Events, Record
@@ -42,7 +41,7 @@ from hvdrecover.launch.link import ConnectedGuardian, Guardians, Message
 from hvdrecover.launch.presence import Supervised
 from hvdrecover.launch.processes import Waking
 from hvdrecover.launch.slurm import SlurmJob
-from hvdrecover.redaction import redact
+from hvdrecover.machine import SYSTEM_CLOCK, Bounded, Clock
 
 logger = logging.getLogger(__name__)
 

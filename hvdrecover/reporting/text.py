@@ -6,8 +6,8 @@ import datetime
 from collections import Counter
 from html import escape
 
-from hvdrecover.redaction import printable
 from hvdrecover.reporting.summary import PHASES, Fault, Report, Tally
+from hvdrecover.texts import printable
 
 CONTINUED = "training continued"  # in place of a time to recover, where ranks had no rendezvous
 # Columns; those that end with ">" are aligned to the right.

@@ -16,8 +16,7 @@ from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.root import read_commit, read_newest
 from hvdrecover.checkpoint.storage import Storage, open_storage, retried
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.clock import SYSTEM_CLOCK
-from hvdrecover.data.order import SampleOrder, is_sampler
+from hvdrecover.data.order import SampleOrder
 from hvdrecover.errors import (
     CheckpointError,
     ConfigError,
@@ -26,8 +25,9 @@ from hvdrecover.errors import (
     StateError,
     UnknownCommitError,
 )
+from hvdrecover.machine import SYSTEM_CLOCK
 from hvdrecover.state.adapter import Component, Copier, Framework, HiddenAttribute, Part, rebuild
-from hvdrecover.state.rank_local import RANDOM, PerRank, Ranks, Shares, Value
+from hvdrecover.state.rank_local import RANDOM, PerRank, Ranks, Shares, Value, is_sampler
 
 logger = logging.getLogger(__name__)
 

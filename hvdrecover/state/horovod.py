@@ -34,11 +34,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdrecover import config as configs
-from hvdrecover import heartbeat, stand_in, uncaught
+from hvdrecover import heartbeat, stand_in
 from hvdrecover.config import Config
 from hvdrecover.errors import ConfigError, EarlyCollectiveError, RemovedError, RendezvousError
 from hvdrecover.state.adapter import Buffer, Past, World
-from hvdrecover.uncaught import is_library
+from hvdrecover.texts import is_library
 
 logger = logging.getLogger(__name__)
 
@@ -296,7 +296,7 @@ def _attach(page: int, stacks: int, notes: int, events: int) -> None:
     except (OSError, ValueError):  # a program in between has closed descriptors that it did not know
         return
     configs.keep_to_this_process(page, stacks, notes, events)
-    uncaught.report_to(notes)
+    heartbeat.report_errors_to(notes)
     heartbeat.at_commit(_report_modules)
     heartbeat.at_progress(_report_modules)
 

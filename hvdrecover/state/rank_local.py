@@ -18,7 +18,7 @@ import numpy as np
 from hvdrecover.checkpoint import CommitId, values
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.manifest import Snapshot
-from hvdrecover.data.order import SampleOrder, is_sampler
+from hvdrecover.data.order import SampleOrder
 from hvdrecover.errors import (
     ConfigError,
     CorruptCheckpointError,
@@ -33,6 +33,11 @@ RANDOM = "_random"  # the key of random streams; no attribute has this name
 _LARGEST = 1 << 26  # bytes that a process sends with each commit
 
 Randomness = Literal["reseed", "store"]
+
+
+def is_sampler(value: Any) -> bool:
+    """Return whether a value has a place in a sample order, which a commit holds as a cursor."""
+    return isinstance(getattr(value, "order", None), SampleOrder)
 
 
 def stream(run_seed: int, number: int | str, rank: int) -> Callable[[str], int]:

@@ -33,10 +33,9 @@ from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.errors import RecoveryError, RendezvousError, StoppedError
 from hvdrecover.state.adapter import World, gather_json
 from hvdrecover.state.commit import Part, Session, load
-from hvdrecover.state.durable import Standing
+from hvdrecover.state.durable import Files, Standing
 from hvdrecover.state.hooks import Agreement, Election, Hook, Moment, Source
 from hvdrecover.state.horovod import limit_waits
-from hvdrecover.state.near import Files
 
 RENDEZVOUS = 10
 PIECE = 1 << 26  # bytes in one broadcast

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from hvdrecover import config as configs
 from hvdrecover.checkpoint import Checkpoint, CommitId
-from hvdrecover.clock import SYSTEM_CLOCK, Clock
 from hvdrecover.errors import StateError
 from hvdrecover.events import of_training
 from hvdrecover.guard import Guard
+from hvdrecover.machine import SYSTEM_CLOCK, Clock
 from hvdrecover.scalars import Tracker, as_numbers
 from hvdrecover.state import commit as commits
 from hvdrecover.state import run as runs

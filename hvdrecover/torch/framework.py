@@ -25,7 +25,7 @@ from hvdrecover.checkpoint.arena import WORTH_A_SPAN, Arena, Bytes, Span, Tensor
 from hvdrecover.errors import UnsupportedTensorError
 from hvdrecover.state import horovod
 from hvdrecover.state import rank_local as streams
-from hvdrecover.state.adapter import StepReport, Tree, fit_tensors
+from hvdrecover.state.adapter import Entry, StepReport, Tree, fit_tensors
 from hvdrecover.state.horovod import HorovodWorld
 from hvdrecover.torch import guard, optimizers, stepping
 from hvdrecover.torch.optimizers import by_name, parameters_of, renamed
@@ -212,12 +212,30 @@ class TorchFramework:
         return declared or held
 
     forget_passes = staticmethod(stepping.forget_passes)
-    describe = staticmethod(guard.describe)
 
     def rank_local(self, component: Any) -> set[str]:
         if not isinstance(component, torch.nn.Module):
             return set()
         return component.state_dict().keys() - dict(component.named_parameters(remove_duplicate=False)).keys()
+
+    def describe(self, component: Any) -> list[Entry]:
+        """A module's parameters and buffers, or the kind and the settings of an optimizer or a scheduler."""
+        if isinstance(component, torch.nn.Module):
+            kinds: list[tuple[str, torch.Tensor, str]] = [
+                (name, each, "trained" if each.requires_grad else "frozen")
+                for name, each in component.named_parameters(remove_duplicate=False)
+            ]
+            kinds += [(name, each, "a buffer") for name, each in component.named_buffers()]
+            return [Entry(f".{name}", f"{_kind_of(each)}, {role}") for name, each, role in kinds]
+        # Horovod's wrapper of an optimizer has the name of the class that it wraps.
+        entries = [Entry("", f"a {type(component).__name__}")]
+        if isinstance(component, torch.optim.Optimizer):
+            for number, group in enumerate(component.param_groups):
+                entries.append(Entry(f".param_groups.{number}", f"{len(group['params'])} parameters"))
+                entries += _settings_of(f".param_groups.{number}.", group)
+        if isinstance(component, torch.optim.lr_scheduler.LRScheduler):
+            entries += _settings_of(".", component.state_dict())
+        return entries
 
     def not_finite(self, component: Any) -> list[str]:
         found = component.named_parameters() if isinstance(component, torch.nn.Module) else ()
@@ -343,6 +361,25 @@ def pin(arena: Arena) -> None:
         # CUDA refuses memory of some file systems, and more than the machine can spare. Copies are slower.
         with contextlib.suppress(RuntimeError):  # CUDA would report the refusal to who launches a kernel next
             torch.zeros((), device="cuda")
+
+
+def _kind_of(tensor: torch.Tensor) -> str:
+    if torch.nn.parameter.is_lazy(tensor):
+        return "not yet known"
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _settings_of(prefix: str, values: Mapping[str, Any]) -> list[Entry]:
+    return [
+        Entry(
+            f"{prefix}{name}",
+            str(value.tolist()) if isinstance(value, torch.Tensor) else repr(value),
+            setting=True,
+            stored=True,
+        )
+        for name, value in sorted(values.items())
+        if name not in ("params", "last_epoch") and not name.startswith("_")
+    ]
 
 
 class TorchWorld(HorovodWorld):

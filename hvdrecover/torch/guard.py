@@ -14,7 +14,6 @@ import torch.utils.data
 
 from hvdrecover.errors import ConfigError
 from hvdrecover.guard.numbers import Judge, Missing
-from hvdrecover.state.adapter import Entry
 from hvdrecover.torch.optimizers import names_of, parameters_of
 from hvdrecover.torch.stepping import WIDE, averages, is_adasum, steps_of
 
@@ -22,48 +21,6 @@ try:
     from hvdrecover.torch._finite import are_finite as _compiled
 except ImportError:  # the package was installed without a C compiler
     _compiled = None  # type: ignore[assignment]
-
-# -- structure ---------------------------------------------------------------------------------------------
-
-
-def describe(component: Any) -> list[Entry]:
-    """A module's parameters and buffers, or the kind and the settings of an optimizer or a scheduler."""
-    if isinstance(component, torch.nn.Module):
-        kinds: list[tuple[str, torch.Tensor, str]] = [
-            (name, each, "trained" if each.requires_grad else "frozen")
-            for name, each in component.named_parameters(remove_duplicate=False)
-        ]
-        kinds += [(name, each, "a buffer") for name, each in component.named_buffers()]
-        return [Entry(f".{name}", f"{_kind(each)}, {role}") for name, each, role in kinds]
-    # Horovod's wrapper of an optimizer has the name of the class that it wraps.
-    entries = [Entry("", f"a {type(component).__name__}")]
-    if isinstance(component, torch.optim.Optimizer):
-        for number, group in enumerate(component.param_groups):
-            entries.append(Entry(f".param_groups.{number}", f"{len(group['params'])} parameters"))
-            entries += _settings(f".param_groups.{number}.", group)
-    if isinstance(component, torch.optim.lr_scheduler.LRScheduler):
-        entries += _settings(".", component.state_dict())
-    return entries
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    if torch.nn.parameter.is_lazy(tensor):
-        return "not yet known"
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _settings(prefix: str, values: Mapping[str, Any]) -> list[Entry]:
-    return [
-        Entry(
-            f"{prefix}{name}",
-            str(value.tolist()) if isinstance(value, torch.Tensor) else repr(value),
-            setting=True,
-            stored=True,
-        )
-        for name, value in sorted(values.items())
-        if name not in ("params", "last_epoch") and not name.startswith("_")
-    ]
-
 
 # -- numbers that are not finite ---------------------------------------------------------------------------
 

@@ -14,10 +14,10 @@ import horovod.torch as hvd
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
-from hvdrecover.data.order import SampleOrder, is_sampler
+from hvdrecover.data.order import SampleOrder
 from hvdrecover.errors import ConfigError
 from hvdrecover.state.adapter import Framework
-from hvdrecover.state.rank_local import PerRank
+from hvdrecover.state.rank_local import PerRank, is_sampler
 from hvdrecover.torch.framework import all_equal
 from hvdrecover.torch.optimizers import parameters_of
 from hvdrecover.torch.stepping import averages, refuse_late, steps_of, tell

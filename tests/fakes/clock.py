@@ -6,7 +6,7 @@ import math
 import threading
 import time
 
-from hvdrecover.clock import Clock
+from hvdrecover.machine import Clock
 
 HANG_SECONDS = 30.0  # of real time; only reached when something is broken
 

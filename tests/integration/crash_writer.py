@@ -20,7 +20,7 @@ from hvdrecover.checkpoint.arena import Arena, TensorSpec, plan
 from hvdrecover.checkpoint.manifest import FILE_NAME, Snapshot
 from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.checkpoint.store import BackgroundWriter, Store, load_newest
-from hvdrecover.clock import SYSTEM_CLOCK, Clock
+from hvdrecover.machine import SYSTEM_CLOCK, Clock
 from tests.unit.checkpoint.roots import Recorder, assert_is
 
 KEEP = 2

@@ -479,7 +479,7 @@ class Thread:
 
 
 class SimulatedClock(clock.Clock):
-    """The clock of a process; see `hvdrecover.clock.Clock`."""
+    """The clock of a process; see `hvdrecover.machine.Clock`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

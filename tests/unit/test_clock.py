@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdrecover.clock import Bounded
+from hvdrecover.machine import Bounded
 
 
 @pytest.fixture

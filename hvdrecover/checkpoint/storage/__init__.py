@@ -25,9 +25,9 @@ from fsspec.registry import known_implementations
 
 from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.clock import Clock
+from hvdrecover.config import redact
 from hvdrecover.errors import ConfigError, HvdrecoverError, StorageError
-from hvdrecover.redaction import redact
+from hvdrecover.machine import Clock
 
 TEMPORARY = ".hvdrecover-"  # prefix of files that are still being written; `names` leaves them out
 FULL = {errno.ENOSPC, errno.EDQUOT}

@@ -28,10 +28,10 @@ def _report_errors(notes: int) -> None:
 
     def report(*error: object) -> None:
         try:
-            from hvdrecover import uncaught
+            from hvdrecover import heartbeat
 
             sys.excepthook = before
-            uncaught.report_to(notes)
+            heartbeat.report_errors_to(notes)
         except Exception:
             pass  # the process prints the error itself
         sys.excepthook(*error)  # type: ignore[arg-type]

@@ -17,8 +17,8 @@ from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.near_tier import Keeper, NearTier, mapped
 from hvdrecover.checkpoint.root import Load, copied, read_commit, read_newest
 from hvdrecover.checkpoint.storage.local import LocalStorage
-from hvdrecover.clock import SYSTEM_CLOCK
 from hvdrecover.errors import NoUsableCommitError, StorageError
+from hvdrecover.machine import SYSTEM_CLOCK
 from tests.fakes.clock import FakeClock
 from tests.unit.checkpoint.roots import flip
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hvdrecover.discovery.lists import lsf, mpi, parse, pbs, sge, tf_config
 from hvdrecover.discovery.sources import MOST_SLOTS, Host, check
 from hvdrecover.errors import DiscoveryError, HostListError
-from hvdrecover.redaction import printable
+from hvdrecover.texts import printable
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])

@@ -121,9 +121,9 @@ def test_what_is_no_program_that_a_standby_could_run(command: str) -> None:
 # Its other thread waits until the error has been shown.
 LINGERS = """
 import threading
-from hvdrecover import uncaught
-uncaught._PATIENCE, show, shown = 0.01, uncaught._show, threading.Event()
-uncaught._show = lambda *words: (show(*words), shown.set())
+from hvdrecover import heartbeat
+heartbeat._ENDING, show, shown = 0.01, heartbeat._show, threading.Event()
+heartbeat._show = lambda *words: (show(*words), shown.set())
 threading.Thread(target=shown.wait).start()
 1 / 0
 """

@@ -14,8 +14,7 @@ from hvdrecover import heartbeat
 from hvdrecover.errors import NoProgressError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Page, Phase, Reading
-from hvdrecover.state.rollbacks import LIMIT, Account, Rollbacks, kept_waiting, tally
-from hvdrecover.state.run import run
+from hvdrecover.state.run import LIMIT, Account, Rollbacks, kept_waiting, run, tally
 from hvdrecover.state.state import State
 from tests.fakes.clock import FakeClock
 from tests.unit.state.jobs import Process, on_ranks
