@@ -36,7 +36,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from hvdrecover import clock, heartbeat
+from hvdrecover import heartbeat, machine
 
 _PACKAGE = "hvdrecover."
 _REAL = ("hvdrecover.machine",)  # asks /proc about this very process
@@ -478,7 +478,7 @@ class Thread:
         self._scheduler.wait(lambda: not self.is_alive(), math.inf if timeout is None else timeout)
 
 
-class SimulatedClock(clock.Clock):
+class SimulatedClock(machine.Clock):
     """The clock of a process; see `hvdrecover.machine.Clock`."""
 
     def __init__(self, scheduler: Scheduler) -> None:

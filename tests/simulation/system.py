@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
-from hvdrecover import clock, machine
+from hvdrecover import machine
 from hvdrecover.config import STACKS_SIGNAL
 from hvdrecover.launch import processes, waits
 from hvdrecover.launch.processes import Waking
@@ -314,12 +314,12 @@ class System:
             processes.named: lambda numbers: ", ".join(f"process {each} (python)" for each in numbers),
             machine.versions: dict,
             Waking: lambda signals: SimulatedWaking(self, signals),
-            clock.Bounded: lambda seconds: _at_once,
+            machine.Bounded: lambda seconds: _at_once,
         }
 
 
 def _at_once(function: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Stands for `clock.Bounded`: no disk hangs here."""
+    """Stands for `machine.Bounded`: no disk hangs here."""
     return function(*args, **options)
 
 
