@@ -6,7 +6,6 @@ import functools
 import hashlib
 import math
 import os
-import re
 import signal
 import socket
 import sys
@@ -40,9 +39,6 @@ _LAUNCHER_VARIABLES = (
     *("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MPI_LOCALRANKID"),
     *("MV2_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK"),
 )
-# A user and password, also if the password has a '@' or a '/' in it (but a port is not a password); a query.
-_CREDENTIALS = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s@:]*:(?!\d+/)[^\s@]*@)")
-_QUERY = re.compile(r"(://[^\s?]*)\?\S*")
 
 
 def _started_in() -> Path:
@@ -129,11 +125,6 @@ def _signals(text: str) -> tuple[signal.Signals, ...]:
                 f"{name} is not a signal that a process can handle; use names such as SIGTERM,SIGUSR1"
             )
     return tuple(signal.Signals[name] for name in names)
-
-
-def redact(url: str) -> str:
-    """A URL, or a text with URLs, without user names, passwords and queries, which may hold tokens."""
-    return _QUERY.sub(r"\1", _CREDENTIALS.sub("", url))
 
 
 # -- settings ------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from typing import Any
 from hvdrecover import error_kinds, texts
 
 SIZE = mmap.PAGESIZE
-_PATIENCE = 2.0  # seconds for the guardian to look at the page
+_PATIENCE = 2.0  # seconds for the guardian to read the page
 _ENDING = 5.0  # seconds for a process to end after an error; then it shows the error itself
 
 
@@ -34,7 +34,7 @@ class Phase(IntEnum):
     UNKNOWN = 0  # it has not imported an adapter
     READY = 1  # a standby that waits
     STARTING = 2  # until the ranks have agreed on a state
-    BEGINNING = 3  # from there to the next commit: on some ranks, functions are compiled now
+    BEGINNING = 3  # until the next commit: ranks may compile functions now, which takes long
     TRAINING = 4
     RECOVERING = 5  # leaves the old ranks, meets the present ones, and agrees on a state
     FINISHED = 6  # its training function has returned, and the finished mark is durable
@@ -57,16 +57,16 @@ class Reading:
 
     phase: Phase
     silent: float = 0.0  # seconds since the last progress
-    longest: float = 0.0  # the longest time without progress, in seconds, of any rank; 0 if none is over
+    longest: float = 0.0  # the longest time without progress of any rank, in seconds; 0 before one has ended
     paused: bool = False  # whether the process is inside `paused`
-    waiting: bool = False  # it has left `paused`, without progress since: other ranks may still be inside
+    waiting: bool = False  # it has left `paused` and made no progress since; other ranks may still be inside
     commits: int = 0  # commits of this process
     generation: int = 0  # of its last commit; 0 before the first
     commit: int = 0  # number of its last commit
     steps: int = 0  # steps since then
     rank: int = -1  # -1 if it has none
     stop: Stop = Stop.NO  # the request to stop, by its guardian or a signal
-    diverged: int = 0  # how often its parameters were not those of most ranks
+    diverged: int = 0  # how often its parameters differed from those of most ranks
     changed: int = 0  # commits of the whole run, up to its last one, at which the state had changed
     agreed: int = 0  # `changed` at the commit that it resumed from
     in_run: bool = False  # it has called a function decorated by `run`, so it survives others' loss
@@ -82,7 +82,7 @@ _ALIKE = ("longest", "commits", "generation", "commit", "diverged", "changed", "
 
 
 class Page(ctypes.Structure):
-    """The page: 64-bit numbers. Those that `Reading` has, too, are explained there."""
+    """The page: 64-bit numbers. `Reading` explains those that it has, too."""
 
     stamp: float  # time of the last progress, by the monotonic clock, which all processes of a host share
     longest: float
@@ -98,9 +98,9 @@ class Page(ctypes.Structure):
     recorded: int  # batches recorded since the last commit
     rank: int
     stop: int
-    stall: int  # seconds for which ranks may wait for one that says nothing, in training; 0 for ever
+    stall: int  # limit in seconds for waiting for a silent rank, in training; 0: no limit
     stall_beginning: int  # the same in a beginning
-    looks: int  # how often the guardian has set these
+    looks: int  # how often the guardian has set these two limits
     diverged: int
     in_run: int
 
@@ -137,7 +137,7 @@ class Page(ctypes.Structure):
         self.longest = max(seconds, self.longest)
 
     def allow_stalls(self, training: int, beginning: int) -> None:
-        """Say how long ranks may wait for one that says nothing, in these phases; 0 for ever."""
+        """Limit how long ranks may wait for a silent rank, in these phases; in seconds, 0: no limit."""
         self.stall, self.stall_beginning = training, beginning
         self.looks += 1
 
@@ -193,7 +193,7 @@ def _progressed() -> None:
         return
     elif page.phase in (Phase.TRAINING, Phase.PLAIN):
         page.has_seen(gap)
-    elif page.phase == Phase.BEGINNING:  # `committed` notes it
+    elif page.phase == Phase.BEGINNING:  # `committed` adds it to the longest
         _beginning = max(gap, _beginning)
 
 
@@ -208,7 +208,7 @@ def recorded() -> None:
 
 
 def committed(generation: int, commit: int, changed: int) -> None:
-    """Note a commit; no step, as a script may commit before its first one."""
+    """Note a commit. It does not count as a step, as a script may commit before its first step."""
     _progressed()
     page.stand_at(generation, commit, changed)
     page.commits += 1
@@ -254,7 +254,7 @@ def resume() -> None:
 
 
 def await_guardian() -> None:
-    """Wait until the guardian has set the stalls by the present longest time, which it does all the time."""
+    """Wait until the guardian has set the limits by the present longest time; it does so at each look."""
     enough = page.looks + 2  # it may be in the middle of a look
     deadline = time.monotonic() + _PATIENCE
     while watched() and page.looks < enough and time.monotonic() < deadline:
@@ -304,11 +304,15 @@ def _run(callbacks: list[Callable[[], None]]) -> None:
 def notify(**facts: Any) -> None:
     """Send the guardian a note, a line of JSON."""
     if _notes is not None:
-        os.write(_notes, f"{json.dumps(facts)}\n".encode())
+        _write(_notes, facts)
+
+
+def _write(notes: int, facts: dict[str, Any]) -> None:
+    os.write(notes, f"{json.dumps(facts)}\n".encode())
 
 
 def notes_since(descriptor: int, start: int) -> dict[str, Any]:
-    """Return the notes of a training process from byte ``start`` on; of each fact, the last value."""
+    """Return the facts noted from byte ``start`` on; later values win."""
     notes: dict[str, Any] = {}
     size = os.fstat(descriptor).st_size
     for line in os.pread(descriptor, size - start, start).splitlines():
@@ -317,54 +321,53 @@ def notes_since(descriptor: int, start: int) -> dict[str, Any]:
     return notes
 
 
-# -- the error that ends the process -------------------------------------------------------------------------
+# -- the error that ends the process: its guardian prints it once, after all other output -------------------
 
 
 def report_errors_to(notes: int) -> None:
-    """Report the error that ends this process in the notes for the guardian, which prints it."""
-    global _notes, _hook
-    _notes = notes
+    """Report the error that ends this process in the guardian's notes, by their file descriptor."""
+    global _hook
     if sys.excepthook is _hook:
         return
-    # `hvdrecover.launch.early` has set one that calls this function.
+    # `launch.early` installs a hook that calls this function; `before` is the hook that it replaced.
     previous, process = getattr(sys.excepthook, "before", sys.excepthook), os.getpid()
-    # A hook of the script or a library prints the error.
+    # If the script or a library has a hook of its own, that prints the error.
     prints = previous is not sys.__excepthook__
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         forked = os.getpid() != process
-        if forked or issubclass(kind, KeyboardInterrupt) or not _reported(error, printed=prints) or prints:
+        stopped = forked or issubclass(kind, KeyboardInterrupt)
+        if stopped or not _reported(notes, error, printed=prints) or prints:
             previous(kind, error, trace)
             return
         # The exit may wait for other threads, perhaps forever. The error must be shown anyway.
-        late = threading.Timer(_ENDING, _show, (previous, kind, error, trace))
+        late = threading.Timer(_ENDING, _show, (notes, previous, kind, error, trace))
         late.daemon = True
         late.start()
 
     sys.excepthook = _hook = report
 
 
-def _reported(error: BaseException, *, printed: bool) -> bool:
+def _reported(notes: int, error: BaseException, *, printed: bool) -> bool:
     text = "".join(traceback.format_exception(error))
     short = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, SyntaxError):  # which names file and line by itself
         short = f"{type(error).__name__}: {error}"
     frames = [f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__)]
-    where = texts.place(error) or "".join(frames[-1:])
+    where = texts.script_line(error) or "".join(frames[-1:])
     identity = f"{type(error).__qualname__} at {where}"  # texts vary: process ids, addresses, generations
-    return _noted(
-        error=short, identity=identity, traceback=text, kinds=error_kinds.kinds(error), unprinted=not printed
-    )
+    kinds = error_kinds.kinds(error)
+    return _noted(notes, error=short, identity=identity, traceback=text, kinds=kinds, unprinted=not printed)
 
 
-def _show(previous: object, *error: object) -> None:
-    if _noted(unprinted=False) and callable(previous):
+def _show(notes: int, previous: Callable[..., object], *error: object) -> None:
+    if _noted(notes, unprinted=False):
         previous(*error)
 
 
-def _noted(**facts: object) -> bool:
+def _noted(notes: int, **facts: object) -> bool:
     try:
-        notify(**facts)
+        _write(notes, facts)
     except (OSError, ValueError):  # a program in between has closed file descriptors that it did not know
         return False
     return True

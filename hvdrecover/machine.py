@@ -25,11 +25,11 @@ _FILES = ("inactive_file", "active_file")  # both can be dropped, and both are p
 _ENDED = {"Z", "X"}  # see proc_pid_stat(5)
 
 
-# -- time ----------------------------------------------------------------------------------------------
+# -- time, and calls with a time limit ----------------------------------------------------------------
 
 
 class Clock:
-    """The machine's clock, the package's source of time; all values are in seconds."""
+    """The machine's clock, in seconds. It is passed as an argument, so that tests need not sleep."""
 
     def now(self) -> float:
         """Return the wall-clock time since the Unix epoch."""
@@ -48,7 +48,7 @@ SYSTEM_CLOCK = Clock()
 
 
 class Bounded:
-    """Makes calls, each in a daemon thread, and waits for each of them for so many seconds."""
+    """Makes calls in daemon threads, and waits for each call for so many seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -67,12 +67,12 @@ class Bounded:
 
         with self._lock:
             # A late call continues in its thread. Until it ends, further calls fail at once. So a device that
-            # hangs costs its caller the time only once, and one thread.
+            # hangs costs one time-out and one thread.
             if self._last is not None and not self._last.done():
                 raise TimeoutError("an earlier call has still not returned")
             try:
                 threading.Thread(target=call, daemon=True).start()
-            except RuntimeError as error:  # there are as many as this process may have
+            except RuntimeError as error:  # this process has as many as it may have
                 raise TimeoutError("no thread can be started") from error
             self._last = result
             if not wait([result], self._seconds).done:
@@ -80,7 +80,7 @@ class Bounded:
             return result.result()
 
 
-# -- versions and addresses --------------------------------------------------------------------------------
+# -- versions and addresses ----------------------------------------------------------------------------
 
 
 def version_of(distribution: str) -> str | None:

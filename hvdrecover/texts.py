@@ -1,4 +1,4 @@
-"""What people are shown: texts that no terminal obeys, and the place of an error in the user's own code."""
+"""What people are shown: texts that are safe in a terminal, and the script's line that raised an error."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _FOLDERS = (
 _BELOW = tuple({path + os.sep for each in _FOLDERS for path in (each, os.path.realpath(each))})
 
 
-def printable(text: str, but: str = "") -> str:
-    """Escape control and bidirectional characters, except some: they move a cursor or turn a line around."""
-    shown = (each if each.isprintable() or each in but else repr(each)[1:-1] for each in text)
+def printable(text: str, keep: str = "") -> str:
+    """Escape control and bidirectional characters, which move the cursor or turn a line; not ``keep``."""
+    shown = (each if each.isprintable() or each in keep else repr(each)[1:-1] for each in text)
     return "".join(shown)
 
 
 def is_library(file: str) -> bool:
-    """Return whether a code file is not the user's own; also true for code without a file (``<string>``)."""
+    """Return whether a file belongs to a library, or is no file at all (``<string>``)."""
     return file.startswith(("<", *_BELOW))
 
 
-def place(error: BaseException) -> str:
+def script_line(error: BaseException) -> str:
     """Return the innermost line of the user's own code that an error came through, or an empty string."""
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):

@@ -1,4 +1,4 @@
-"""Durable commits: their names, and the user's settings."""
+"""Durable commits: their names, the user's settings, and URLs of checkpoint roots without passwords."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from hvdrecover import config
 from hvdrecover.errors import ConfigError
 
 _NAME = re.compile(r"g([0-9]{4,9})-c([0-9]{8,18})")
+# user:password@, also if the password has a '@' or a '/' in it; host:port is not a password.
+_CREDENTIALS = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s@:]*:(?!\d+/)[^\s@]*@)")
+_QUERY = re.compile(r"(://[^\s?]*)\?\S*")
+
+
+def redact(url: str) -> str:
+    """Remove user names, passwords and queries, which may hold tokens, from all URLs of a text."""
+    return _QUERY.sub(r"\1", _CREDENTIALS.sub("", url))
 
 
 @dataclass(frozen=True, order=True)

@@ -20,14 +20,13 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from hvdrecover.checkpoint import CommitId, Keep, claims, retention, root, values
+from hvdrecover.checkpoint import CommitId, Keep, claims, redact, retention, root, values
 from hvdrecover.checkpoint.arena import ITEM_BYTES, Arena, Bytes, TensorSpec, allocate, plan
 from hvdrecover.checkpoint.manifest import FILE_NAME, FileEntry, HasState
 from hvdrecover.checkpoint.retention import delete_commit, incomplete, is_of_before
 from hvdrecover.checkpoint.root import read_commit, read_manifest
 from hvdrecover.checkpoint.storage import Storage, failures
 from hvdrecover.checkpoint.values import Json
-from hvdrecover.config import redact
 from hvdrecover.errors import (
     ConfigError,
     CorruptCheckpointError,

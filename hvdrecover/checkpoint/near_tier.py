@@ -37,14 +37,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hvdrecover.checkpoint import CommitId
+from hvdrecover.checkpoint import CommitId, redact
 from hvdrecover.checkpoint import manifest as manifests
 from hvdrecover.checkpoint.arena import Arena, Bytes, Layout, digest, map_file
 from hvdrecover.checkpoint.manifest import TENSORS, Snapshot
 from hvdrecover.checkpoint.storage import TEMPORARY, ReadBytes, Storage
 from hvdrecover.checkpoint.storage.local import mount_of
 from hvdrecover.checkpoint.store import step_back
-from hvdrecover.config import redact
 from hvdrecover.errors import StorageError
 from hvdrecover.machine import Clock, available_memory
 

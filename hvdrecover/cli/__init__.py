@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn
 
 from hvdrecover import config
-from hvdrecover.config import redact
+from hvdrecover.checkpoint import redact
 from hvdrecover.errors import HvdrecoverError
 from hvdrecover.version import __version__
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hvdrecover import config, events
+from hvdrecover.checkpoint import redact
 from hvdrecover.cli import discovering, options
-from hvdrecover.config import redact
 from hvdrecover.errors import ConfigError, DiscoveryError
 from hvdrecover.launch import guardian, output
 from hvdrecover.machine import SYSTEM_CLOCK

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hvdrecover.checkpoint import redact
 from hvdrecover.checkpoint.arena import digest
 from hvdrecover.checkpoint.storage import failures, open_filesystem, retried, storage_in
-from hvdrecover.config import redact
 from hvdrecover.errors import ConfigError
 from hvdrecover.machine import SYSTEM_CLOCK
 

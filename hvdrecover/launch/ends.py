@@ -133,7 +133,7 @@ _LONGEST_PAUSE = 60.0  # seconds
 class Death:
     returncode: int  # as `subprocess` has it: negative for a signal
     reading: Reading  # the last state of its page
-    notes: Mapping[str, Any] = field(default_factory=dict)  # its notes, as of `hvdrecover.heartbeat`
+    notes: Mapping[str, Any] = field(default_factory=dict)  # the facts that it sent by `heartbeat.notify`
     hung: bool = False  # whether its guardian killed it because it was hanging
     out_of_memory: bool = False  # whether the kernel killed processes for lack of memory meanwhile
     lost: str = ""  # Horovod's error outside `run`, even if the script caught it; or empty

@@ -31,7 +31,8 @@ from enum import Enum, auto
 from typing import Any
 
 from hvdrecover import machine
-from hvdrecover.config import PREEMPTED, Config, redact
+from hvdrecover.checkpoint import redact
+from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import selection
 from hvdrecover.errors import LaunchError
 from hvdrecover.events import Events, Record
@@ -120,7 +121,9 @@ class Supervisor:
             problem = f"can't be written to: {error.strerror}; name another folder: HVDRECOVER_EVENTS=FOLDER"
             raise LaunchError(str(self._folder), problem) from error
         with Waking((*heeded, signal.SIGCHLD)) as self._waking:
-            self._guardians = Guardians(self._waking.selector, self._hear, self._lost, self._greeting)
+            self._guardians = Guardians(
+                self._waking.selector, self._hear, self._lost, self._greeting, clock=self._clock
+            )
             if self._slurm is not None:
                 self._slurm.watch()
             try:

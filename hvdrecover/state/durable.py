@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdrecover import error_kinds, heartbeat
-from hvdrecover.checkpoint import Checkpoint, CommitId, near_tier, root
+from hvdrecover.checkpoint import Checkpoint, CommitId, near_tier, redact, root
 from hvdrecover.checkpoint.arena import Arena
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.near_tier import Keeper, NearTier
 from hvdrecover.checkpoint.storage import ATTEMPTS, open_storage, retried
 from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.checkpoint.store import BackgroundWriter, Store, load_newest
-from hvdrecover.config import redact
 from hvdrecover.errors import (
     CheckpointError,
     DurableAgeError,
@@ -36,8 +35,8 @@ from hvdrecover.state.hooks import Context, Hook, Moment, Table
 from hvdrecover.state.horovod import paused
 from hvdrecover.state.memory import Memory
 
-SETTLE_SECONDS = 30.0  # how long a training function that failed waits for the write in flight
-# At the end of a run, to give up loses the result of weeks of training: some 7 minutes of pauses.
+SETTLE_SECONDS = 30.0  # how long a training function that failed waits for the write under way
+# To give up at the end of a run loses the result of weeks of training, so pauses add up to 7 minutes there.
 FINISH_ATTEMPTS = 25
 REMINDER_SECONDS = 60.0  # between two lines about a wait
 
@@ -51,11 +50,162 @@ def is_due(settings: Checkpoint, commits_since: int, seconds_since: float) -> bo
 
 @dataclass(frozen=True)
 class Standing:
-    """The answer of a checkpoint root to a job that has just claimed it."""
+    """What a checkpoint root holds when a job has just claimed it."""
 
     starts: Mapping[str, int]  # start to the generation of its claim, if no other job has replaced it
     durable: CommitId | None
     since: int  # the generation of the claim of the start that made the durable commit
+
+
+# -- the near tier -------------------------------------------------------------------------------------------
+
+Files = tuple[Mapping[str, Arena], Mapping[str, str]]
+"""Files of a commit, and their digests, by attribute name."""
+
+
+class NearSide:
+    """The near tier. If it is off, no method does anything. If it fails, training continues."""
+
+    def __init__(self, settings: Checkpoint | None, context: Context, memory: Memory) -> None:
+        self._context, self._memory, self._arenas = context, memory, memory.arenas
+        self._keeps = context.config.is_first_of_host
+        self.folder: Path | None = None
+        if settings is not None and settings.near is not None:
+            near = context.config.near if settings.near == "auto" else settings.near
+            if near != "off" and (near != "auto" or context.config.supervisor is not None):
+                self._url = near_tier.named(settings.url)
+                self.folder = near_tier.folder(near, self._url)
+        self._keeper: Keeper | None = None
+        self._recalled: Snapshot | None = None
+        # Why the tier is off, as last reported. None: it is on; empty: nothing was reported yet.
+        self._said: str | None = ""
+        self._awaits_lock = False
+
+    def recall(self, newer_than: CommitId) -> Snapshot | None:
+        """Return the newest commit that an earlier process left here, if it is newer than all in memory."""
+        if self.folder is None:
+            return None
+        suspects, self._recalled = self._context.config.suspects, None
+        if self._arenas.near is not None:  # an interrupted copy has destroyed the newest commit in memory
+            return self._arenas.near.newest()
+        self._recalled = self._read(lambda each: each > newer_than and not each.is_within(suspects))
+        return self._recalled if self._keeps else None  # the host's other processes read it for `held`
+
+    def held(self, commit: CommitId) -> Files:
+        """Return the sealed files of a commit that this host has, and their digests; none if it has none."""
+        if self.folder is not None and self._arenas.near is None:
+            if self._recalled is None or self._recalled.id != commit:
+                self._recalled = self._read(lambda each: each == commit)
+            if self._recalled is not None:
+                return self._recalled.arenas, self._recalled.digests or {}
+        return {}, {}  # another rank sends it then
+
+    def pass_over(self, commit: CommitId, reason: str) -> None:
+        # Only one process of each host shows the line.
+        shown = f"near tier: passing over {commit.name}: {reason}" if self._keeps else None
+        facts = {"commit": commit.name, "reason": reason}
+        self._context.events.emit("near_skipped", shown, level=logging.WARNING, **facts)
+
+    def agreed(self) -> None:
+        if self.folder is not None and self._keeps:
+            self._begin(self.folder)  # from now on, this process may keep the host's near tier
+            self.offer()
+        self._recalled = None
+
+    def offer(self) -> None:
+        """Seal the newest commit in memory, if its files are in the near root."""
+        newest = self._memory.newest
+        if self._awaits_lock and self.folder is not None:
+            self._begin(self.folder)  # the lock may still be that of a process that is being killed
+        if self._arenas.near is not None and newest is not None and not newest.finished:
+            self._arenas.near.seal(newest)
+
+    def settle(self, seconds: float) -> None:
+        if self._arenas.near is not None:
+            self._arenas.near.wait(seconds)
+
+    def remove(self) -> None:
+        """Delete the near root: this process leaves, and the commit is durable or others have it."""
+        if self._arenas.near is not None:
+            self._arenas.near.remove()
+        elif self._keeper is not None:
+            self._keeper.remove()
+        self._arenas.near = self._keeper = None
+        self._awaits_lock = False
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _read(self, usable: Callable[[CommitId], bool]) -> Snapshot | None:
+        """Return the newest usable commit that verifies."""
+        path = self.folder
+        if path is None or not path.is_dir():
+            return None
+        storage = LocalStorage(path)
+
+        def skipped(commit: CommitId, reason: str, error: CheckpointError | None) -> None:
+            if error is not None:  # otherwise the folder is memory for a commit
+                self.pass_over(commit, reason)
+                if self._keeper is not None:
+                    storage.remove(root.manifest_path(commit))
+
+        try:
+            near_tier.check_private(path)
+            if self._keeps and self._keeper is None:
+                self._keeper = Keeper.take(path)
+            found = root.read_newest(
+                storage,
+                skipped,
+                clock=self._context.clock,
+                order=lambda commits: list(filter(usable, commits)),
+                # The keeper may overwrite a commit while it is copied; the digests of the copy show that.
+                load=root.copied if self._keeper is None else near_tier.mapped,
+            )
+            for arena in found.arenas.values() if found is not None else ():
+                arena.shared = self._keeper is not None  # then its files never become private memory
+            return found
+        except NoUsableCommitError:
+            return None
+        except (OSError, CheckpointError) as error:
+            self._report(str(error))
+            return None
+
+    def _begin(self, path: Path) -> None:
+        try:
+            near_tier.make(path, self._url)
+            self._keeper = self._keeper or Keeper.take(path)
+            self._awaits_lock = self._keeper is None
+            if self._keeper is None:
+                reason = f"{path} is in use by another process, or by another state of this process"
+                return self._report(reason)
+            place = self._context.place
+            writer = {"host": self._context.config.host, "rank": place.rank, "job": place.job}
+            tier = self._arenas.near or NearTier(
+                self._keeper, self._recalled, self._context.clock, self._report
+            )
+            tier.begin(writer)
+            self._arenas.near = tier
+        except (OSError, StorageError) as error:
+            self._report(str(error))
+
+    def _report(self, refusal: str | None, nbytes: int = 0) -> None:
+        """Emit an event when the tier turns on, for commits of ``nbytes``, or off, because of ``refusal``."""
+        if refusal == self._said:
+            return
+        self._said = refusal
+        message, level = f"near tier: off on {self._context.config.host}: {refusal}", logging.WARNING
+        if refusal is None:
+            level = logging.INFO
+            message = (
+                f"near tier: on: commits of {near_tier.size(nbytes)} outlive their processes in "
+                f"{self.folder}, which has memory for {near_tier.BUFFERS} of them at most"
+            )
+        facts = {"on": refusal is None, "reason": refusal or "", "bytes": nbytes, "path": str(self.folder)}
+        # Called on the tier's thread, too, perhaps between two rendezvous: `World.rank` would fail there.
+        shown = message if self._context.events.rank == 0 else None
+        self._context.events.emit("near", shown, level=level, **facts)
+
+
+# -- durable commits -----------------------------------------------------------------------------------------
 
 
 class DurableSide(Hook):
@@ -88,19 +238,18 @@ class DurableSide(Hook):
 
     def offer(self, *, ask: bool) -> None:
         """Seal the newest commit in the near tier, and write it in the background if due, or if ``ask``."""
-        if self.near.folder is not None:
-            self.near.offer()
+        self.near.offer()
         snapshot = self._memory.newest
         if self._settings is None or snapshot is None or (writer := self.writer()) is None:
             return
         self._commits_since += 1
         seconds = math.inf if self._begun is None else self._clock.monotonic() - self._begun
         if ask:
-            with suppress(HvdrecoverError):  # the verdict names final errors
+            with suppress(HvdrecoverError):  # the verdict names permanent errors
                 self._submit(writer, snapshot, math.inf)  # after an attempt that is under way
         elif is_due(self._settings, self._commits_since, seconds):
-            # Refused while an attempt to write an earlier commit is under way. In an outage, it replaces the
-            # commit that could not be written.
+            # Refused while a write is under way. In an outage, the newer commit replaces the one that could
+            # not be written.
             self._try_to_submit(writer, snapshot)
 
     def flush(self, timeout: float | None, attempts: int = ATTEMPTS) -> None:
@@ -145,7 +294,7 @@ class DurableSide(Hook):
 
     def claim(self, left: Mapping[str, str]) -> int:
         """Take the root for a new start of this job, on rank 0; return the generation that it may write."""
-        # ``left``: start of a job to the near commit that it has left, with its host, in words.
+        # ``left``: the start of a job to the near commit that it left behind, with its host, in words.
         context, start, clock = self._context, uuid.uuid4().hex, self._context.clock
         context.place.join(f"{context.config.job}/{start}" if context.config.job else start)
         self.retire()  # an earlier attempt may have claimed the root as another start
@@ -158,7 +307,7 @@ class DurableSide(Hook):
         return retried(clock, writer.store.claim_next, again=again)
 
     def read_newest(self, generation: int) -> Snapshot | None:
-        """Read the newest durable commit of the root, of which this generation was claimed; None if none."""
+        """Read the newest durable commit of the root, which was claimed as this generation; None if none."""
         if (writer := self.writer()) is None:
             return None
         found = load_newest(writer.store, self._context.config.suspects)
@@ -193,7 +342,7 @@ class DurableSide(Hook):
             self._writer, self._commits_since, self._begun = None, 0, None
 
     def writer(self) -> BackgroundWriter | None:
-        """Return the writer, and write nothing yet; None on ranks that do not write commits."""
+        """Return the writer, made at the first call; None on ranks that do not write commits."""
         context = self._context
         if self._settings is None or not context.place.joined or context.place.rank != 0:
             return None
@@ -212,7 +361,7 @@ class DurableSide(Hook):
     # -- waiting for writes ----------------------------------------------------------------------------
 
     def _vacate(self) -> None:
-        """Wait until nothing is in flight, as the memory is needed; give up a commit whose write fails."""
+        """Free memory: wait for the write under way, and give up a commit whose write fails."""
         writer = self._writer
         while writer is not None and writer.in_flight is not None:
             try:
@@ -277,153 +426,5 @@ class DurableSide(Hook):
 
 
 def _stopped(kind: str, deed: str) -> StoppedError:
-    """Return the error of the other ranks when rank 0 has had an error of this class."""
+    """Return the error that the other ranks raise after rank 0 has raised one of class ``kind``."""
     return StoppedError(f"rank 0 {deed} ({kind}); its error says why", kind)
-
-
-# -- the near tier --------------------------------------------------------------------------------------
-
-
-Files = tuple[Mapping[str, Arena], Mapping[str, str]]
-"""Files of a commit, and their digests, by attribute name."""
-
-
-class NearSide:
-    """The near tier; all methods do nothing where it is off, and where it fails, training continues."""
-
-    def __init__(self, settings: Checkpoint | None, context: Context, memory: Memory) -> None:
-        self._context, self._memory, self._arenas = context, memory, memory.arenas
-        self._keeps = context.config.is_first_of_host
-        self.folder: Path | None = None
-        if settings is not None and settings.near is not None:
-            near = context.config.near if settings.near == "auto" else settings.near
-            if near != "off" and (near != "auto" or context.config.supervisor is not None):
-                self._url = near_tier.named(settings.url)
-                self.folder = near_tier.folder(near, self._url)
-        self._keeper: Keeper | None = None
-        self._recalled: Snapshot | None = None
-        self._said: str | None = ""  # why the tier is off, None if it is on; empty at first
-        self._awaits_lock = False
-
-    def recall(self, newer_than: CommitId) -> Snapshot | None:
-        """Return the newest commit that an earlier process left here, if it is newer than all in memory."""
-        if self.folder is None:
-            return None
-        suspects, self._recalled = self._context.config.suspects, None
-        if self._arenas.near is not None:  # an interrupted copy has cost this process its newest commit
-            return self._arenas.near.newest()
-        self._recalled = self._read(lambda each: each > newer_than and not each.is_within(suspects))
-        return self._recalled if self._keeps else None  # the host's other processes read it for `held`
-
-    def held(self, commit: CommitId) -> Files:
-        """Return the sealed files of a commit that this host has, and their digests; none if it has none."""
-        if self.folder is not None and self._arenas.near is None:
-            if self._recalled is None or self._recalled.id != commit:
-                self._recalled = self._read(lambda each: each == commit)
-            if self._recalled is not None:
-                return self._recalled.arenas, self._recalled.digests or {}
-        return {}, {}  # another rank sends it then
-
-    def pass_over(self, commit: CommitId, reason: str) -> None:
-        # Only one process of each host shows the line.
-        shown = f"near tier: passing over {commit.name}: {reason}" if self._keeps else None
-        facts = {"commit": commit.name, "reason": reason}
-        self._context.events.emit("near_skipped", shown, level=logging.WARNING, **facts)
-
-    def agreed(self) -> None:
-        if self.folder is not None and self._keeps:
-            self._begin(self.folder)  # from now on, this process may keep the host's near tier
-            self.offer()
-        self._recalled = None
-
-    def offer(self) -> None:
-        """Seal the newest commit in memory, if its files are in the near root."""
-        newest = self._memory.newest
-        if self._awaits_lock and self.folder is not None:
-            self._begin(self.folder)  # a killed process may keep it for a while
-        if self._arenas.near is not None and newest is not None and not newest.finished:
-            self._arenas.near.seal(newest)
-
-    def settle(self, seconds: float) -> None:
-        if self._arenas.near is not None:
-            self._arenas.near.wait(seconds)
-
-    def remove(self) -> None:
-        """Delete the near root: this process leaves, and the commit is durable or others have it."""
-        if self._arenas.near is not None:
-            self._arenas.near.remove()
-        elif self._keeper is not None:
-            self._keeper.remove()
-        self._arenas.near = self._keeper = None
-        self._awaits_lock = False
-
-    # -- inside ----------------------------------------------------------------------------------------
-
-    def _read(self, usable: Callable[[CommitId], bool]) -> Snapshot | None:
-        """Return the newest usable commit that verifies."""
-        path = self.folder
-        if path is None or not path.is_dir():
-            return None
-        storage = LocalStorage(path)
-
-        def skipped(commit: CommitId, reason: str, error: CheckpointError | None) -> None:
-            if error is not None:  # otherwise the folder is memory for a commit
-                self.pass_over(commit, reason)
-                if self._keeper is not None:
-                    storage.remove(root.manifest_path(commit))
-
-        try:
-            near_tier.check_private(path)
-            if self._keeps and self._keeper is None:
-                self._keeper = Keeper.take(path)
-            found = root.read_newest(
-                storage,
-                skipped,
-                clock=self._context.clock,
-                order=lambda commits: list(filter(usable, commits)),
-                # If the keeper overwrites a commit while it is copied, the copy's digests are wrong.
-                load=root.copied if self._keeper is None else near_tier.mapped,
-            )
-            for arena in found.arenas.values() if found is not None else ():
-                arena.shared = self._keeper is not None  # then the files must not become private memory
-            return found
-        except NoUsableCommitError:
-            return None
-        except (OSError, CheckpointError) as error:
-            self._decided(str(error))
-            return None
-
-    def _begin(self, path: Path) -> None:
-        try:
-            near_tier.make(path, self._url)
-            self._keeper = self._keeper or Keeper.take(path)
-            self._awaits_lock = self._keeper is None
-            if self._keeper is None:
-                reason = f"{path} is in use by another process, or by another state of this one"
-                return self._decided(reason)
-            place = self._context.place
-            writer = {"host": self._context.config.host, "rank": place.rank, "job": place.job}
-            tier = self._arenas.near or NearTier(
-                self._keeper, self._recalled, self._context.clock, self._decided
-            )
-            tier.begin(writer)
-            self._arenas.near = tier
-        except (OSError, StorageError) as error:
-            self._decided(str(error))
-
-    def _decided(self, refusal: str | None, nbytes: int = 0) -> None:
-        """Emit an event when the tier turns on, for commits of ``nbytes``, or off, because of ``refusal``."""
-        if refusal == self._said:
-            return
-        self._said = refusal
-        message, level = f"near tier: off on {self._context.config.host}: {refusal}", logging.WARNING
-        if refusal is None:
-            level = logging.INFO
-            message = (
-                f"near tier: on: commits of {near_tier.size(nbytes)} outlive their processes in "
-                f"{self.folder}, which has memory for {near_tier.BUFFERS} of them at most"
-            )
-        facts = {"on": refusal is None, "reason": refusal or "", "bytes": nbytes, "path": str(self.folder)}
-        # Called on the tier's thread, too, perhaps between two rendezvous: `World.rank` would fail there.
-        shown = message if self._context.events.rank == 0 else None
-        self._context.events.emit("near", shown, level=level, **facts)

@@ -1,9 +1,10 @@
 """The life of a job on one rank: agree on a state, train, and after a fault do it again.
 
 1. `agree`: all ranks have one commit (see `rendezvous`). A run that an earlier start has finished ends here.
+   Before that, the ranks compare their progress (`Rollbacks`), and give up after three rollbacks without any.
 2. Train: call the user's function. When it returns, make the last commit durable, and end.
-3. An error ends the function. It is an error of the user's own, which ends the process; or one of these
-   faults:
+3. An error ends the function. An error of the script ends the process as well, and so does `Preempted`. Any
+   other error is one of these faults:
    ``peers`` (ranks were lost), ``hosts`` (hosts have come or gone), ``numbers`` (the guard rolls back a bad
    step).
 4. After ``numbers``, all ranks are still there: roll back at once, leave out the bad batch, go to 1.
@@ -48,7 +49,7 @@ from hvdrecover.state.horovod import (
     training_begins,
 )
 from hvdrecover.state.rendezvous import agree, rendezvous
-from hvdrecover.texts import place
+from hvdrecover.texts import script_line
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +67,8 @@ def run(func: Callable[..., Result]) -> Callable[..., Result | None]:
     75: with its host, if others can continue without it, else with all ranks, after a durable commit.
 
     Args:
-        func: takes the state as its first argument. It must not make a collective call before it is
-            called, and must resume from the state.
+        func: takes the state as its first argument, and resumes from it. Before it is called, the script
+            must make no collective call.
 
     Returns:
         A function of the same arguments. It returns None at once if the run was finished by an earlier start.
@@ -120,7 +121,7 @@ def resume(state: Any) -> None:
     if context.config.elastic and not session.durable.wanted and context.world.rank() == 0:
         logger.warning(
             "state.resume() without a checkpoint root: after a fault, all processes start again from the "
-            'initial state. Name one, such as checkpoint="checkpoints/run-1" or --checkpoint'
+            'initial state. Pass one, such as checkpoint="checkpoints/run-1" or --checkpoint'
         )
     signals = ExitStack()
     signals.enter_context(stop_signals(context.config.stop_signals, reports=context.world.rank() == 0))
@@ -153,7 +154,7 @@ def _loop(train: Callable[[], Result], state: Any, session: Session) -> Result |
     rollbacks = Rollbacks(context.world, context.events, context.clock)
     result: Result | None = None
     fault: Fault | None = None
-    reason, steps = "", 0  # of a fault; the error itself would keep the tensors of the step that it ended
+    reason, steps = "", 0  # of the last fault; the error itself would keep the failed step's tensors alive
     back = False  # whether to roll back after the rendezvous
     while True:
         try:
@@ -165,7 +166,7 @@ def _loop(train: Callable[[], Result], state: Any, session: Session) -> Result |
                         session.call("restore", lambda: commits.roll_back(session))
                     state.on_reset()
                     if context.world.size() > 1:
-                        memory.take_digests()  # meanwhile other ranks may have to start
+                        memory.take_digests()  # now, as other ranks may have to start meanwhile
             if context.config.elastic:
                 rollbacks.compare()
             finished = _agree(session, unchanged=back and not state._has_hooks())
@@ -208,8 +209,9 @@ def _loop(train: Callable[[], Result], state: Any, session: Session) -> Result |
 def _agree(session: Session, *, unchanged: bool = False) -> bool:
     """Bring all ranks to one commit; return whether an earlier start of the job has finished the run."""
     source = agree(session, state_unchanged=unchanged)
-    session.call("sync", lambda: None)  # a subclass's own: after ours, when all have one state
-    # The mark ends a start, not a process: a second function resumes from the first one's result.
+    session.call("sync", lambda: None)  # a subclass's own, when all ranks have one state
+    # Only a mark that was read from the root ends a run. A second training function of this process resumes
+    # from the first one's result.
     return session.memory.finished and source == "durable"
 
 
@@ -220,7 +222,7 @@ def _end(session: Session) -> None:
 
 
 def _judge(session: Session, error: BaseException) -> tuple[BaseException, Fault | None]:
-    """Return an error as it was before a framework or Horovod changed it, and the fault that it means."""
+    """Return the error that a framework or Horovod has changed into this one, and the fault that it means."""
     error = session.context.framework.original(error) or error
     error = mistake_of(error) or error
     if isinstance(error, RolledBack):
@@ -288,14 +290,14 @@ def _take_note(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
 
 
-# -- rollbacks in which no rank was lost -----------------------------------------------------------------
-# If a rank is busy for long without a sign of progress, the other ranks stop waiting, and all roll back.
-# They wait longer the next time, and give up if the job makes no progress between rollbacks.
+# -- rollbacks in which no rank was lost ---------------------------------------------------------------------
+# If a rank is busy for long without a sign of progress, the other ranks stop waiting, and all roll back. The
+# ranks find out which of them was busy. They wait longer the next time, and give up if the job makes no
+# progress between rollbacks. No process has died, so no guardian counts these.
 
-# No process has died, so no guardian counts these rollbacks.
-LIMIT = 3  # rollbacks in a row without progress after which the ranks give up
-ATTEMPTS = 10  # faults in a row after which a rank gives up that could not compare with the others
-LATE = 1000  # ms after the first rank within which all waiting ranks learn of a fault
+MAX_ROLLBACKS = 3  # in a row without progress; then the ranks give up
+MAX_FAULTS = 10  # in a row in which a rank could not compare its account with the others; then it gives up
+LATE = 1000  # ms after the first rank; within these, all ranks that wait in a collective learn that it failed
 _REMEDY = (
     "Put what takes so long into `with recover.paused():`, on all ranks, or give a longer --hang-timeout"
 )
@@ -363,14 +365,14 @@ class Rollbacks:
         self._faults += 1
         self._reason, self._commit = str(error), reading.commit
         if self._first is None:  # later faults in a row are consequences of the first
-            self._first, self._place = (self._clock.monotonic(), limit), place(error)
+            self._first, self._place = (self._clock.monotonic(), limit), script_line(error)
             if 0 < limit < reading.silent:
                 mine = replace(mine, silent=int(reading.silent * 1000))
         reached, done = max((mine.reached, mine.done), reading.point)
         self._account = replace(mine, size=self._world.size(), reached=reached, done=done)
 
     def rejoined(self) -> None:
-        if self._faults >= ATTEMPTS:
+        if self._faults >= MAX_FAULTS:
             raise self._no_progress(self._faults, None, "")
         if self._first is not None:
             age = int((self._clock.monotonic() - self._first[0]) * 1000)
@@ -382,7 +384,7 @@ class Rollbacks:
         accounts = [Account(*row) for row in table.tolist()]
         self._account, silent = tally(accounts), kept_waiting(accounts)
         slowest = max(silent, key=silent.__getitem__, default=None)
-        if self._account.returns >= LIMIT:
+        if self._account.returns >= MAX_ROLLBACKS:
             places = gather_json(self._world, self._place, "hvdrecover.places")
             busy = "" if slowest is None else _busy(slowest, silent[slowest], places[slowest])
             raise self._no_progress(self._account.returns, slowest, busy)

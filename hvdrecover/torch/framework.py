@@ -219,7 +219,7 @@ class TorchFramework:
         return component.state_dict().keys() - dict(component.named_parameters(remove_duplicate=False)).keys()
 
     def describe(self, component: Any) -> list[Entry]:
-        """A module's parameters and buffers, or the kind and the settings of an optimizer or a scheduler."""
+        """A module's parameters and buffers, or the class and settings of an optimizer or scheduler."""
         if isinstance(component, torch.nn.Module):
             kinds: list[tuple[str, torch.Tensor, str]] = [
                 (name, each, "trained" if each.requires_grad else "frozen")
@@ -323,6 +323,25 @@ def _has_tensor(value: Any) -> bool:
     return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
 
 
+def _kind_of(tensor: torch.Tensor) -> str:
+    if torch.nn.parameter.is_lazy(tensor):
+        return "not yet known"
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _settings_of(prefix: str, values: Mapping[str, Any]) -> list[Entry]:
+    return [
+        Entry(
+            f"{prefix}{name}",
+            str(value.tolist()) if isinstance(value, torch.Tensor) else repr(value),
+            setting=True,
+            stored=True,
+        )
+        for name, value in sorted(values.items())
+        if name not in ("params", "last_epoch") and not name.startswith("_")
+    ]
+
+
 # -- tensors at the speed of the machine's memory ------------------------------------------------------------
 
 
@@ -363,23 +382,7 @@ def pin(arena: Arena) -> None:
             torch.zeros((), device="cuda")
 
 
-def _kind_of(tensor: torch.Tensor) -> str:
-    if torch.nn.parameter.is_lazy(tensor):
-        return "not yet known"
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _settings_of(prefix: str, values: Mapping[str, Any]) -> list[Entry]:
-    return [
-        Entry(
-            f"{prefix}{name}",
-            str(value.tolist()) if isinstance(value, torch.Tensor) else repr(value),
-            setting=True,
-            stored=True,
-        )
-        for name, value in sorted(values.items())
-        if name not in ("params", "last_epoch") and not name.startswith("_")
-    ]
+# -- collectives -------------------------------------------------------------------------------------------
 
 
 class TorchWorld(HorovodWorld):

@@ -1,4 +1,4 @@
-"""The guard in torch: structure, gradients that are missing or not finite."""
+"""The guard in torch: gradients that are missing or not finite."""
 
 from __future__ import annotations
 

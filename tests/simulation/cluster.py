@@ -301,7 +301,7 @@ class Cluster:
         return 0
 
     def _report(self, error: BaseException) -> None:
-        """Do as `hvdrecover.heartbeat` does."""
+        """Report as `heartbeat.report_errors_to` does."""
         name = type(error).__name__
         heartbeat.notify(error=f"{name}: {error}", identity=name, kinds=error_kinds.kinds(error))
 

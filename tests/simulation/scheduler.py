@@ -39,7 +39,7 @@ from typing import Any
 from hvdrecover import heartbeat, machine
 
 _PACKAGE = "hvdrecover."
-_REAL = ("hvdrecover.machine",)  # asks /proc about this very process
+_ASKS_PROC = "hvdrecover.machine"  # about this very process: there, only the time is simulated
 HANDLER_FAILS = "the script's handler of log lines has failed"
 _MOST = 60_000  # times that the baton may be handed on
 _START = 1_800_000_000.0  # the wall clock at the beginning, in seconds since the Unix epoch
@@ -574,8 +574,10 @@ def installed(
     undo: list[tuple[dict[str, Any], str, Any]] = [(vars(pathlib), "os", os)]
     vars(pathlib)["os"] = _Replaced(os, **files)  # what `Path` does to the near tier's files
     for module_name, module in sorted(sys.modules.items()):
-        if module_name.startswith(_PACKAGE) and module_name not in _REAL:
+        if module_name.startswith(_PACKAGE):
             for name, value in list(vars(module).items()):
+                if module_name == _ASKS_PROC and value is not time:
+                    continue
                 if isinstance(value, ModuleType) and value in replaced:
                     undo.append((vars(module), name, value))
                     vars(module)[name] = replaced[value]

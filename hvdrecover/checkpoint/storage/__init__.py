@@ -23,9 +23,8 @@ import xxhash
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
-from hvdrecover.checkpoint import CommitId
+from hvdrecover.checkpoint import CommitId, redact
 from hvdrecover.checkpoint.arena import Bytes
-from hvdrecover.config import redact
 from hvdrecover.errors import ConfigError, HvdrecoverError, StorageError
 from hvdrecover.machine import Clock
 

@@ -12,11 +12,11 @@ import fsspec
 import numpy as np
 import pytest
 
+from hvdrecover.checkpoint import redact
 from hvdrecover.checkpoint.arena import PAGE, allocate, digest
 from hvdrecover.checkpoint.storage import open_storage
 from hvdrecover.checkpoint.storage.local import PIECE, UNSUPPORTED_MOUNTS, LocalStorage, fuse_program
 from hvdrecover.checkpoint.storage.remote import RemoteStorage
-from hvdrecover.config import redact
 from hvdrecover.doctor import host as doctor
 from hvdrecover.errors import ConfigError, StorageError
 from tests.unit.checkpoint.roots import make_store

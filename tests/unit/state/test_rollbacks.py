@@ -14,7 +14,7 @@ from hvdrecover import heartbeat
 from hvdrecover.errors import NoProgressError
 from hvdrecover.events import Events
 from hvdrecover.heartbeat import Page, Phase, Reading
-from hvdrecover.state.run import LIMIT, Account, Rollbacks, kept_waiting, run, tally
+from hvdrecover.state.run import MAX_ROLLBACKS, Account, Rollbacks, kept_waiting, run, tally
 from hvdrecover.state.state import State
 from tests.fakes.clock import FakeClock
 from tests.unit.state.jobs import Process, on_ranks
@@ -59,7 +59,7 @@ def test_the_busy_rank_learns_its_gap_and_is_named(page: Page, caplog: pytest.Lo
         clock, rank = FakeClock(), process.world.rank()
         rollbacks = Rollbacks(process.world, Events(None, "host", clock), clock)
         after = (6.5, 3.2)[rank]
-        for _ in range(LIMIT + 1):
+        for _ in range(MAX_ROLLBACKS + 1):
             clock.advance(after)
             reading = Reading(Phase.TRAINING, silent=after, steps=1, commit=9, changed=5)
             rollbacks.note(reading, 3, HorovodInternalError("no"))
@@ -77,7 +77,9 @@ def test_the_busy_rank_learns_its_gap_and_is_named(page: Page, caplog: pytest.Lo
     assert len({str(error) for error in errors}) == 1
     for error in errors:
         assert (error.commit, error.rank) == (9, 0)
-        assert re.search(rf"commit 9: .* {LIMIT} times .* 1 steps.* rank 0 was busy for 6.5 s", str(error))
+        assert re.search(
+            rf"commit 9: .* {MAX_ROLLBACKS} times .* 1 steps.* rank 0 was busy for 6.5 s", str(error)
+        )
 
 
 def always_failing(steps: int, at: int, *, at_the_top: bool = False) -> Callable[[Process], list[int]]:
@@ -101,7 +103,8 @@ def always_failing(steps: int, at: int, *, at_the_top: bool = False) -> Callable
 
         with pytest.raises(NoProgressError, match="the ranks do not call the same") as caught:
             train(state)
-        assert caught.value.commit == 2 + at_the_top * (1 + LIMIT)  # of steps 2 and 4, and of each call
+        # Of steps 2 and 4, and of each call.
+        assert caught.value.commit == 2 + at_the_top * (1 + MAX_ROLLBACKS)
         return calls
 
     return body
@@ -111,4 +114,4 @@ def always_failing(steps: int, at: int, *, at_the_top: bool = False) -> Callable
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_collective_that_always_fails_ends_the_job(size: int, at_the_top: bool) -> None:
     results = on_ranks(size, always_failing(10, 5, at_the_top=at_the_top))
-    assert results == [[0] + [4] * LIMIT] * size
+    assert results == [[0] + [4] * MAX_ROLLBACKS] * size
