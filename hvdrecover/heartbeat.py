@@ -1,4 +1,4 @@
-"""What a training process tells its guardian: heartbeats, notes, and the error that ends it.
+"""Messages of a training process to its guardian: heartbeats, notes, and the error that ends it.
 
 Heartbeats are a page of memory that the process writes and its guardian reads. Notes are lines of JSON.
 
@@ -331,7 +331,7 @@ def report_errors_to(notes: int) -> None:
         return
     # `launch.early` installs a hook that calls this function; `before` is the hook that it replaced.
     previous, process = getattr(sys.excepthook, "before", sys.excepthook), os.getpid()
-    # If the script or a library has a hook of its own, that prints the error.
+    # If the script or a library has set its own hook, that hook prints the error.
     prints = previous is not sys.__excepthook__
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

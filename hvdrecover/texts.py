@@ -21,7 +21,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def is_library(file: str) -> bool:
-    """Return whether a file belongs to a library, or is no file at all (``<string>``)."""
+    """Return whether a file belongs to a library, or is the name of code without a file (``<string>``)."""
     return file.startswith(("<", *_BELOW))
 
 

@@ -1,4 +1,4 @@
-"""Commits that outlive their process, as one rank sees them: durable ones, and those of the near tier.
+"""Commits that outlive their process, as one rank sees them: durable commits, and near commits.
 
 Rank 0 writes durable commits, and all ranks learn of failures. One process of each host keeps the near tier,
 in the host's shared memory, and all processes of the host recall commits from it.
@@ -50,7 +50,7 @@ def is_due(settings: Checkpoint, commits_since: int, seconds_since: float) -> bo
 
 @dataclass(frozen=True)
 class Standing:
-    """What a checkpoint root holds when a job has just claimed it."""
+    """The contents of a checkpoint root that a job has just claimed."""
 
     starts: Mapping[str, int]  # start to the generation of its claim, if no other job has replaced it
     durable: CommitId | None
@@ -116,7 +116,7 @@ class NearSide:
         """Seal the newest commit in memory, if its files are in the near root."""
         newest = self._memory.newest
         if self._awaits_lock and self.folder is not None:
-            self._begin(self.folder)  # the lock may still be that of a process that is being killed
+            self._begin(self.folder)  # a process that is being killed may still hold the lock
         if self._arenas.near is not None and newest is not None and not newest.finished:
             self._arenas.near.seal(newest)
 

@@ -307,8 +307,8 @@ _REMEDY = (
 class Account:
     """One rank's knowledge of the job's progress; all integers, as they are sent."""
 
-    # Commits at which something had changed, up to the farthest point of the job. A commit without a change
-    # is no progress: a script may commit whenever it is called again.
+    # Commits at which something had changed, up to the farthest point of the job. Other commits do not count
+    # as progress: a script may commit whenever it is called again.
     changes: int = -1
     steps: int = 0  # from there to that point
     returns: int = 0  # rollbacks since then, without a lost rank and without progress
