@@ -24,6 +24,7 @@ RESULT = "near-{rank}.json"
 SMALL = {"full": Shape(8, 288), "small": Shape(2, 64)}  # 8 MB at full size
 _NEVER = 1e9  # seconds between durable commits: only the first of a job is due
 _PATIENCE = 30.0  # seconds for a commit to be sealed
+_SEALING = 2.0  # seconds for a commit to be sealed once the tier has memory for it
 _REST = 0.05  # seconds after one
 _HEAD_START = 0.005  # seconds for all ranks to learn when they start
 _STEP_SECONDS = {"full": 0.03, "small": 1e-3}
@@ -52,7 +53,9 @@ class Tier:
     def _begun(self) -> bool:
         """Return whether a commit was sealed: the tier gets its memory in the background."""
         self.commit()
-        time.sleep(_REST)
+        deadline = time.monotonic() + _SEALING
+        while not self.sealed() and time.monotonic() < deadline:
+            time.sleep(_REST)
         mine = torch.tensor([float(self.sealed())])
         return bool(hvd.allreduce(mine, op=hvd.Min, name="begun").item())
 

@@ -20,7 +20,7 @@ from hvdrecover.tensorflow.dataset import ElasticDataset
 from hvdrecover.tensorflow.optimizer import is_distributed
 from hvdrecover.tensorflow.variables import Gradient, Variable, name_of, named, raw
 from hvdrecover.virtual import ranks, steps
-from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up, buckets
+from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up, buckets, side_by_side
 from hvdrecover.virtual.ranks import OURS, Counts, Policy, VirtualRanks
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
@@ -204,10 +204,10 @@ class Gradients:
 
     def finish(self, counts: Counts, process: int) -> None:
         partial = self._sums.values or [self._sent(self._pack([None] * len(self._variables)))]
-        totals = [
+        totals = side_by_side(
             add_up(_Collectives(), f"{OURS}.virtual.{number}", counts, process, each)
             for number, each in enumerate(zip(*partial, strict=True))
-        ]
+        )
         wide = [tf.cast(each, dtype) for each, (dtype, _) in zip(totals, self._buckets, strict=True)]
         self._result = self._unpacked([each / tf.constant(self._divisor, each.dtype) for each in wide])
         if own.wanted:
@@ -252,18 +252,19 @@ class Gradients:
 class _Collectives:  # see `hvdrecover.virtual.exchange.Collectives`
     exact: Collection[Any] = (tf.float32, tf.float64)
 
-    def allreduce(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        return hvd.allreduce(flat, op=hvd.Sum, name=name)
+    # Horovod's operations on eager tensors return when they are done.
 
-    def alltoall(self, flat: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
+    def allreduce(self, flat: tf.Tensor, name: str) -> Callable[[], tf.Tensor]:
+        total = hvd.allreduce(flat, op=hvd.Sum, name=name)
+        return lambda: total
+
+    def alltoall(self, flat: tf.Tensor, counts: Sequence[int], name: str) -> Callable[[], tf.Tensor]:
         received, _ = hvd.alltoall(_as_sent(flat), splits=tf.constant(counts, tf.int32), name=name)
-        return tf.bitcast(received, flat.dtype)
+        return lambda: tf.bitcast(received, flat.dtype)
 
-    def allgather(self, flat: tf.Tensor, name: str) -> tf.Tensor:
-        return tf.bitcast(hvd.allgather(_as_sent(flat), name=name), flat.dtype)
-
-    def joined(self, flats: Sequence[tf.Tensor]) -> tf.Tensor:
-        return tf.concat(flats, 0)
+    def allgather(self, flat: tf.Tensor, name: str) -> Callable[[], tf.Tensor]:
+        gathered = hvd.allgather(_as_sent(flat), name=name)
+        return lambda: tf.bitcast(gathered, flat.dtype)
 
 
 def _as_sent(tensor: tf.Tensor) -> tf.Tensor:

@@ -6,7 +6,7 @@ The gradients of each part are taken when it ends, added up, and given to the op
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from hvdrecover.torch.framework import all_equal
 from hvdrecover.torch.optimizers import parameters_of
 from hvdrecover.torch.stepping import averages, refuse_late, steps_of, tell
 from hvdrecover.virtual import ranks, steps
-from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up, buckets
+from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up, buckets, side_by_side
 from hvdrecover.virtual.ranks import OURS, Policy, VirtualRanks
 from hvdrecover.virtual.steps import Batches, Feed, Part, aside, deal, streams
 
@@ -262,7 +262,7 @@ class Gradients:
         if self._sums is not None:  # Horovod may still write there
             for bucket in self._buckets:
                 bucket.memory.clear()
-            self._collectives.outputs.clear()
+            self._collectives.forget()
         self._sums, self._finished = None, False
 
     def require_finished(self) -> None:
@@ -300,10 +300,15 @@ class Gradients:
             yield from enumerate(sums[0])
             return
         nothing: _Taken = [None] * len(self._parameters)
-        for number, bucket in enumerate(self._buckets):
-            flats = [bucket.packed(partial, each) for partial, each in enumerate(sums or [nothing])]
-            name = f"{OURS}.virtual.{self._name}.{number}"
-            yield from bucket.parts(add_up(self._collectives, name, shares, process, flats))
+
+        def additions() -> Iterator[Generator[None, None, torch.Tensor]]:
+            for number, bucket in enumerate(self._buckets):
+                flats = [bucket.packed(partial, each) for partial, each in enumerate(sums or [nothing])]
+                name = f"{OURS}.virtual.{self._name}.{number}"
+                yield add_up(self._collectives, name, shares, process, flats)
+
+        for bucket, total in zip(self._buckets, side_by_side(additions()), strict=True):
+            yield from bucket.parts(total)
 
 
 def _added(left: _Taken, right: _Taken) -> _Taken:
@@ -318,37 +323,46 @@ class _Collectives:
     exact: Collection[Any] = (torch.float32, torch.float64)
 
     def __init__(self) -> None:
-        self.outputs: dict[str, torch.Tensor] = {}  # kept, like `_Bucket.memory`
+        self._outputs: dict[str, torch.Tensor] = {}  # kept, like `_Bucket.memory`
+        self._under_way: set[int] = set()  # handles
 
-    def allreduce(self, flat: torch.Tensor, name: str) -> torch.Tensor:
-        return _result(hvd.allreduce_async_(flat, name=name, op=hvd.Sum), flat.dtype)
+    def allreduce(self, flat: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
+        return self._begun(hvd.allreduce_async_(flat, name=name, op=hvd.Sum), flat.dtype)
 
-    def alltoall(self, flat: torch.Tensor, counts: Sequence[int], name: str) -> torch.Tensor:
+    def alltoall(self, flat: torch.Tensor, counts: Sequence[int], name: str) -> Callable[[], torch.Tensor]:
         sent, splits = flat.view(_SENT[flat.dtype]), torch.tensor(counts, dtype=torch.int32)
         output, process_set = self._output(name, sent), hvd.global_process_set
         handle = hvd.mpi_ops._alltoall_async(sent, splits, output, splits.new_empty(0), name, process_set)
-        return _result(handle, flat.dtype)
+        return self._begun(handle, flat.dtype)
 
-    def allgather(self, flat: torch.Tensor, name: str) -> torch.Tensor:
+    def allgather(self, flat: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
         sent = flat.view(_SENT[flat.dtype])
         output = self._output(name, sent)
         handle = hvd.mpi_ops._allgather_async(sent, output, name, hvd.global_process_set)
-        return _result(handle, flat.dtype)
-
-    def joined(self, flats: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(list(flats))
+        return self._begun(handle, flat.dtype)
 
     def _output(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        return self.outputs.setdefault(name, like.new_empty(0))  # Horovod resizes it
+        return self._outputs.setdefault(name, like.new_empty(0))  # Horovod resizes it
 
+    def _begun(self, handle: int, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+        self._under_way.add(handle)
 
-def _result(handle: int, dtype: torch.dtype) -> torch.Tensor:
-    try:
-        found = hvd.synchronize(handle)
-    finally:
-        hvd.mpi_ops._handle_map.pop(handle, None)  # after a fault Horovod would keep the tensors for ever
-    result: torch.Tensor = found[0] if isinstance(found, tuple) else found  # alltoall's has sizes as well
-    return result.view(dtype)
+        def result() -> torch.Tensor:
+            found = hvd.synchronize(handle)
+            self._under_way.discard(handle)
+            tensor: torch.Tensor = (
+                found[0] if isinstance(found, tuple) else found
+            )  # alltoall's has sizes, too
+            return tensor.view(dtype)
+
+        return result
+
+    def forget(self) -> None:
+        """Free all memory after a fault; Horovod would keep the tensors that are under way for ever."""
+        for handle in self._under_way:
+            hvd.mpi_ops._handle_map.pop(handle, None)
+        self._under_way.clear()
+        self._outputs.clear()
 
 
 def _check(name: str, optimizer: Any) -> None:

@@ -11,13 +11,15 @@ Exact sums (int64, or two float32) would need no tree, but took 2 to 6 times as 
 3. Otherwise ``alltoall`` gives each process its slice of all partial sums. The process adds the slices up in
    the order of the tree, and ``allgather`` gives all processes the result. With one subtree for each process,
    this sends as many bytes as a ring allreduce.
+4. Gradients come in buckets. While one bucket is sent, the process copies or adds up another
+   (`side_by_side`).
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -84,25 +86,27 @@ def buckets(kinds: Sequence[Hashable], nbytes: Sequence[int]) -> list[list[int]]
 
 
 class Collectives(Protocol):
-    """Horovod's collectives on flat tensors of one framework. They raise its error if a process was lost."""
+    """Horovod's collectives on flat tensors of one framework.
+
+    Each begins at once, and returns a function that waits for the result. That raises Horovod's error if a
+    process was lost.
+    """
 
     exact: Collection[Any]  # the dtypes whose sum of two Horovod rounds as the framework does
 
-    def allreduce(self, flat: Flat, name: str) -> Flat:
+    def allreduce(self, flat: Flat, name: str) -> Callable[[], Flat]:
         """Add up a tensor over the processes. It may be overwritten."""
 
-    def alltoall(self, flat: Flat, counts: Sequence[int], name: str) -> Flat:
+    def alltoall(self, flat: Flat, counts: Sequence[int], name: str) -> Callable[[], Flat]:
         """Send so many elements to each process; return those received."""
 
-    def allgather(self, flat: Flat, name: str) -> Flat: ...
-
-    def joined(self, flats: Sequence[Flat]) -> Flat: ...
+    def allgather(self, flat: Flat, name: str) -> Callable[[], Flat]: ...
 
 
 def add_up(
     collectives: Collectives, name: str, shares: Sequence[int], process: int, partial: Sequence[Flat]
-) -> Flat:
-    """Return the sum of all virtual ranks, from the partial sums of all processes."""
+) -> Generator[None, None, Flat]:
+    """Return the sum of all virtual ranks, from the partial sums of all processes; yield while it is sent."""
     # A process without virtual ranks gives one tensor full of `NOTHING`.
     flat = partial[0]
     if len(shares) == 1:
@@ -110,16 +114,49 @@ def add_up(
     parts = pieces(tuple(shares))
     nodes, count = [node for each in parts for node in each], len(parts[process])
     if len(nodes) <= 2 and flat.dtype in collectives.exact:
-        return collectives.allreduce(flat, name)
+        reduced = collectives.allreduce(flat, name)
+        yield
+        return reduced()
     length = -(-len(flat) // len(shares))
     bounds = [min(len(flat), length * each) for each in range(len(shares) + 1)]
-    if count != 1:
-        slices = [each[start:stop] for start, stop in pairwise(bounds) for each in partial]
-        flat = collectives.joined(slices) if count else flat[:0]
-    counts = [(stop - start) * count for start, stop in pairwise(bounds)]
-    received = collectives.alltoall(flat, counts, f"{name}.scatter")
-    mine = len(received) // len(nodes)
+    sizes = [stop - start for start, stop in pairwise(bounds)]
+    scattered = []
+    for number in range(max(map(len, parts))):  # as many calls on each process; it may have nothing to send
+        has = number < count
+        scattered.append(
+            collectives.alltoall(
+                partial[number] if has else flat[:0],
+                sizes if has else [0] * len(sizes),
+                f"{name}.{number}.scatter",
+            )
+        )
+    yield
+    received, mine = [each() for each in scattered], sizes[process]
     total = RunningSum[Flat](sum(shares))
-    for number, node in enumerate(nodes):
-        total.push(node, received[number * mine : (number + 1) * mine])
-    return collectives.allgather(total.values[0], f"{name}.gather")
+    taken = [0] * len(received)  # elements
+    for each in parts:
+        for number, node in enumerate(each):
+            total.push(node, received[number][taken[number] : taken[number] + mine])
+            taken[number] += mine
+    gathered = collectives.allgather(total.values[0], f"{name}.gather")
+    yield
+    return gathered()
+
+
+def side_by_side(additions: Iterable[Generator[None, None, Flat]]) -> list[Flat]:
+    """Return the results of `add_up` of all buckets; the order of buckets is the same on all processes."""
+    totals: dict[int, Flat] = {}
+
+    def sends(number: int, addition: Generator[None, None, Flat]) -> bool:
+        """Continue until the addition has begun to send something; False if it has ended."""
+        try:
+            next(addition)
+        except StopIteration as end:
+            totals[number] = end.value
+            return False
+        return True
+
+    under_way = [bucket for bucket in enumerate(additions) if sends(*bucket)]
+    while under_way:
+        under_way = [bucket for bucket in under_way if sends(*bucket)]
+    return [totals[number] for number in sorted(totals)]

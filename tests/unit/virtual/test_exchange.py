@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up
+from hvdrecover.virtual.exchange import NOTHING, RunningSum, add_up, side_by_side
 from hvdrecover.virtual.ranks import by_speed, equal, reconsider, step_time
 from tests.fakes.world import FakeJob
 
@@ -29,19 +29,17 @@ class Collectives:
 
     def allreduce(self, flat, name):
         rows = self._gathered(flat, name)
-        return functools.reduce(operator.add, rows)
+        return lambda: functools.reduce(operator.add, rows)
 
     def alltoall(self, flat, counts, name):
         bounds = np.cumsum([0, *counts])
         rows = self._gathered((flat, bounds), name)
         rank = self._world.rank()
-        return np.concatenate([flat[bounds[rank] : bounds[rank + 1]] for flat, bounds in rows])
+        return lambda: np.concatenate([flat[bounds[rank] : bounds[rank + 1]] for flat, bounds in rows])
 
     def allgather(self, flat, name):
-        return np.concatenate(self._gathered(flat, name))
-
-    def joined(self, flats):
-        return np.concatenate(flats)
+        rows = self._gathered(flat, name)
+        return lambda: np.concatenate(rows)
 
     def _gathered(self, value, name):
         return [pickle.loads(bytes(row)) for row in self._world.gather(pickle.dumps(value), name)]
@@ -64,14 +62,14 @@ def exchanged(shares, dtype):
         world.init()
         rank = world.rank()
         start = sum(shares[:rank])
-        totals = []
+        additions = []
         for kind in range(len(LENGTHS)):
             sums = RunningSum(sum(shares))
             for leaf_rank in range(start, start + shares[rank]):
                 sums.push(range(leaf_rank, leaf_rank + 1), leaf(leaf_rank, kind, dtype))
             partial = sums.values or [np.full(LENGTHS[kind], NOTHING, dtype)]
-            totals.append(add_up(Collectives(world), f"sums.{kind}", shares, rank, partial).tobytes())
-        return totals
+            additions.append(add_up(Collectives(world), f"sums.{kind}", shares, rank, partial))
+        return [total.tobytes() for total in side_by_side(additions)]
 
     return FakeJob(process, len(shares)).results()
 
