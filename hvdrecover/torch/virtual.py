@@ -350,10 +350,9 @@ class _Collectives:
         def result() -> torch.Tensor:
             found = hvd.synchronize(handle)
             self._under_way.discard(handle)
-            tensor: torch.Tensor = (
-                found[0] if isinstance(found, tuple) else found
-            )  # alltoall's has sizes, too
-            return tensor.view(dtype)
+            # The result of an alltoall comes with sizes.
+            received: torch.Tensor = found[0] if isinstance(found, tuple) else found
+            return received.view(dtype)
 
         return result
 

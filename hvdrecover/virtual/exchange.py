@@ -112,8 +112,7 @@ def add_up(
     if len(shares) == 1:
         return flat
     parts = pieces(tuple(shares))
-    nodes, count = [node for each in parts for node in each], len(parts[process])
-    if len(nodes) <= 2 and flat.dtype in collectives.exact:
+    if sum(map(len, parts)) <= 2 and flat.dtype in collectives.exact:
         reduced = collectives.allreduce(flat, name)
         yield
         return reduced()
@@ -122,7 +121,7 @@ def add_up(
     sizes = [stop - start for start, stop in pairwise(bounds)]
     scattered = []
     for number in range(max(map(len, parts))):  # as many calls on each process; it may have nothing to send
-        has = number < count
+        has = number < len(parts[process])
         scattered.append(
             collectives.alltoall(
                 partial[number] if has else flat[:0],
