@@ -274,6 +274,11 @@ class Buffer:
                 (self._path / manifests.FILE_NAME).unlink(missing_ok=True)
                 self._path = self._path.rename(self._path.with_name(f"{BUFFER}{uuid.uuid4().hex}"))
 
+    def touch(self) -> None:
+        """Note that the buffer gets the newest commit, for `unsealed`: writing to its memory does not."""
+        with suppress(FileNotFoundError):
+            os.utime(self._path / f"{next(iter(self.arenas))}{TENSORS}")
+
     def delete(self) -> None:
         self.open()
         shutil.rmtree(self._path, ignore_errors=True)  # a holder of the arenas keeps their memory
@@ -282,17 +287,18 @@ class Buffer:
 class NearTier:
     """The buffers of a near root, in the process that keeps it."""
 
-    def __init__(self, keeper: Keeper, recalled: Snapshot | None, clock: Clock, decided: Decided) -> None:
+    def __init__(
+        self, keeper: Keeper, mapped: Mapping[str, Mapping[str, Arena]], clock: Clock, decided: Decided
+    ) -> None:
         self.keeper = keeper
         self._clock = clock
         self._decided = decided  # called if memory is refused, if sealing fails, and for each sealed commit
         self._writer: dict[str, object] = {}
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()  # over the fields below
-        # ``recalled`` is a commit at the near root that this process has mapped.
-        found = {} if recalled is None else {recalled.id.name: recalled.arenas}
+        # ``mapped``: the files that this process has mapped, by the names of their folders.
         folders = [each for each in keeper.path.iterdir() if each.is_dir() and not each.is_symlink()]
-        self._buffers = [Buffer(folder, found.get(folder.name)) for folder in folders]
+        self._buffers = [Buffer(folder, mapped.get(folder.name)) for folder in folders]
         sealed = [each for each in self._buffers if each.commit is not None]
         self._newest = max(sealed, key=lambda each: (bool(each.arenas), each.commit), default=None)
         self._wanted: tuple[Layouts, int] | None = None  # how many buffers to make
@@ -328,6 +334,7 @@ class NearTier:
             if best is None:
                 return None
             best.open()
+            best.touch()
             return best.arenas
 
     def seal(self, snapshot: Snapshot) -> None:
@@ -455,12 +462,33 @@ class NearTier:
                         each.delete()
                         self._buffers.remove(each)
             buffer.seal(snapshot.id, manifest)
+            buffer.snapshot = replace(snapshot, digests=digests)
             self._newest = buffer
         self._decided(None, snapshot.nbytes)
 
 
 def _nbytes(layouts: Layouts) -> int:
     return sum(each.nbytes for each in layouts.values())
+
+
+def unsealed(path: Path, layouts: Layouts) -> tuple[str, dict[str, Arena]] | None:
+    """Map the files of a near root that were last copied into, but not sealed, if they have these sizes.
+
+    Return them with the name of their folder; None if there are none. Only for the keeper.
+    """
+    sizes = {f"{name}{TENSORS}": layout.nbytes for name, layout in layouts.items()}
+    found = []
+    for folder in path.glob(f"{BUFFER}*"):
+        statuses = {file.name: file.lstat() for file in folder.glob(f"*{TENSORS}")}
+        if sizes and {name: status.st_size for name, status in statuses.items()} == sizes:
+            found.append((statuses[next(iter(sizes))].st_mtime_ns, folder))
+    if not found:
+        return None
+    folder = max(found)[1]
+    return folder.name, {
+        name: Arena(layout, map_file(folder / f"{name}{TENSORS}", layout.nbytes), shared=True)
+        for name, layout in layouts.items()
+    }
 
 
 def mapped(storage: Storage, path: str, size: int) -> tuple[Bytes, ReadBytes]:

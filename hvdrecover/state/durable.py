@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hvdrecover import error_kinds, heartbeat
 from hvdrecover.checkpoint import Checkpoint, CommitId, near_tier, redact, root
-from hvdrecover.checkpoint.arena import Arena
+from hvdrecover.checkpoint.arena import Arena, Layout
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.near_tier import Keeper, NearTier
 from hvdrecover.checkpoint.storage import ATTEMPTS, open_storage, retried
@@ -77,6 +77,8 @@ class NearSide:
                 self.folder = near_tier.folder(near, self._url)
         self._keeper: Keeper | None = None
         self._recalled: Snapshot | None = None
+        # Files of the near root that this process has mapped, by the names of their folders.
+        self._mapped: dict[str, Mapping[str, Arena]] = {}
         # Why the tier is off, as last reported. None: it is on; empty: nothing was reported yet.
         self._said: str | None = ""
         self._awaits_lock = False
@@ -100,6 +102,17 @@ class NearSide:
                 return self._recalled.arenas, self._recalled.digests or {}
         return {}, {}  # another rank sends it then
 
+    def unsealed(self, layouts: Mapping[str, Layout]) -> Mapping[str, Arena]:
+        """Return files of these layouts that an earlier process left unsealed, to be overwritten; or none."""
+        if self._keeper is None or self._arenas.near is not None:
+            return {}
+        with suppress(OSError):
+            if (found := near_tier.unsealed(self._keeper.path, layouts)) is not None:
+                folder, arenas = found
+                self._mapped[folder] = arenas
+                return arenas
+        return {}
+
     def pass_over(self, commit: CommitId, reason: str) -> None:
         # Only one process of each host shows the line.
         shown = f"near tier: passing over {commit.name}: {reason}" if self._keeps else None
@@ -110,7 +123,7 @@ class NearSide:
         if self.folder is not None and self._keeps:
             self._begin(self.folder)  # from now on, this process may keep the host's near tier
             self.offer()
-        self._recalled = None
+        self._recalled, self._mapped = None, {}
 
     def offer(self) -> None:
         """Seal the newest commit in memory, if its files are in the near root."""
@@ -160,8 +173,10 @@ class NearSide:
                 # The keeper may overwrite a commit while it is copied; the digests of the copy show that.
                 load=root.copied if self._keeper is None else near_tier.mapped,
             )
-            for arena in found.arenas.values() if found is not None else ():
-                arena.shared = self._keeper is not None  # then its files never become private memory
+            if found is not None and self._keeper is not None:
+                self._mapped[found.id.name] = found.arenas
+                for arena in found.arenas.values():
+                    arena.shared = True  # so its files never become private memory
             return found
         except NoUsableCommitError:
             return None
@@ -180,7 +195,7 @@ class NearSide:
             place = self._context.place
             writer = {"host": self._context.config.host, "rank": place.rank, "job": place.job}
             tier = self._arenas.near or NearTier(
-                self._keeper, self._recalled, self._context.clock, self._report
+                self._keeper, self._mapped, self._context.clock, self._report
             )
             tier.begin(writer)
             self._arenas.near = tier

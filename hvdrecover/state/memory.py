@@ -20,6 +20,8 @@ from hvdrecover.state.rank_local import Place, RankLocalState
 
 logger = logging.getLogger(__name__)
 
+_SEAL_SECONDS = 1.0  # how long a recovery waits for a seal; a gigabyte that is sent instead takes longer
+
 
 class Memory:
     def __init__(
@@ -126,9 +128,17 @@ class Memory:
         return replace(snapshot, arenas=arenas, digests=None)
 
     def take_digests(self) -> None:
-        """Compute the digests of the newest commit before the other ranks ask for them."""
-        if self.newest is not None and self.newest.id.generation:
-            self.newest = self.newest.digested()
+        """Get the digests of the newest commit, before the other ranks ask for them."""
+        newest = self.newest
+        if newest is None or not newest.id.generation:
+            return
+        if self.arenas.near is not None:
+            # Once it is sealed, a process that takes a lost rank's place on this host finds it there.
+            self.arenas.near.wait(_SEAL_SECONDS)
+            sealed = self.arenas.near.newest()
+            if sealed is not None and sealed.id == newest.id and sealed.arenas == newest.arenas:
+                newest = replace(newest, digests=sealed.digests)
+        self.newest = newest.digested()
 
     def mark(self, *, finished: bool) -> None:
         if self.newest is not None and self.newest.finished != finished:

@@ -24,11 +24,14 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import Any, get_args
+
+import numpy as np
 
 from hvdrecover import error_kinds, heartbeat
 from hvdrecover.checkpoint import CommitId
-from hvdrecover.checkpoint.arena import Arena, allocate, digest_numbers, parse
+from hvdrecover.checkpoint.arena import Arena, Layout, allocate, digest_numbers, parse
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.errors import RecoveryError, RendezvousError, StoppedError
 from hvdrecover.state.adapter import World, gather_json
@@ -254,7 +257,7 @@ def _follow(
         held = present[0].arenas, digests(present[0])
     elif commit is not None:
         held = session.durable.near.held(commit)
-    agreement = receive(session.context.world, session.root, *held)
+    agreement = receive(session.context.world, session.root, *held, session.durable.near.unsealed)
     session.context.place.join(agreement.job)
     # If a rank fails next, its guardian knows from which commit the rank has resumed.
     heartbeat.notify(loaded=agreement.loaded)
@@ -375,7 +378,8 @@ def _count(number: int, what: str) -> str:
 # 1. The source rank sends a header: the commit's JSON, the headers of its files, and their digests.
 # 2. Ranks that hold the very bytes keep theirs. If all do, nothing more is sent.
 # 3. Else the files are broadcast piece by piece, into memory of the receiver's own: its commit stays whole
-#    until all has come.
+#    until all has come. Where an earlier process left unsealed files of the same sizes in the near root, they
+#    are that memory. The ranks compare digests of its pieces, and broadcast only those that differ.
 
 
 def send(world: World, root: int, agreement: Agreement) -> None:
@@ -394,7 +398,7 @@ def send(world: World, root: int, agreement: Agreement) -> None:
         "digests": held,
     }
     gather_json(world, header, _HEADER)
-    _broadcast_files(world, root, snapshot.arenas, lacking=False)
+    _broadcast_files(world, root, snapshot.arenas, Has.ALL)
 
 
 def digests(snapshot: Snapshot) -> dict[str, str]:
@@ -420,31 +424,61 @@ def _heard(world: World, root: int, name: str) -> Any:
     return heard
 
 
-def receive(world: World, root: int, held: Mapping[str, Arena], mine: Mapping[str, str]) -> Agreement:
-    """Receive the source rank's commit. If the files ``held``, with digests ``mine``, equal it, keep them."""
+def receive(
+    world: World,
+    root: int,
+    held: Mapping[str, Arena],
+    mine: Mapping[str, str],
+    left: Callable[[Mapping[str, Layout]], Mapping[str, Arena]] = lambda layouts: {},
+) -> Agreement:
+    """Receive the source rank's commit. If the files ``held``, with digests ``mine``, equal it, keep them.
+
+    ``left`` returns memory with such files that an earlier process has left, to be overwritten; or nothing.
+    """
     header = _heard(world, root, _HEADER)
-    lacking = mine != header["digests"] or not mine
-    arenas = {
-        name: Arena(parse(base64.b64decode(text), size)) if lacking else held[name]
-        for name, (size, text) in header["files"].items()
-    }
-    _broadcast_files(world, root, arenas, lacking=lacking)
-    known = None if lacking else dict(mine)
+    arenas, has = held, Has.ALL
+    if mine != header["digests"] or not mine:
+        layouts = {
+            name: parse(base64.b64decode(text), size) for name, (size, text) in header["files"].items()
+        }
+        arenas, has = left(layouts), Has.PARTS
+        if not arenas:
+            arenas, has = {name: Arena(layout) for name, layout in layouts.items()}, Has.NOTHING
+    arenas = {name: arenas[name] for name in header["files"]}
+    _broadcast_files(world, root, arenas, has)
+    known = dict(mine) if has is Has.ALL else header["digests"] or None
     snapshot = Snapshot(CommitId(*header["id"]), arenas, digests=known, **header["facts"])
     return Agreement(snapshot, header["source"], header["job"], header["loaded"])
 
 
-def _broadcast_files(world: World, root: int, arenas: Mapping[str, Arena], *, lacking: bool) -> None:
-    if not world.allgather([lacking], "hvdrecover.lacking").any():
+class Has(IntEnum):
+    """How much of a commit's files a rank has before the broadcast."""
+
+    NOTHING = 0
+    PARTS = 1  # bytes of another commit, or of an unfinished copy of this one
+    ALL = 2
+
+
+def _broadcast_files(world: World, root: int, arenas: Mapping[str, Arena], has: Has) -> None:
+    """Broadcast the pieces that any rank lacks."""
+    known = world.allgather([has], "hvdrecover.has")[:, 0]
+    if (known == Has.ALL).all():
         return
-    pieces = (
+    pieces = [
         arena.buffer[start : start + PIECE]
         for arena in arenas.values()
         for start in range(0, len(arena.buffer), PIECE)
-    )
+    ]
+    sent = np.ones(len(pieces), dtype=bool)
+    if Has.NOTHING not in known:
+        compares = has is Has.PARTS or world.rank() == root
+        mine = [number for each in pieces for number in (digest_numbers(each) if compares else (0, 0))]
+        digests = world.allgather(mine, "hvdrecover.pieces").reshape(len(known), len(pieces), 2)
+        sent = (digests != digests[root])[known == Has.PARTS].any(axis=(0, 2))
     scratch = None  # received and ignored by a rank that has the bytes already
-    for number, piece in enumerate(pieces):
-        if not lacking and world.rank() != root:
+    for number in np.flatnonzero(sent).tolist():
+        piece = pieces[number]
+        if has is Has.ALL and world.rank() != root:
             scratch = allocate(PIECE) if scratch is None else scratch
             piece = scratch[: len(piece)]
         world.broadcast(piece, root, f"hvdrecover.snapshot.{number}.{len(piece)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -38,10 +39,11 @@ class Process:
         assert keeper is not None
         self.path = path
         self.recalled = recalled(path, mapped)
+        self.unsealed = near_tier.unsealed(path, {"model": layout()})
+        found = {} if self.recalled is None else {self.recalled.id.name: self.recalled.arenas}
+        found.update([] if self.unsealed is None else [self.unsealed])
         self.decisions: list[str | None] = []
-        self.tier = NearTier(
-            keeper, self.recalled, SYSTEM_CLOCK, lambda refusal, _: self.decisions.append(refusal)
-        )
+        self.tier = NearTier(keeper, found, SYSTEM_CLOCK, lambda refusal, _: self.decisions.append(refusal))
         self.tier.begin({"host": "h1", "rank": 0, "job": "job/start"})
 
     def commit(
@@ -145,6 +147,26 @@ def test_the_next_process_takes_the_newest_over_without_a_copy(process: Process)
     assert successor.commit(3) is not None
     assert {each.stat().st_ino for each in process.path.rglob("*.safetensors")} == files  # no new memory
     assert successor.names() == ["g0002-c00000002", "g0002-c00000003"]
+    successor.tier.keeper.release()
+
+
+def test_the_next_process_seals_what_was_copied_last_without_a_copy(process: Process) -> None:
+    for number in (1, 2, 3):
+        process.commit(number, seal=number < 3)
+    process.dies()
+    (unsealed,) = process.path.glob(f"{near_tier.BUFFER}*")
+    older = shutil.copytree(unsealed, unsealed.with_name(f"{near_tier.BUFFER}zzz"))
+    os.utime(older / "model.safetensors", (0, 0))
+    successor = Process(process.path)
+    assert successor.unsealed is not None
+    folder, arenas = successor.unsealed
+    assert folder == unsealed.name
+    snapshot = Snapshot(CommitId(3, 3), arenas, {"attributes": {}, "samplers": {}}, 2, {"fake": "1"})
+    assert values(snapshot) == {3.0}
+    successor.tier.seal(snapshot)
+    successor.settle()
+    assert (found := recalled(process.path)) is not None and found.id == CommitId(3, 3)
+    assert near_tier.unsealed(process.path, {"model": layout(SIZE + 1)}) is None
     successor.tier.keeper.release()
 
 

@@ -12,6 +12,9 @@ import pytest
 
 from hvdrecover import error_kinds
 from hvdrecover.checkpoint import Checkpoint, CommitId, near_tier
+from hvdrecover.checkpoint.near_tier import Keeper
+from hvdrecover.checkpoint.root import commits, read_commit
+from hvdrecover.checkpoint.storage.local import LocalStorage
 from hvdrecover.errors import EmptiedRootError, StoppedError
 from hvdrecover.guard import Guard
 from hvdrecover.guard.numbers import RolledBack
@@ -83,8 +86,10 @@ def test_a_root_that_was_emptied_or_unmounted_costs_no_near_commit(near: Path, r
     assert [began[0] for began in job(near, 0)] == [0, 0]
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_process_that_is_restarted_takes_the_commit_from_its_hosts_memory(near: Path, lost: int) -> None:
+@pytest.mark.parametrize(("lost", "is_sealed"), [(0, True), (0, False), (1, True)])
+def test_a_process_that_is_restarted_takes_the_commit_from_its_hosts_memory(
+    near: Path, lost: int, is_sealed: bool
+) -> None:
     """Rank 0 keeps the near tier, rank 1 reads its sealed commits."""
     sealed_all = threading.Barrier(2, timeout=HANG_SECONDS)
 
@@ -95,6 +100,8 @@ def test_a_process_that_is_restarted_takes_the_commit_from_its_hosts_memory(near
         sealed_all.wait()
         if process.world.rank() == lost:
             dies(state)
+            if not is_sealed:  # it was killed after it had copied the commit
+                unseal(near, state.last_commit)
         process.world.shutdown()
         process.world.init()
         if process.world.rank() == lost:
@@ -112,6 +119,24 @@ def test_a_process_that_is_restarted_takes_the_commit_from_its_hosts_memory(near
         return began, [name for name in sent if "snapshot" in name]
 
     assert on_ranks(2, body) == [((4, CommitId(2, 4), [4.0, -4.0]), [])] * 2
+
+
+def test_a_lock_that_a_dying_process_releases_late_spoils_no_commit(
+    near: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job(near, 3)
+    take, calls = Keeper.take, []
+
+    def late(path: Path) -> Keeper | None:
+        calls.append(path)
+        return None if len(calls) == 1 else take(path)
+
+    monkeypatch.setattr(Keeper, "take", late)
+    assert [began[0] for began in job(near, 4)] == [3, 3]
+    assert len(calls) > 1
+    root = LocalStorage(near_tier.folder(str(near), URL))
+    assert [read_commit(root, commit).id for commit in commits(root)] == [CommitId(2, 7), CommitId(2, 6)]
+    assert [began[0] for began in job(near, 0)] == [7, 7]
 
 
 def test_a_finished_job_leaves_nothing(near: Path) -> None:
@@ -138,6 +163,12 @@ def test_commits_with_bad_numbers_are_not_sealed(near: Path) -> None:
 
     on_ranks(2, body)
     assert [began[0] for began in job(near, 0)] == [2, 2]
+
+
+def unseal(near: Path, commit: CommitId) -> None:
+    (folder,) = near.glob(f"*/*/{commit.name}")
+    (folder / "MANIFEST.json").unlink()
+    folder.rename(folder.with_name(f"{near_tier.BUFFER}unsealed"))
 
 
 def sealed(near: Path) -> list[str]:

@@ -92,8 +92,13 @@ def test_all_ranks_learn_the_longest_silence_of_any(monkeypatch: pytest.MonkeyPa
     assert seen == [7.251] * 3  # in whole milliseconds, rounded up
 
 
-def receive_or_keep(held: dict[int, Snapshot], sent: Snapshot) -> list[tuple[int, Agreement]]:
-    """Rank 0 sends; each rank's number of collectives, and what it ends with."""
+def receive_or_keep(
+    held: dict[int, Snapshot], sent: Snapshot, left: Snapshot | None = None
+) -> list[tuple[int, Agreement]]:
+    """Rank 0 sends; each rank's number of collectives, and what it ends with.
+
+    ``left``: what an earlier process has left to ranks that lack the bytes.
+    """
 
     def body(world: FakeWorld) -> tuple[int, Agreement]:
         agreement = Agreement(sent, "memory", "job")
@@ -103,7 +108,7 @@ def receive_or_keep(held: dict[int, Snapshot], sent: Snapshot) -> list[tuple[int
         else:
             mine = held.get(world.rank())
             files = ({}, {}) if mine is None else (mine.arenas, rendezvous.digests(mine))
-            agreement = rendezvous.receive(world, 0, *files)
+            agreement = rendezvous.receive(world, 0, *files, lambda _: {} if left is None else left.arenas)
         return world.visits - before, agreement
 
     return jobs.on_ranks(3, lambda process: body(process.world))
@@ -133,6 +138,21 @@ def test_a_rank_that_lacks_the_bytes_gets_them_while_another_keeps_its_own(other
     assert received.bytes_of("w").view(np.float64).tolist() == [1.5]
     assert other is None or received is not other.arenas["model"]
     assert keeps.arenas["model"].bytes_of("w").view(np.float64).tolist() == [1.5]
+
+
+def test_of_files_that_an_earlier_process_left_only_the_pieces_that_differ_are_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rendezvous, "PIECE", 4096)
+    weights = [float(number) for number in range(2000)]
+    sent, left = snapshot_of(*weights), snapshot_of(*weights)
+    left.arenas["model"].buffer[9000:9010] += 1
+    found = receive_or_keep({1: snapshot_of(*weights)}, sent, left)
+    assert [visits for visits, _ in found] == [DESCRIPTION + 2] * 3  # all digests, and one piece
+    received = found[2][1].snapshot
+    assert received.arenas["model"] is left.arenas["model"]
+    assert bytes(left.arenas["model"].buffer) == bytes(sent.arenas["model"].buffer)
+    assert received.digests == rendezvous.digests(sent)
 
 
 def test_a_large_snapshot_is_passed_on_in_the_same_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
