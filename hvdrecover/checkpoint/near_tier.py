@@ -256,6 +256,7 @@ class Buffer:
         for name, layout in layouts.items():
             self.arenas[name] = Arena(layout, map_file(files[name], layout.nbytes), shared=True)
             self.arenas[name].take_back()
+            os.utime(files[name], (0, 0))  # see `touch`
 
     def seal(self, commit: CommitId, manifest: bytes) -> None:
         """Publish the buffer as a commit that other processes can read."""
@@ -275,8 +276,8 @@ class Buffer:
                 self._path = self._path.rename(self._path.with_name(f"{BUFFER}{uuid.uuid4().hex}"))
 
     def touch(self) -> None:
-        """Note that the buffer gets the newest commit, for `unsealed`: writing to its memory does not."""
-        with suppress(FileNotFoundError):
+        """Set the time by which `unsealed` finds the newest buffer: writes through mappings may not."""
+        with suppress(OSError):  # the folder was deleted
             os.utime(self._path / f"{next(iter(self.arenas))}{TENSORS}")
 
     def delete(self) -> None:
@@ -353,6 +354,14 @@ class NearTier:
         """Return the newest commit that is sealed, if this process has made it."""
         newest = self._newest  # the tier's thread may change it meanwhile
         return None if newest is None else newest.snapshot
+
+    def digests(self, snapshot: Snapshot, timeout: float) -> dict[str, str] | None:
+        """Wait until a commit is sealed, and return its digests; None if it is not sealed by then."""
+        with self._changed:
+            holding = [each for each in self._buffers if each.arenas == snapshot.arenas]
+            self._changed.wait_for(lambda: not any(each.awaits_seal for each in holding), timeout)
+            sealed = [each.snapshot for each in holding if each.commit == snapshot.id]
+        return sealed[0].digests if sealed and sealed[0] is not None else None
 
     def wait(self, timeout: float) -> bool:
         """Wait until all commits are sealed and buffers made; return False after ``timeout`` seconds."""
@@ -472,7 +481,7 @@ def _nbytes(layouts: Layouts) -> int:
 
 
 def unsealed(path: Path, layouts: Layouts) -> tuple[str, dict[str, Arena]] | None:
-    """Map the files of a near root that were last copied into, but not sealed, if they have these sizes.
+    """Map the files of a near root that were copied into last, but not sealed, if they have these sizes.
 
     Return them with the name of their folder; None if there are none. Only for the keeper.
     """
@@ -481,14 +490,14 @@ def unsealed(path: Path, layouts: Layouts) -> tuple[str, dict[str, Arena]] | Non
     for folder in path.glob(f"{BUFFER}*"):
         statuses = {file.name: file.lstat() for file in folder.glob(f"*{TENSORS}")}
         if sizes and {name: status.st_size for name, status in statuses.items()} == sizes:
-            found.append((statuses[next(iter(sizes))].st_mtime_ns, folder))
+            found.append((max(status.st_mtime_ns for status in statuses.values()), folder))
     if not found:
         return None
-    folder = max(found)[1]
-    return folder.name, {
-        name: Arena(layout, map_file(folder / f"{name}{TENSORS}", layout.nbytes), shared=True)
-        for name, layout in layouts.items()
-    }
+    folder, arenas = max(found)[1], {}
+    for name, layout in layouts.items():
+        arenas[name] = Arena(layout, map_file(folder / f"{name}{TENSORS}", layout.nbytes), shared=True)
+        arenas[name].take_back()  # the process before this one may not have written the header
+    return folder.name, arenas
 
 
 def mapped(storage: Storage, path: str, size: int) -> tuple[Bytes, ReadBytes]:

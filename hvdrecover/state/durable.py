@@ -104,8 +104,8 @@ class NearSide:
 
     def unsealed(self, layouts: Mapping[str, Layout]) -> Mapping[str, Arena]:
         """Return files of these layouts that an earlier process left unsealed, to be overwritten; or none."""
-        if self._keeper is None or self._arenas.near is not None:
-            return {}
+        if self._keeper is None or self._arenas.near is not None or self._memory.last.generation:
+            return {}  # the newest commit in memory may be in such files
         with suppress(OSError):
             if (found := near_tier.unsealed(self._keeper.path, layouts)) is not None:
                 folder, arenas = found
@@ -123,7 +123,7 @@ class NearSide:
         if self.folder is not None and self._keeps:
             self._begin(self.folder)  # from now on, this process may keep the host's near tier
             self.offer()
-        self._recalled, self._mapped = None, {}
+        self._recalled = None
 
     def offer(self) -> None:
         """Seal the newest commit in memory, if its files are in the near root."""
@@ -198,7 +198,7 @@ class NearSide:
                 self._keeper, self._mapped, self._context.clock, self._report
             )
             tier.begin(writer)
-            self._arenas.near = tier
+            self._arenas.near, self._mapped = tier, {}
         except (OSError, StorageError) as error:
             self._report(str(error))
 

@@ -20,7 +20,7 @@ from hvdrecover.state.rank_local import Place, RankLocalState
 
 logger = logging.getLogger(__name__)
 
-_SEAL_SECONDS = 1.0  # how long a recovery waits for a seal; a gigabyte that is sent instead takes longer
+_SEAL_SECONDS = 1.0  # how long a recovery waits for a seal; sending a gigabyte instead may take longer
 
 
 class Memory:
@@ -129,15 +129,12 @@ class Memory:
 
     def take_digests(self) -> None:
         """Get the digests of the newest commit, before the other ranks ask for them."""
-        newest = self.newest
+        newest, near = self.newest, self.arenas.near
         if newest is None or not newest.id.generation:
             return
-        if self.arenas.near is not None:
+        if near is not None and newest.digests is None:
             # Once it is sealed, a process that takes a lost rank's place on this host finds it there.
-            self.arenas.near.wait(_SEAL_SECONDS)
-            sealed = self.arenas.near.newest()
-            if sealed is not None and sealed.id == newest.id and sealed.arenas == newest.arenas:
-                newest = replace(newest, digests=sealed.digests)
+            newest = replace(newest, digests=near.digests(newest, _SEAL_SECONDS))
         self.newest = newest.digested()
 
     def mark(self, *, finished: bool) -> None:

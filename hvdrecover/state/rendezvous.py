@@ -379,7 +379,8 @@ def _count(number: int, what: str) -> str:
 # 2. Ranks that hold the very bytes keep theirs. If all do, nothing more is sent.
 # 3. Else the files are broadcast piece by piece, into memory of the receiver's own: its commit stays whole
 #    until all has come. Where an earlier process left unsealed files of the same sizes in the near root, they
-#    are that memory. The ranks compare digests of its pieces, and broadcast only those that differ.
+#    are that memory. If all ranks have such files or the commit, they compare digests of the pieces, and
+#    broadcast only those that differ.
 
 
 def send(world: World, root: int, agreement: Agreement) -> None:

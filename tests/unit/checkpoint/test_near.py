@@ -157,6 +157,8 @@ def test_the_next_process_seals_what_was_copied_last_without_a_copy(process: Pro
     (unsealed,) = process.path.glob(f"{near_tier.BUFFER}*")
     older = shutil.copytree(unsealed, unsealed.with_name(f"{near_tier.BUFFER}zzz"))
     os.utime(older / "model.safetensors", (0, 0))
+    with (unsealed / "model.safetensors").open("r+b") as file:
+        file.write(bytes(4096))  # as of a process that was killed while it made the buffer
     successor = Process(process.path)
     assert successor.unsealed is not None
     folder, arenas = successor.unsealed

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -93,11 +95,11 @@ def test_all_ranks_learn_the_longest_silence_of_any(monkeypatch: pytest.MonkeyPa
 
 
 def receive_or_keep(
-    held: dict[int, Snapshot], sent: Snapshot, left: Snapshot | None = None
+    held: dict[int, Snapshot], sent: Snapshot, left: Mapping[int, Snapshot] = MappingProxyType({})
 ) -> list[tuple[int, Agreement]]:
-    """Rank 0 sends; each rank's number of collectives, and what it ends with.
+    """Rank 0 sends; return each rank's number of collectives, and its agreement.
 
-    ``left``: what an earlier process has left to ranks that lack the bytes.
+    ``left``: by rank, the unsealed files of an earlier process.
     """
 
     def body(world: FakeWorld) -> tuple[int, Agreement]:
@@ -108,7 +110,8 @@ def receive_or_keep(
         else:
             mine = held.get(world.rank())
             files = ({}, {}) if mine is None else (mine.arenas, rendezvous.digests(mine))
-            agreement = rendezvous.receive(world, 0, *files, lambda _: {} if left is None else left.arenas)
+            unsealed = left[world.rank()].arenas if world.rank() in left else {}
+            agreement = rendezvous.receive(world, 0, *files, lambda layouts: unsealed)
         return world.visits - before, agreement
 
     return jobs.on_ranks(3, lambda process: body(process.world))
@@ -144,15 +147,17 @@ def test_of_files_that_an_earlier_process_left_only_the_pieces_that_differ_are_r
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rendezvous, "PIECE", 4096)
-    weights = [float(number) for number in range(2000)]
-    sent, left = snapshot_of(*weights), snapshot_of(*weights)
-    left.arenas["model"].buffer[9000:9010] += 1
-    found = receive_or_keep({1: snapshot_of(*weights)}, sent, left)
-    assert [visits for visits, _ in found] == [DESCRIPTION + 2] * 3  # all digests, and one piece
-    received = found[2][1].snapshot
-    assert received.arenas["model"] is left.arenas["model"]
-    assert bytes(left.arenas["model"].buffer) == bytes(sent.arenas["model"].buffer)
-    assert received.digests == rendezvous.digests(sent)
+    weights = [float(number) for number in range(2000)]  # of 5 pieces
+    for held, collectives in ({1: snapshot_of(*weights)}, 2), ({}, 5):  # rank 1 without files gets all pieces
+        sent, left = snapshot_of(*weights), snapshot_of(*weights)
+        left.arenas["model"].buffer[9000:9010] += 1
+        found = receive_or_keep(held, sent, {2: left})
+        assert [visits for visits, _ in found] == [DESCRIPTION + collectives] * 3
+        received = found[2][1].snapshot
+        assert received.arenas["model"] is left.arenas["model"]
+        assert received.digests == rendezvous.digests(sent)
+        for _, agreement in found:
+            assert bytes(agreement.snapshot.arenas["model"].buffer) == bytes(sent.arenas["model"].buffer)
 
 
 def test_a_large_snapshot_is_passed_on_in_the_same_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
