@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover import error_kinds
 from hvdrecover.checkpoint import Checkpoint, CommitId, near_tier
@@ -121,6 +122,47 @@ def test_a_process_that_is_restarted_takes_the_commit_from_its_hosts_memory(
     assert on_ranks(2, body) == [((4, CommitId(2, 4), [4.0, -4.0]), [])] * 2
 
 
+def test_a_second_fault_while_unsealed_files_are_filled_costs_nothing(near: Path) -> None:
+    sealed_all = threading.Barrier(2, timeout=HANG_SECONDS)
+
+    def body(process: Process) -> Any:
+        state = made(process, near)
+        state.sync()
+        train(state, 4)
+        sealed_all.wait()
+        if process.world.rank() == 0:
+            dies(state)
+            file = unseal(near, state.last_commit) / "model.safetensors"
+            file.write_bytes(bytes(file.stat().st_size))  # of a process that has only made the buffer
+            state = made(process, near)
+        process.world.shutdown()
+        process.world.init()
+        broadcast = process.world.broadcast
+
+        def failing(buffer: Any, root: int, name: str) -> None:
+            raise HorovodInternalError(name)
+
+        process.world.broadcast = failing  # type: ignore[method-assign]
+        with pytest.raises(HorovodInternalError, match="snapshot"):
+            state.sync()
+        process.world.broadcast = broadcast  # type: ignore[method-assign]
+        process.world.shutdown()
+        process.world.init()
+        state.sync()
+        began = (state.step, state.model.weights["w"].tolist())
+        train(state, 2)
+        dies(state)
+        return began
+
+    assert on_ranks(2, body) == [(4, [4.0, -4.0])] * 2
+    root = LocalStorage(near_tier.folder(str(near), URL))
+    found = [read_commit(root, commit) for commit in commits(root)]
+    assert [snapshot.arenas["model"].bytes_of("w").view("<f8").tolist() for snapshot in found] == [
+        [6.0, -6.0],
+        [5.0, -5.0],
+    ]
+
+
 def test_a_lock_that_a_dying_process_releases_late_spoils_no_commit(
     near: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,10 +207,10 @@ def test_commits_with_bad_numbers_are_not_sealed(near: Path) -> None:
     assert [began[0] for began in job(near, 0)] == [2, 2]
 
 
-def unseal(near: Path, commit: CommitId) -> None:
+def unseal(near: Path, commit: CommitId) -> Path:
     (folder,) = near.glob(f"*/*/{commit.name}")
     (folder / "MANIFEST.json").unlink()
-    folder.rename(folder.with_name(f"{near_tier.BUFFER}unsealed"))
+    return folder.rename(folder.with_name(f"{near_tier.BUFFER}unsealed"))
 
 
 def sealed(near: Path) -> list[str]:
