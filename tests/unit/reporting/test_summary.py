@@ -1,4 +1,4 @@
-"""The summary of a run's events."""
+"""The summary of a run's events, also as metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from hvdrecover import events
 from hvdrecover.reporting import summary, text
+from hvdrecover.reporting.prometheus import Exporter
 from hvdrecover.reporting.summary import PHASES, Tally
 from tests.unit.reporting.runs import BEGIN, REPLACED, TWO, Run, example
 
@@ -150,3 +151,37 @@ def test_a_run_that_was_followed_is_reported_as_one_that_is_read_at_once(tmp_pat
     for event in late:
         followed.take(event)
     assert followed.report() == summary.Run(found).report()
+
+
+def exported(exporter, run):
+    """Name and label values to the value, of all samples, once the exporter has seen the run."""
+    exporter.update(report_of(run))
+    found = [sample for family in exporter.registry.collect() for sample in family.samples]
+    return {(sample.name, *sample.labels.values()): sample.value for sample in found}
+
+
+def test_the_numbers_of_a_run_are_exported_and_totals_never_go_back(tmp_path):
+    """The step of a rank whose events are late shows that the others had not recovered yet."""
+    run, exporter = example(tmp_path / "more"), Exporter("runs/1")
+    run.report(105, "durable", pid=11, generation=3, commit=7, bytes=1000, seconds=1.5)
+    before = exported(exporter, run)
+    expected = {
+        ("hvdrecover_run_info", "runs/1"): 1,
+        ("hvdrecover_commits_total",): 7,
+        ("hvdrecover_durable_write_seconds_total",): 1.5,
+        ("hvdrecover_process_restarts_total", "true"): 1,
+        ("hvdrecover_faults_total", "crash"): 1,
+        ("hvdrecover_faults_total", "out_of_memory"): 0,
+        ("hvdrecover_recovery_seconds_sum",): pytest.approx(23.02),
+        ("hvdrecover_activity", "training"): 0,
+        ("hvdrecover_last_durable_commit_timestamp_seconds",): BEGIN + 103.5,
+    }
+    assert {name: before.get(name) for name in expected} == expected
+
+    less = Run(tmp_path / "less")
+    less.rendezvous(1, TWO, 1, 0)
+    after = exported(exporter, less)
+    totals = [name for name in before if name[0].endswith(("_total", "_count", "_sum"))]
+    assert len(totals) > 20
+    assert [after[name] for name in totals] == [before[name] for name in totals]
+    assert after["hvdrecover_last_commit",] == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from hvdrecover.guard.numbers import RolledBack
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoots
-from tests.fakes.world import HANG_SECONDS
 from tests.unit.state.jobs import CONFIG, URL, Process, on_ranks
 
 
@@ -87,26 +86,28 @@ def test_a_root_that_was_emptied_or_unmounted_costs_no_near_commit(near: Path, r
     assert [began[0] for began in job(near, 0)] == [0, 0]
 
 
+def replaced(process: Process, near: Path, lost: int, leaves: Callable[[CommitId], object]) -> State:
+    """Train four steps, lose a rank, which ``leaves`` something, and meet the process in its place."""
+    state = made(process, near)
+    state.sync()
+    train(state, 4)
+    process.world.allgather([1], "all commits are sealed")
+    if process.world.rank() == lost:
+        dies(state)
+        leaves(state.last_commit)
+    process.world.shutdown()
+    process.world.init()
+    return made(process, near) if process.world.rank() == lost else state
+
+
 @pytest.mark.parametrize(("lost", "is_sealed"), [(0, True), (0, False), (1, True)])
 def test_a_process_that_is_restarted_takes_the_commit_from_its_hosts_memory(
     near: Path, lost: int, is_sealed: bool
 ) -> None:
     """Rank 0 keeps the near tier, rank 1 reads its sealed commits."""
-    sealed_all = threading.Barrier(2, timeout=HANG_SECONDS)
 
     def body(process: Process) -> Any:
-        state = made(process, near)
-        state.sync()
-        train(state, 4)
-        sealed_all.wait()
-        if process.world.rank() == lost:
-            dies(state)
-            if not is_sealed:  # it was killed after it had copied the commit
-                unseal(near, state.last_commit)
-        process.world.shutdown()
-        process.world.init()
-        if process.world.rank() == lost:
-            state = made(process, near)
+        state = replaced(process, near, lost, lambda last: is_sealed or unseal(near, last))
         sent, broadcast = [], process.world.broadcast
 
         def noting(buffer: Any, root: int, name: str) -> None:
@@ -123,25 +124,15 @@ def test_a_process_that_is_restarted_takes_the_commit_from_its_hosts_memory(
 
 
 def test_a_second_fault_while_unsealed_files_are_filled_costs_nothing(near: Path) -> None:
-    sealed_all = threading.Barrier(2, timeout=HANG_SECONDS)
+    def leave_zeros(last: CommitId) -> None:  # of a process that has only made the buffer
+        file = unseal(near, last) / "model.safetensors"
+        file.write_bytes(bytes(file.stat().st_size))
+
+    def failing(buffer: Any, root: int, name: str) -> None:
+        raise HorovodInternalError(name)
 
     def body(process: Process) -> Any:
-        state = made(process, near)
-        state.sync()
-        train(state, 4)
-        sealed_all.wait()
-        if process.world.rank() == 0:
-            dies(state)
-            file = unseal(near, state.last_commit) / "model.safetensors"
-            file.write_bytes(bytes(file.stat().st_size))  # of a process that has only made the buffer
-            state = made(process, near)
-        process.world.shutdown()
-        process.world.init()
-        broadcast = process.world.broadcast
-
-        def failing(buffer: Any, root: int, name: str) -> None:
-            raise HorovodInternalError(name)
-
+        state, broadcast = replaced(process, near, 0, leave_zeros), process.world.broadcast
         process.world.broadcast = failing  # type: ignore[method-assign]
         with pytest.raises(HorovodInternalError, match="snapshot"):
             state.sync()
@@ -156,11 +147,8 @@ def test_a_second_fault_while_unsealed_files_are_filled_costs_nothing(near: Path
 
     assert on_ranks(2, body) == [(4, [4.0, -4.0])] * 2
     root = LocalStorage(near_tier.folder(str(near), URL))
-    found = [read_commit(root, commit) for commit in commits(root)]
-    assert [snapshot.arenas["model"].bytes_of("w").view("<f8").tolist() for snapshot in found] == [
-        [6.0, -6.0],
-        [5.0, -5.0],
-    ]
+    found = [read_commit(root, commit).arenas["model"].bytes_of("w") for commit in commits(root)]
+    assert [weights.view("<f8").tolist() for weights in found] == [[6.0, -6.0], [5.0, -5.0]]
 
 
 def test_a_lock_that_a_dying_process_releases_late_spoils_no_commit(

@@ -1,9 +1,10 @@
-"""The loop around a training function."""
+"""The loop around a training function; and a plain loop, with `State.resume` and `State.finish`."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,14 +15,22 @@ import pytest
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdrecover.config import PREEMPTED
-from hvdrecover.errors import RecoveryError, RemovedError, RendezvousError, StorageError
+from hvdrecover.errors import (
+    ConfigError,
+    RecoveryError,
+    RemovedError,
+    RendezvousError,
+    StateError,
+    StorageError,
+)
+from hvdrecover.guard import Guard
 from hvdrecover.heartbeat import Page, Phase
 from hvdrecover.state.durable import FINISH_ATTEMPTS
 from hvdrecover.state.hooks import Preempted
 from hvdrecover.state.rendezvous import RENDEZVOUS
 from hvdrecover.state.run import run
 from hvdrecover.state.state import State
-from tests.fakes.framework import FakeModel
+from tests.fakes.framework import FakeModel, FakeSampler
 from tests.fakes.root import FakeRoots
 from tests.fakes.world import FakeJob, Fault
 from tests.unit.state.jobs import CONFIG, STATIC, URL, Process, initialised
@@ -233,3 +242,34 @@ def test_a_rank_that_was_taken_out_leaves_at_once(
     assert len(refusals) == 1
     assert page.read().phase == Phase.REMOVED
     assert "h1 has been removed; this process leaves" in caplog.messages
+
+
+def test_the_guardian_knows_that_the_process_does_not_survive_others(process: Process, page: Page) -> None:
+    state = process.state(URL, step=0)
+    page.phase = Phase.PLAIN
+    state.resume()
+    assert (page.phase, page.in_run) == (Phase.BEGINNING, 0)
+    state.finish()
+    assert page.phase == Phase.FINISHED
+
+
+def test_a_call_at_the_wrong_place_is_an_error_that_says_so(process: Process) -> None:
+    state = process.state(URL, step=0)
+    for early in (state.commit, state.finish):
+        with pytest.raises(StateError, match=re.escape("state.resume() first")):
+            early()
+    state.resume()
+    with pytest.raises(StateError, match="Call it once"):
+        state.resume()
+    with pytest.raises(StateError, match="remove that"):
+        run(lambda state: None)(state)
+
+
+def test_resume_in_a_training_function_is_an_error(process: Process) -> None:
+    with pytest.raises(StateError, match="without @run"):
+        run(lambda state: state.resume())(process.state(URL, step=0))
+
+
+def test_a_guard_that_rolls_back_needs_a_training_function(process: Process) -> None:
+    with pytest.raises(ConfigError, match="go back"):
+        process.state(URL, guard=Guard(numerics="rollback"), sampler=FakeSampler(4)).resume()
