@@ -430,7 +430,7 @@ def receive(
     root: int,
     held: Mapping[str, Arena],
     mine: Mapping[str, str],
-    left: Callable[[Mapping[str, Layout]], Mapping[str, Arena]] = lambda layouts: {},
+    left: Callable[[Mapping[str, Layout]], Mapping[str, Arena]],
 ) -> Agreement:
     """Receive the source rank's commit. If the files ``held``, with digests ``mine``, equal it, keep them.
 
