@@ -29,6 +29,7 @@ class Mistake:
     function: str  # its name
     right: str  # the text that is changed
     wrong: str  # what it is changed to
+    seed: int  # the first that showed it, when it was written: a search begins here
 
     @contextmanager
     def made(self) -> Iterator[None]:
@@ -54,6 +55,7 @@ MISTAKES = [
         "commit",
         'verdict = (hear or send_vote(session, Moment("commit")))()',
         "verdict = None if hear is None else hear()",
+        96,
     ),
     Mistake(
         "A script's SIGTERM handler that ends its loop no longer marks the run as finished",
@@ -61,6 +63,7 @@ MISTAKES = [
         "leave_if_told",
         "if isinstance(verdict, Departure):",
         "if False:",
+        138,
     ),
     Mistake(
         "A guard that heals changes no commit that is being written: its memory is not used again before",
@@ -68,6 +71,7 @@ MISTAKES = [
         "choose",
         "read = [in_flight, *(each() for each in self._abandoned)]",
         "read = [None]",
+        6,
     ),
     Mistake(
         "Claims are read back, so answers that are lost no longer confuse two jobs or one",
@@ -78,6 +82,7 @@ MISTAKES = [
         "the same file.\n"
         "    is_placed = self.read(generation).maker == self._maker",
         "is_placed = write(_path(generation), claim.text(acknowledged=False)) is not False",
+        34,
     ),
     Mistake(
         "Only the root in use must hold the job's claim: a root that vanished is not made anew",
@@ -85,6 +90,7 @@ MISTAKES = [
         "take_after",
         "if again and not has_claimed:",
         "if False:",
+        550,
     ),
     Mistake(
         "Fencing: a process of an earlier start of the same job stays behind",
@@ -92,6 +98,7 @@ MISTAKES = [
         "_judge",
         "if newest is not None and newest.start != self._start:",
         "if newest is not None and newest.job != self._job:",
+        114,
     ),
     Mistake(
         "Exit code 0 of a process that did not finish no longer ends a job as finished",
@@ -99,6 +106,7 @@ MISTAKES = [
         "end_of",
         "if returncode == 0 and phase == Phase.FINISHED:",
         "if returncode == 0:",
+        138,
     ),
     Mistake(
         "Every wait for a killed process has a limit",
@@ -106,6 +114,7 @@ MISTAKES = [
         "kill",
         "self.process.ends()",
         'self.process.ends(float("inf"))',
+        4,
     ),
     Mistake(
         "A handler of log lines that raises an error no longer ends the writing of commits without a word",
@@ -113,5 +122,6 @@ MISTAKES = [
         "_failed",
         "except Exception as unhandled:",
         "except ZeroDivisionError as unhandled:",
+        216,
     ),
 ]

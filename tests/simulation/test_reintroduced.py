@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.conftest import LONG
 from tests.simulation.reintroduced import MISTAKES, Mistake
 from tests.simulation.simulate import run_seed
 
 SEEDS = 2000
-RARE = ("_failed", "_place", "take_after")  # need hundreds of seeds
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    [pytest.param(each, id=each.function, marks=[LONG] * (each.function in RARE)) for each in MISTAKES],
-)
+@pytest.mark.parametrize("mistake", [pytest.param(each, id=each.function) for each in MISTAKES])
 def test_a_mistake_is_found(mistake: Mistake) -> None:
+    """Where a change of the product has moved the seeds that show a mistake, the search goes on through all."""
     with mistake.made():
-        found = next((seed for seed in range(SEEDS) if _shows(seed)), None)
+        seeds = ((mistake.seed + number) % SEEDS for number in range(SEEDS))
+        found = next(filter(_shows, seeds), None)
     assert found is not None, f"not found under {SEEDS} seeds: {mistake.name}"
     assert run_seed(found).failure is None
 
