@@ -51,12 +51,12 @@ def test_a_finished_run_that_is_reopened_has_more_epochs(start: Start, tmp_path:
     assert_each_sample_once(longer, padding=1)
 
 
-# The next test has AdamW with torch, and `test_resume` a loop of TensorFlow's.
+# The next test has AdamW with torch, `test_resume` a loop of TensorFlow's, and `test_keras_callbacks` a `fit`.
 @pytest.mark.parametrize(
     "clean",
     [
         pytest.param(("torch", "--optimizer", "sgd"), marks=LONG),
-        ("tensorflow", "--fit", "--optimizer", "sgd"),
+        pytest.param(("tensorflow", "--fit", "--optimizer", "sgd"), marks=LONG),
         pytest.param(("tensorflow", "--optimizer", "adam"), marks=LONG),
     ],
     indirect=True,

@@ -50,6 +50,7 @@ def test_the_number_of_processes_makes_no_difference(
     assert run(tmp_path, static(processes), OPTIMIZER=optimizer) == (digests * processes, losses)
 
 
+@LONG
 def test_a_worker_that_is_killed_and_one_that_comes_make_no_difference(
     alone: tuple[str, Ending], hosts: Path, tmp_path: Path
 ) -> None:
