@@ -176,7 +176,7 @@ def _of_file(others: Sequence[str]) -> dict[str, str]:
         texts = {
             str(name): str(int(each) if each in (True, False) else each) for name, each in settings.items()
         }
-    except (OSError, yaml.YAMLError, AttributeError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
         problem = f"must be YAML, with settings such as grace: 60s below hvdrecover:, got {error}"
         raise ConfigError("--config-file", f"'{given[-1]}' {problem}") from error
     known = {setting.flag.removeprefix("--"): setting.variable for setting in config.SETTINGS}

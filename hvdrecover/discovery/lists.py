@@ -102,6 +102,8 @@ def file(environ: Mapping[str, str], timeout: float, path: str) -> list[Host]:
 @source(every=1.0, command="the program and its arguments")
 def command(environ: Mapping[str, str], timeout: float, command: tuple[str, ...]) -> list[Host]:
     """A program that prints a line host:slots for each host, as for horovodrun."""
+    if not command:
+        raise DiscoveryError("command", "names no program; write command and the program with its arguments")
     return parse(output_of(command, environ, timeout), command[0])
 
 

@@ -404,8 +404,8 @@ def _over(attempts: Sequence[Attempt], ranks: int, *, stopping: bool) -> Outcome
     last = attempts[-1]
     # The ranks have confirmed to each other that training is finished. If all slots ended like this, the
     # launcher's exit code does not count: it may have failed only because its terminal is gone.
-    finished = last.ends.count("finished")
-    if finished and (last.code == 0 or finished == len(last.ends) >= ranks):
+    finished, all_ranks = last.ends.count("finished"), min(ranks, last.guardians or ranks)
+    if finished and (last.code == 0 or finished == len(last.ends) >= all_ranks):
         return Outcome("end", 0, "the training is finished")
     if stopping or "preempted" in last.ends:
         return Outcome("end", PREEMPTED, "stopped after a preemption; start it again to continue")
@@ -416,7 +416,7 @@ def _over(attempts: Sequence[Attempt], ranks: int, *, stopping: bool) -> Outcome
         return None
     if not last.ends and not committed:
         return Outcome("end", 0, "the command has ended")
-    if set(last.ends) == {"untrained"} and (not last.faults or len(last.ends) >= ranks):
+    if set(last.ends) == {"untrained"} and (not last.faults or len(last.ends) >= all_ranks):
         return Outcome("end", 0, "the command has ended", message=_NOT_FINISHED if committed else _NO_COMMIT)
     return None
 

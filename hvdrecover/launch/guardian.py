@@ -104,10 +104,12 @@ class Guardian:
             self._await_facts(waking)
             try:
                 self._training = self._start()
-            except LaunchError as error:  # the supervisor shows it, and ends the job
-                facts: dict[str, Any] = {"end": FIRST_ERROR.name, "point": (0, 0), "commit": (0, 0)}
-                facts |= {"fault": "script_error", "exit": 1, "final": True}
-                self._supervisor.send(kind="fault", message=str(error), detail=str(error), **facts)
+            except LaunchError as error:
+                # A job that has trained does without this host. Else the command is wrong, and the job ends.
+                end, fault = ("crash",) * 2 if self._record.committed else (FIRST_ERROR.name, "script_error")
+                facts: dict[str, Any] = {"end": end, "fault": fault, "point": (0, 0), "commit": (0, 0)}
+                facts |= {"message": f"{self._config.host}: {error}", "detail": str(error)}
+                self._supervisor.send(kind="fault", exit=1, final=True, unprinted=False, **facts)
                 return 1
             try:
                 code = None

@@ -73,7 +73,7 @@ def arguments(options: Options, command: Sequence[str]) -> list[str]:
             slots = hosts(options)
             text = "".join(f"{host}:{number}\\n" for host, number in slots.items())
             discovery, named = f"printf {shlex.quote(text)}", list(slots)
-        interfaces = interfaces or _only_interface(named)
+        interfaces = interfaces or _only_interface(named, grows=options.discovery is not None)
         given |= {"--min-np": options.least or options.processes, "--max-np": options.most}
         given["--host-discovery-script"] = discovery
         if "--blacklist-cooldown-range" not in others:
@@ -136,12 +136,15 @@ def _discovered(command: str) -> list[str]:
         return []
 
 
-def _only_interface(named: Sequence[str]) -> tuple[str, ...]:
+def _only_interface(named: Sequence[str], *, grows: bool) -> tuple[str, ...]:
+    """Return the interface that reaches the only host: Horovod's search would wait for a second one."""
     if len(set(named)) != 1:
         return ()
-    if is_local(named[0]):  # perhaps under another name, as a Slurm node
-        return ("lo",)  # Horovod accepts no other interface then
-    return interface_of(source_towards(named[0]))
+    local = is_local(named[0])  # perhaps under another name, as a Slurm node
+    if local and not grows:
+        return ("lo",)
+    # Hosts that come later connect to this one at the address of its name.
+    return interface_of(source_towards(named[0])) or (("lo",) if local else ())
 
 
 def interface_of(address: str) -> tuple[str, ...]:
@@ -166,6 +169,7 @@ def main() -> None:
     if how == "gloo":  # mpirun sends the environment through its own connections
         _hide_environment()
         start_anew(importlib.import_module("horovod.runner.elastic.driver").ElasticDriver)
+        _keep_interfaces(importlib.import_module("horovod.runner.driver.driver_service"))
         ask_by_shell(importlib.import_module("horovod.runner.elastic.discovery").HostDiscoveryScript)
     # Batch systems send SIGTERM to all processes of a host at once. A horovodrun that heeds it ends the
     # workers before they can leave at their next commit.
@@ -245,6 +249,13 @@ def _hide_environment() -> None:
     if not env.is_kubeflow_mpi():  # whose program in ssh's place takes no input
         names = "|".join(ssh.hidden(config.environment()))
         env.IGNORE_REGEXES.add(rf"(?:{names})\Z")
+
+
+def _keep_interfaces(driver_service: Any) -> None:
+    """Patch Horovod to use the interfaces that were named also while all hosts are this one."""
+    # Horovod 0.28.1 allows only the loopback interface then, and other hosts that come later can't connect.
+    found = driver_service.get_local_interfaces
+    driver_service.get_local_interfaces = lambda settings: settings.nics or found(settings)
 
 
 def ask_by_shell(script: Any) -> None:

@@ -34,7 +34,7 @@ from hvdrecover import machine
 from hvdrecover.checkpoint import redact
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import selection
-from hvdrecover.errors import LaunchError
+from hvdrecover.errors import HostListError, LaunchError
 from hvdrecover.events import Events, Record
 from hvdrecover.launch import ends, horovodrun, presence, processes, ssh, waits
 from hvdrecover.launch.ends import FIRST_ERROR, Attempt, Outcome
@@ -85,7 +85,7 @@ class Supervisor:
         self._disk = Bounded(waits.DISK)
         self._mark = f"{ssh.MARK}={secrets.token_hex(16)}"
         self._job = secrets.token_hex(16)
-        signals = config.stop_signals
+        signals = [each for each in config.stop_signals if signal.getsignal(each) is not signal.SIG_IGN]
         self._supervised = Supervised(
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -112,7 +112,7 @@ class Supervisor:
         signals = {*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
         # The caller may have ignored some of them.
         heeded = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
-        arguments = horovodrun.arguments(self._options, [*WORKER, *self._command])
+        arguments = self._arguments(self._options)
         processes.allow_open_files()  # one connection per slot, and those of horovodrun
         try:
             path = ssh.kept_alive(self._config, self._folder)
@@ -140,6 +140,9 @@ class Supervisor:
             self._slurm.requeue(committed=any(attempt.committed for attempt in self._attempts))
         return outcome.code
 
+    def _arguments(self, options: horovodrun.Options) -> list[str]:
+        return horovodrun.arguments(options, [*WORKER, *self._command])
+
     def _keep_going(self, arguments: Sequence[str], path: str) -> Outcome:
         while True:
             if self._state is not JobState.STOPPED:
@@ -160,6 +163,10 @@ class Supervisor:
             self._events.emit("restart", message, level=logging.WARNING, **facts)
             _show(outcome.traceback)
             self._pause(outcome.pause)
+            # Horovod's `-np` is how many processes it waits for; it starts one in each slot that it finds.
+            if self._least < self._ranks:
+                with contextlib.suppress(HostListError):
+                    arguments = self._arguments(replace(self._options, processes=self._least))
 
     def _pause(self, seconds: float) -> None:
         until = self._clock.monotonic() + seconds
@@ -382,7 +389,7 @@ class Supervisor:
         death = {**message, "at": f"{guardian.host}/{guardian.slot}", "time": self._clock.monotonic()}
         if message["kind"] == "done":
             guardian.leaves = message["stops"]
-            if message["exit"] == 0:
+            if message["exit"] == 0 and not message["stops"]:
                 attempt.exits.append(death)
             elif message["fault"] == "script_error":
                 _show_error(death)

@@ -71,9 +71,10 @@ def parse(command: Sequence[str]) -> PythonCommand | None:
 
 
 def early_environment(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that make Python run our `sitecustomize` first: it reports errors of early imports."""
+    """Return variables that make Python run our `sitecustomize` first: it installs `stand_in`."""
+    # Another program, such as a shell or a script with a ``#!`` line, may start Python.
     program = parse(command)
-    if program is None or any(_ISOLATED.fullmatch(word) for word in program.interpreter[1:]):
+    if program is not None and any(_ISOLATED.fullmatch(word) for word in program.interpreter[1:]):
         return {}
     path = environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([str(EARLY), *([path] if path else [])])}
@@ -315,7 +316,7 @@ def _run_file(program: str) -> None:
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__file__ = os.fspath(path)
     main.__loader__ = SourceFileLoader("__main__", os.fspath(path))
-    exec(compile(path.read_bytes(), path, "exec"), main.__dict__)
+    exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), main.__dict__)
 
 
 def _import(modules: Sequence[str]) -> None:

@@ -51,7 +51,7 @@ def test_a_finished_run_that_is_reopened_has_more_epochs(start: Start, tmp_path:
     assert_each_sample_once(longer, padding=1)
 
 
-# The next test has AdamW with torch, `test_resume` a loop of TensorFlow's, and `test_keras_callbacks` a `fit`.
+# The next test has AdamW with torch; `test_resume` a loop of TensorFlow's, `test_keras_callbacks` a `fit`.
 @pytest.mark.parametrize(
     "clean",
     [

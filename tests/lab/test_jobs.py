@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import TENSORFLOW_IF_LONG, Start
+from tests.integration.conftest import LONG, Start
 from tests.support.commands import wait_until
 from tests.support.faulty_run import assert_no_step_is_lost, assert_private
 from tests.support.jobs import DRIVER, GUARDIAN, PATIENCE, PREEMPTED, SUPERVISOR, kill, running
@@ -21,8 +21,9 @@ pytestmark = pytest.mark.acceptance
 
 @pytest.fixture
 def job(request: pytest.FixtureRequest, lab: Lab, start: Start, tmp_path: Path) -> Iterator[JobInLab]:
-    made = JobInLab(lab, tmp_path, request.param, start)
-    made.wait_for(3)
+    framework, alone = request.param
+    made = JobInLab(lab, tmp_path, framework, start, alone=alone)
+    made.wait_for(1 if alone else 3)
     yield made
 
 
@@ -34,9 +35,18 @@ def lose(job: JobInLab, fault: Callable[[], None]) -> float:
     return job.wait_for(2, after).time - struck
 
 
-@pytest.mark.parametrize("job", TENSORFLOW_IF_LONG, indirect=True)
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(("torch", True), id="torch"),
+        pytest.param(("tensorflow", True), id="tensorflow", marks=LONG),
+    ],
+    indirect=True,
+)
 def test_hosts_come_and_go_in_every_way(job: JobInLab) -> None:
     lab, (_, second, third) = job.lab, job.lab.hosts
+    job.list(*lab.hosts)
+    job.wait_for(3, job.generation())
 
     # One host's preemption: it leaves at a commit, and no step is lost.
     after, leaving = job.generation(), set(job.job.processes()) & set(third.processes())
@@ -67,7 +77,7 @@ def test_hosts_come_and_go_in_every_way(job: JobInLab) -> None:
     job.assert_each_sample_once()
 
 
-@pytest.mark.parametrize("job", ["torch"], indirect=True)
+@pytest.mark.parametrize("job", [("torch", False)], indirect=True, ids=["torch"])
 def test_launchers_are_lost_and_nothing_is_left_on_any_host(job: JobInLab) -> None:
     # Horovod's: the supervisor starts the job again.
     after, workers = job.generation(), set(running(job.job, *GUARDIAN))

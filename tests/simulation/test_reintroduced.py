@@ -12,7 +12,7 @@ SEEDS = 2000
 
 @pytest.mark.parametrize("mistake", [pytest.param(each, id=each.function) for each in MISTAKES])
 def test_a_mistake_is_found(mistake: Mistake) -> None:
-    """Where a change of the product has moved the seeds that show a mistake, the search goes on through all."""
+    """Where a change of the product has moved the seeds that show a mistake, it searches all others."""
     with mistake.made():
         seeds = ((mistake.seed + number) % SEEDS for number in range(SEEDS))
         found = next(filter(_shows, seeds), None)

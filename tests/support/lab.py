@@ -34,6 +34,7 @@ class JobInLab:
         start: Callable[..., Job],
         discover: str = "",
         environ: Mapping[str, str] | None = None,
+        alone: bool = False,  # whether it begins on the launcher's host, until `list` names more
     ) -> None:
         self.lab = lab
         self.run = FaultyRun(folder / "run", framework, (), EPOCHS, "--step-seconds", "0.04")
@@ -42,7 +43,8 @@ class JobInLab:
         self._start = start
         self._discover = discover or f"file {self._listing}"
         self._environ = {"AWS_SECRET_ACCESS_KEY": SECRET, "FAULTS_NEAR": str(self._near), **(environ or {})}
-        self.list(*lab.hosts)
+        self._options = ["-np", "1"] if alone else ["-np", "3", "--network-interface", INTERFACE]
+        self.list(*lab.hosts[: 1 if alone else None])
         self.job = self.begin()
 
     def list(self, *hosts: Host) -> None:
@@ -52,8 +54,8 @@ class JobInLab:
         fresh.rename(self._listing)
 
     def begin(self) -> Job:
-        command = [sys.executable, "-m", "hvdrecover", "run", "-np", "3", "--min-np", "1", "--no-standby"]
-        command += ["--discover", self._discover, "--network-interface", INTERFACE]
+        command = [sys.executable, "-m", "hvdrecover", "run", "--min-np", "1", "--no-standby"]
+        command += [*self._options, "--discover", self._discover]
         command += ["-i", os.fspath(self.lab.key), "--blacklist-cooldown-range", "1", "60", "--"]
         environ = {**SLOW_HOSTS, "OMP_NUM_THREADS": "1", **self._environ}
         self.job = self._start(self.run, self.lab.hosts[0].command(command), environ)

@@ -268,12 +268,16 @@ print(code, sorted({"torch", "tensorflow", "keras", "horovod", "numpy"} & set(sy
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("hvdrecover: {gracee: 9s}", "unknown setting 'gracee'"), ("hvdrecover: [grace, 9s]", "must be YAML")],
+    [
+        ("hvdrecover: {gracee: 9s}", "unknown setting 'gracee'"),
+        ("hvdrecover: [grace, 9s]", "must be YAML"),
+        ("hvdrecover: {grace: 9\udcff}", "must be YAML"),
+    ],
 )
 def test_a_wrong_setting_in_a_file_is_an_error(
     text: str, problem: str, jobs: Noted, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("c.yaml").write_text(text)
+    Path("c.yaml").write_text(text, errors="surrogateescape")
     assert cli.main(["run", "-np", "2", "--config-file", "c.yaml", *TRAIN]) == 1
     assert problem in capsys.readouterr().err
 

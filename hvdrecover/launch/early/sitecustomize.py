@@ -55,7 +55,10 @@ def _begin() -> None:
             sys.hvdrecover_started_in = os.getcwd()  # type: ignore[attr-defined]  # noqa: PTH109
         except OSError:  # the working directory was deleted
             pass
-        _report_errors(int(slot.split(",")[2]))
+        # The guardian's child leads its process group. A Python that a shell script starts before the
+        # training prints its errors itself.
+        if os.getpgrp() == os.getpid():
+            _report_errors(int(slot.split(",")[2]))
         sys.meta_path.insert(0, _Finder())
     own = sys.modules.pop(__name__)
     try:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdrecover.discovery.lists import lsf, mpi, parse, pbs, sge, tf_config
+from hvdrecover.discovery.lists import command, lsf, mpi, parse, pbs, sge, tf_config
 from hvdrecover.discovery.sources import MOST_SLOTS, Host, check
 from hvdrecover.errors import DiscoveryError, HostListError
 from hvdrecover.texts import printable
@@ -142,6 +142,11 @@ def test_a_file_that_is_empty_or_not_there_is_an_error(discovered, variable, tmp
 def test_a_variable_that_is_not_set_is_named(source):
     with pytest.raises(DiscoveryError, match=r"^(LSB_HOSTS|\w+_NODEFILE|PE_HOSTFILE|TF_CONFIG): is not set"):
         source({}, 1.0)
+
+
+def test_a_command_without_a_program_is_an_error():
+    with pytest.raises(DiscoveryError, match=r"^command: names no program"):
+        command({}, 1.0, command=())
 
 
 def test_a_file_may_hold_a_cluster_alone(tmp_path):

@@ -211,6 +211,9 @@ def test_a_job_ends_with_a_code_or_starts_again(ended: Attempt, stopping: bool, 
 
 def test_a_command_without_a_state_is_told_what_a_state_would_do() -> None:
     assert "without a commit" in after(attempt(0, "untrained", "untrained", faults=[])).message
+    fewer = attempt(0, "untrained")  # a job that began on fewer hosts, and had a crash
+    fewer.guardians = 1
+    assert after(fewer).action == "end"
     committed = attempt(0, "untrained", "untrained", faults=[])
     committed.committed = True
     assert "state.finish()" in after(committed).message

@@ -28,6 +28,7 @@ class Supervisor:
     def __init__(self) -> None:
         self.heard: list[Message] = []
         self.lost: list[ConnectedGuardian] = []
+        self.attempts: list[ends.Attempt] = []
         self.clock = FakeClock()
         self.selector = selectors.DefaultSelector()
         self.guardians = Guardians(self.selector, self._hear, self.lost.append, self._greeting, self.clock)
@@ -37,7 +38,7 @@ class Supervisor:
         guardian.ended = message.get("kind") == "end"
 
     def _greeting(self) -> list[Message]:
-        return [{"order": "know", **ends.known([])}]
+        return [{"order": "know", **ends.known(self.attempts)}]
 
     def serve(self, until_then: Callable[[], object], what: str) -> None:
         def turn() -> object:
@@ -124,13 +125,18 @@ def test_a_message_that_comes_in_pieces_is_put_together() -> None:
     end.close()
 
 
-def test_a_command_that_cannot_be_started_is_reported(supervisor: Supervisor, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("committed", "end"), [(False, "first_error"), (True, "crash")])
+def test_a_command_that_cannot_be_started_ends_only_a_job_that_has_not_trained(
+    committed: bool, end: str, supervisor: Supervisor, tmp_path: Path
+) -> None:
+    supervisor.attempts.append(ends.Attempt(1, committed=committed))
     facts = {"HVDRECOVER_SUPERVISOR": supervisor.guardians.address("127.0.0.1"), "HOROVOD_ELASTIC": "1"}
     words = [sys.executable, "-m", "hvdrecover", "worker", "--no-standby", "--", str(tmp_path / "gone")]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, env={**environment(), **facts}, stdout=pipe, stderr=pipe) as guardian:
         supervisor.serve(lambda: supervisor.heard, "the report")
         assert "gone: can't be started: No such file" in supervisor.heard[0]["detail"]
+        assert (supervisor.heard[0]["end"], supervisor.heard[0]["final"]) == (end, True)
         assert guardian.communicate(timeout=60) == (b"", b"")
         assert guardian.returncode == 1
 

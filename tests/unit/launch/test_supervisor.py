@@ -13,6 +13,7 @@ import pytest
 
 from hvdrecover import config
 from hvdrecover.events import read
+from hvdrecover.launch.ends import Attempt
 from hvdrecover.launch.horovodrun import Options
 from hvdrecover.launch.link import ConnectedGuardian, Guardians
 from hvdrecover.launch.supervisor import JobState, Supervisor
@@ -21,7 +22,7 @@ from tests.fakes.clock import FakeClock
 
 def make(command: list[str], folder: Path, processes: int = 1, **options: Any) -> Supervisor:
     settings = replace(config.read({}), events=folder)
-    return Supervisor(command, Options(processes), {}, settings, **options)
+    return Supervisor(command, Options(processes, **options), {}, settings)
 
 
 @pytest.fixture
@@ -52,6 +53,35 @@ def test_events_of_a_guardian_keep_their_order_though_one_was_read_late(
         supervisor._hear(guardian, {"kind": "event", "event": {**event, "fault": name}, "age": age})
     supervisor._record.flush()
     assert [event.facts["fault"] for event in read(tmp_path)] == ["crash", "early_exit"]
+
+
+def test_the_signal_that_is_announced_is_one_that_is_heeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal, "getsignal", {signal.SIGTERM: signal.SIG_IGN}.get)
+    assert make(["train"], tmp_path)._supervised.stop_signal == "SIGUSR1"
+
+
+def test_a_process_that_ends_on_notice_is_not_blamed_for_its_exit_code(supervisor: Supervisor) -> None:
+    supervisor._attempts.append(Attempt(1))
+    facts = {"kind": "done", "exit": 0, "fault": "early_exit", "commit": (0, 0), "round": 0}
+    for stops in True, False:
+        supervisor._hear(ConnectedGuardian("h1", 0), {**facts, "stops": stops})
+        assert bool(supervisor._attempts[0].exits) is not stops
+
+
+def test_a_job_that_starts_again_does_with_the_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, least = make(["train"], tmp_path, 2, least=1, hosts="a:1,b:1"), []
+
+    def attempt(arguments: list[str], path: str) -> None:
+        made._attempts.append(Attempt(1, 1))
+        least.append(arguments[arguments.index("-np") + 1])
+        made._state = JobState.STOPPED if len(least) > 1 else JobState.TRAINING
+
+    monkeypatch.setattr(made, "_attempt", attempt)
+    monkeypatch.setattr(made, "_pause", lambda seconds: None)
+    assert made._keep_going(made._arguments(made._options), "").reason == "stopped"
+    assert least == ["2", "1"]
 
 
 def test_credentials_in_the_command_are_not_written_down(tmp_path: Path) -> None:

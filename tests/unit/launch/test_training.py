@@ -114,6 +114,7 @@ def test_a_python_program_is_found_at_its_place_in_the_command(
 )
 def test_what_is_no_program_that_a_standby_could_run(command: str) -> None:
     assert parse(command.split()) is None
+    assert early_environment(command.split(), {})  # it may start Python
 
 
 # -- errors --------------------------------------------------------------------------------------------
@@ -269,8 +270,10 @@ def test_closing_and_forgetting_it_frees_all_and_ends_what_is_left() -> None:
 
 FACTS = """
 import os, sys
+def annotated(number: int): pass
 print([sys.argv, sys.path[0], __name__, os.path.normpath(__file__), __package__, __spec__ and __spec__.name,
-       sys.modules["__main__"].__dict__ is globals(), os.getcwd(), sys.flags.optimize, sys.flags.dev_mode])
+       sys.modules["__main__"].__dict__ is globals(), os.getcwd(), sys.flags.optimize, sys.flags.dev_mode,
+       str(annotated.__annotations__)])
 """
 
 
