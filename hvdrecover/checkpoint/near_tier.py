@@ -32,7 +32,7 @@ import shutil
 import stat
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,7 +69,8 @@ Decided = Callable[[str | None, int], None]
 
 def base(near: str) -> Path:
     """Return the folder of this user's near roots; ``near`` is a folder, or ``auto`` for shared memory."""
-    return (SHARED_MEMORY if near == "auto" else Path(near).absolute()) / f"hvdrecover-{os.getuid()}"
+    folder = SHARED_MEMORY if near == "auto" else Path(near).expanduser().absolute()
+    return folder / f"hvdrecover-{os.getuid()}"
 
 
 def named(url: str) -> str:
@@ -77,7 +78,8 @@ def named(url: str) -> str:
     protocol, separator, rest = url.partition("://")
     if separator and protocol not in ("file", "local"):
         return redact(url).rstrip("/")
-    return f"file://{Path(rest if separator else url).absolute()}"
+    path = rest if separator else url.removeprefix("file:").removeprefix("local:")
+    return f"file://{Path(path).expanduser().absolute()}"
 
 
 def folder(near: str, url: str) -> Path:
@@ -344,8 +346,9 @@ class NearTier:
             self._want(snapshot.layouts, 2)
             for buffer in self._buffers:
                 if snapshot.arenas and buffer.arenas == snapshot.arenas:
-                    if self._waiting is not None and self._waiting is not buffer:
-                        self._waiting.open()
+                    waiting = self._waiting
+                    if waiting is not None and waiting is not buffer and waiting.awaits_seal:
+                        waiting.open()
                     buffer.snapshot = replace(snapshot, job=str(self._writer["job"]))
                     self._waiting = buffer
                     self._changed.notify_all()
@@ -464,16 +467,24 @@ class NearTier:
                 return  # the next commit has taken the buffer
             # Keep the commit before this one, in case this one is damaged. A commit with a later id belongs
             # to an earlier start of the job, whose generations may be higher than the next start's.
-            for each in [each for each in self._buffers if each is not buffer]:
-                if each.commit and (each is not self._newest or each.commit >= snapshot.id):
-                    each.open()
-                    if not each.fits(snapshot.layouts):
-                        each.delete()
-                        self._buffers.remove(each)
+            others = {each: each.commit for each in self._buffers if each is not buffer and each.commit}
+            later = [each for each, commit in others.items() if commit >= snapshot.id]
+            earlier = [each for each in others if each not in later and each is not self._newest]
+            self._open(later, snapshot.layouts)
             buffer.seal(snapshot.id, manifest)
             buffer.snapshot = replace(snapshot, digests=digests)
             self._newest = buffer
+            # Not before: a kill while a buffer is sealed anew leaves no usable commit in it.
+            self._open(earlier, snapshot.layouts)
         self._decided(None, snapshot.nbytes)
+
+    def _open(self, buffers: Sequence[Buffer], layouts: Layouts) -> None:
+        """Unseal buffers, and delete those that do not fit the next commit."""
+        for each in buffers:
+            each.open()
+            if not each.fits(layouts):
+                each.delete()
+                self._buffers.remove(each)
 
 
 def _nbytes(layouts: Layouts) -> int:

@@ -20,7 +20,7 @@ import dataclasses
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Literal, NoReturn, TypedDict
 
@@ -124,6 +124,12 @@ def _durable(checkpoint: Checkpoint | str | None, config: Config) -> Checkpoint 
 
 
 def commit(session: Session, *, durable: bool) -> None:
+    # Rank 0 may wait for a write under way, and the others for rank 0, for as long as the storage takes.
+    with paused() if durable or session.durable.may_wait else nullcontext():
+        _commit(session, durable=durable)
+
+
+def _commit(session: Session, *, durable: bool) -> None:
     hooks, memory = session.hooks, session.memory
     hooks.notify(Hook.begins)
     objection = hooks.objection(committing=True)

@@ -241,6 +241,9 @@ class DurableSide(Hook):
         self._commits_since = 0
         self._begun: float | None = None
         self._failure: HvdrecoverError | None = None
+        self.may_wait = (
+            False  # whether rank 0 may wait for its storage in the next commit, for lack of memory
+        )
         self.near = NearSide(settings, context, memory)
         memory.in_flight = lambda: None if self._writer is None else self._writer.in_flight
         memory.vacate = self._vacate
@@ -330,12 +333,24 @@ class DurableSide(Hook):
             writer.store.claims.check(generation)
         return found
 
-    def standing(self) -> Standing:
+    def newest(self) -> CommitId | None:
+        """Return the newest durable commit that is not suspect, verified or not."""
+        if (writer := self.writer()) is None:
+            return None
+        return retried(self._context.clock, writer.store.newest, self._context.config.suspects)
+
+    def newest_verified(self, generation: int) -> CommitId | None:
+        with suppress(NoUsableCommitError):
+            found = self.read_newest(generation)
+            return None if found is None else found.id
+        return None
+
+    def standing(self, newest: CommitId | None) -> Standing:
+        """Return which near commits are valid beside this durable one."""
         clock, writer = self._context.clock, self.writer()
         if writer is None:
             return Standing({}, None, 0)
         claims = writer.store.claims
-        newest = retried(clock, writer.store.newest, self._context.config.suspects)
         since = 0 if newest is None else retried(clock, claims.first_of, newest.generation)
         return Standing(retried(clock, claims.unreplaced), newest, since)
 
@@ -418,13 +433,15 @@ class DurableSide(Hook):
 
     def numbers(self, moment: Moment) -> Sequence[int]:
         self._failure = self._verdict()
-        return [0 if self._failure is None else error_kinds.number(self._failure)]
+        waits = self._writer is not None and self._memory.is_short()
+        return [0 if self._failure is None else error_kinds.number(self._failure), int(waits)]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
+        self.may_wait = bool(table[:, 1].any())
         # Only rank 0 learns of a failure. If it left alone, the others would count it as lost and continue.
         if self._failure is not None:
             return self._failure
-        failed = int(table.max(initial=0))
+        failed = int(table[:, 0].max(initial=0))
         return _stopped(error_kinds.name(failed), "has stopped the job") if failed else None
 
     def _verdict(self) -> HvdrecoverError | None:

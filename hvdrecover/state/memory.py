@@ -13,7 +13,7 @@ from hvdrecover.checkpoint import CommitId
 from hvdrecover.checkpoint.arena import Arena, Layout
 from hvdrecover.checkpoint.manifest import Snapshot
 from hvdrecover.checkpoint.near_tier import NearTier
-from hvdrecover.errors import HvdrecoverError, StateError
+from hvdrecover.errors import ConfigError, HvdrecoverError, StateError
 from hvdrecover.machine import Available
 from hvdrecover.state.contents import Contents, Present, Strict
 from hvdrecover.state.rank_local import Place, RankLocalState
@@ -146,6 +146,12 @@ class Memory:
             # Loading makes the optimizer's tensors. A new process first frees its copy of the initial state.
             self.arenas.hold({}, alone=True)
             self.newest = None
+        if (virtual := snapshot.state.get("virtual")) and all(each.key != "virtual" for each in self.kept):
+            raise ConfigError(
+                "virtual_ranks",
+                f"the commit has {virtual['size']}, and this state none. Their number is part of the result: "
+                f"make the state with virtual_ranks={virtual['size']}, or name another root to start over",
+            )
         differences = self._contents.load(snapshot.state, snapshot.arenas, where, strict=strict)
         for each in self.kept:
             each.load(snapshot.state.get(each.key))
@@ -160,6 +166,13 @@ class Memory:
         if self._place.joined:
             self._own.resume_streams(snapshot)
         self._positions = self._contents.positions()
+
+    def is_short(self) -> bool:
+        """Return whether a commit during the write of the newest one may have to wait for memory."""
+        newest = self.newest
+        need = 0 if newest is None else sum(layout.nbytes for layout in newest.layouts.values())
+        left = self.room() if need and self.arenas.near is None else None
+        return self._has_waited or (left is not None and need > left.nbytes)
 
     def is_at_commit(self) -> bool:
         """Return whether no sampler has moved since the newest commit."""

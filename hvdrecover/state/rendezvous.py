@@ -234,8 +234,14 @@ def _decide(session: Session, rows: Sequence[tuple[str, str, str]]) -> Claimed:
     starts = {start: f"{name} in the memory of {host}" for host, name, start in rows if name}
     with session.timed("load"):
         generation = session.durable.claim(starts)
-    standing = session.durable.standing()
+    standing = session.durable.standing(session.durable.newest())
     chosen = revive(left, standing)
+    if chosen is None and revive(left, dataclasses.replace(standing, durable=None, since=0)) is not None:
+        # The durable commit is newer, but may be damaged. It is read again later, to be sent.
+        with session.timed("load"):
+            verified = session.durable.newest_verified(generation)
+        standing = session.durable.standing(verified)
+        chosen = revive(left, standing)
     near, where = "", ""
     if chosen is not None and (found := left[chosen][0]) is not None:
         near, where = found.name, f"in the memory of {rows[chosen][0]}"

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from hvdrecover import config
 from hvdrecover.errors import ConfigError, MissingGradientError
@@ -373,6 +375,8 @@ def _time_after(gradients: Sequence[Gradient]) -> tf.Tensor:
     """Return the time when gradients are computed, in seconds since the Unix epoch: float64."""
     flat = [each for each in tf.nest.flatten(gradients, expand_composites=True) if tf.is_tensor(each)]
     with tf.control_dependencies([] if tf.executing_eagerly() else flat), tf.device("CPU:0"):
+        if is_op_determinism_enabled():  # it refuses `tf.timestamp`
+            return in_python(time.time, [], tf.float64)
         return tf.timestamp()
 
 

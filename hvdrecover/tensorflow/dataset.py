@@ -57,7 +57,24 @@ def elastic_dataset(
     return ElasticDataset(data, order, batch_size, transform)
 
 
-class ElasticDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc]
+class _KnownLength(UnaryUnchangedStructureDataset):  # type: ignore[misc]
+    """What `map` and `prefetch` make of an elastic data set; Keras maps the data for ``class_weight``."""
+
+    def __init__(self, made: Any, source: Any) -> None:
+        super().__init__(made, made._variant_tensor)
+        self._source = source
+
+    def cardinality(self) -> tf.Tensor:
+        return self._source.cardinality()
+
+    def map(self, *arguments: Any, **options: Any) -> tf.data.Dataset:
+        return _KnownLength(super().map(*arguments, **options), self._source)
+
+    def prefetch(self, *arguments: Any, **options: Any) -> tf.data.Dataset:
+        return _KnownLength(super().prefetch(*arguments, **options), self._source)
+
+
+class ElasticDataset(_KnownLength):
     """A ``tf.data`` data set of one rank's batches; made by `elastic_dataset`.
 
     Track it as an attribute of a state. In your own loop, call `set_epoch` for each epoch and
@@ -79,7 +96,7 @@ class ElasticDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc]
         numbers = tf.data.Dataset.from_generator(self._batches, output_signature=spec)
         made = numbers.map(_maker(data, transform), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         pipeline = untuned(made.prefetch(tf.data.AUTOTUNE))
-        super().__init__(pipeline, pipeline._variant_tensor)
+        super().__init__(pipeline, self)
 
     def __iter__(self) -> Iterator[Any]:
         self._refuse_virtual("iterate over state.steps(dataset)")

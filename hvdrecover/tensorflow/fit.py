@@ -164,6 +164,16 @@ class Progress(ResumedEpoch):
                 f"an epoch of fit has {steps} batches, and one of elastic_dataset {min(lengths)}, by which "
                 "it is resumed; leave steps_per_epoch out",
             )
+        kept = {id(each) for each in state._framework.attributes.values()}
+        optimizer = self.model.optimizer
+        own = {id(optimizer), id(getattr(optimizer, "inner_optimizer", None))}
+        given = getattr(state, "optimizer", None)
+        if id(self.model) in kept and isinstance(given, keras.optimizers.Optimizer) and not own & kept:
+            raise ConfigError(
+                "state.optimizer",
+                "is not the model's: model.compile was called after the state was made. After it, call "
+                "model.optimizer.build(model.trainable_variables), and set state.optimizer = model.optimizer",
+            )
         for data in state._datasets:
             data.order.batch_size = data.batch_size * int(getattr(self.model, "steps_per_execution", 1) or 1)
         self._is_first, self.metrics = True, b""
@@ -202,8 +212,8 @@ class Progress(ResumedEpoch):
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         if logs and "loss" in logs:  # Keras's mean over the epoch so far
             State.log_metrics(self.state, loss=logs["loss"])
-        if self.metrics:  # not before: some metrics are made by the first batch
-            self._add_metrics()
+        if self.metrics:  # in a new process, whose first batch has made some of the metrics
+            self.resume_metrics(add=True)
         heartbeat.stepped()
         count, before = batch - self._first_batch + 1, self.state.batch
         for data in self._trained_on():
@@ -211,14 +221,16 @@ class Progress(ResumedEpoch):
         self.state.batch = before + count
         self.is_due = self._every is not None and before // self._every < self.state.batch // self._every
 
-    def _add_metrics(self) -> None:
-        """Add the numbers that metrics had before Keras reset them, unless the model has other metrics."""
-        data, self.metrics = self.metrics, b""
-        arrays = [each.numpy() for each in self.model.metrics_variables]
-        if len(data) == sum(each.nbytes for each in arrays):
+    def resume_metrics(self, *, add: bool) -> None:
+        """Give metrics the numbers that they had before Keras reset them, unless the model has others."""
+        data, arrays = self.metrics, [each.numpy() for each in self.model.metrics_variables]
+        if fits := len(data) == sum(each.nbytes for each in arrays):
             for variable, like in zip(self.model.metrics_variables, arrays, strict=True):
-                variable.assign_add(np.frombuffer(data, like.dtype, like.size).reshape(like.shape))
+                value = np.frombuffer(data, like.dtype, like.size).reshape(like.shape)
+                (variable.assign_add if add else variable.assign)(value)
                 data = data[like.nbytes :]
+        if fits or add:
+            self.metrics = b""
 
     def _trained_on(self) -> list[ElasticDataset]:
         """Return the data sets that this epoch trains on. Iterations for a validation begin later."""
@@ -267,6 +279,7 @@ class Commit(Callback):  # type: ignore[misc]
         if fit.resumed is not None:
             fit.take(fit.resumed)
             progress.metrics = fit.metrics([self._state.epoch, self._state.batch])
+            progress.resume_metrics(add=False)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         progress, state, is_over = self._progress, self._state, self._progress.is_over()

@@ -72,7 +72,13 @@ class TensorFlowFramework:
         return variables_of(value) is not None
 
     def spec(self, tensor: tf.Tensor | tf.Variable | View, name: str) -> TensorSpec:
-        dtype = tf.as_dtype(tensor.dtype)
+        dtype, attribute = tf.as_dtype(tensor.dtype), name.removeprefix("state.").partition(".")[0]
+        if isinstance(tensor, tf.Variable) and not self._is_in_a_component(attribute):
+            raise UnsupportedTensorError(
+                name,
+                "it is a variable among other values, and going back to a commit would put a tensor in its "
+                "place; keep variables in attributes of their own: alone, in lists, in dicts, or in modules",
+            )
         if dtype not in _DTYPES or not _has_a_value(tensor):
             raise UnsupportedTensorError(
                 name,
@@ -80,6 +86,10 @@ class TensorFlowFramework:
                 "make it a dense eager tensor of a plain dtype",
             )
         return TensorSpec(name, _DTYPES[dtype], tuple(tensor.shape))
+
+    def _is_in_a_component(self, attribute: str) -> bool:
+        value = self.attributes.get(attribute)  # None: a part that the state adds
+        return value is None or isinstance(value, streams.PerRank) or self.is_component(value)
 
     def match(self, tensors: Sequence[Any], specs: Sequence[TensorSpec]) -> bool:
         return all(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -37,15 +37,25 @@ def variables_of(component: Any) -> list[Variable] | None:
     """Return all variables of a component in a fixed order; None if the value is not a component."""
     if is_variable(component):
         return [component]
-    if isinstance(component, type | dict):
+    if isinstance(component, type):
         return None
-    if isinstance(component, list | tuple):
-        found = component if component and type(component) in (list, tuple) else None
-    else:
-        found = getattr(component, "variables", None)
+    if isinstance(component, list | tuple | dict):
+        return list(_leaves(component)) or None if all(map(is_variable, _leaves(component))) else None
+    found = getattr(component, "variables", None)
     if isinstance(found, Sequence) and not isinstance(found, str) and all(map(is_variable, found)):
         return list(found)
     return None
+
+
+def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield what is in lists, tuples and dicts in each other; of a dict in the order of its keys' names."""
+    if type(value) is dict:
+        value = [value[key] for key in sorted(value, key=str)]
+    if type(value) in (list, tuple) and depth < 8:  # a list may contain itself
+        for each in value:
+            yield from _leaves(each, depth + 1)
+    else:
+        yield value
 
 
 def is_seed(variable: Variable) -> bool:

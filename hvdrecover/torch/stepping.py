@@ -167,7 +167,7 @@ def _report_times(optimizer: Any, scalars: Scalars, norms: dict[str, torch.Tenso
 
 def _norm(gradient: torch.Tensor) -> torch.Tensor:
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
-    wide = None if values.dtype in WIDE else torch.float32
+    wide = None if values.dtype in WIDE or values.is_complex() else torch.float32
     return torch.linalg.vector_norm(values, dtype=wide)  # type: ignore[no-any-return]
 
 
@@ -221,12 +221,12 @@ def _synchronize(self: Any) -> None:
         self.virtual_gradients.require_finished()
         return
     steps = steps_of(self)
-    tell(steps.averaging)
-    if hasattr(self, "_later_hooks"):
+    if hasattr(self, "_later_hooks"):  # first, as the guard leaves alone what is not enlisted
         self._requires_update.clear()
         for each in parameters_of(self):
             if each.requires_grad:
                 _enlist(self, each)
+    tell(steps.averaging)
     _horovods_synchronize(self)
     for each in parameters_of(self):  # fused optimizers need gradients in their parameters' memory format
         if each.is_contiguous() or (grad := each.grad) is None or grad.is_sparse:

@@ -31,6 +31,7 @@ Tensors = dict[str, Any]
 class Batches:
     fetch: Callable[[int], Any]  # returns the batch of a virtual rank of this process; called in their order
     done: Callable[[], None]  # counts the samples as done
+    end: bool = False  # whether the data is known to end with it
 
 
 Feed = Callable[[VirtualRanks], Iterator[Batches]]
@@ -84,9 +85,9 @@ Made = TypeVar("Made", bound=Step)
 def steps(ranks: VirtualRanks, feed: Feed, kind: Callable[[VirtualRanks, Batches], Made]) -> Iterator[Made]:
     """Yield steps until the data ends. When shares change, the rest of the data is dealt out again."""
     ranks.settle()
-    dealt = -1
-    while dealt != ranks.dealt:
-        dealt = ranks.dealt
+    are_left = True
+    while are_left:
+        are_left, dealt = False, ranks.dealt
         for batches in feed(ranks):
             ranks.refuse_open("the next step was asked for")
             ranks.open = step = kind(ranks, batches)
@@ -102,7 +103,8 @@ def steps(ranks: VirtualRanks, feed: Feed, kind: Callable[[VirtualRanks, Batches
                     "state.steps()",
                     "a step was passed over; go through it by an inner loop: for batch in step: ...",
                 )
-            if dealt != ranks.dealt:
+            if dealt != ranks.dealt and not batches.end:
+                are_left = True
                 break
 
 
@@ -142,7 +144,8 @@ def deal(
     batches = read(parts) if mine and starts else iter(())
     for start in starts:
         count = min(size, samples - start)
-        yield Batches(lambda _: next(batches), functools.partial(done, count))
+        yield Batches(lambda _: next(batches), functools.partial(done, count), start == starts[-1])
+    order.end()
 
 
 @contextlib.contextmanager
