@@ -236,18 +236,23 @@ class SampleOrder:
         """The samples that no rank has done: int64, in order."""
         return self._order()[self._past(np.arange(self.done, self.done + self.left), self.done)]
 
-    def share_of(self, rank: int) -> Indices:
-        """Return a rank's samples from the cursor on: int64, equally many for all ranks."""
-        left, whole = self.left, self._count(0)
+    def share_of(self, rank: int, start: int | None = None) -> Indices:
+        """Return a rank's samples from a position on, or the cursor: int64, equally many for all ranks."""
+        start = self.done if start is None else start
+        left, whole = self._count(start), self._count(0)
         dealt = np.arange(rank, rounds(left, self.size, self.tail) * self.size, self.size)
         repeated = (dealt - left) % max(1, whole)
-        past = np.where(dealt < left, self._past(self.done + dealt, self.done), self._past(repeated, 0))
+        past = np.where(dealt < left, self._past(start + dealt, start), self._past(repeated, 0))
         return self._order()[past]
 
-    def present(self) -> list[int]:
-        """The samples of this process that are being done; one of each rank if the batch size is unknown."""
-        count = self.batch_size or self._largest or 1
-        return [int(each) for rank in self._ranks for each in self.share_of(rank)[:count]]
+    def present(self, *, whole_step: bool = False) -> list[int]:
+        """The samples of this process that are being done; one of each rank if the batch size is unknown.
+
+        With ``whole_step``, also those of earlier batches whose gradients the optimizer adds up in this step.
+        """
+        start = self.unstepped if whole_step else self.done
+        count = (self._count(start) - self.left) // self.size + (self.batch_size or self._largest or 1)
+        return [int(each) for rank in self._ranks for each in self.share_of(rank, start)[:count]]
 
     def _order(self) -> Indices:
         if self.shuffle:

@@ -59,6 +59,7 @@ class Judge(Hook):
         self._contents = context.contents
         self._bad_steps: list[int] = []
         self._bad_parameters: list[str] = []
+        self.knows_steps = False  # whether the adapter calls `stepped`
         self._waits = False  # a bad step is rolled back as soon as `record` tells the size of its batch
         if self.policy == "rollback":
             if not self._contents.orders:
@@ -80,9 +81,12 @@ class Judge(Hook):
     def stepped(self) -> None:
         """An optimizer steps with finite gradients: the next batch recorded is the last of this step."""
         self._reported += 1
-        if self.policy == "rollback" and not self._waits:
-            for order in self._contents.orders.values():
-                order.stepped = True
+        if not self._waits:
+            self._step_ends()
+
+    def _step_ends(self) -> None:
+        for order in self._contents.orders.values():
+            order.stepped = True
 
     def gradients(self, everywhere: Sequence[str], here: Sequence[str]) -> None:
         """Decide about a step with gradients that are not finite; return if it is to be skipped."""
@@ -102,6 +106,8 @@ class Judge(Hook):
             # With torch only the next `SampleOrder.record` tells the samples of a batch: sizes of tensors
             # would be a guess. So the step is skipped at first, and all ranks go back at that call.
             self._waits = True
+        else:
+            self._step_ends()
 
     def _recorded(self, order: SampleOrder, count: int) -> None:
         """Roll a bad step back: its batch is the samples since the step before, and these."""
@@ -153,7 +159,7 @@ class Judge(Hook):
             "rank": self._world.rank(),
             "host": self._context.config.host,
             "epoch": -1 if order is None else order.epoch,
-            "samples": [] if order is None else order.present(),  # of the batch, as far as known
+            "samples": [] if order is None else order.present(whole_step=self.knows_steps),  # as far as known
             "used": len(self._bad_steps),
         }
         self._bad_steps.append(step)

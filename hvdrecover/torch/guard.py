@@ -72,6 +72,7 @@ class GradientWatch:
         self._optimizer = optimizer
         self._name_of = name_of
         self._judge = judge
+        judge.knows_steps = True
         # Sums of this rank's gradients that are not finite, or are still being computed; by parameter.
         self._suspects: dict[torch.Tensor, torch.Tensor] = {}
         # Horovod sends nothing in a job of one that is not elastic. Compressed gradients may overflow later.

@@ -37,6 +37,17 @@ def test_a_restored_cursor_at_the_end_yields_nothing_once(tail, done):
     assert len(order.begin()) == (3 if tail == "pad" else 2)
 
 
+def test_a_step_has_the_samples_of_all_batches_since_the_step_before():
+    order = SampleOrder(20, shuffle=False)
+    order.place(1, 2)
+    order.begin()
+    for stepped in (False, True, False):
+        order.stepped = stepped
+        order.record(2)
+    assert order.present() == [13, 15]
+    assert order.present(whole_step=True) == [9, 11, 13, 15]
+
+
 @pytest.mark.parametrize("names", [(2,), (0, 1, 2), (2, 0, 1)])
 def test_a_resumed_epoch_continues_if_it_is_the_highest_that_is_named(names):
     before = SampleOrder(10)
