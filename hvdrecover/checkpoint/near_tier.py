@@ -468,14 +468,16 @@ class NearTier:
             # Keep the commit before this one, in case this one is damaged. A commit with a later id belongs
             # to an earlier start of the job, whose generations may be higher than the next start's.
             others = {each: each.commit for each in self._buffers if each is not buffer and each.commit}
-            later = [each for each, commit in others.items() if commit >= snapshot.id]
-            earlier = [each for each in others if each not in later and each is not self._newest]
-            self._open(later, snapshot.layouts)
+            earlier = sorted(
+                (each for each, commit in others.items() if commit < snapshot.id),
+                key=lambda each: others[each],
+            )
+            self._open([each for each in others if each not in earlier], snapshot.layouts)
             buffer.seal(snapshot.id, manifest)
             buffer.snapshot = replace(snapshot, digests=digests)
             self._newest = buffer
             # Not before: a kill while a buffer is sealed anew leaves no usable commit in it.
-            self._open(earlier, snapshot.layouts)
+            self._open(earlier[:-1], snapshot.layouts)
         self._decided(None, snapshot.nbytes)
 
     def _open(self, buffers: Sequence[Buffer], layouts: Layouts) -> None:

@@ -147,7 +147,7 @@ class SampleOrder:
 
     def end(self) -> None:
         """Note that an iteration has handed out all of this rank's samples."""
-        self._handed_out = True
+        self._iterated = self._handed_out = True
 
     def _enter(self, epoch: int, passes: int) -> None:
         """Go to the beginning of a pass."""

@@ -164,11 +164,10 @@ class Progress(ResumedEpoch):
                 f"an epoch of fit has {steps} batches, and one of elastic_dataset {min(lengths)}, by which "
                 "it is resumed; leave steps_per_epoch out",
             )
-        kept = {id(each) for each in state._framework.attributes.values()}
-        optimizer = self.model.optimizer
-        own = {id(optimizer), id(getattr(optimizer, "inner_optimizer", None))}
-        given = getattr(state, "optimizer", None)
-        if id(self.model) in kept and isinstance(given, keras.optimizers.Optimizer) and not own & kept:
+        mine, compiled, optimizer = state._framework.attributes, state._fit.compiled, self.model.optimizer
+        if mine.get("optimizer") is optimizer:
+            state._fit.compiled = optimizer
+        elif compiled is not None and mine.get("optimizer") is compiled and mine.get("model") is self.model:
             raise ConfigError(
                 "state.optimizer",
                 "is not the model's: model.compile was called after the state was made. After it, call "
@@ -334,6 +333,7 @@ class FitState:
     def __init__(self, world: World) -> None:
         self.resumed: Record | None = None  # the state from which the present fit resumes
         self.stop = False  # whether a callback has stopped the training
+        self.compiled: Any = None  # the model's optimizer when the state was made, if the state has it
         self._world = world
         self._held: Record | None = None  # None if no fit has begun, or the last one has ended normally
         self._is_followed = False  # whether the present callbacks have the state

@@ -89,7 +89,9 @@ class TensorFlowFramework:
 
     def _is_in_a_component(self, attribute: str) -> bool:
         value = self.attributes.get(attribute)  # None: a part that the state adds
-        return value is None or isinstance(value, streams.PerRank) or self.is_component(value)
+        if value is None or isinstance(value, streams.PerRank) or hasattr(type(value), "variables"):
+            return True  # quickly: this is asked for each variable of a model
+        return self.is_component(value)
 
     def match(self, tensors: Sequence[Any], specs: Sequence[TensorSpec]) -> bool:
         return all(

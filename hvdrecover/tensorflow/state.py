@@ -170,6 +170,7 @@ class TensorFlowKerasState(TensorFlowState):
         optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         build_optimizer(optimizer, model)
         super().__init__(model=model, optimizer=optimizer, **attributes)
+        self._fit.compiled = getattr(model, "optimizer", None)
 
 
 def load(

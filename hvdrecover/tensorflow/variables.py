@@ -40,22 +40,24 @@ def variables_of(component: Any) -> list[Variable] | None:
     if isinstance(component, type):
         return None
     if isinstance(component, list | tuple | dict):
-        return list(_leaves(component)) or None if all(map(is_variable, _leaves(component))) else None
+        are_all = all(is_variable(leaf) for _, leaf in _leaves(component))
+        return [leaf for _, leaf in _leaves(component)] or None if are_all else None
     found = getattr(component, "variables", None)
     if isinstance(found, Sequence) and not isinstance(found, str) and all(map(is_variable, found)):
         return list(found)
     return None
 
 
-def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield what is in lists, tuples and dicts in each other; of a dict in the order of its keys' names."""
-    if type(value) is dict:
-        value = [value[key] for key in sorted(value, key=str)]
-    if type(value) in (list, tuple) and depth < 8:  # a list may contain itself
-        for each in value:
-            yield from _leaves(each, depth + 1)
+def _leaves(value: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield what is in lists, tuples and dicts in each other, with its path, in the order of dicts' keys."""
+    if not isinstance(value, list | tuple | dict) or len(path) > 8:  # a list may contain itself
+        yield path, value
+    elif isinstance(value, dict):
+        for key in sorted(value, key=str):
+            yield from _leaves(value[key], *path, str(key))
     else:
-        yield value
+        for number, each in enumerate(value):
+            yield from _leaves(each, *path, str(number))
 
 
 def is_seed(variable: Variable) -> bool:
@@ -63,11 +65,15 @@ def is_seed(variable: Variable) -> bool:
 
 
 def named(component: Any) -> dict[str, tf.Variable]:
-    """Return the variables that are training state, by Keras path or by name, each name once."""
+    """Return the variables that are training state, by Keras path, name or key, each name once."""
     found: dict[str, tf.Variable] = {}
-    for variable in variables_of(component) or []:
+    variables = variables_of(component) or []
+    paths = [path for path, _ in _leaves(component)] if isinstance(component, list | tuple | dict) else []
+    has_keys = isinstance(component, dict) or any(len(path) > 1 for path in paths)
+    names = list(map(".".join, paths)) if has_keys else list(map(name_of, variables))
+    for name, variable in zip(names, variables, strict=True):
         if not is_seed(variable):
-            name = unused = name_of(variable)
+            unused = name
             numbers = itertools.count(1)
             while unused in found:
                 unused = f"{name}_{next(numbers)}"

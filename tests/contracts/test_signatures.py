@@ -80,6 +80,12 @@ def test_each_name_that_is_ours_is_in_the_docs(ours: str) -> None:
     assert [name for name in replaced if f"`{name}`" not in page] == []
 
 
+@pytest.mark.parametrize("name", ["hvdrecover", "hvdrecover.discovery", *MODULES])
+def test_every_name_in_all_exists(name: str) -> None:
+    module = importlib.import_module(name)
+    assert [each for each in getattr(module, "__all__", ()) if not hasattr(module, each)] == []
+
+
 def public(holder: Any) -> list[str]:
     return [name for name in dir(holder) if not name.startswith("_")]
 

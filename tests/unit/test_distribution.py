@@ -7,13 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def build_extensions(folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -49,9 +47,3 @@ def test_the_c_parts_name_the_c_library_as_auditwheel_requires(tmp_path: Path) -
     for each in extensions:
         shown = subprocess.run(["readelf", "--dynamic", each], capture_output=True, text=True, check=True)
         assert re.search(r"NEEDED.*\[libc\.", shown.stdout)
-
-
-def test_all_storage_holds_the_extra_of_each_storage() -> None:
-    (all_storage,) = PROJECT["optional-dependencies"]["all-storage"]
-    assert all_storage == "hvdrecover[s3,sftp,azure,gcs]"
-    assert {"s3", "sftp", "azure", "gcs"} <= {*PROJECT["optional-dependencies"]}

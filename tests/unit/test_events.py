@@ -26,22 +26,6 @@ def test_without_a_guardian_rank_0_records_its_own(tmp_path):
     assert [event.whole("commit") for event in read(tmp_path)] == [0]
 
 
-def test_a_guardian_gets_what_was_emitted_before_its_process_is_killed(tmp_path):
-    ours, theirs = os.pipe2(os.O_NONBLOCK)
-    code = (
-        "import os, signal, sys\n"
-        "from hvdrecover.events import Events, Pipe\n"
-        f"log = Events(Pipe({theirs}).add, 'h')\n"
-        "for number in range(50): log.emit('commit', commit=number)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], pass_fds=[theirs], check=False)
-    lines = os.read(ours, 1 << 16).splitlines()
-    assert [json.loads(line)["commit"] for line in lines] == list(range(50))
-    os.close(ours)
-    os.close(theirs)
-
-
 def test_events_wait_for_a_guardian_that_does_not_read_and_training_does_not():
     ours, theirs = os.pipe2(os.O_NONBLOCK)
     log = Events(Pipe(theirs).add, "h")

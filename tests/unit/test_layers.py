@@ -183,25 +183,6 @@ def test_importing_the_package_imports_neither_a_framework_nor_horovod():
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def bound_in(module):
-    """Names that a module defines or imports at its top level."""
-    for node in tree(module).body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from (alias.asname or alias.name for alias in node.names)
-        elif isinstance(node, ast.Assign):
-            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
-        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
-            yield node.name
-
-
-def test_every_name_in_all_exists():
-    """Ruff looks for that as well, but not in packages."""
-    for module in MODULES:
-        for node in tree(module).body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-                assert set(ast.literal_eval(node.value)) <= {*bound_in(module)}, module
-
-
 # Names that users know from Horovod stand for the class with our defaults, beside the drop-in one.
 HOROVODS = {"State", "TorchState", "TensorFlowState", "TensorFlowKerasState", "BestModelCheckpoint"}
 

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.jobs import launchers, peers_training
+from benchmarks.jobs import launchers
 from benchmarks.jobs.peers import environment
 from benchmarks.topics import peers
-
-FOLDER = Path(peers_training.__file__).parent / "peers"
 
 
 def test_each_peer_is_named_with_the_version_that_is_installed() -> None:

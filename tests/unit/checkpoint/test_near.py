@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,25 @@ def test_a_commit_that_is_sealed_again_stays_the_newest(process: Process) -> Non
     assert (newest := process.tier.newest()) is not None and newest.id == snapshot.id
 
 
+def test_a_sealed_commit_that_is_to_be_sealed_again_outlives_the_next_offer(process: Process) -> None:
+    snapshot = process.commit(1)
+    assert snapshot is not None
+    with process.tier._changed:  # the tier's thread is busy
+        process.tier.seal(replace(snapshot, id=CommitId(2, 2)))
+        process.commit(3)
+    assert process.names() == ["g0002-c00000001", "g0002-c00000003"]
+
+
+def test_a_kill_in_a_seal_spares_the_commit_before(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    process.commit(1)
+    snapshot = process.commit(2)
+    assert snapshot is not None
+    monkeypatch.delattr(near_tier.Buffer, "seal")
+    process.tier.seal(replace(snapshot, id=CommitId(2, 3)))
+    process.settle()
+    assert process.names()[0] == "g0002-c00000001"
+
+
 def test_a_state_that_grows_gets_memory_of_its_new_size(process: Process) -> None:
     process.commit(1, size=10)
     for number in range(2, 6):
@@ -226,6 +246,13 @@ def kept(path: Path) -> Path:
     near_tier.make(path, "file:///root")
     (path / "data").write_bytes(b"x" * 5000)
     return path
+
+
+def test_a_folder_has_one_name_however_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/tmp")
+    ways = ["~/r", "file:~/r", "/tmp/r", "file:/tmp/r", "local:/tmp/r", "file:///tmp/r"]
+    assert {near_tier.named(each) for each in ways} == {"file:///tmp/r"}
+    assert near_tier.base("~/near") == near_tier.base("/tmp/near")
 
 
 def test_a_near_root_is_private_and_says_whose_it_is(tmp_path: Path, kept: Path) -> None:

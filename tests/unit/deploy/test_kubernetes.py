@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import socket
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,30 +176,3 @@ def test_metrics_are_those_of_the_job() -> None:
     assert arguments.folder == Path(events["value"])
     assert arguments.watch
     assert arguments.prometheus[1] == metrics["ports"][0]["containerPort"]
-
-
-def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's instructions, and what follows each."""
-    lines = (line for line in (FOLDER / "Dockerfile").read_text().splitlines() if not line.startswith("#"))
-    text = "\n".join(lines).replace("\\\n", " ")
-    words: list[Any] = [line.split(maxsplit=1) for line in text.splitlines() if line]
-    return [(name, " ".join(rest.split())) for name, rest in words]
-
-
-def test_the_image_is_of_files_extras_and_programs_that_exist() -> None:
-    by_name: dict[str, list[str]] = {}
-    for name, rest in instructions():
-        by_name.setdefault(name, []).append(rest)
-    for paths in by_name["COPY"]:
-        assert all((FOLDER.parents[1] / path).exists() for path in paths.split()[:-1])
-    (extras,) = re.findall(r"/src\[([a-z0-9,]+)\]", " ".join(by_name["RUN"]))
-    project = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())["project"]
-    assert {*extras.split(",")} <= {*project["optional-dependencies"]}
-    assert "kubernetes" in extras.split(",")
-    assert by_name["ENTRYPOINT"] == ['["tini", "--"]']
-    installed = {
-        word for command in by_name["RUN"] if "apt-get install" in command for word in command.split()
-    }
-    assert {"openssh-server", "openssh-client", "tini", "procps"} <= installed
-    stages = [rest.rpartition(" AS ")[2] for rest in by_name["FROM"]]
-    assert stages == ["cpu", "cuda", "${DEVICE}"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.commands import call
 from tests.unit.launch.children import until
 
 Discover = Callable[..., subprocess.CompletedProcess[str]]
@@ -20,23 +21,12 @@ NO_CHECKS = "--no-ssh-check"
 
 
 @pytest.fixture
-def discover(tmp_path: Path) -> Discover:
-    """Call the command."""
-
-    def discover(
-        *words: str | Path, cwd: Path | None = None, **environ: str
-    ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "hvdrecover", "discover", *map(str, words)],
-            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "200", **environ},
-            cwd=cwd or tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    return discover
+def discover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Discover:
+    """Call the command in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *words, **environ: call("discover", *words, environ=environ)
 
 
 def test_a_first_answer_that_fails_says_why(discover: Discover, tmp_path: Path) -> None:
@@ -87,8 +77,7 @@ def test_a_source_that_hangs_does_not_hold_up_the_answer(discover: Discover, tmp
 def test_many_calls_at_once_ask_once(discover: Discover, tmp_path: Path) -> None:
     program = hanging(tmp_path)
     command = [sys.executable, "-m", "hvdrecover", "discover", "command", NO_CHECKS, str(program)]
-    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    calls = [subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    calls = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(8)]
     assert [call.communicate(timeout=60)[0] for call in calls] == ["a:4\n"] * 8
     assert len((tmp_path / "calls").read_text()) < 8
 

@@ -20,7 +20,7 @@ from horovod.runner.http.http_server import RendezvousServer
 SLOTS = 2
 REMOVED = -1  # the rank of who has no place
 HANGS = 20.0  # seconds, far more than anything here takes
-NOT_FOUND, GONE = 404, 410
+GONE = 410
 
 
 class Call(threading.Thread):

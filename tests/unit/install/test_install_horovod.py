@@ -236,15 +236,6 @@ def test_the_page_lists_all_packages_of_an_installation_without_a_network() -> N
     assert "horovod.TOOLS" in page
 
 
-def test_each_build_tool_has_a_version_and_hashes_and_what_horovod_needs_is_among_them() -> None:
-    pinned = re.findall(
-        r"^([a-z0-9]+)==\S+.*((?:\n +--hash=sha256:[0-9a-f]{64}.*)+)", horovod.TOOLS.read_text(), re.M
-    )
-    assert {"cmake", "setuptools", "wheel", "cffi", "cloudpickle", "packaging", "psutil", "pyyaml"} <= {
-        name for name, _ in pinned
-    }
-
-
 def test_the_extras_let_the_pins_in_and_replace_no_tensorflow_by_another() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = (ROOT / "scripts" / "requirements.txt").read_text().splitlines()

@@ -13,17 +13,19 @@ from hvdrecover.checkpoint import Checkpoint, CommitId
 from hvdrecover.checkpoint.root import read_commit
 from hvdrecover.checkpoint.storage import ATTEMPTS
 from hvdrecover.errors import DurableAgeError, FlushTimeoutError, StateError
+from hvdrecover.heartbeat import Page
 from hvdrecover.machine import Available
+from hvdrecover.state.hooks import Hook
 from hvdrecover.state.state import State
 from tests.fakes.framework import FakeModel
 from tests.fakes.root import FakeRoot, FakeRoots
 from tests.fakes.world import HANG_SECONDS
-from tests.unit.state.jobs import URL, Process
+from tests.unit.state.jobs import URL, Process, on_ranks
 
 
-def begun(process: Process) -> State:
+def begun(process: Process, *hooks: Hook) -> State:
     """A state with one weight after its rendezvous, which writes to the root."""
-    state = process.state(URL, model=FakeModel(w=[0.0]))
+    state = process.state(URL, hooks=hooks, model=FakeModel(w=[0.0]))
     state.sync()
     return state
 
@@ -102,6 +104,25 @@ def test_a_commit_for_which_there_is_no_memory_is_an_error_that_says_so(process:
         state.commit()
     state._session.memory.room = lambda: None
     state.commit()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_all_ranks_pause_for_a_commit_in_which_rank_0_may_wait(durable: bool, page: Page) -> None:
+    def body(process: Process) -> list[int]:
+        class Looking(Hook):
+            def begins(self) -> None:
+                process.world.allgather([1], "all have begun")
+                seen.append(page.pauses)
+                process.world.allgather([1], "all have looked")
+
+        seen: list[int] = []
+        state = begun(process, Looking())
+        state._session.memory.room = lambda: None if durable else Available(0, limited=False)
+        state.commit()
+        state.commit(durable)
+        return seen
+
+    assert on_ranks(2, body) == [[0, 2]] * 2
 
 
 def test_a_storage_that_is_away_when_a_job_starts_is_tried_again(process: Process, root: FakeRoot) -> None:

@@ -86,6 +86,24 @@ def test_a_root_that_was_emptied_or_unmounted_costs_no_near_commit(near: Path, r
     assert [began[0] for began in job(near, 0)] == [0, 0]
 
 
+@pytest.mark.parametrize("damaged", ["g0001-c00000005", "g"], ids=["the newest", "all"])
+def test_a_near_commit_is_used_if_newer_ones_are_damaged(near: Path, roots: FakeRoots, damaged: str) -> None:
+    def body(process: Process) -> None:
+        state = made(process, near)
+        state.sync()
+        for steps in (3, 2):
+            train(state, steps)
+            state.flush()
+        dies(state)
+
+    on_ranks(2, body)
+    unseal(near, CommitId(1, 5))
+    for path, data in roots[URL].files.items():
+        if path.startswith(damaged) and path.endswith("model.safetensors"):
+            roots[URL].files[path] = data[:-1] + bytes([data[-1] ^ 0x80])
+    assert [began[0] for began in job(near, 0)] == [4, 4]
+
+
 def replaced(process: Process, near: Path, lost: int, leaves: Callable[[CommitId], object]) -> State:
     """Train four steps, lose a rank, which ``leaves`` something, and meet the process in its place."""
     state = made(process, near)

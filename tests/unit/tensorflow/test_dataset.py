@@ -58,7 +58,9 @@ def test_it_can_be_used_inside_a_function_and_transformed_further() -> None:
         return found
 
     assert int(total()) == sum(range(LENGTH))
-    assert [int(tf.reduce_sum(batch)) for batch in data.map(lambda each: each["it"]).take(2)] == [6, 22]
+    mapped = data.map(lambda each: each["it"])
+    assert [int(tf.reduce_sum(batch)) for batch in mapped.take(2)] == [6, 22]
+    assert int(mapped.prefetch(2).map(tf.identity).cardinality()) == len(data) == 6
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,33 @@ def test_several_steps_in_one_execution_are_all_counted(tmp_path: Path) -> None:
     assert state.data.order.done == SAMPLES
 
 
+def test_weights_of_classes_add_no_step() -> None:
+    state = a_state()
+    fit(state, epochs=3, class_weight={0: 1.0, 1: 2.0})
+    assert int(state.optimizer.iterations) == 3 * SAMPLES // BATCH
+
+
+class Largest(keras.metrics.Mean):  # type: ignore[misc]
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.total.assign(tf.maximum(self.total, tf.reduce_max(y_pred)))
+        self.count.assign(1.0)
+
+
+def test_after_a_fault_in_an_epoch_each_batch_tells_of_the_same_metrics() -> None:
+    def told_by(state: Any, *interrupt: Any) -> Any:
+        told: dict[int, Any] = {}
+        note = keras.callbacks.LambdaCallback()
+        note.on_train_batch_end = lambda batch, logs=None: told.update({state.batch: dict(logs)})
+        return told, fit(state, note, *interrupt, epochs=1).history
+
+    undisturbed, state = a_state(metrics=["accuracy", Largest()]), a_state(metrics=["accuracy", Largest()])
+    expected, history = told_by(undisturbed)
+    with pytest.raises(InterruptionError):
+        told_by(state, Interrupt(state, 0, 7))
+    state.restore()
+    assert told_by(state) == ({batch: expected[batch] for batch in range(6, 11)}, history)
+
+
 def fit_with_a_rate_for_each_batch(state: Any, *extra: Any) -> None:
     schedule = LearningRateScheduleCallback(0.1, lambda epoch: 1 + epoch, staircase=False)
     fit(state, schedule, *extra, epochs=2)
@@ -271,6 +298,17 @@ def test_a_fit_that_would_undo_a_recovery_is_refused(
     state.epoch, used = epoch, [*callbacks, *recover.fit_callbacks(state)]
     with pytest.raises(ConfigError, match=f"^{name}"):
         state.model.fit(state.data, callbacks=used, verbose=0, **options)
+
+
+def test_an_optimizer_of_a_later_compile_is_refused_until_the_state_has_it() -> None:
+    state = a_state()
+    state.model.compile(recover.DistributedOptimizer(keras.optimizers.Adam(0.1)), state.model.loss)
+    with pytest.raises(ConfigError, match=r"^state\.optimizer: .*state\.optimizer = model\.optimizer"):
+        fit(state, epochs=1)
+    state.model.optimizer.build(state.model.trainable_variables)
+    state.optimizer = state.model.optimizer
+    fit(state, epochs=1)
+    assert int(state.optimizer.iterations) == SAMPLES // BATCH
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import hvdrecover.tensorflow as recover
-from hvdrecover.errors import ConfigError
+from hvdrecover.errors import ConfigError, UnsupportedTensorError
 from hvdrecover.tensorflow.variables import mean_the_same
 from tests.unit.tensorflow.jobs import content, network, train_one_step
 
@@ -40,6 +41,29 @@ def test_variables_of_both_kinds_objects_and_tensors_are_rolled_back() -> None:
     assert [variable.numpy().tolist() for variable in variables] == [[1.0, 2.0], [3.0], 4]
     assert (module.weight.numpy().tolist(), float(state.single)) == ([6.0], 7.0)
     assert (state.batch, state.history, state.tensor.numpy().tolist()) == (0, [], [5.0])
+
+
+def test_variables_in_dicts_and_nested_lists_are_rolled_back_in_place() -> None:
+    first, second, third, last = variables = [tf.Variable(float(number)) for number in range(4)]
+    state = recover.TensorFlowState(flat={"b": last, "a": [third]}, nested=[[first], ({"c": second},)])
+    state.sync()
+    for variable in variables:
+        variable.assign(9.0)
+    state.restore()
+    assert [float(variable) for variable in variables] == [0.0, 1.0, 2.0, 3.0]
+    found = [state.nested[0][0], state.nested[1][0]["c"], state.flat["a"][0], state.flat["b"]]
+    assert all(mine is kept for mine, kept in zip(variables, found, strict=True))
+
+
+@dataclass
+class Average:
+    weight: Any
+
+
+@pytest.mark.parametrize("mix", [lambda each: [each, 1.0], lambda each: {"a": [each], "b": ""}, Average])
+def test_a_variable_among_other_values_is_refused(mix: Any) -> None:
+    with pytest.raises(UnsupportedTensorError, match=r"^state\.mixed\.\S+: .*among other values"):
+        recover.TensorFlowState(mixed=mix(tf.Variable(1.0))).commit()
 
 
 def test_dropout_has_another_seed_after_each_commit_and_the_same_after_a_restore() -> None:

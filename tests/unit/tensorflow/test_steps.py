@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework.config import disable_op_determinism
 
 import hvdrecover.tensorflow as recover
 from tests.integration.scalars import Run, read
@@ -51,6 +52,14 @@ def by_step(values: list[float]) -> dict[int, Any]:
     return {step: pytest.approx(value, rel=1e-4) for step, value in enumerate(values, 1)}
 
 
+@pytest.fixture(params=[False, True], ids=["usual", "op determinism"])
+def determinism(request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(disable_op_determinism)
+    if request.param:
+        tf.config.experimental.enable_op_determinism()
+
+
+@pytest.mark.usefixtures("determinism")
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_fit_tells_of_each_batch(tmp_path: Path, eagerly: bool) -> None:
     state = a_state(tmp_path, run_eagerly=eagerly)

@@ -155,6 +155,17 @@ def test_missing_gradients_are_counted_by_name(
     assert missing.steps == {"model.1.bias": 3, "model.1.weight": 3}
 
 
+@pytest.mark.usefixtures("elastic")
+def test_a_layer_that_is_frozen_after_training_keeps_its_weights() -> None:
+    model = network()
+    optimizer = wrapped(model, momentum=0.9, groups=2)
+    guarded(model, optimizer)
+    a_step(model, optimizer)
+    before = values(model[0].requires_grad_(False))
+    a_step(model, optimizer)
+    assert all(map(torch.equal, before, values(model[0])))
+
+
 # -- numbers that are finite, compiled and by torch ----------------------------------------------------------
 
 

@@ -185,6 +185,16 @@ def test_each_step_has_its_norm_and_times_also_one_that_the_guard_skips(tmp_path
     assert run.steps["seconds/step"] == run.steps["seconds/allreduce_wait"] == [1, 2, 3]
 
 
+def test_complex_gradients_have_a_norm(tmp_path: Path) -> None:
+    model = torch.nn.ParameterList([torch.ones(1, dtype=torch.complex64)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = joined(model=model, optimizer=optimizer, tensorboard=str(tmp_path))
+    (model[0] * (3 + 4j)).real.sum().backward()
+    optimizer.step()
+    state.finish()
+    assert read(tmp_path / "rank-0").scalars["norm/averaged_gradient"] == {1: 5.0}
+
+
 def test_the_loss_keeps_no_graph_and_is_not_changed_later() -> None:
     loss = torch.ones((), requires_grad=True) * 2
     kept = as_numbers(TorchFramework(), {"loss": loss})["loss"]

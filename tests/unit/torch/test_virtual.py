@@ -204,6 +204,14 @@ def test_who_reads_them_does_not_matter(workers: int) -> None:
     assert batches(1, 3, skip=2) == [{rank: each[rank] for rank in (1, 3)} for each in expected[2:]]
 
 
+def test_each_pass_has_the_same_number_of_steps_also_without_set_epoch() -> None:
+    sampler = recover.ElasticSampler(Noisy())
+    state = joined(model=network(), sampler=sampler, virtual_ranks=2)
+    loader = DataLoader(Noisy(), batch_size=4, sampler=sampler, drop_last=True)
+    passes = [[len(list(step)) for step in state.steps(loader)] for _ in range(3)]
+    assert passes == [[2, 2, 2]] * 3
+
+
 def own_batches(sampler: ElasticSampler) -> Any:
     class Own(BatchSampler):
         pass

@@ -144,6 +144,12 @@ def test_the_number_of_processes_and_their_shares_do_not_matter(
     assert results(processes, policy=policy) == expected
 
 
+def test_shares_that_change_as_an_epoch_ends_leave_no_empty_pass(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    results(2, policy="by-speed")
+    assert "2 processes, 1 of them spare: 4 + 0" in caplog.text and "is empty" not in caplog.text
+
+
 @pytest.mark.parametrize("replacement", ["none", "in_place"])
 @pytest.mark.parametrize("action", ["kill", "kill_after"])
 @pytest.mark.parametrize("processes", [2, 3])
@@ -177,6 +183,17 @@ def test_a_commit_of_another_number_of_virtual_ranks_is_refused() -> None:
     (outcome,) = FakeJob(Script("fake://of-four", size=2), 1).run()
     assert isinstance(outcome.error, ConfigError)
     assert re.search("^virtual_ranks: .* has 4, .* 2.* virtual_ranks=4", str(outcome.error))
+
+
+def test_a_commit_of_virtual_ranks_is_refused_by_a_state_without() -> None:
+    def body(process: Process) -> None:
+        for ranks in (virtual(Carrier(process.world)), None):
+            state = process.state("fake://of-four", virtual=ranks, model=FakeModel(w=[0.0]))
+            state.sync()
+            state.flush()
+
+    with pytest.raises(ConfigError, match=r"^virtual_ranks: .* has 4, .* none.* virtual_ranks=4"):
+        on_ranks(1, body)
 
 
 def loop(process: Process, body: Any) -> None:
