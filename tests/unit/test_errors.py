@@ -1,4 +1,3 @@
-import ast
 import inspect
 import pickle
 import re
@@ -81,31 +80,3 @@ def test_what_an_error_says_when_it_is_raised_stands_in_the_golden_file(fail):
     with pytest.raises(HvdrecoverError) as caught:
         fail()
     assert sentences.stands(caught.value)
-
-
-def runs_of_words(text, length=5):
-    for part in re.split(r"[^a-zA-Z' -]+", text):
-        words = part.split()
-        yield from (" ".join(words[at : at + length]) for at in range(len(words) - length + 1))
-
-
-def strings(path):
-    """The texts of a file of tests, but for what is said about its modules, classes and functions."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
-    said = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    texts = (node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
-    yield from ((text.lineno, text.value) for text in texts if id(text) not in said)
-
-
-def test_no_test_repeats_a_sentence():
-    """Each stands once, in the golden file; tests tell errors by their classes and facts."""
-    sentence = {run for each in sentences.sentences() for run in runs_of_words(sentences.words(each.text))}
-    tests = Path(__file__).parents[1]
-    repeated = [
-        f"{path.relative_to(tests)}:{line}: {run}"
-        for path in sorted(tests.rglob("*.py"))
-        for line, text in strings(path)
-        for run in runs_of_words(text)
-        if run in sentence
-    ]
-    assert repeated == []

@@ -181,18 +181,3 @@ def test_importing_the_package_imports_neither_a_framework_nor_horovod():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
-# Names that users know from Horovod stand for the class with our defaults, beside the drop-in one.
-HOROVODS = {"State", "TorchState", "TensorFlowState", "TensorFlowKerasState", "BestModelCheckpoint"}
-
-
-def test_no_two_classes_of_a_layer_have_the_same_name() -> None:
-    homes: dict[tuple[str, str], list[str]] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        module = path.relative_to(PACKAGE)
-        layer = {"keras": "tensorflow"}.get(module.parts[0], module.parts[0])
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and node.name not in HOROVODS:
-                homes.setdefault((layer, node.name), []).append(str(module))
-    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}

@@ -1,4 +1,4 @@
-"""The README is right: its diff, numbers and links; and its commands and those of ``docs`` can be parsed."""
+"""The README's diff applies; its commands and those of ``docs`` can be parsed, and their examples work."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import pytest
 
 from hvdrecover import cli
 from hvdrecover.cli import discovering
-from hvdrecover.discovery import sources
-from hvdrecover.install.edits import EDITS
-from hvdrecover.install.environment import HOROVOD_VERSION
+from hvdrecover.discovery import Host, sources
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -33,10 +31,6 @@ def test_the_diff_applies_and_changes_the_import_line(tmp_path: Path) -> None:
     after = (tmp_path / path).read_text().splitlines()
     changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
     assert changed == [LINES]
-
-
-def test_it_counts_the_edits_of_horovods_source() -> None:
-    assert f"Horovod {HOROVOD_VERSION} with {len(EDITS)} edits of its source" in README
 
 
 @pytest.fixture(autouse=True)
@@ -95,3 +89,15 @@ def test_each_command_is_shown_somewhere() -> None:
     shown = [arguments_of(line) for page in PAGES for line in typed((ROOT / page).read_text())]
     known = {name for names in cli.GROUPS.values() for name in names}
     assert known <= {argv[0] for argv in shown if argv}
+
+
+def test_the_example_of_a_source_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's command line names the source, too."""
+    page = (ROOT / "docs" / "discovery.md").read_text()
+    (module,) = re.findall(r"^```python\n(# my_cluster\.py\n.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "my_cluster.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sources.OURS, "rack", "my_cluster:rack")
+    (words,) = re.findall(r'--discover "(rack [^"]*)"', page)
+    source, _ = discovering.parse(discovering.request(words, []))
+    assert source({}, 5.0) == [Host("rack7-a", 4), Host("rack7-b", 4)]

@@ -163,16 +163,3 @@ def test_leave_host_ends_guardians_and_waits_for_them(tmp_path: Path) -> None:
         f"module {PREEMPTED}",
         f"script {PREEMPTED}",
     ]
-
-
-def test_metrics_are_those_of_the_job() -> None:
-    job = plain_job().launcher
-    (metrics,) = job["spec"]["initContainers"]
-    assert metrics["image"] == container(job)["image"]
-    program, *words = metrics["args"]
-    assert program == "hvdrecover"
-    arguments = cli.parsed(words)
-    (events,) = container(job)["env"]
-    assert arguments.folder == Path(events["value"])
-    assert arguments.watch
-    assert arguments.prometheus[1] == metrics["ports"][0]["containerPort"]

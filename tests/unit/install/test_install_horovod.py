@@ -6,7 +6,6 @@ import ensurepip
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -26,7 +25,7 @@ from hvdrecover.errors import InstallError
 from hvdrecover.install import environment, horovod
 from hvdrecover.install.edits import EDITS
 from hvdrecover.install.environment import HOROVOD_VERSION, label_of
-from hvdrecover.install.horovod import MPI_REQUIREMENTS, Runner, explain
+from hvdrecover.install.horovod import Runner, explain
 
 
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
@@ -226,14 +225,6 @@ def test_any_other_answer_is_an_error(facts: dict[str, object], complaint: str) 
     lines = ["noise\n", json.dumps(facts) + "\n", "more noise\n"]
     with pytest.raises(InstallError, match=complaint):
         horovod.check_answer("horovod.torch", lines, {"version": "1+x", "gloo": True, "mpi": False})
-
-
-def test_the_page_lists_all_packages_of_an_installation_without_a_network() -> None:
-    page = (ROOT / "docs" / "compatibility.md").read_text()
-    commands = [shlex.split(line) for line in page.splitlines() if line.startswith("$ pip download")]
-    named = {word for command in commands for word in command}
-    assert {f"horovod=={HOROVOD_VERSION}", *MPI_REQUIREMENTS} <= named
-    assert "horovod.TOOLS" in page
 
 
 def test_the_extras_let_the_pins_in_and_replace_no_tensorflow_by_another() -> None:

@@ -7,14 +7,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from horovod.runner.elastic.discovery import HostDiscoveryScript
 from horovod.runner.launch import parse_args
 
 from hvdrecover.errors import ConfigError, HostListError
-from hvdrecover.launch import horovodrun
 from hvdrecover.launch.horovodrun import Options, arguments, ask_by_shell, hosts, settings
 from tests.unit.launch.children import environment
 
@@ -67,18 +65,6 @@ def test_one_host_that_is_this_one_needs_the_loopback_interface(
     named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert list(understood(Options(2, hosts=named), monkeypatch).nics) == ["lo"]
-
-
-def test_a_host_that_others_may_join_is_reached_at_the_address_of_its_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, interface in ("localhost", "lo"), ("node1", "eth0"):
-        monkeypatch.setattr(horovodrun, "is_local", lambda name: True)
-        monkeypatch.setattr(horovodrun, "source_towards", {"localhost": "127.0.0.1", "node1": "10.0.0.1"}.get)
-        found = [("lo", "127.0.0.1"), ("eth0", "10.0.0.1")]
-        addresses = {name: [SimpleNamespace(address=address)] for name, address in found}
-        monkeypatch.setattr("psutil.net_if_addrs", lambda found=addresses: found)
-        assert list(understood(Options(2, discovery=f"echo {name}:2"), monkeypatch).nics) == [interface]
 
 
 def test_a_hostfile_names_the_hosts_and_an_empty_one_is_an_error(tmp_path: Path) -> None:
