@@ -476,7 +476,7 @@ class NearTier:
             buffer.seal(snapshot.id, manifest)
             buffer.snapshot = replace(snapshot, digests=digests)
             self._newest = buffer
-            # Not before: a kill while a buffer is sealed anew leaves no usable commit in it.
+            # Not before: a buffer holds no usable commit while it is sealed again, and a kill may come then.
             self._open(earlier[:-1], snapshot.layouts)
         self._decided(None, snapshot.nbytes)
 

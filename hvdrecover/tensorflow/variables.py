@@ -49,7 +49,7 @@ def variables_of(component: Any) -> list[Variable] | None:
 
 
 def _leaves(value: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield what is in lists, tuples and dicts in each other, with its path, in the order of dicts' keys."""
+    """Yield the leaves of nested lists, tuples and dicts, with paths; of dicts in the order of their keys."""
     if not isinstance(value, list | tuple | dict) or len(path) > 8:  # a list may contain itself
         yield path, value
     elif isinstance(value, dict):

@@ -221,7 +221,7 @@ def _synchronize(self: Any) -> None:
         self.virtual_gradients.require_finished()
         return
     steps = steps_of(self)
-    if hasattr(self, "_later_hooks"):  # first, as the guard leaves alone what is not enlisted
+    if hasattr(self, "_later_hooks"):  # first, as the guard ignores parameters that are not enlisted
         self._requires_update.clear()
         for each in parameters_of(self):
             if each.requires_grad:
