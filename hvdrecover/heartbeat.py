@@ -178,12 +178,13 @@ def heartbeat() -> None:
         >>> for chunk in range(3):  # of a long evaluation
         ...     recover.heartbeat()
     """
-    _progressed()
+    progressed()
     if _at_progress:
         _run(_at_progress)
 
 
-def _progressed() -> None:
+def progressed() -> None:
+    """Note progress that is not a step: it calls no function that waits for one."""
     global _beginning
     now = time.monotonic()
     gap, page.stamp = now - page.stamp, now
@@ -209,7 +210,7 @@ def recorded() -> None:
 
 def committed(generation: int, commit: int, changed: int) -> None:
     """Note a commit. It does not count as a step, as a script may commit before its first step."""
-    _progressed()
+    progressed()
     page.stand_at(generation, commit, changed)
     page.commits += 1
     if page.phase == Phase.BEGINNING:

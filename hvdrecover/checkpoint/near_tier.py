@@ -353,6 +353,10 @@ class NearTier:
                     self._waiting = buffer
                     self._changed.notify_all()
 
+    @property
+    def has_memory(self) -> bool:
+        return not self._refused
+
     def newest(self) -> Snapshot | None:
         """Return the newest commit that is sealed, if this process has made it."""
         newest = self._newest  # the tier's thread may change it meanwhile

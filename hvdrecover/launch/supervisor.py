@@ -34,7 +34,7 @@ from hvdrecover import machine
 from hvdrecover.checkpoint import redact
 from hvdrecover.config import PREEMPTED, Config
 from hvdrecover.discovery import selection
-from hvdrecover.errors import HostListError, LaunchError
+from hvdrecover.errors import ConfigError, DiscoveryError, LaunchError
 from hvdrecover.events import Events, Record
 from hvdrecover.launch import ends, horovodrun, presence, processes, ssh, waits
 from hvdrecover.launch.ends import FIRST_ERROR, Attempt, Outcome
@@ -73,6 +73,8 @@ class Supervisor:
         assert config.events is not None
         self._command = list(command)
         self._redacted = list(map(redact, command))
+        if not (options.hosts or options.hostfile or options.discovery or options.mpi):
+            options = replace(options, hosts=f"localhost:{options.processes}")
         self._options = options
         self._ranks, self._least = options.processes, options.least or options.processes
         self._environ = environ  # on top of this process's own environment
@@ -165,8 +167,9 @@ class Supervisor:
             self._pause(outcome.pause)
             # Horovod's `-np` is how many processes it waits for; it starts one in each slot that it finds.
             if self._least < self._ranks:
-                with contextlib.suppress(HostListError):
-                    arguments = self._arguments(replace(self._options, processes=self._least))
+                bounded = Bounded(waits.DISCOVERY)
+                with contextlib.suppress(ConfigError, DiscoveryError, OSError):  # then as before
+                    arguments = bounded(self._arguments, replace(self._options, processes=self._least))
 
     def _pause(self, seconds: float) -> None:
         until = self._clock.monotonic() + seconds

@@ -127,11 +127,12 @@ def commit(session: Session, *, durable: bool) -> None:
     # Rank 0 may wait for a write under way, and the others for rank 0, for as long as the storage takes.
     waits = durable or session.durable.may_wait
     if waits:
-        heartbeat.heartbeat()  # inside, no progress is seen
+        heartbeat.progressed()  # inside, no progress is seen
     with paused() if waits else nullcontext():
         _commit(session, durable=durable)
     if durable:
-        heartbeat.heartbeat()  # all ranks have voted after the wait, so none waits for another any more
+        heartbeat.progressed()  # all ranks have voted after the wait, so none waits for another any more
+        limit_waits(session.context.world)
 
 
 def _commit(session: Session, *, durable: bool) -> None:

@@ -433,11 +433,13 @@ class DurableSide(Hook):
 
     def numbers(self, moment: Moment) -> Sequence[int]:
         self._failure = self._verdict()
-        waits = self._writer is not None and self._memory.is_short()
+        asks = self._writer is not None and moment.kind == "commit" and heartbeat.watched()
+        waits = asks and self._memory.is_short()
         return [0 if self._failure is None else error_kinds.number(self._failure), int(waits)]
 
     def verdict(self, moment: Moment, table: Table) -> BaseException | None:
-        self.may_wait = bool(table[:, 1].any())
+        if moment.kind == "commit":
+            self.may_wait = bool(table[:, 1].any())
         # Only rank 0 learns of a failure. If it left alone, the others would count it as lost and continue.
         if self._failure is not None:
             return self._failure

@@ -189,8 +189,10 @@ def paused() -> Iterator[None]:
     """
     with heartbeat.paused():
         limit_waits()
-        yield
-    heartbeat.at_progress(limit_waits)
+        try:
+            yield
+        finally:
+            heartbeat.at_progress(limit_waits)
 
 
 def rendezvous_alone(hvd: Any) -> None:

@@ -169,10 +169,10 @@ class Memory:
 
     def is_short(self) -> bool:
         """Return whether a commit during the write of the newest one may have to wait for memory."""
-        newest = self.newest
-        need = 0 if newest is None else sum(layout.nbytes for layout in newest.layouts.values())
-        left = self.room() if need and self.arenas.near is None else None
-        return self._has_waited or (left is not None and need > left.nbytes)
+        if self.newest is None or self.arenas.have_another(self.newest.layouts):
+            return False
+        left = self.room()
+        return left is not None and left.nbytes < sum(each.nbytes for each in self.newest.layouts.values())
 
     def is_at_commit(self) -> bool:
         """Return whether no sampler has moved since the newest commit."""
@@ -241,6 +241,13 @@ class Arenas:
                 break
         fitting = {name: arena for name, arena in found.items() if layouts.get(name) == arena.layout}
         return fitting, sum(layout.nbytes for name, layout in layouts.items() if name not in fitting)
+
+    def have_another(self, layouts: Mapping[str, Layout]) -> bool:
+        """Return whether a commit of these layouts needs no new memory while another one is written."""
+        if self.near is not None and self.near.has_memory:
+            return True
+        fitting = [{name: arena.layout for name, arena in each.items()} == layouts for each in self._private]
+        return sum(fitting) > 1
 
     def hold(self, newest: Mapping[str, Arena], *, alone: bool = False) -> None:
         """Note the arenas of the newest commit; with ``alone``, free the memory of earlier commits."""

@@ -170,8 +170,8 @@ class Progress(ResumedEpoch):
         elif compiled is not None and mine.get("optimizer") is compiled and mine.get("model") is self.model:
             raise ConfigError(
                 "state.optimizer",
-                "is not the model's: model.compile was called after the state was made. After it, call "
-                "model.optimizer.build(model.trainable_variables), and set state.optimizer = model.optimizer",
+                "is not the model's: model.compile was given another optimizer after the state was made, and "
+                "commits lack that one; pass it the state's, as model.compile(state.optimizer, loss)",
             )
         for data in state._datasets:
             data.order.batch_size = data.batch_size * int(getattr(self.model, "steps_per_execution", 1) or 1)

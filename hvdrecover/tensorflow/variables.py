@@ -40,6 +40,9 @@ def variables_of(component: Any) -> list[Variable] | None:
     if isinstance(component, type):
         return None
     if isinstance(component, list | tuple | dict):
+        first = next(iter(component.values() if isinstance(component, dict) else component), None)
+        if not is_variable(first) and not isinstance(first, list | tuple | dict):
+            return None  # quickly: each commit asks for each attribute
         are_all = all(is_variable(leaf) for _, leaf in _leaves(component))
         return [leaf for _, leaf in _leaves(component)] or None if are_all else None
     found = getattr(component, "variables", None)
@@ -50,7 +53,7 @@ def variables_of(component: Any) -> list[Variable] | None:
 
 def _leaves(value: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the leaves of nested lists, tuples and dicts, with paths; of dicts in the order of their keys."""
-    if not isinstance(value, list | tuple | dict) or len(path) > 8:  # a list may contain itself
+    if not isinstance(value, list | tuple | dict) or not value or len(path) > 8:  # a list may contain itself
         yield path, value
     elif isinstance(value, dict):
         for key in sorted(value, key=str):

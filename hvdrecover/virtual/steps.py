@@ -145,7 +145,8 @@ def deal(
     for start in starts:
         count = min(size, samples - start)
         yield Batches(lambda _: next(batches), functools.partial(done, count), start == starts[-1])
-    order.end()
+    if order.epoch == epoch:
+        order.end()
 
 
 @contextlib.contextmanager

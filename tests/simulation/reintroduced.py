@@ -52,7 +52,7 @@ MISTAKES = [
     Mistake(
         "After a commit that failed on one rank, that rank no longer keeps the others waiting",
         commits,
-        "commit",
+        "_commit",
         'verdict = (hear or send_vote(session, Moment("commit")))()',
         "verdict = None if hear is None else hear()",
         96,

@@ -71,10 +71,11 @@ def test_a_process_that_ends_on_notice_is_not_blamed_for_its_exit_code(superviso
 
 
 def test_a_job_that_starts_again_does_with_the_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, least = make(["train"], tmp_path, 2, least=1, hosts="a:1,b:1"), []
+    made, least = make(["train"], tmp_path, 2, least=1), []
 
     def attempt(arguments: list[str], path: str) -> None:
         made._attempts.append(Attempt(1, 1))
+        assert "printf 'localhost:2\\n'" in arguments  # the slots stay
         least.append(arguments[arguments.index("-np") + 1])
         made._state = JobState.STOPPED if len(least) > 1 else JobState.TRAINING
 

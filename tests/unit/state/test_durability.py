@@ -107,7 +107,11 @@ def test_a_commit_for_which_there_is_no_memory_is_an_error_that_says_so(process:
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_all_ranks_pause_for_a_commit_in_which_rank_0_may_wait(durable: bool, page: Page) -> None:
+def test_all_ranks_pause_for_a_commit_in_which_rank_0_may_wait(
+    durable: bool, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvdrecover.heartbeat.watched", lambda: True)  # as under a guardian
+
     def body(process: Process) -> list[int]:
         class Looking(Hook):
             def begins(self) -> None:
