@@ -67,6 +67,8 @@ class ByFileAndFramework(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, test = nodeid.partition("::")
+        if file.startswith("tests/simulation/"):
+            return nodeid  # these share nothing
         frameworks = {"torch", "tensorflow"} & set(re.split(r"[\[\]-]", test))
         return " ".join([file, *sorted(frameworks)])
 
