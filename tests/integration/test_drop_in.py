@@ -88,7 +88,7 @@ def test_with_a_checkpoint_root_it_survives_more(
     root = str(tmp_path / "root")
     options = supervised("--no-standby", "--checkpoint", root, "--hang-timeout", "20")
     environ = {**UNCHANGED, "CONTINUE": str(tmp_path / "continue")}
-    command = [*options, sys.executable, str(SCRIPT)]
+    command = [*options, "env", "LANG=C", sys.executable, str(SCRIPT)]  # not Python at first
     job = Job(command, tmp_path / "log", environ)
     jobs.append(job)
     processes = [process_after_a_commit_in_epoch_1(job, rank) for rank in (0, 1)]
