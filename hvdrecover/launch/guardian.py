@@ -106,7 +106,8 @@ class Guardian:
                 self._training = self._start()
             except LaunchError as error:
                 # A job that has trained does without this host. Else the command is wrong, and the job ends.
-                end, fault = ("crash",) * 2 if self._record.committed else (FIRST_ERROR.name, "script_error")
+                trained = self._record.committed
+                end, fault = ("crash", "crash") if trained else (FIRST_ERROR.name, "script_error")
                 facts: dict[str, Any] = {"end": end, "fault": fault, "point": (0, 0), "commit": (0, 0)}
                 facts |= {"message": f"{self._config.host}: {error}", "detail": str(error)}
                 self._supervisor.send(kind="fault", exit=1, final=True, unprinted=False, **facts)

@@ -25,7 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
@@ -87,7 +87,7 @@ class Supervisor:
         self._disk = Bounded(waits.DISK)
         self._mark = f"{ssh.MARK}={secrets.token_hex(16)}"
         self._job = secrets.token_hex(16)
-        signals = [each for each in config.stop_signals if signal.getsignal(each) is not signal.SIG_IGN]
+        signals = _heeded(config.stop_signals)
         self._supervised = Supervised(
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -112,8 +112,7 @@ class Supervisor:
     def run(self) -> int:
         """Keep the job going until its training is finished or given up; return the exit code (`ends`)."""
         signals = {*self._config.stop_signals, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-        # The caller may have ignored some of them.
-        heeded = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
+        heeded = _heeded(signals)
         arguments = self._arguments(self._options)
         processes.allow_open_files()  # one connection per slot, and those of horovodrun
         try:
@@ -422,6 +421,11 @@ class Supervisor:
     def _report_fault(self, kind: str, detail: str, **facts: Any) -> None:
         self._attempts[-1].faults.append({"fault": kind, "message": detail, "time": self._clock.monotonic()})
         self._events.emit("fault", detail, level=logging.WARNING, fault=kind, detail=detail, **facts)
+
+
+def _heeded(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Return the signals that the caller has not had this process ignore."""
+    return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _show_error(death: Mapping[str, Any]) -> None:

@@ -241,9 +241,8 @@ class DurableSide(Hook):
         self._commits_since = 0
         self._begun: float | None = None
         self._failure: HvdrecoverError | None = None
-        self.may_wait = (
-            False  # whether rank 0 may wait for its storage in the next commit, for lack of memory
-        )
+        # Whether rank 0 may wait for its storage in the next commit, for lack of memory.
+        self.may_wait = False
         self.near = NearSide(settings, context, memory)
         memory.in_flight = lambda: None if self._writer is None else self._writer.in_flight
         memory.vacate = self._vacate

@@ -333,7 +333,7 @@ class FitState:
     def __init__(self, world: World) -> None:
         self.resumed: Record | None = None  # the state from which the present fit resumes
         self.stop = False  # whether a callback has stopped the training
-        self.compiled: Any = None  # the model's optimizer when the state was made, if the state has it
+        self.compiled: Any = None  # the model's optimizer when the state was made, or in its last fit
         self._world = world
         self._held: Record | None = None  # None if no fit has begun, or the last one has ended normally
         self._is_followed = False  # whether the present callbacks have the state

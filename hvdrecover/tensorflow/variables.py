@@ -43,8 +43,9 @@ def variables_of(component: Any) -> list[Variable] | None:
         first = next(iter(component.values() if isinstance(component, dict) else component), None)
         if not is_variable(first) and not isinstance(first, list | tuple | dict):
             return None  # quickly: each commit asks for each attribute
-        are_all = all(is_variable(leaf) for _, leaf in _leaves(component))
-        return [leaf for _, leaf in _leaves(component)] or None if are_all else None
+        if not all(is_variable(leaf) for _, leaf in _leaves(component)):
+            return None
+        return [leaf for _, leaf in _leaves(component)]
     found = getattr(component, "variables", None)
     if isinstance(found, Sequence) and not isinstance(found, str) and all(map(is_variable, found)):
         return list(found)

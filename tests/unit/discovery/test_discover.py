@@ -22,7 +22,7 @@ NO_CHECKS = "--no-ssh-check"
 
 @pytest.fixture
 def discover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Discover:
-    """Call the command in a folder of its own."""
+    """Call the command in a private folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
